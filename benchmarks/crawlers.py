@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -163,15 +164,7 @@ async def polite(pages: list[str]) -> int:
 
 
 async def leases(pages: list[str]) -> int:
-    """`gate.lease` by hand, over a plain client."""
-    from gatekeeper import Gatekeeper
-
-    async with Gatekeeper(AGENT, config=_config()) as gate, _client() as session:
-        return await _leased(gate, session, pages)
-
-
-async def leases_on_its_connections(pages: list[str]) -> int:
-    """`gate.lease` by hand, over a `plain_session` on the gate's connections."""
+    """`gate.lease` by hand, as `examples/embedded.py` has it: on the gate's connections."""
     from gatekeeper import Gatekeeper
     from gatekeeper.session import plain_session
 
@@ -182,39 +175,73 @@ async def leases_on_its_connections(pages: list[str]) -> int:
         return await _leased(gate, session, pages)
 
 
+async def leases_over_a_client(pages: list[str]) -> int:
+    """`gate.lease` by hand, over the bare client: robots.txt comes by a connection of its own."""
+    from gatekeeper import Gatekeeper
+
+    async with Gatekeeper(AGENT, config=_config()) as gate, _client() as session:
+        return await _leased(gate, session, pages)
+
+
 async def _leased(gate: Any, session: Any, pages: list[str]) -> int:
     async def fetch(url: str) -> None:
-        async with gate.lease(url) as lease, session.get(url) as response:
-            lease.head()
-            lease.report(status=response.status)
-            await response.read()
+        async with gate.lease(url) as lease:
+            await _one(session, lease)
 
     return await _pool(fetch, pages)
 
 
+async def _one(session: Any, lease: Any) -> None:
+    """The request of a lease that is held by hand."""
+    async with session.get(lease.url, allow_redirects=False) as response:
+        lease.report(status=response.status, retry_after=response.headers.get("Retry-After"))
+        await response.read()
+
+
 async def queue(pages: list[str]) -> int:
-    """`PoliteQueue`, drained by a hundred workers through a polite session."""
+    """`PoliteQueue`, drained by a hundred workers, as `examples/polite_queue.py` has it."""
+    from gatekeeper import Gatekeeper, PoliteQueue
+    from gatekeeper.session import plain_session
+
+    async with (
+        Gatekeeper(AGENT, config=_config()) as gate,
+        PoliteQueue(gate, maxsize=len(pages)) as frontier,
+        plain_session(AGENT, gate=gate) as session,
+    ):
+        return await _drained(frontier, pages, partial(_one, session))
+
+
+async def queue_and_session(pages: list[str]) -> int:
+    """`PoliteQueue`, drained through a polite session, which adopts the leases."""
     from gatekeeper import PoliteQueue
     from gatekeeper.session import polite_session, session_gate
 
-    done = 0
     async with polite_session(user_agent=AGENT, config=_config()) as session:
-        frontier = PoliteQueue(session_gate(session), maxsize=len(pages))
 
-        async def work() -> None:
-            nonlocal done
-            while True:
-                async with await frontier.get() as lease, session.get(lease.url) as response:
-                    await response.read()
-                    done += 1
+        async def fetch(lease: Any) -> None:
+            async with session.get(lease.url) as response:
+                await response.read()
 
-        workers = [asyncio.create_task(work()) for _ in range(CONCURRENCY)]
-        for url in pages:
-            await frontier.put(url)
-        await frontier.join()
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+        return await _drained(PoliteQueue(session_gate(session), maxsize=len(pages)), pages, fetch)
+
+
+async def _drained(frontier: Any, pages: list[str], fetch: Callable[[Any], Awaitable[None]]) -> int:
+    done = 0
+
+    async def work() -> None:
+        nonlocal done
+        while True:
+            async with await frontier.get() as lease:
+                await fetch(lease)
+                done += 1
+
+    workers = [asyncio.create_task(work()) for _ in range(CONCURRENCY)]
+    for url in pages:
+        await frontier.put(url)
+    await frontier.join()
+    for worker in workers:
+        worker.cancel()
+    await asyncio.gather(*workers, return_exceptions=True)
     return done
 
 
@@ -319,8 +346,11 @@ CRAWLERS = {
     BARE: Crawler(bare, "aiohttp", ("aiohttp",)),
     "polite_session": Crawler(polite, "robots-gatekeeper", _OURS),
     "gate.lease": Crawler(leases, "robots-gatekeeper", _OURS),
-    "gate.lease, plain_session": Crawler(leases_on_its_connections, "robots-gatekeeper", _OURS),
-    "PoliteQueue": Crawler(queue, "robots-gatekeeper", _OURS),
+    "gate.lease, bare aiohttp": Crawler(leases_over_a_client, "robots-gatekeeper", _OURS),
+    "PoliteQueue": Crawler(queue, "robots-gatekeeper", (*_OURS, "gatekeeper.queue")),
+    "PoliteQueue, polite_session": Crawler(
+        queue_and_session, "robots-gatekeeper", (*_OURS, "gatekeeper.queue")
+    ),
     "bare aiohttp, to files": Crawler(bare_files, "aiohttp", ("aiohttp",)),
     "gatekeeper fetch -o": Crawler(
         fetch_files,

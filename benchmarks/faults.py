@@ -1,8 +1,8 @@
 """A fleet's crawl while everything breaks: `python -m benchmarks --only faults`.
 
 Processes crawl sites on loopback, and what can break breaks, one thing after another: members,
-their store, the wire between them. The sites' own log alone is the judge. It takes six minutes;
-`--quick` takes two. `FLEET_LOG=FILE` keeps what the members log.
+their store, the wire between them. The sites' own log alone is the judge. It takes twelve minutes,
+fewer with `--quick`. `FLEET_LOG=FILE` keeps what the members log.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from benchmarks.options import Options
 from benchmarks.report import Table
+from gatekeeper.config import FleetConfig
 from tests.fleet.crawl import EVERYTHING, Fault, Sites, crawl, crawling
 
 __all__ = ["run"]
@@ -29,7 +30,9 @@ ALIVE = frozenset(EVERYTHING) - {
     "SIGSTOP of a member for 1.5 holds",
     "FLUSHALL, then a new member",
     "half of the members cut off for 8 s",
+    "kill -9 of the store, 8 s away, behind a proxy",
 }
+LONG = "kill -9 of the store, 30 s away"
 DIVIDED = (
     *("kill -9 of a member, and a new one", "kill -9 of the store, no file"),
     *("kill -9 of the store, 8 s away", "FLUSHALL", "a replica promoted"),
@@ -43,6 +46,7 @@ def run(options: Options) -> list[Table]:
     hosts = 60 if options.quick else 200
     sizes = (3,) if options.quick else (3, 8)
     tables = [_broken(hosts, members) for members in sizes]
+    tables.append(_outlasting(hosts, 3))
     tables.append(_paces(hosts, 6.0 if options.quick else 15.0, sizes))
     tables.append(_divided(hosts, 3, DIVIDED[1:6] if options.quick else DIVIDED))
     return tables
@@ -52,20 +56,32 @@ def _sites(hosts: int) -> Sites:
     return Sites(hosts, random.Random(7), delays=DELAYS, changing=True)
 
 
-def _broken(hosts: int, members: int) -> Table:
+def _outlasting(hosts: int, members: int) -> Table:
+    """An outage that lasts for longer than holds, which last as long as they do by default."""
+    return _broken(hosts, members, (LONG,), FleetConfig().hold, following=10.0)
+
+
+def _broken(
+    hosts: int,
+    members: int,
+    what: tuple[str, ...] = EVERYTHING,
+    hold: float = HOLD,
+    following: float | None = None,
+) -> Table:
     sites = _sites(hosts)
+    each = WORKERS // members
     faults = asyncio.run(
-        crawl(sites, members=members, what=EVERYTHING, hold=HOLD, workers=WORKERS // members)
+        crawl(sites, members=members, what=what, hold=hold, workers=each, following=following)
     )
     rows = [_row(sites, fault) for fault in faults]
     found = {kind: len(ones) for kind, ones in sites.violations().items()}
     robots = sum(one.path == "/robots.txt" for log in sites.log.values() for one in log)
     return Table(
-        f"{members} processes, {hosts} sites, a hold of {HOLD:g} s, and what breaks",
+        f"{members} processes, {hosts} sites, a hold of {hold:g} s, and what breaks",
         ("what breaks", "requests", "violations", "back after", "longest silence"),
         rows,
         "no violation; back after 5 s where all members live, else after the quarantine "
-        f"({1.5 * HOLD:g} s)",
+        f"({1.5 * hold:g} s)",
         (
             f"{sites.visits} requests, {robots} of them for a robots.txt; violations: "
             f"{found or 'none'}.",
@@ -81,7 +97,7 @@ def _broken(hosts: int, members: int) -> Table:
 
 def _row(sites: Sites, fault: Fault) -> tuple[str, ...]:
     found = sites.violations(fault.begun, fault.over)
-    late = "" if fault.kind in ALIVE else " (quarantine)"
+    late = "" if fault.kind in (*ALIVE, LONG) else " (quarantine)"
     return (
         fault.kind + late,
         str(len(sites.arrivals(fault.begun, fault.over))),

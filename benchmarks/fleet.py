@@ -27,7 +27,7 @@ from gatekeeper.clock import SystemClock
 from gatekeeper.config import Config, FleetConfig, PacingConfig
 from gatekeeper.fleet import RedisLedger
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.scopes import RobotsInterval
+from gatekeeper.robots.timing import RobotsInterval
 
 __all__ = ["run"]
 

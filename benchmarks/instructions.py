@@ -20,7 +20,7 @@ from benchmarks.report import Table, count, times
 __all__ = ["run"]
 
 _MEASURED = (
-    *("bare aiohttp", "polite_session", "gate.lease", "gate.lease, plain_session"),
+    *("bare aiohttp", "polite_session", "gate.lease", "gate.lease, bare aiohttp"),
     *("PoliteQueue", "bare aiohttp, to files", "gatekeeper fetch -o"),
 )
 _FEW, _MORE = 10, 25

@@ -19,7 +19,7 @@ from gatekeeper.config import Config
 from gatekeeper.pacing.engine import Engine
 from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.rules import Rules
-from gatekeeper.pacing.scopes import RobotsInterval
+from gatekeeper.robots.timing import RobotsInterval
 
 __all__ = ["SCENES", "Day", "Scene", "run", "simulate"]
 

@@ -23,7 +23,7 @@ async def _leases() -> float:
     from gatekeeper.clock import SystemClock
     from gatekeeper.config import Config, PacingConfig
     from gatekeeper.pacing.scheduler import Scheduler
-    from gatekeeper.pacing.scopes import RobotsInterval
+    from gatekeeper.robots.timing import RobotsInterval
 
     scheduler = Scheduler(
         Config(pacing=PacingConfig(default_interval=0.0)),

@@ -75,7 +75,7 @@ def _table(count: int, rounds: int, *, collect: bool) -> Table:
         "at most 100 ms over bare tasks",
         (
             "A stall is processor time between two heartbeats of the loop, in which nobody else "
-            "had a turn; the creation of the tasks and the calls of `cancel` are not counted. "
+            "had a turn; the creation of tasks and URLs and the calls of `cancel` are not counted. "
             f"Median of {rounds}, each in a process of its own.",
         ),
         figures,
@@ -111,14 +111,15 @@ class _Heartbeat:
         self._last, self.longest = time.process_time(), 0.0
 
 
-Wait = Callable[[int], Coroutine[Any, Any, object]]
+Wait = Callable[[int, str], Coroutine[Any, Any, object]]
+"""It is given a number and a URL, as a crawler's task has its own."""
 Waiting = Callable[[], int]
 
 
 async def _bare(stack: AsyncExitStack) -> tuple[Wait, Waiting]:
     futures: list[asyncio.Future[None]] = []
 
-    async def wait(_number: int) -> None:
+    async def wait(_number: int, _url: str) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         futures.append(future)
         await future
@@ -145,8 +146,8 @@ async def _gate(stack: AsyncExitStack) -> Any:
 async def _lease(stack: AsyncExitStack) -> tuple[Wait, Waiting]:
     gate = await _gate(stack)
 
-    async def wait(number: int) -> None:
-        async with gate.lease(f"{_HOST}{number}"):
+    async def wait(_number: int, url: str) -> None:
+        async with gate.lease(url):
             pass
 
     return wait, lambda: gate.stats().pacing.waiting
@@ -155,8 +156,8 @@ async def _lease(stack: AsyncExitStack) -> tuple[Wait, Waiting]:
 async def _acquire(stack: AsyncExitStack) -> tuple[Wait, Waiting]:
     gate = await _gate(stack)
 
-    async def wait(number: int) -> None:
-        (await gate.acquire(f"{_HOST}{number}")).end()
+    async def wait(_number: int, url: str) -> None:
+        (await gate.acquire(url)).end()
 
     return wait, lambda: gate.stats().pacing.waiting
 
@@ -168,7 +169,7 @@ async def _queue(stack: AsyncExitStack) -> tuple[Wait, Waiting]:
     queue = await stack.enter_async_context(PoliteQueue(gate))
     await queue.put(_HOST)
 
-    async def wait(_number: int) -> None:
+    async def wait(_number: int, _url: str) -> None:
         async with await queue.get():
             pass
 
@@ -182,8 +183,8 @@ def _polls(clients: int) -> Callable[[AsyncExitStack], Awaitable[tuple[Wait, Wai
         gate = await _gate(stack)
         room = LeaseWaiters(gate.config.server, gate.clock)
 
-        async def wait(number: int) -> None:
-            wanted = WantedLease(f"{_HOST}{number}", 5000.0, 60.0, 0, None)
+        async def wait(number: int, url: str) -> None:
+            wanted = WantedLease(url, 5000.0, 60.0, 0, None)
             (await room.turn(gate, wanted, f"client {number % clients}")).end()
 
         return wait, lambda: len(room)
@@ -204,10 +205,11 @@ _CASES: dict[str, Callable[[AsyncExitStack], Awaitable[tuple[Wait, Waiting]]]] =
 async def _measure(name: str, count: int) -> dict[str, float]:
     async with AsyncExitStack() as stack:
         wait, waiting = await _CASES[name](stack)
+        urls = [f"{_HOST}{number}" for number in range(count)]
         gc.collect()
         heart = _Heartbeat()
         before, begun = resident(), time.process_time()
-        tasks = [asyncio.create_task(wait(number)) for number in range(count)]
+        tasks = [asyncio.create_task(wait(number, url)) for number, url in enumerate(urls)]
         heart.reset()
         await asyncio.sleep(0.01)
         while waiting() < count:

@@ -58,7 +58,7 @@ async def main(urls: list[str]) -> None:
     config = Config.load(path) if path else Config()
     async with (
         Gatekeeper(USER_AGENT, config=config) as gate,
-        plain_session(USER_AGENT, config=config) as session,
+        plain_session(USER_AGENT, gate=gate) as session,
     ):
         outcomes = await asyncio.gather(*(fetch(gate, session, url) for url in urls))
     for url, outcome in zip(urls, outcomes, strict=True):

@@ -46,7 +46,7 @@ async def main(urls: list[str]) -> None:
     async with (
         Gatekeeper(USER_AGENT, config=config) as gate,
         PoliteQueue(gate, on_denied=denied) as queue,
-        plain_session(USER_AGENT, config=config) as session,
+        plain_session(USER_AGENT, gate=gate) as session,
     ):
         for url in urls:
             await queue.put(url)

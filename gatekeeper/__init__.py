@@ -47,13 +47,7 @@ if TYPE_CHECKING:
         Window,
         product_token,
     )
-    from gatekeeper.session import (
-        Guard,
-        Refusal,
-        guarded_connector,
-        polite_session,
-        session_gate,
-    )
+    from gatekeeper.session import Guard, Refusal, guarded_connector, polite_session, session_gate
     from gatekeeper.sync import SyncGatekeeper
     from gatekeeper.urls import Target
 else:  # each when it is first asked for: a parser alone need not wait for an HTTP client

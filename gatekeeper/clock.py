@@ -21,9 +21,11 @@ import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
+from gatekeeper.errors import ConfigError
 from gatekeeper.http_fields import utc
 
 __all__ = [
@@ -39,6 +41,8 @@ __all__ = [
     "VirtualClock",
     "boot_of",
     "deadline",
+    "moment_named",
+    "number",
     "stamp",
     "utc",
 ]
@@ -52,7 +56,7 @@ class Timer(Protocol):
 
 
 class Clock(Protocol):
-    """Where every room of the house reads the time.
+    """Where the whole package reads the time.
 
     A clock may have a method `boot() -> Boot` as well; see `boot_of`.
     """
@@ -148,6 +152,15 @@ class Stamp(NamedTuple):
         if self.counted(clock):
             return by_wall - self.age(clock)
         return by_wall if by_wall < 0 else None
+
+
+def number(seconds: float) -> str:
+    """A number of seconds for people: three digits, or whole seconds; never with an exponent.
+
+    >>> number(0.0512345), number(2.0), number(3600.0)
+    ('0.0512', '2', '3600')
+    """
+    return f"{seconds:.3g}" if seconds < 1000 else f"{seconds:.0f}"
 
 
 def stamp(clock: Clock) -> Stamp:
@@ -494,3 +507,17 @@ async def deadline(clock: Clock, seconds: float | None) -> AsyncIterator[Deadlin
             task.uncancel()
     finally:
         limit.end()
+
+
+def moment_named(host: str, until: datetime | float) -> float:
+    """When a block of the host ends, in wall seconds. Raises ConfigError for what is no moment.
+
+    A datetime without a time zone is none: read as local time and meant as UTC it would end the
+    block hours early.
+    """
+    wall = until.timestamp() if isinstance(until, datetime) else until
+    known = isinstance(wall, int | float) and not math.isnan(wall)
+    if not known or (isinstance(until, datetime) and until.utcoffset() is None):
+        remedy = "give wall seconds, or a datetime with its time zone"
+        raise ConfigError(f"block of {host}: until={until} is no moment; {remedy}")
+    return wall

@@ -7,7 +7,10 @@ does not know. Durations are seconds, sizes are bytes.
 from __future__ import annotations
 
 import difflib
+import errno
 import logging
+import os
+import stat
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
@@ -20,7 +23,7 @@ from msgspec import inspect
 from gatekeeper import urls
 from gatekeeper.errors import ConfigError, InvalidURL
 from gatekeeper.robots import product_token
-from gatekeeper.urls import printable
+from gatekeeper.urls import not_text, printable, without_credentials
 
 __all__ = [
     "CacheConfig",
@@ -35,13 +38,15 @@ __all__ = [
     "RobotsConfig",
     "ServerConfig",
     "StorageConfig",
-    "agent_doubt",
     "agent_named",
     "as_config",
     "explain",
     "first_mistake",
     "host_named",
     "match_named",
+    "read_file",
+    "read_toml",
+    "refuse_everybody",
     "settings_of",
     "takes_list",
     "token_of",
@@ -362,16 +367,7 @@ class Config(_Section, frozen=True):
     @classmethod
     def load(cls, path: str | Path) -> Config:
         """Read a TOML file. Raises ConfigError that names the file and the setting."""
-        try:
-            with Path(path).open("rb") as file:
-                raw = tomllib.load(file)
-        except OSError as error:
-            raise ConfigError(
-                f"{path}: can't be read ({error.strerror}); give --config a readable TOML file"
-            ) from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:  # TOML is UTF-8
-            raise ConfigError(f"{path}: not valid TOML: {error}") from error
-        return cls.from_dict(raw, source=str(path))
+        return cls.from_dict(read_toml(path), source=str(path))
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any], *, source: str = "configuration") -> Config:
@@ -423,18 +419,42 @@ def values_of(config: Config) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def without_credentials(url: str) -> str:
-    """A store's URL as it may be shown: without user, password and options.
+MAX_FILE = 4 * 1024 * 1024
+"""Octets of a file that a setting names."""
 
-    >>> without_credentials("rediss://crawler:secret@redis.example:6380/0")
-    'rediss://redis.example:6380/0'
+
+def read_file(path: str | Path) -> tuple[bytes, int]:
+    """What a file that a setting names holds, and its mode. Raises OSError.
+
+    It must be a regular file, or the null device: a reload reads it again, and opening a pipe waits
+    for whoever may write to it.
     """
-    scheme, _, rest = url.partition("://")
-    place = rest.partition("#")[0].partition("?")[0]
-    if "@" not in place.partition("/")[0] or "@" in place.partition("/")[2]:
-        place = rest  # whatever stands before the last @ may be a password that was not escaped
-    shown = place.rpartition("@")[2].partition("#")[0].partition("?")[0]
-    return f"{scheme}://{shown}"
+
+    def at_once(name: str, flags: int) -> int:
+        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+
+    with open(path, "rb", opener=at_once) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) and str(path) != os.devnull:
+            raise OSError(errno.EINVAL, "it is no regular file but a pipe or a device", str(path))
+        body = file.read(MAX_FILE + 1)
+    if len(body) > MAX_FILE:
+        raise OSError(errno.EFBIG, f"it is longer than {MAX_FILE >> 20} MiB", str(path))
+    return body, stat.S_IMODE(found.st_mode)
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The configuration in a file, unchecked. Raises ConfigError."""
+    try:
+        return tomllib.loads(read_file(path)[0].decode("utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: can't be read ({error.strerror}); give --config a readable TOML file"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: not UTF-8; save it as that") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
 
 
 def as_config(value: object) -> Config:
@@ -468,6 +488,7 @@ def _kind(value: object) -> str:
 # --- names as an operator gives them --------------------------------------------------------
 
 _SAY_WHO = 'say who you are, such as "examplebot/1.0 (+https://example.org/bot)"'
+_EVERYBODY = "holds `*`, which means everybody in robots.txt"
 _REMEDY = "name it as in a.example, 192.0.2.1 or 2001:db8::1, or give a URL of it"
 
 
@@ -477,6 +498,8 @@ def host_named(text: str) -> str:
     >>> host_named("MÜNCHEN.example."), host_named("https://[2001:DB8::1]:8443/x")
     ('xn--mnchen-3ya.example', '2001:db8::1')
     """
+    if not isinstance(text, str):
+        raise not_text(text, "host")
     if "://" in text:
         url = text
     elif any(mark in text for mark in "/?#@\\"):
@@ -518,13 +541,13 @@ def agent_named(text: str) -> str:
     'examplebot'
     """
     if not isinstance(text, str):
-        raise TypeError(f"user_agent must be str, not {type(text).__name__}")
+        raise not_text(text, "user_agent")
     # It is sent as a header, where a line's end begins another one, and only ASCII is sure
     # to arrive as it was meant.
     if not text.isascii() or not text.isprintable():
         problem = "holds a character that is no printable ASCII"
     elif "*" in (token := product_token(text)):
-        problem = "holds `*`, which means everybody in robots.txt"
+        problem = _EVERYBODY
     elif not token:
         problem = "holds no product token"
     else:
@@ -532,29 +555,32 @@ def agent_named(text: str) -> str:
     raise ConfigError(f"user_agent: {printable(text, 120)!r} {problem}; {_SAY_WHO}")
 
 
-@lru_cache(maxsize=4096)  # a process speaks for few agents
 def token_of(user_agent: str) -> str:
     """The product token that chooses the group in robots.txt. Raises ConfigError for none."""
+    try:
+        return _token_of(user_agent)
+    except (AttributeError, TypeError):
+        if isinstance(user_agent, str):
+            raise
+        raise not_text(user_agent, "user_agent") from None
+
+
+@lru_cache(maxsize=4096)  # a process speaks for few agents
+def _token_of(user_agent: str) -> str:
     token = product_token(user_agent)
-    if not token:
-        raise ConfigError(f"user agent {user_agent!r} holds no product token; {_SAY_WHO}")
+    problem = "" if token else "holds no product token"
+    if user_agent.encode(errors="replace").decode() != user_agent:
+        problem = "holds half of a character"
+    if problem:
+        raise ConfigError(f"user agent {user_agent!r} {problem}; {_SAY_WHO}")
     return token
 
 
-def agent_doubt(text: str) -> str | None:
-    """What its owner may not expect of a name that `agent_named` takes; None: nothing.
-
-    >>> agent_doubt("my bot")
-    "user agent 'my bot': rules are chosen for 'my'"
-    """
-    token = agent_named(text)
-    rest = text.strip().partition(token)[2]
-    # A version and a comment follow a product (RFC 9110 10.1.5); digits in a token are common
-    # though RFC 9309 section 2.2.1 (RFC-10) has none, but a number alone names nobody.
-    cut = text.startswith(token) and rest and not rest.lstrip().startswith(("(", "/"))
-    if not cut and any(char.isalpha() for char in token):
-        return None
-    return f"user agent {printable(text, 120)!r}: rules are chosen for {token!r}"
+def refuse_everybody(user_agent: str | None) -> None:
+    """Raises ConfigError for a name under which no request can be sent: `*`. A question may ask
+    about it."""
+    if user_agent is not None and "*" in token_of(user_agent):
+        raise ConfigError(f"user_agent: {printable(user_agent, 120)!r} {_EVERYBODY}; {_SAY_WHO}")
 
 
 def _no_host(text: str, problem: str) -> ConfigError:

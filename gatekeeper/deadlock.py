@@ -32,8 +32,6 @@ from gatekeeper.errors import LeaseTimeout
 from gatekeeper.pacing.waiting import Need
 from gatekeeper.urls import mask
 
-__all__ = ["Choice", "Holdings", "TurnWait", "WaitGraph", "WaitsForItself"]
-
 _log = logging.getLogger(__name__)
 
 _FEW = 64

@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 
 from gatekeeper.errors import GatekeeperError
+from gatekeeper.http_fields import utc
 from gatekeeper.robots import Rule
 from gatekeeper.urls import printable
 
@@ -28,6 +29,7 @@ __all__ = [
     "Reason",
     "State",
     "Verdict",
+    "not_yet",
     "refuse",
 ]
 
@@ -277,6 +279,16 @@ class NotYet(msgspec.Struct, frozen=True, gc=False):
         return False
 
 
+def not_yet(
+    wall: float, why: str, due_at: datetime | None = None, decision: Decision | None = None
+) -> NotYet:
+    """`NotYet` at that wall time: to ask again can help in a minute where an operator decides when,
+    and in a second where nobody knows."""
+    if why == Reason.HOST_PAUSED:
+        due_at = utc(wall + 60.0)
+    return NotYet(due_at or utc(wall + 1.0), str(why), decision)
+
+
 _SHOWN = 200
 """Characters of a line that `explain` shows."""
 
@@ -313,13 +325,16 @@ class LeaseTimeout(GatekeeperError, aiohttp.ClientError, TimeoutError):
     """No turn came in time, or waiting for one could never end.
 
     `url` is the request that waited; `retry_at` is the moment (aware, UTC) from which
-    a turn can be had as far as is known, or None.
+    a turn can be had as far as is known, or None; `why` is that of `NotYet`.
     """
 
-    def __init__(self, url: str, message: str, *, retry_at: datetime | None = None) -> None:
+    def __init__(
+        self, url: str, message: str, *, retry_at: datetime | None = None, why: str = "turn"
+    ) -> None:
         super().__init__(message)
         self.url = url
         self.retry_at = retry_at
+        self.why = why
 
     def __reduce__(self) -> tuple[Callable[..., LeaseTimeout], tuple[Any, ...], dict[str, Any]]:
         # As told by `args` alone it could not be made again, in another process for one.

@@ -62,9 +62,13 @@ class InvalidURL(GatekeeperError, ValueError):
         self.problem = problem
 
     def __str__(self) -> str:
-        # What can't be printed is escaped in `url` already; repr would escape the escapes.
-        shown = f"'{self.url}'" if self.url.isprintable() else repr(self.url)
-        return f"{shown}: {self.problem}"
+        return f"{quoted(self.url)}: {self.problem}"
+
+
+def quoted(url: str) -> str:
+    """A text that is no URL, in quotes. What can't be printed is escaped in it already, as
+    `InvalidURL.url` is; repr would escape the escapes."""
+    return f"'{url}'" if url.isprintable() else repr(url)
 
 
 class ConfigError(GatekeeperError, ValueError):

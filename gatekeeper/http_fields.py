@@ -13,18 +13,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-__all__ = [
-    "NO_SPREAD",
-    "Spread",
-    "delta_seconds",
-    "parse_http_date",
-    "parse_rate_limit",
-    "parse_retry_after",
-    "spread_of",
-    "utc",
-    "wait_of",
-]
-
 _MOST: Final = float(2**31)  # RFC 9111 section 4.2.1 (HTTP-06): delta-seconds that overflow
 _MAX_FIELD = 2_000
 """Octets of a RateLimit field that are read; a longer one is no field of an honest site."""
@@ -63,7 +51,14 @@ def parse_retry_after(value: str | float | None, now: float) -> float | None:
 def wait_of(headers: Mapping[str, str], now: float) -> float | None:
     """Seconds to wait before the next request, by Retry-After, else by RateLimit (HTTP-11)."""
     seconds = parse_retry_after(headers.get("Retry-After"), now)
-    return parse_rate_limit(headers.get("RateLimit")) if seconds is None else seconds
+    return parse_rate_limit(rate_limit_of(headers)) if seconds is None else seconds
+
+
+def rate_limit_of(headers: Mapping[str, str | None], name: str = "RateLimit") -> str | None:
+    """The RateLimit field, unless a cache tells of it, which Age says (RFC 9111 section 5.1): what
+    it says was left to another request (HTTP-11)."""
+    field = headers.get(name)
+    return field if field is None or headers.get("Age") is None else None
 
 
 class Spread(NamedTuple):
@@ -192,3 +187,14 @@ def utc(wall: float) -> datetime:
     '1970-01-01T00:00:00+00:00'
     """
     return datetime.fromtimestamp(min(max(wall, -62135596800.0), 253402300799.0), UTC)
+
+
+def unreadable(message: str) -> str:
+    """What is wrong with an answer that aiohttp can't read, by its error's message, without the
+    octets that it quotes.
+
+    >>> unreadable("Duplicate Content-Length:\\n\\n  b'Content-Length: 20'\\n   ^")
+    "the site's answer can't be read: Duplicate Content-Length"
+    """
+    said = message.partition("\n")[0].partition(": b'")[0].rstrip(" :.")
+    return "the site's answer can't be read" + (f": {said}" if said else "")

@@ -15,13 +15,13 @@ import hashlib
 import json
 import os
 import secrets
-import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from gatekeeper import urls
+from gatekeeper.config import read_file
 from gatekeeper.errors import ConfigError, InvalidURL
 
 if TYPE_CHECKING:
@@ -29,18 +29,6 @@ if TYPE_CHECKING:
 
     from gatekeeper.clock import Clock
     from gatekeeper.config import IdentityConfig
-
-__all__ = [
-    "DIRECTORY_PATH",
-    "DIRECTORY_TYPE",
-    "PublicKey",
-    "Signer",
-    "SigningKey",
-    "key_directory",
-    "new_key",
-    "read_public",
-    "read_signing_key",
-]
 
 DIRECTORY_PATH = "/.well-known/http-message-signatures-directory"
 """Where verifiers look for the keys of an origin."""
@@ -51,8 +39,6 @@ LABEL = "sig1"
 """What the signature is called in all three headers."""
 _NONCE = 64
 """Octets, as the drafts' vectors have it."""
-_LONGEST_KEY = 16_384
-"""Octets of a key file; one in PEM has some hundred."""
 
 
 class PublicKey(NamedTuple):
@@ -167,19 +153,17 @@ def read_public(path: str | Path) -> PublicKey:
 
 def _read(path: str | Path, *, secret: bool) -> bytes:
     try:
-        with Path(path).open("rb") as file:
-            # Of the open file: what its name leads to may change meanwhile.
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if secret and os.name == "posix" and mode & 0o077:
-                raise ConfigError(
-                    f"{path}: others can read or change this key (mode {mode:04o}): chmod 600 it, "
-                    "and make a new one if they may have done so"
-                )
-            return file.read(_LONGEST_KEY)
+        text, mode = read_file(path)
     except OSError as error:
         raise ConfigError(
             f"{path}: can't be read ({error.strerror}); `gatekeeper identity new` makes a key"
         ) from error
+    if secret and os.name == "posix" and mode & 0o077:
+        raise ConfigError(
+            f"{path}: others can read or change this key (mode {mode:04o}): chmod 600 it, "
+            "and make a new one if they may have done so"
+        )
+    return text
 
 
 def key_directory(keys: Iterable[PublicKey]) -> dict[str, Any]:

@@ -31,10 +31,10 @@ from gatekeeper.clock import Deadline, SharedTimer
 from gatekeeper.decision import Decision, NotYet, refuse
 from gatekeeper.errors import Denied, HoldLapsed
 from gatekeeper.fetching.guard import before_send
+from gatekeeper.http_fields import rate_limit_of
 from gatekeeper.identity import Signer
 from gatekeeper.robots import PageSignals, page_signals, product_token
-from gatekeeper.url_cache import UrlCache, url_of
-from gatekeeper.urls import sendable
+from gatekeeper.urls import UrlCache, sendable, url_of
 
 __all__ = [
     "UNLIMITED",
@@ -353,16 +353,8 @@ def adopt(url: str) -> HeldLease | None:
     return None
 
 
-class TakeLease(Protocol):
-    """How a lease is had at once."""
-
-    def __call__(
-        self, url: str, owner: asyncio.Task[object] | None, place: str = "", path: str = "", /
-    ) -> HeldLease | None:
-        """The URL's lease for the task, if it can be had at once; None says nothing.
-
-        `place` and `path`: its two parts, where the latter is known to be plain.
-        """
+TakeLease = Callable[[str, "asyncio.Task[object] | None"], HeldLease | None]
+"""The URL's lease for the task, if it can be had at once; None says nothing."""
 
 
 class WaitForLease(Protocol):
@@ -381,7 +373,7 @@ DeadlineMiddleware = Callable[
 ]
 
 
-def _nothing_at_once(*_: object) -> None:
+def _nothing_at_once(_url: str, _owner: asyncio.Task[object] | None) -> None:
     """No lease of a gate that can't see at a glance whether one is to be had."""
 
 
@@ -437,15 +429,14 @@ def gate_middleware_with(
         sent = request.headers.get(USER_AGENT)
         ours = sent is not None and sent == gate.user_agent
         agent = None if ours else other_agent(sent, gate.user_agent)
-        plain = url is spelt.last and not offered
-        text = spelt.text if plain else offered.taken_by(request) or sendable(url)
+        read_before = url is spelt.last and not offered
+        text = spelt.text if read_before else offered.taken_by(request) or sendable(url)
         lease = adopted = adopt(text) if open_leases.get() else None
         if lease is not None:
             if not (ours and lease.user_agent is None):
                 await judge_adopted(lease, sent, gate, text)
         elif agent is None:
-            parts = (spelt.authority.origin, spelt.path) if plain else ()
-            lease = take(text, task, *parts)
+            lease = take(text, task)
         if lease is None:
             own.let_go()
             lease = await wait(text, task, user_agent=agent)
@@ -481,7 +472,7 @@ def _tell(lease: HeldLease, response: ClientResponse) -> None:
     lease.answered(
         response.status,
         retry_after=headers.get(RETRY_AFTER),
-        rate_limit=headers.get(_RATE_LIMIT),
+        rate_limit=rate_limit_of(headers, _RATE_LIMIT),
     )
 
 

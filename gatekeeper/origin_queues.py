@@ -11,11 +11,8 @@ import heapq
 import inspect
 import itertools
 import logging
-import sqlite3
-import tempfile
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, auto
@@ -27,263 +24,17 @@ import msgspec
 from gatekeeper.clock import Clock, SingleTimer, Timer
 from gatekeeper.deadlock import Choice
 from gatekeeper.decision import Decision
-from gatekeeper.errors import StorageError
+from gatekeeper.pacing.queues import Counters
+from gatekeeper.pacing.waiting import AT_ONCE, CrowdFuture, Departures
+from gatekeeper.storage.sqlite import Entry, KeptEntries, OverflowFile
 from gatekeeper.urls import host_of
-
-__all__ = [
-    "IN_MEMORY",
-    "MAX_OBJECTS",
-    "Backlog",
-    "DenialCallbacks",
-    "DistantGate",
-    "Entry",
-    "HeldTurn",
-    "KeptEntries",
-    "OriginQueue",
-    "OriginQueues",
-    "OverflowFile",
-    "QueueGate",
-    "QueueLease",
-    "QueueState",
-    "WaitingTasks",
-    "is_distant",
-]
 
 _log = logging.getLogger("gatekeeper.queue")
 
-Entry = tuple[float, int, str, Any]
-"""Rank (the negated priority), order of arrival, URL, payload: sorts as it is to be served, as
-no two have one order of arrival."""
-
-MAX_OBJECTS = 100_000
-"""Payloads that can't go to the file, of URLs that do: they stay in memory, and no more of them."""
-
+_LOOKS = 64
+"""Origins looked at by `join` after which others of the loop have a go."""
 IN_MEMORY = 32
 """URLs of one origin that are kept in memory; further ones wait in a file."""
-_BATCH = 500
-
-
-class OverflowFile:
-    """The URLs of every origin that has too many for memory, in one SQLite file.
-
-    The file is scratch: made empty at the first need, deleted when closed. Writing is
-    batched; reading is by primary key, some dozens of microseconds for a chunk. An
-    operation that fails raises StorageError and has changed nothing: it may be tried again.
-
-    A payload of plain values goes to the file as MessagePack, and an equal one comes back.
-    Any other object stays in memory, `max_objects` at most: to write it would take pickle, and
-    then whoever can write to the folder of scratch files could run code here.
-    """
-
-    def __init__(self, path: str | Path | None = None, max_objects: int = MAX_OBJECTS) -> None:
-        self._path = path
-        self._connection: sqlite3.Connection | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._pending: list[tuple[int, float, int, str, bytes | None]] = []
-        self._objects: dict[int, Any] = {}
-        """Order of arrival -> payload."""
-        self._max_objects = max_objects
-        self.rows: int = 0
-
-    def _open(self) -> sqlite3.Connection:
-        if self._connection is None:
-            if self._path is None:
-                self._folder = tempfile.TemporaryDirectory(
-                    prefix="gatekeeper-queue-", ignore_cleanup_errors=True
-                )
-                self._path = Path(self._folder.name) / "queue.sqlite"
-            connection = sqlite3.connect(self._path, isolation_level=None)
-            try:
-                _prepare(connection)
-            except BaseException:
-                connection.close()
-                raise
-            self._connection = connection
-        return self._connection
-
-    @contextmanager
-    def _usable(self) -> Iterator[sqlite3.Connection]:
-        """The file, inside one transaction: all of it or nothing."""
-        connection = None
-        try:
-            connection = self._open()
-            connection.execute("BEGIN")
-            yield connection
-            connection.execute("COMMIT")
-        except (sqlite3.Error, OSError) as error:
-            raise StorageError(
-                f"the queue's scratch file {self._path or tempfile.gettempdir()} can't be used "
-                f"({error}): make room there, or give PoliteQueue another `path`; no URL is lost"
-            ) from error
-        finally:
-            # A full disk, for one, has ended the transaction already.
-            if connection is not None and connection.in_transaction:
-                with suppress(sqlite3.Error):
-                    connection.execute("ROLLBACK")
-
-    def make_room(self, data: Any) -> None:
-        """Write what is to be written, if that is much; see that one more payload has a place.
-
-        Raises StorageError.
-        """
-        if len(self._objects) >= self._max_objects and _packed(data) is None:
-            raise StorageError(
-                f"the queue keeps {self._max_objects:,} payloads in memory already that can't go "
-                f"to its scratch file, as this {type(data).__name__} can't: give plain values "
-                "(None, bool, int, float, str, bytes, lists and dicts of them), or fewer URLs at "
-                "a time (maxsize)"
-            )
-        if len(self._pending) >= _BATCH:
-            self._flush()
-
-    def add(self, queue: int, entry: Entry) -> None:
-        """Put away one URL of that queue, at first in memory: this can't fail."""
-        rank, arrival, url, data = entry
-        packed = None if data is None else _packed(data)
-        if data is not None and packed is None:
-            self._objects[arrival] = data
-        self._pending.append((queue, rank, arrival, url, packed))
-        self.rows += 1
-
-    def _flush(self) -> None:
-        if self._pending:
-            with self._usable() as connection:
-                connection.executemany("INSERT INTO waiting VALUES (?, ?, ?, ?, ?)", self._pending)
-            self._pending.clear()
-
-    def take(self, queue: int, count: int) -> list[Entry]:
-        """Take out the first URLs of that queue. Raises StorageError."""
-        self._flush()
-        with self._usable() as connection:
-            found: list[tuple[float, int, str, bytes | None]] = connection.execute(
-                "SELECT rank, arrival, url, data FROM waiting WHERE queue = ?"
-                " ORDER BY rank, arrival LIMIT ?",
-                (queue, count),
-            ).fetchall()
-            if found:
-                connection.execute(
-                    "DELETE FROM waiting WHERE queue = ? AND (rank, arrival) <= (?, ?)",
-                    (queue, *found[-1][:2]),
-                )
-        self.rows -= len(found)
-        return [
-            (rank, arrival, url, self._objects.pop(arrival, None) if data is None else _read(data))
-            for rank, arrival, url, data in found
-        ]
-
-    def close(self) -> None:
-        """Delete the file. Idempotent."""
-        self._pending.clear()
-        self._objects.clear()
-        # What can't be deleted now is not worth an error to anybody.
-        with suppress(sqlite3.Error, OSError):
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
-                if self._folder is None and self._path is not None:
-                    Path(self._path).unlink(missing_ok=True)
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = self._path = None
-
-
-class KeptEntries:
-    """The file in which a queue's URLs outlive the process, one row each until they are done.
-
-    Each change is in the system's hands before the call returns, so that kill -9 loses nothing;
-    a power cut may cost the last ones. One process at a time: the file is locked.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self._path = path
-        with self._failing():
-            self._file = sqlite3.connect(path, isolation_level=None, timeout=0.0)
-            try:
-                self._file.executescript(
-                    "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL;"
-                    "PRAGMA synchronous = OFF;"
-                    "CREATE TABLE IF NOT EXISTS kept"
-                    " (arrival INTEGER PRIMARY KEY, rank REAL, url TEXT, data BLOB);"
-                    "BEGIN IMMEDIATE; COMMIT;"  # it takes the lock, or raises
-                )
-            except BaseException:
-                self._file.close()
-                raise
-
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.Error, OSError) as error:
-            raise StorageError(
-                f"the kept queue {self._path} can't be used ({error}): one process at a time may "
-                "have it; make room there, or give PoliteQueue another `keep`"
-            ) from error
-
-    def load(self) -> list[Entry]:
-        """Everything that waits, the first in order of arrival first. Raises StorageError."""
-        with self._failing():
-            rows = self._file.execute(
-                "SELECT rank, arrival, url, data FROM kept ORDER BY arrival"
-            ).fetchall()
-            return [(*one[:3], None if one[3] is None else _read(one[3])) for one in rows]
-
-    def add(self, entry: Entry) -> None:
-        """Keep it. Raises TypeError for a payload that is no plain value, and StorageError."""
-        rank, arrival, url, data = entry
-        packed = None if data is None else _packed(data)
-        if data is not None and packed is None:
-            raise TypeError(
-                f"a queue with `keep` takes plain values as data, not this {type(data).__name__}: "
-                "None, bool, int, float, str, bytes, lists, and dicts with text as keys"
-            )
-        with self._failing():
-            self._file.execute("INSERT INTO kept VALUES (?, ?, ?, ?)", (arrival, rank, url, packed))
-
-    def remove(self, entry: Entry) -> None:
-        """It is done. Raises StorageError."""
-        with self._failing():
-            self._file.execute("DELETE FROM kept WHERE arrival = ?", (entry[1],))
-
-    def close(self) -> None:
-        """Leave the file to the next. Idempotent."""
-        with suppress(sqlite3.Error):
-            self._file.close()
-
-
-def _prepare(connection: sqlite3.Connection) -> None:
-    # Scratch: what a crash leaves of it is worth nothing. Not so what a full disk leaves,
-    # so that there is a journal, in memory.
-    connection.execute("PRAGMA journal_mode = MEMORY")
-    connection.execute("PRAGMA synchronous = OFF")
-    connection.execute("DROP TABLE IF EXISTS waiting")
-    connection.execute(
-        "CREATE TABLE waiting (queue INTEGER, rank REAL, arrival INTEGER, url TEXT, data BLOB,"
-        " PRIMARY KEY (queue, rank, arrival)) WITHOUT ROWID"
-    )
-
-
-_read = msgspec.msgpack.Decoder().decode
-_write = msgspec.msgpack.Encoder().encode
-_PLAIN = (type(None), bool, int, float, str, bytes)
-
-
-def _packed(data: Any) -> bytes | None:
-    """The payload as MessagePack; None where what is read back would not be the same."""
-    try:
-        return _write(data) if _is_plain(data) else None
-    except (OverflowError, UnicodeError, RecursionError, msgspec.MsgspecError):
-        return None  # an integer of more than 64 bits, half a character, a list in itself
-
-
-def _is_plain(data: Any) -> bool:
-    kind = type(data)  # not isinstance: a subclass would come back as what it is made of
-    if kind is list:
-        return all(map(_is_plain, data))
-    if kind is dict:
-        return all(type(key) is str for key in data) and all(map(_is_plain, data.values()))
-    return kind in _PLAIN
-
 
 _arrivals = itertools.count()
 
@@ -499,44 +250,28 @@ class HeldTurn:
     """When it is given back, should none come."""
 
 
-class OriginQueue:
+class OriginQueue(msgspec.Struct, eq=False):
     """The URLs of one origin."""
 
-    __slots__ = (
-        "_unwatch",
-        "announced",
-        "asked",
-        "backlog",
-        "host",
-        "missed",
-        "origin",
-        "setbacks",
-        "state",
-        "turn_held",
-        "turns_by_waiting",
-        "waiting",
-    )
-
-    def __init__(self, origin: str, host: str, backlog: Backlog) -> None:
-        self.origin: str = origin
-        self.host: str = host
-        self.backlog: Backlog = backlog
-        self.state: QueueState = QueueState.TRIED
-        self.announced: bool = False
-        """It is the scheduler that says that the host is due."""
-        self.asked: bool = False
-        """Its robots.txt was asked for since its last turn."""
-        self.missed: bool = False
-        """When it was tried last, it was not the turn of its host."""
-        self.setbacks: int = 0
-        """Times in a row that it was tried for nothing."""
-        self.turns_by_waiting: int = 0
-        """Turns that are had by waiting in the scheduler, before it is tried again without."""
-        self.waiting: tuple[Entry, asyncio.Task[QueueLease]] | None = None
-        """The URL that waits in the scheduler, and the task that does so."""
-        self.turn_held: HeldTurn | None = None
-        """A turn that was had, for the next `get`."""
-        self._unwatch: Callable[[], None] | None = None
+    origin: str
+    host: str
+    backlog: Backlog
+    state: QueueState = QueueState.TRIED
+    announced: bool = False
+    """It is the scheduler that says that the host is due."""
+    asked: bool = False
+    """Its robots.txt was asked for since its last turn."""
+    missed: bool = False
+    """When it was tried last, it was not the turn of its host."""
+    setbacks: int = 0
+    """Times in a row that it was tried for nothing."""
+    turns_by_waiting: int = 0
+    """Turns that are had by waiting in the scheduler, before it is tried again without."""
+    waiting: tuple[Entry, asyncio.Task[QueueLease]] | None = None
+    """The URL that waits in the scheduler, and the task that does so."""
+    turn_held: HeldTurn | None = None
+    """A turn that was had, for the next `get`."""
+    _unwatch: Callable[[], None] | None = None
 
     def watched(self, unwatch: Callable[[], None] | None) -> None:
         """The scheduler says when its host is due, until `unwatch` is called; None: it has."""
@@ -572,10 +307,10 @@ class OriginQueues:
         clock: Clock,
         path: str | Path | None,
         in_memory: int,
-        on_ready: Callable[[], object],
+        on_ready: Callable[[OriginQueue], object],
     ) -> None:
-        """`path` and `in_memory` are those of `PoliteQueue`; `on_ready` is called when an origin
-        becomes ready."""
+        """`path` and `in_memory` are those of `PoliteQueue`; `on_ready` is called with each
+        origin that becomes ready."""
         self._clock = clock
         self._on_ready = on_ready
         self._in_memory = in_memory
@@ -619,11 +354,11 @@ class OriginQueues:
         """Its turn may be tried; `announced`: the scheduler says so."""
         queued.state = QueueState.READY
         queued.announced = announced
-        order = next(self._order)
-        if queued.turn_held is not None:
-            order -= _ALL  # a turn that was had does not keep: it goes before its like
-        heapq.heappush(self._ready, (queued.rank(), order, queued))
-        self._on_ready()
+        held = queued.turn_held  # a turn that was had does not keep: it goes before its like
+        rank = queued.backlog.rank() if held is None else held.entry[0]
+        order = next(self._order) - (0 if held is None else _ALL)
+        heapq.heappush(self._ready, (rank, order, queued))
+        self._on_ready(queued)
 
     def raise_rank(self, queued: OriginQueue) -> None:
         """A URL was added before all others of an origin that is ready: it moves forward."""
@@ -682,38 +417,126 @@ class WaitingTasks:
 
     def __init__(self, nothing_to_do: Callable[[], bool]) -> None:
         self._in_vain = nothing_to_do
-        self._futures: OrderedDict[asyncio.Future[None], None] = OrderedDict()
+        self.futures: OrderedDict[asyncio.Future[None], None] = OrderedDict()
+        """What they wait for. Read it only."""
+        self._departures = Departures(Counters())
 
     def __len__(self) -> int:
-        return len(self._futures)
+        return len(self.futures)
 
     async def wait(self) -> None:
         """Return when woken. A wake-up that a cancelled one got is passed on."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._futures[future] = None
+        future: asyncio.Future[None]
+        loop = asyncio.get_running_loop()
+        if len(self.futures) < AT_ONCE:
+            future = loop.create_future()
+        else:
+            future = CrowdFuture(loop, self, self._departures)
+        self.futures[future] = None
         try:
             await future
-        except BaseException:
-            future.cancel()
-            self._futures.pop(future, None)
+        except BaseException as error:
+            error.__traceback__ = None  # the task keeps the error, and that all that stood here
+            self.futures.pop(future, None)
             self.wake()
             raise
 
+    def left(self, future: asyncio.Future[None]) -> None:
+        """It was cancelled, and its task learns of it later: nobody wakes it."""
+        self.futures.pop(future, None)
+
     def wake(self) -> None:
         """Wake the first, if there is something to wake it for."""
-        if self._futures and not self._in_vain():
-            while self._futures:
-                future, _ = self._futures.popitem(last=False)
+        if self.futures and not self._in_vain():
+            while self.futures:
+                future, _ = self.futures.popitem(last=False)
                 if not future.done():
                     future.set_result(None)
                     return
 
     def wake_all(self) -> None:
         """Wake everybody, whatever for."""
-        for future in self._futures:
+        for future in self.futures:
             if not future.done():
                 future.set_result(None)
-        self._futures.clear()
+        self.futures.clear()
+
+
+class QueueStats(msgspec.Struct, frozen=True):
+    """What a queue holds, and what it did."""
+
+    size: int
+    """URLs that wait."""
+    overflowed: int
+    """Of these, in the file."""
+    origins: int
+    unfinished: int
+    """URLs put and not done."""
+    got: int
+    denied: int
+    deferred: int
+    missed: int
+    """Turns that somebody else got first."""
+
+
+class Joiners:
+    """Tasks in `join`: they wait for the end, and look at the origins that become ready.
+
+    `is_welcome(url)`: is it seen at a glance that a URL may be fetched? It waits for a `get` then.
+    """
+
+    def __init__(
+        self, is_welcome: Callable[[str], bool] | None, wake: Callable[[], object]
+    ) -> None:
+        self._wake = wake
+        self._is_welcome = is_welcome or (lambda _url: False)
+        self._tasks = self._ends = 0
+        self._news = asyncio.Event()
+        """The end, or an origin that is ready."""
+        self._unseen: dict[OriginQueue, None] = {}
+
+    def finish(self) -> None:
+        """Every URL is done."""
+        self._ends += 1
+        self._news.set()
+
+    def readied(self, queued: OriginQueue) -> None:
+        """The origin is ready: it is for a `get` that waits, first of all."""
+        if self._tasks:
+            self._unseen[queued] = None
+            self._news.set()
+        self._wake()
+
+    async def wait(
+        self, queues: Iterable[OriginQueue], look: Callable[[OriginQueue], Awaitable[bool]]
+    ) -> None:
+        """Return at the next end. `look` is called with each origin that is ready without a turn;
+        False: not again until it becomes ready anew. Raises what `look` does."""
+        ends, looked = self._ends, 0
+        self._tasks += 1
+        self._unseen.update((one, None) for one in queues if one.state is QueueState.READY)
+        try:
+            while self._ends == ends:
+                self._news.clear()
+                await asyncio.sleep(0)  # a `get` that was woken goes first
+                while self._unseen:
+                    queued = self._unseen.popitem()[0]
+                    if queued.state is not QueueState.READY:
+                        continue
+                    known = queued.turn_held or self._is_welcome(queued.backlog.first() or "")
+                    if not known and not await look(queued):
+                        self._unseen.pop(queued, None)
+                    looked += 1
+                    if looked % _LOOKS == 0:
+                        await asyncio.sleep(0)
+                if self._ends == ends:
+                    await self._news.wait()
+        finally:
+            self._tasks -= 1
+            if not self._tasks:
+                self._unseen.clear()
+            elif self._unseen:  # what this one met with an error is for the others
+                self._news.set()
 
 
 _MAX_CALLS = 100

@@ -12,14 +12,12 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextvars import Context
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
-
-import msgspec
 
 from gatekeeper import urls
 from gatekeeper.deadlock import TurnWait, WaitGraph
@@ -31,17 +29,19 @@ from gatekeeper.origin_queues import (
     IN_MEMORY,
     DenialCallbacks,
     DistantGate,
-    Entry,
     HeldTurn,
-    KeptEntries,
+    Joiners,
     OriginQueue,
     OriginQueues,
     QueueGate,
     QueueLease,
     QueueState,
+    QueueStats,
     WaitingTasks,
     is_distant,
 )
+from gatekeeper.pacing.waiting import AT_ONCE, Entrance
+from gatekeeper.storage.sqlite import Entry, KeptEntries
 
 __all__ = ["PoliteQueue", "QueueGate", "QueueStats", "Turn"]
 
@@ -57,8 +57,7 @@ MAX_WAITING = 100
 PATIENCE = 600.0
 """Seconds to wait for a turn in the scheduler before the origin is looked at anew."""
 FAR_PATIENCE = 30.0
-"""`PATIENCE` at a distant gate, which may not know the origin yet: an answer that comes by then
-says how far off the turn is."""
+"""`PATIENCE` at a distant gate: an answer that comes by then says how far off the turn is."""
 TURNS_BY_WAITING = 16
 """Turns for which an origin that lost one waits in the scheduler at once."""
 HOLD = 5.0
@@ -75,21 +74,7 @@ RETRY = 60.0
 _DOUBLINGS = 16
 
 
-class QueueStats(msgspec.Struct, frozen=True):
-    """What a queue holds, and what it did."""
-
-    size: int
-    """URLs that wait."""
-    overflowed: int
-    """Of these, in the file."""
-    origins: int
-    unfinished: int
-    """URLs put and not done."""
-    got: int
-    denied: int
-    deferred: int
-    missed: int
-    """Turns that somebody else got first."""
+_Told = Callable[[Decision], object]
 
 
 class Turn:
@@ -162,9 +147,10 @@ class PoliteQueue:
     `maxsize` bounds the URLs that wait (0: no bound): `put` waits for room. `on_denied`
     is called once with the decision about each URL that may not be fetched, and that URL
     is done then; if it is asynchronous, it runs beside the gets. What it raises, a `get`
-    raises. A deferred origin comes back by itself at its `retry_at`. `path` is where the
-    scratch file of long backlogs goes; None: the system's temporary folder. Close the queue,
-    or use it as an async context manager.
+    raises. A deferred origin comes back by itself at its `retry_at`; `on_deferred`, which must not
+    raise, is called with each such decision. `path` is where the scratch file of long backlogs
+    goes; None: the system's temporary folder. Close the queue, or use it as an async context
+    manager.
 
     `data` given to `put` comes back as `lease.data` with its URL, whatever it had to wait for.
     Of an origin with too many URLs for memory, plain values (None, bool, int, float, str, bytes,
@@ -193,7 +179,8 @@ class PoliteQueue:
         gate: Gatekeeper | QueueGate | DistantGate,
         *,
         maxsize: int = 0,
-        on_denied: Callable[[Decision], object] | None = None,
+        on_denied: _Told | None = None,
+        on_deferred: _Told | None = None,
         path: str | Path | None = None,
         in_memory: int = IN_MEMORY,
         keep: str | Path | None = None,
@@ -207,12 +194,12 @@ class PoliteQueue:
         self._graph: WaitGraph[Any] | None = getattr(gate, "waits", None)
         self._maxsize = maxsize
         self._getters = WaitingTasks(nothing_to_do=self._nothing_to_get)
+        self._entrance = Entrance(AT_ONCE)
         self._putters = WaitingTasks(nothing_to_do=self.full)
-        self._queues = OriginQueues(gate.clock, path, max(1, in_memory), self._getters.wake)
-        self._waits = QueueWaits(gate, self._near, self._queues)
+        self._joiners = Joiners(getattr(gate, "is_welcome", None), self._getters.wake)
+        self._queues = OriginQueues(gate.clock, path, max(1, in_memory), self._joiners.readied)
+        self._waits = QueueWaits(gate, self._queues, on_deferred)
         self._callbacks = DenialCallbacks(on_denied, done=self._done, failed=self._getters.wake)
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._closed = False
         self._size = 0
         self._unfinished = 0
@@ -240,7 +227,7 @@ class PoliteQueue:
             self._closed = True
             self._unfinished -= self._size
             self._size = 0
-        self._idle.set()
+        self._joiners.finish()
         self._getters.wake_all()
         self._putters.wake_all()
         await self._waits.close()
@@ -275,7 +262,7 @@ class PoliteQueue:
         and the scratch file can't be written, or has no place for `data`. Then it was not added.
         """
         origin = urls.split(url)[0]
-        while self.full() and not self._closed:
+        while 0 < self._maxsize <= self._size and not self._closed:  # as `full`
             await self._putters.wait()
         self._add(origin, url, priority, data)
 
@@ -287,7 +274,8 @@ class PoliteQueue:
         self._add(origin, url, priority, data)
 
     def _add(self, origin: str, url: str, priority: float, data: Any) -> None:
-        self._refuse_if_closed()
+        if self._closed:
+            self._refuse_if_closed()
         queued, new = self._queues.get(origin)
         before = queued.rank() if queued.state is QueueState.READY else 0.0
         try:  # first of all: it may fail
@@ -298,8 +286,7 @@ class PoliteQueue:
             raise
         self._size += 1
         self._unfinished += 1
-        self._idle.clear()
-        self._joined(queued, before, new=new)
+        self._joined(queued, before, -priority, new=new)
 
     def _put_back(self, origin: str, entry: Entry) -> None:
         if self._closed:
@@ -309,15 +296,15 @@ class PoliteQueue:
         before = queued.rank()
         queued.backlog.put_back(entry)
         self._size += 1
-        self._joined(queued, before, new=new)
+        self._joined(queued, before, entry[0], new=new)
 
-    def _joined(self, queued: OriginQueue, before: float, *, new: bool) -> None:
+    def _joined(self, queued: OriginQueue, before: float, rank: float, *, new: bool) -> None:
         if new:
             # Tried at once: whether the file is known and the host due shows then.
             self._queues.ready(queued)
-        elif queued.state is QueueState.READY and queued.rank() < before:
+        elif queued.state is QueueState.READY and rank < before:
             self._queues.raise_rank(queued)
-        else:
+        elif queued.waiting is not None:
             self._waits.overtaken(queued)
 
     # --- getting ------------------------------------------------------------------------
@@ -331,19 +318,27 @@ class PoliteQueue:
         response of each host that waits. The URLs stay; see `pacing.own_wait` for child tasks.
         """
         waiting: TurnWait[Any] | None = None
+        entrance, getters = self._entrance, self._getters
+        entered = late = entrance.crowded
+        if entered:  # first of all: many may begin in one iteration of the loop
+            await entrance.line_up()
+            entrance.come_in()
         try:
             while True:
-                if self._closed or self._callbacks.errors:
+                if self._closed or self._callbacks.errors or self._callbacks.busy:
                     self._raise_what_there_is()
-                if self._callbacks.busy:
                     await self._callbacks.wait()
                     continue
-                queued = self._queues.next_ready()
+                # Who was let in late goes behind those who wait; what is ready woke one of them.
+                queued = None if late and getters else self._queues.next_ready()
                 if queued is None:
-                    if self._graph is not None:
-                        held = inherited(asyncio.current_task())
-                        waiting = self._graph.begin_any(waiting, held, self._queues.turns_wanted)
-                    await self._getters.wait()
+                    free = entered or len(getters) < AT_ONCE
+                    before = None if free else entrance.enter()
+                    entered, late = True, before is not None
+                    if before is None:
+                        waiting = self._begin_wait(waiting)
+                    await (before or getters.wait())
+                    entrance.come_in(late)
                     continue
                 denied = self._denied
                 entry, lease = self._try(queued)
@@ -361,9 +356,15 @@ class PoliteQueue:
             if waiting is not None and self._graph is not None:
                 self._graph.end(waiting)
 
+    def _begin_wait(self, waiting: TurnWait[Any] | None) -> TurnWait[Any] | None:
+        """Raises LeaseTimeout where the wait could never end."""
+        if self._graph is None:
+            return None
+        held = inherited(asyncio.current_task())
+        return self._graph.begin_any(waiting, held, self._queues.turns_wanted)
+
     def get_nowait(self) -> Turn:
-        """The next URL whose turn can be had now. Raises asyncio.QueueEmpty if there is
-        none, and what `get` raises.
+        """The next URL whose turn can be had now. Raises asyncio.QueueEmpty, and what `get` raises.
 
         What can't be told at a glance is looked into in the background: to call it again
         later is worth while as long as `empty()` is false.
@@ -393,8 +394,8 @@ class PoliteQueue:
         if self._closed:
             raise GateClosed("the queue is closed")
 
-    def _try(self, queued: OriginQueue) -> tuple[Entry, QueueLease | None]:
-        """The first URL of the origin, and its turn if that can be had without waiting.
+    def _try(self, queued: OriginQueue, *, turn: bool = True) -> tuple[Entry, QueueLease | None]:
+        """The first URL of the origin, and its turn if that is wanted and had without waiting.
 
         Without one the origin waits for something; or it is TRIED still: the URL is welcome, but
         only the scheduler knows whether it is its turn.
@@ -410,7 +411,7 @@ class PoliteQueue:
         if near is None:
             return entry, None
         try:
-            lease = near.take(entry[2])
+            lease = near.take(entry[2]) if turn else None
             decision = None if lease is not None else near.peek(entry[2])
         except BaseException:
             queued.backlog.put_back(entry)
@@ -423,11 +424,17 @@ class PoliteQueue:
             self._refused(queued, entry, decision)
         return entry, lease
 
-    async def _insist(self, queued: OriginQueue, entry: Entry) -> QueueLease | None:
-        """Ask the scheduler, which answers without waiting for the turn."""
+    async def _insist(
+        self, queued: OriginQueue, entry: Entry, check: Any = None
+    ) -> QueueLease | None:
+        """Ask the scheduler, which answers without waiting for the turn; or `check` alone."""
         lease = None
         try:
-            if self._far is not None:
+            if check is not None:
+                decision = await check(entry[2])
+                if decision.verdict is not Verdict.ALLOW:
+                    raise Denied(decision)
+            elif self._far is not None:
                 lease = await self._far.look(entry[2], priority=round(-entry[0]))
             elif self._near is not None:
                 lease = await self._near.acquire(
@@ -457,7 +464,8 @@ class PoliteQueue:
         self._got += 1
         self._size -= 1
         self._waits.place(queued)
-        self._putters.wake()
+        if self._putters.futures:
+            self._putters.wake()
         return Turn(self, queued, entry, lease)
 
     # --- refusing -----------------------------------------------------------------------
@@ -484,7 +492,7 @@ class PoliteQueue:
     def _done(self, entry: Entry | None = None) -> None:
         self._unfinished -= 1
         if self._unfinished <= 0:
-            self._idle.set()
+            self._joiners.finish()
         if entry is not None and self._kept is not None and not self._closed:
             self._kept.remove(entry)
 
@@ -498,8 +506,30 @@ class PoliteQueue:
         self._told_done += 1
 
     async def join(self) -> None:
-        """Wait until every URL that was put is done: left, denied, or dropped by close."""
-        await self._idle.wait()
+        """Wait until every URL that was put is done: left, denied, or dropped by `close`.
+
+        As with asyncio.Queue somebody has to get what may be fetched. What is denied needs no
+        `get`: `join` itself looks at the URLs that are next, and raises what `get` would.
+        """
+        if self._unfinished > 0 and not self._closed:
+            await self._joiners.wait(self._queues, self._refuse_if_denied)
+
+    async def _refuse_if_denied(self, queued: OriginQueue) -> bool:
+        """For `join`: the next URL of an origin that is ready. False: it waits for a `get`."""
+        while self._callbacks.busy:
+            await self._callbacks.wait()
+        check = getattr(self._far, "check", None)
+        if queued.state is not QueueState.READY or not (self._near or check):
+            return False
+        queued.state = QueueState.TRIED
+        entry, _ = self._try(queued, turn=False)
+        if check is not None:
+            await self._insist(queued, entry, check)
+        if queued.state is not QueueState.TRIED:
+            return True
+        queued.backlog.put_back(entry)
+        self._queues.ready(queued, announced=queued.announced)
+        return False
 
     def stats(self) -> QueueStats:
         """Counters and sizes."""
@@ -521,16 +551,14 @@ class QueueWaits:
     when nothing has changed."""
 
     def __init__(
-        self, gate: QueueGate | DistantGate, near: QueueGate | None, queues: OriginQueues
+        self, gate: QueueGate | DistantGate, queues: OriginQueues, on_deferred: _Told | None
     ) -> None:
-        """`near`: the gate, if it is in this process; None: it is distant."""
         self._gate = gate
-        self._near = near
-        self._is_due: Callable[[str], bool] | None = getattr(near, "is_due", None)
-        self._meet: Callable[[str], Awaitable[Decision | None]] | None
-        self._meet = getattr(near, "meet", getattr(near, "check", None))
+        self._near = None if is_distant(gate) else cast("QueueGate", gate)
+        self._is_due: Callable[[str], bool] | None = getattr(gate, "is_due", None)
         self._clock = gate.clock
         self._queues = queues
+        self._on_deferred = on_deferred
         self._cold: deque[OriginQueue] = deque()
         self._asking: set[asyncio.Task[None]] = set()
         self._waiting: set[asyncio.Task[QueueLease]] = set()
@@ -720,9 +748,9 @@ class QueueWaits:
         self._ask_more()
 
     def _ask_more(self) -> None:
-        meet = self._meet
-        while meet and self._cold and len(self._asking) < MAX_ASKING and not self._closed:
-            asking = self._ask_for(self._cold.popleft(), meet)
+        near = self._near
+        while near and self._cold and len(self._asking) < MAX_ASKING and not self._closed:
+            asking = self._ask_for(self._cold.popleft(), near)
             # Nobody's child: whoever is in `get` now may hold leases, and does not wait for it.
             task = asyncio.get_running_loop().create_task(asking, context=Context())
             self._asking.add(task)
@@ -732,16 +760,14 @@ class QueueWaits:
         self._asking.discard(task)
         self._ask_more()
 
-    async def _ask_for(
-        self, queued: OriginQueue, meet: Callable[[str], Awaitable[Decision | None]]
-    ) -> None:
+    async def _ask_for(self, queued: OriginQueue, gate: QueueGate) -> None:
         try:
-            decision = await meet(f"{queued.origin}/")
+            decision = await gate.check(f"{queued.origin}/")
         except Exception as error:  # noqa: BLE001 - whatever it is, the origin comes back
             _log.warning("asking %s for its robots.txt failed: %r", queued.origin, error)
             self._queues.defer(queued, self._clock.monotonic() + RETRY)
             return
-        if decision is not None and decision.verdict is Verdict.DEFER:
+        if decision.verdict is Verdict.DEFER:
             self.defer(queued, decision)  # nobody could ask it now, for one
         else:
             queued.asked = True
@@ -757,6 +783,8 @@ class QueueWaits:
         if decision.retry_at is not None:
             wait = decision.retry_at.timestamp() - self._clock.wall()
         self.back_off(queued, wait)
+        if self._on_deferred is not None:
+            self._on_deferred(decision)
 
     def back_off(self, queued: OriginQueue, least: float = 0.0) -> None:
         """It was tried for nothing: not at once again, and later each time in a row."""

@@ -22,15 +22,16 @@ from gatekeeper import urls
 from gatekeeper.clock import Clock, SharedTimer, SystemClock
 from gatekeeper.config import Config, as_config
 from gatekeeper.errors import ConfigError, Denied, InvalidURL
-from gatekeeper.fetching.fetcher import send_once
-from gatekeeper.fetching.guard import Guard, GuardedConnector, Refusal, refuse_proxy
+from gatekeeper.fetching.fetcher import FirstAnswer, send_once
+from gatekeeper.fetching.guard import GuardedConnector, refuse_proxy
+from gatekeeper.fetching.guard_policy import Guard, Refusal
 from gatekeeper.gate import Gatekeeper, internals
 from gatekeeper.gate.decider import refused_request
 from gatekeeper.identity import Signer
 from gatekeeper.library_internals import wrap_requests
 from gatekeeper.middleware import RequestDeadline
 from gatekeeper.storage.base import Storage
-from gatekeeper.url_cache import url_of
+from gatekeeper.urls import url_of
 
 __all__ = [
     "Guard",
@@ -134,15 +135,16 @@ def plain_session(
     A session of aiohttp's own sends a GET a second time by itself where its connection breaks
     before the head, as kept ones do that the server just closed; behind `async with
     gate.lease(url)` that would be two requests in one turn. This one raises
-    `aiohttp.ClientConnectionError` instead (the middleware `send_once`); take another lease and
-    try again. Neither a connector's `force_close` nor any other public setting does the same:
-    aiohttp repeats after a break of a new connection as well.
+    `aiohttp.ClientConnectionError` instead; take another lease and try again. Neither a
+    connector's `force_close` nor any other public setting does the same: aiohttp repeats after a
+    break of a new connection as well.
 
     Each redirect hop is a request, too: pass `allow_redirects=False`, and take a lease for the
-    URL that `Location` names. A request's own `middlewares` replace the session's: add
-    `send_once` to them. `user_agent` is the whole User-Agent header, as the gate's; further
-    arguments go to ClientSession. Call it in a running loop, and close it, or use it as a
-    context manager. Raises ConfigError as `polite_session` does.
+    URL that `Location` names. Where there may be a proxy (guard.mode = "url-only"), or with a
+    `response_class` of yours, it is the middleware `send_once` that raises: a request's own
+    `middlewares` replace the session's, so add it to them. `user_agent` is the whole User-Agent
+    header, as the gate's; further arguments go to ClientSession. Call it in a running loop, and
+    close it, or use it as a context manager. Raises ConfigError as `polite_session` does.
 
     With a `gate`, open and without a session of yours, the requests go out on its connections, with
     its guard and its configuration: what brought a robots.txt brings the pages as well, which is a
@@ -168,11 +170,15 @@ def plain_session(
         raise ConfigError("a gate's connections have its own resolver: give that to the gate")
     else:
         connector = internals(gate).connector
+    if config.guard.mode == "url-only" or "response_class" in session_arguments:
+        inner = (*inner, *signing, send_once)
+    else:  # as good where no proxy answers first, for less
+        inner, session_arguments["response_class"] = (*inner, *signing), FirstAnswer
     return aiohttp.ClientSession(
         connector=connector,
         connector_owner=gate is None,
         headers=headers,
-        middlewares=(*inner, *signing, send_once),
+        middlewares=inner,
         **session_arguments,
     )
 

@@ -19,11 +19,13 @@ import ipaddress
 import re
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from gatekeeper import speedups
 from gatekeeper.errors import InvalidURL
+from gatekeeper.speedups import lazy_pattern
 
 if TYPE_CHECKING:
     from yarl import URL
@@ -33,6 +35,7 @@ __all__ = [
     "MAX_URL",
     "SURELY_SHORT",
     "Target",
+    "UrlCache",
     "host_of",
     "is_sent_as_written",
     "join",
@@ -47,6 +50,8 @@ __all__ = [
     "sendable",
     "split",
     "split_ordinary",
+    "url_of",
+    "without_credentials",
 ]
 
 MAX_URL = 65_536
@@ -74,21 +79,22 @@ _PLAIN = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!$&
 
 # C0, DEL, C1, the two Unicode line ends, and halves of characters. yarl drops tab, CR and LF
 # silently, which lets two readers of one text see two URLs.
-_FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-_LONE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
-_UNSENDABLE = re.compile(rf"{_LONE_PERCENT.pattern}|[^A-Za-z0-9\-._~!$&'()*+,;=:@/?%]+")
-_MAYBE_DOTS = re.compile(r"/(?:\.|%2[eE])")
-_DOT_SEGMENT = re.compile(r"/\.\.?(?:[/?#]|\Z)")
-_PORT = re.compile(r"[0-9]{0,5}\Z")  # yarl takes `:+80` and `:０８０`, being int()
-_NOT_A_NAME = re.compile(r"[^a-z0-9\-._~!$&'()*+,;=]")
-_NUMBER = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)\Z")
-_LABEL_ENDS = re.compile("[.\u3002\uff0e\uff61]")
-_HALF_MAPPED = re.compile(r"[xX][nN]--.*[^\x00-\x7f]")
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
-_WHOLE_AUTHORITY = re.compile(r"[A-Za-z]+://[^/?#@]+/\Z")
+_FORBIDDEN = lazy_pattern("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_LONE = r"%(?![0-9A-Fa-f]{2})"
+_LONE_PERCENT = lazy_pattern(_LONE)
+_UNSENDABLE = lazy_pattern(rf"{_LONE}|[^A-Za-z0-9\-._~!$&'()*+,;=:@/?%]+")
+_MAYBE_DOTS = lazy_pattern(r"/(?:\.|%2[eE])")
+_DOT_SEGMENT = lazy_pattern(r"/\.\.?(?:[/?#]|\Z)")
+_PORT = lazy_pattern(r"[0-9]{0,5}\Z")  # yarl takes `:+80` and `:０８０`, being int()
+_NOT_A_NAME = lazy_pattern(r"[^a-z0-9\-._~!$&'()*+,;=]")
+_NUMBER = lazy_pattern(r"(?:[0-9]+|0x[0-9a-f]*)\Z")
+_LABEL_ENDS = lazy_pattern("[.\u3002\uff0e\uff61]")
+_HALF_MAPPED = lazy_pattern(r"[xX][nN]--.*[^\x00-\x7f]")
+_SCHEME = lazy_pattern(r"([A-Za-z][A-Za-z0-9+.\-]*):")
+_WHOLE_AUTHORITY = lazy_pattern(r"[A-Za-z]+://[^/?#@]+/\Z")
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 # A last label that begins with a letter is no number; nothing here is tried twice.
-_PLAIN_AUTHORITY = re.compile(
+_PLAIN_AUTHORITY = lazy_pattern(
     r"(https?)://((?:[a-z0-9_-]++\.)*+[a-z][a-z0-9_-]*+|"
     rf"{_OCTET}\.{_OCTET}\.{_OCTET}\.{_OCTET})(?::([0-9]{{1,5}}))?/"
 )
@@ -405,6 +411,8 @@ def _refuse_text(raw: str) -> None:
     if len(raw) > MAX_URL:
         raise _invalid(raw, f"longer than {MAX_URL} characters")
     if found := _FORBIDDEN.search(raw):
+        if found[0] >= "\ud800":
+            raise _invalid(raw, "is not UTF-8, or holds half of a character; write it in UTF-8")
         raise _invalid(raw, f"holds the control character {found[0]!a}; escape or drop it")
     if raw[:1] == " " or raw[-1:] == " ":
         raise _invalid(raw, "begins or ends with a blank; strip it")
@@ -419,6 +427,8 @@ def _authority(raw: str, scheme: str, hostport: str) -> tuple[str, int]:
         raise _invalid(raw, "the host is longer than any name")
     if colon and not _PORT.match(port):
         raise _invalid(raw, "the port is no number of at most five digits")
+    if port and int(port) > _MAX_PORT:
+        raise _invalid(raw, f"there is no port {int(port)}; {_MAX_PORT} is the last")
     try:
         url = _yarl(f"{scheme}://{hostport}")
     except (ValueError, IndexError) as error:
@@ -536,17 +546,17 @@ def _invalid(raw: str, problem: str) -> InvalidURL:
 
 # `@`, what IDNA maps to it, and its escapes, however often they were escaped again.
 _AT = r"(?:[@\ufe6b\uff20]|%(?:25)*+40)"
-_SIGN = re.compile(_AT)
-_START = re.compile(r"(?:(?:https?:|[a-z][a-z0-9+.\-]*+:(?=//))?[/\\]*+)", re.IGNORECASE)
+_SIGN = lazy_pattern(_AT)
+_START = lazy_pattern(r"(?:(?:https?:|[a-z][a-z0-9+.\-]*+:(?=//))?[/\\]*+)", re.IGNORECASE)
 # An authority in which nothing can be a password, and what may follow one.
-_NO_PASSWORD = re.compile(
+_NO_PASSWORD = lazy_pattern(
     r"https?://(?:[^\s/?#\\:@\[\]%\ufe6b\uff20]++|\[[0-9a-f:.]++\])(?::[0-9]*+)?(?:[/?#]|\Z)",
     re.IGNORECASE,
 )
 # Another URL's authority within a path or a query, escaped or not, to its last `@`.
 _SLASH = r"%(?:25)*+2f"
-_WITHIN = re.compile(rf"(//|{_SLASH}{_SLASH})(?:[^/?#\\%]|%(?!(?:25)*+2f))*{_AT}", re.IGNORECASE)
-_QUERY = re.compile(r"([?#]).+\Z", re.DOTALL)
+_WITHIN = lazy_pattern(rf"(//|{_SLASH}{_SLASH})(?:[^/?#\\%]|%(?!(?:25)*+2f))*{_AT}", re.IGNORECASE)
+_QUERY = lazy_pattern(r"([?#]).+\Z", re.DOTALL)
 
 
 def mask(raw: str, *, query: bool = True, limit: int = 200) -> str:
@@ -588,7 +598,114 @@ def printable(text: str, limit: int) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def not_text(url: object) -> TypeError:
-    """For what is asked about as a URL and is no str; the other mistakes are InvalidURL."""
-    kind = type(url).__name__
-    return TypeError(f"url must be str, not {kind}" + ("; give str(url)" * (kind == "URL")))
+def without_credentials(url: str) -> str:
+    """A store's URL as it may be shown: without user, password and options.
+
+    >>> without_credentials("rediss://crawler:secret@redis.example:6380/0")
+    'rediss://redis.example:6380/0'
+    """
+    scheme, slashes, rest = url.partition("://")
+    if not slashes:  # no URL: what an error about it quotes is what was given
+        scheme, rest = "", url
+    place = rest.partition("#")[0].partition("?")[0]
+    if "@" not in place.partition("/")[0] or "@" in place.partition("/")[2]:
+        place = rest  # whatever stands before the last @ may be a password that was not escaped
+    shown = place.rpartition("@")[2].partition("#")[0].partition("?")[0]
+    return f"{scheme}{slashes}{shown}"
+
+
+_REMEDIES = {"URL": "give str({name})", "bytes": "decode it first"} | dict.fromkeys(
+    ("list", "tuple", "set", "frozenset", "dict", "generator"), "give one at a time"
+)
+
+
+def not_text(given: object, name: str = "url") -> TypeError:
+    """For an argument that has to be a str and is none; the other mistakes are InvalidURL."""
+    kind = type(given).__name__
+    remedy = _REMEDIES.get(kind, "").format(name=name)
+    return TypeError(f"{name} must be str, not {kind}" + (f"; {remedy}" if remedy else ""))
+
+
+# --- URLs as aiohttp sends them -----------------------------------------------------------------
+#
+# yarl takes every text apart, quotes it and puts it together again, and works out host and port for
+# each URL. The pages of a host differ in their path alone, and most paths hold nothing that would
+# be quoted: for those it is enough to put the path behind an authority that was parsed before.
+
+_ROOT = lazy_pattern(r"https?://[a-z0-9.\-]+(?::[0-9]{1,5})?/")
+# What yarl leaves as it is in a path; a query or a fragment is always parsed.
+_PLAIN_PATH = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!$&'()*+,;=:@/"
+_LONGEST: Final = 8_000
+"""Characters of a text that a `UrlCache` reads by itself."""
+_MAX_ROOTS: Final = 10_000
+"""Kept by a `UrlCache`."""
+
+
+def url_of(text: str) -> URL:
+    """`URL(text)`, with one kind of error.
+
+    Raises ValueError for every text that yarl can't read.
+    """
+    try:
+        return _yarl(text)
+    except IndexError as error:  # yarl of `http://[a]@/`
+        raise ValueError("this is no URL") from error  # without it: it may hold a password
+
+
+class UrlCache:
+    """Reads URLs as yarl does, faster where authority and path are plain.
+
+    It also knows the last URL that it read so, with its origin: whoever meets that very object
+    again need not take it apart. At most 10,000 authorities are kept.
+
+    >>> from yarl import URL
+    >>> cache = UrlCache()
+    >>> for name in "ab":
+    ...     url = cache.read(f"https://example.com/{name}")
+    >>> url == URL("https://example.com/b")
+    True
+    >>> if cache.last is url:
+    ...     assert (cache.origin, cache.text) == ("https://example.com", "https://example.com/b")
+    """
+
+    __slots__ = ("_authorities", "_on", "last", "origin", "text")
+
+    def __init__(self) -> None:
+        self._on = speedups.ON
+        self._authorities: dict[str, tuple[str, URL]] = {}
+        """By scheme, host and port with a slash, as texts have them: without it, and its URL."""
+        self.last: URL | None = None
+        """The last URL whose authority was met before and whose path is plain: `text` and `origin`
+        are its own. Such a path is ASCII, and holds neither escapes nor dot segments nor a query.
+        """
+        self.text: str = ""
+        self.origin: str = ""
+
+    def read(self, text: str) -> URL:
+        """`URL(text)`. Raises ValueError for text that is no URL."""
+        cut = text.find("/", 8)  # behind `https://`
+        authority = self._authorities.get(text[: cut + 1])  # without a slash: "", never kept
+        if authority is None:
+            return self._read_new(text, cut)
+        path = text[cut:]
+        if (
+            not path.isascii()
+            or path.encode().translate(None, _PLAIN_PATH)
+            or "/." in path
+            or len(path) > _LONGEST
+        ):
+            return url_of(text)
+        self.origin, root = authority
+        self.last = url = root.with_path(path, encoded=True)
+        self.text = text
+        return url
+
+    def _read_new(self, text: str, cut: int) -> URL:
+        """Have yarl parse it; an authority that yarl leaves as it is is kept."""
+        url = url_of(text)
+        root = text[: cut + 1]
+        if self._on and _ROOT.fullmatch(root) and f"{url.scheme}://{url.raw_authority}/" == root:
+            make_room(self._authorities, _MAX_ROOTS)
+            self._authorities[root] = text[:cut], url.with_path("/")
+            return self.read(text)  # so that it is known as the last
+        return url

@@ -15,38 +15,26 @@ import msgspec
 
 from gatekeeper.decision import Decision
 from gatekeeper.pacing.waiting import ClockView
-from gatekeeper.robots import Candidate
-
-__all__ = [
-    "MAX_BATCH",
-    "Alive",
-    "Batch",
-    "BlockBody",
-    "Decisions",
-    "Explanation",
-    "FetchStory",
-    "FleetHold",
-    "FleetScope",
-    "HostBody",
-    "HostState",
-    "LeaseBody",
-    "LeaseReport",
-    "LeaseRequestBody",
-    "ProblemDocument",
-    "RefreshBody",
-    "Renewal",
-    "Ttl",
-    "UserAgent",
-    "encode",
-]
+from gatekeeper.robots import Candidate, Policy
 
 MAX_BATCH = 1000
 """URLs that one `POST /v1/check` may have at most."""
 
-encode: Callable[[object], bytes] = msgspec.json.Encoder().encode
+
+def _plain(value: object) -> str:
+    """For what has no JSON: a kind of str that a caller has is text to everybody else."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    raise NotImplementedError
+
+
+encode: Callable[[object], bytes] = msgspec.json.Encoder(enc_hook=_plain).encode
 """Any of these as JSON."""
 
 UserAgent = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+
+# The last look is for a line end, which Python's `$` lets pass: it would be one in the journal.
+LeaseId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{16,64}$(?!\n)")]
 
 
 Ttl = Annotated[float, msgspec.Meta(ge=1, le=600)]
@@ -81,6 +69,9 @@ class LeaseRequestBody(
     priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0
     """Higher goes first among the requests of one client; clients take turns."""
     user_agent: UserAgent | None = None
+    id: LeaseId | None = None
+    """Made up by the client, from at least 96 random bits: the name that the lease gets unless one
+    has it. A client that goes before the answer is here can give back by it what it never saw."""
 
 
 class LeaseBody(msgspec.Struct, frozen=True):
@@ -115,6 +106,23 @@ class LeaseReport(
     size: Annotated[int, msgspec.Meta(ge=0)] | None = None
     rate_limit: Annotated[str, msgspec.Meta(max_length=200)] | None = None
     """The RateLimit header as it came."""
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """What the text says to one agent about when and how often. Durations are seconds."""
+
+    crawl_delay: float | None
+    request_rates: list[str]
+    visit_times: list[str]
+
+    @classmethod
+    def of(cls, policy: Policy) -> Timing:
+        """As the policy has it."""
+        return cls(
+            crawl_delay=policy.crawl_delay,
+            request_rates=[f"{one.documents}/{one.seconds:g}s" for one in policy.request_rates],
+            visit_times=[f"{one.start:%H:%M}-{one.end:%H:%M}" for one in policy.visit_times],
+        )
 
 
 class FetchStory(msgspec.Struct, frozen=True, kw_only=True):
@@ -252,3 +260,5 @@ class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """When that lease ends at the latest, unless it is renewed."""
     held_by: str | None = None
     """The client that has it: told to that client, and to the role `admin`."""
+    why: str | None = None
+    """`host_blocked` or `host_paused`, where a turn did not come in time because of that."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +21,9 @@ from gatekeeper import speedups
 from tests.effort import LONG
 from tests.internet.fixtures import internet, virtual_internet
 
+if sys.platform != "win32":
+    import resource
+
 # A busy machine is no failure: no example has a deadline, and slow drawing is no fault.
 settings.register_profile(
     "patient",
@@ -34,6 +38,47 @@ __all__ = ["internet", "mocked", "speedups_on", "virtual_internet"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """What every test and every process that it starts find, whoever started pytest, and how."""
+    _hear_signals()
+    _open_many_files()
+    for name in list(os.environ):
+        if name.lower() in _SURROUNDINGS or (name.startswith("GATEKEEPER_") and name not in _OURS):
+            del os.environ[name]
+    _keep_bytecode(config)
+
+
+_OURS = (speedups.VARIABLE, "GATEKEEPER_LONG_TESTS")
+_SURROUNDINGS = (
+    *("http_proxy", "https_proxy", "ws_proxy", "wss_proxy", "all_proxy", "no_proxy"),
+    *("force_color", "no_color"),
+)
+"""Settings of whoever runs the tests. Nothing but loopback is contacted, which no proxy reaches."""
+
+
+def _hear_signals() -> None:
+    """A shell without job control starts `pytest &` with SIGINT ignored, and `nohup` with SIGHUP:
+    each process inherits that, so none that a test interrupts would ever notice.
+    """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            usual = signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, usual)
+
+
+def _open_many_files() -> None:
+    """A fake internet of a thousand hosts has more listeners than the usual 1,024 descriptors."""
+    if sys.platform != "win32":
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != resource.RLIM_INFINITY and soft < _FILES:
+            many = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, many), hard))
+
+
+_FILES = 8192
+
+
+def _keep_bytecode(config: pytest.Config) -> None:
     """Where no bytecode may be written beside the sources, it is kept with pytest's cache.
 
     The suite starts some six hundred interpreters, its own workers among them: without bytecode

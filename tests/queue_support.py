@@ -11,8 +11,8 @@ from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import Deferred, Denied
 from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.scopes import RobotsInterval
 from gatekeeper.queue import PoliteQueue
+from gatekeeper.robots.timing import RobotsInterval
 
 ALLOW, DENY, DEFER = Verdict.ALLOW, Verdict.DENY, Verdict.DEFER
 

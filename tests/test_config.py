@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from gatekeeper import Gatekeeper, RemoteGatekeeper
-from gatekeeper.config import Config, GroupRule, HostRule, agent_doubt, agent_named, as_config
+from gatekeeper.cli.config import agent_doubt
+from gatekeeper.config import Config, GroupRule, HostRule, agent_named, as_config
 from gatekeeper.errors import ConfigError
 
 EXAMPLE = Path(__file__).parent.parent / "config.example.toml"

@@ -9,20 +9,21 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from gatekeeper import Config, GateClosed, Gatekeeper, LeaseTimeout
+from gatekeeper import Config, GateClosed, Gatekeeper, LeaseTimeout, PoliteQueue
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import GroupRule, HostRule, PacingConfig
 from gatekeeper.origin_queues import WaitingTasks
 from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.scopes import RobotsInterval
 from gatekeeper.pacing.waiting import TaskWaiter
+from gatekeeper.robots.timing import RobotsInterval
 from tests.internet import FakeInternet
 
 FEW, MANY = 500, 2_000
@@ -61,12 +62,29 @@ async def taken_out(scheduler: Scheduler) -> None:
     raise AssertionError(f"{scheduler._departures.count} who left were not taken out")
 
 
-async def waiters(gate: Gatekeeper, count: int) -> list[asyncio.Task[None]]:
-    async def wait(number: int) -> None:
-        async with gate.lease(f"http://a.test/{number}"):
-            pass
+async def lease(gate: Gatekeeper, url: str) -> None:
+    async with gate.lease(url):
+        pass
 
-    tasks = [asyncio.create_task(wait(number)) for number in range(count)]
+
+async def patient_lease(gate: Gatekeeper, url: str) -> None:
+    async with gate.lease(url, timeout=900_000.0):
+        pass
+
+
+async def acquire(gate: Gatekeeper, url: str) -> None:
+    (await gate.acquire(url)).end()
+
+
+async def acquire_unowned(gate: Gatekeeper, url: str) -> None:
+    (await gate.acquire(url, owned=False)).end()
+
+
+Wait = Callable[[Gatekeeper, str], Coroutine[Any, Any, None]]
+
+
+async def waiters(gate: Gatekeeper, count: int, wait: Wait = lease) -> list[asyncio.Task[None]]:
+    tasks = [asyncio.create_task(wait(gate, f"http://a.test/{n}")) for n in range(count)]
     for _ in range(count):  # far fewer turns of the loop will do; none is waited for in vain
         if gate.stats().pacing.waiting == count:
             return tasks
@@ -74,12 +92,13 @@ async def waiters(gate: Gatekeeper, count: int) -> list[asyncio.Task[None]]:
     raise AssertionError(f"only {gate.stats().pacing.waiting} of {count} wait")
 
 
+@pytest.mark.parametrize("wait", [lease, patient_lease, acquire, acquire_unowned])
 async def test_tasks_that_join_in_one_turn_of_the_loop_let_others_in_between(
-    gate: Gatekeeper,
+    gate: Gatekeeper, wait: Wait
 ) -> None:
     async with gate.lease("http://a.test/"):
         joined = [0]
-        tasks = asyncio.create_task(waiters(gate, 3_000))
+        tasks = asyncio.create_task(waiters(gate, 3_000, wait))
         while not tasks.done():
             await asyncio.sleep(0)
             joined.append(gate.stats().pacing.waiting)
@@ -89,6 +108,123 @@ async def test_tasks_that_join_in_one_turn_of_the_loop_let_others_in_between(
             task.cancel()
         await asyncio.wait(await tasks)
         assert gate.stats().pacing.waiting == 0
+
+
+@pytest.mark.usefixtures("speedups_on")
+@pytest.mark.parametrize("wait", [lease, patient_lease, acquire, acquire_unowned])
+async def test_the_first_step_of_each_of_many_is_a_few_calls(gate: Gatekeeper, wait: Wait) -> None:
+    """All of them take it in one iteration of the loop, which nobody can cut in pieces."""
+    loop, count, calls = asyncio.get_running_loop(), 2_000, 0
+
+    def profile(_frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    async with gate.lease("http://a.test/"):
+        first = [asyncio.create_task(wait(gate, f"http://a.test/{n}")) for n in range(100)]
+        gc.collect()  # what ends with the tasks of other tests is no call of these
+        gc.disable()
+        loop.call_soon(sys.setprofile, profile)
+        tasks = [asyncio.create_task(wait(gate, f"http://a.test/{n}")) for n in range(count)]
+        loop.call_soon(sys.setprofile, None)
+        await asyncio.sleep(0)
+        gc.enable()
+        assert calls <= 15 * count
+        for task in (*first, *tasks):
+            task.cancel()
+        await asyncio.gather(*first, *tasks, return_exceptions=True)
+
+
+async def test_who_comes_while_the_last_of_many_are_let_in_goes_behind_them(
+    virtual_internet: FakeInternet,
+) -> None:
+    net, loop = virtual_internet, asyncio.get_running_loop()
+    config = Config.from_dict({"host": [{"match": "*", "robots": "allow", "interval": 0.0}]})
+    got: list[int] = []
+    numbers = itertools.count()
+
+    async def run() -> None:
+        async with Gatekeeper("bot", config=config, resolver=net.resolver, clock=net.clock) as gate:
+
+            async def visit(number: int) -> None:
+                taken = gate.acquire if number % 3 else partial(gate.acquire, timeout=1e6)
+                lease = await taken(f"http://a.test/{number}")
+                got.append(number)
+                lease.end()
+
+            def come() -> None:
+                group.create_task(visit(next(numbers)))
+                if len(got) < 400:  # in each iteration, after those were let in, and before
+                    loop.call_soon(come)
+
+            async with asyncio.TaskGroup() as group, gate.lease("http://a.test/"):
+                loop.call_soon(come)
+                for _ in range(170):
+                    group.create_task(visit(next(numbers)))
+                await asyncio.sleep(0)
+                loop.call_soon(come)
+                await asyncio.sleep(0)
+
+    await net.drive(run())
+    assert got == list(range(len(got)))
+
+
+async def test_what_waits_outside_can_be_a_task_and_be_cancelled(gate: Gatekeeper) -> None:
+    async with gate.lease("http://a.test/"):
+        crowd = [asyncio.create_task(lease(gate, f"http://a.test/{n}")) for n in range(200)]
+        await asyncio.sleep(0)
+        never, early, outside, inside = (
+            asyncio.create_task(gate.acquire("http://a.test/x")) for _ in range(4)
+        )
+        never.cancel()
+        await asyncio.sleep(0)
+        early.cancel()
+        while gate.stats().pacing.waiting < 150:
+            await asyncio.sleep(0)
+        outside.cancel()
+        await asyncio.gather(never, early, outside, return_exceptions=True)
+        assert all(task.cancelled() for task in (never, early, outside))
+        while gate.stats().pacing.waiting < 201:
+            await asyncio.sleep(0)
+        inside.cancel()
+        for task in crowd:
+            task.cancel()
+        await asyncio.gather(inside, *crowd, return_exceptions=True)
+        assert inside.cancelled()
+        gate.acquire("http://a.test/x").close()  # as if nobody had asked
+        assert gate.stats().pacing.waiting == 0
+
+
+async def test_who_was_let_in_and_is_cancelled_keeps_nobody_outside(gate: Gatekeeper) -> None:
+    async with gate.lease("http://a.test/"):
+        crowd = [asyncio.create_task(lease(gate, f"http://a.test/{n}")) for n in range(100)]
+        assert gate._opened is not None
+        entrance = gate._opened.leases.entrance
+        await asyncio.sleep(0)
+        assert entrance.crowded
+        while entrance._outside:  # the last of them were let in, and have not come in
+            await asyncio.sleep(0)
+        for task in crowd:
+            task.cancel()
+        await asyncio.gather(*crowd, return_exceptions=True)
+        await asyncio.sleep(0)
+        assert not entrance.crowded
+        assert gate.stats().pacing.waiting == 0
+
+
+async def test_a_request_that_is_entered_again_is_a_new_one(gate: Gatekeeper) -> None:
+    request = gate.lease("http://b.test/")
+    async with request as first:
+        assert not first.ended
+    crowd = [asyncio.create_task(lease(gate, f"http://a.test/{n}")) for n in range(100)]
+    await asyncio.sleep(0)
+    again = gate.lease("http://c.test/")
+    async with again as second:
+        assert (second.ended, second.url) == (False, "http://c.test/")
+    assert second.ended
+    for task in crowd:
+        task.cancel()
+    await asyncio.gather(*crowd, return_exceptions=True)
 
 
 @pytest.mark.parametrize("block", [True, False])
@@ -184,7 +320,7 @@ async def test_what_it_costs_to_leave_does_not_grow_with_those_who_stay(order: s
             took = time.process_time() - began
         finally:
             gc.enable()
-        assert scheduler._engine.scopes["a.example"].queue is None
+        assert scheduler._memory.scopes["a.example"].queue is None
         await scheduler.close()
         return took
 
@@ -210,7 +346,7 @@ async def test_whoever_leaves_frees_what_was_kept_for_him() -> None:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-    queue = scheduler._engine.scopes["a.example"].queue
+    queue = scheduler._memory.scopes["a.example"].queue
     assert queue is not None
     assert len(queue.heap or ()) < 200
     stays.cancel()
@@ -241,7 +377,7 @@ async def test_hosts_behind_one_clock_leave_as_cheaply(again: bool) -> None:
 
     tasks = [ask(number) for number in range(2_000)]
     await asyncio.sleep(0)
-    theirs = scheduler._engine.scopes["group:g"].queue
+    theirs = scheduler._memory.scopes["group:g"].queue
     assert theirs is not None
     for task in tasks[:-2]:
         task.cancel()
@@ -365,7 +501,7 @@ async def test_whoever_is_cancelled_is_counted_out_at_once_and_taken_out_a_few_a
     assert max(before - after for before, after in itertools.pairwise(standing)) <= 1_000
     assert max(after - before for before, after in itertools.pairwise(ended)) <= 1_000
     assert all(task.cancelled() for task in tasks)
-    assert scheduler._engine.scopes["a.example"].queue is None
+    assert scheduler._memory.scopes["a.example"].queue is None
     await scheduler.close()
 
 
@@ -489,3 +625,109 @@ async def test_a_cancelled_wait_keeps_nothing_of_what_stood_in_it(gate: Gatekeep
             await asyncio.sleep(0)
         gc.collect()
         assert {id(one) for one in gc.get_objects() if type(one) is TaskWaiter} <= before
+
+
+async def getters(queue: PoliteQueue, got: list[int], count: int) -> list[asyncio.Task[None]]:
+    """So many tasks that wait for a URL of the queue, all of them inside."""
+
+    async def get(number: int) -> None:
+        async with await queue.get():
+            got.append(number)
+
+    tasks = [asyncio.create_task(get(number)) for number in range(count)]
+    inside = [0]
+    while len(queue._getters) < count:
+        await asyncio.sleep(0)
+        inside.append(len(queue._getters))
+        assert inside[-1] - inside[-2] <= 2_000
+        assert len(inside) < 100
+    return tasks
+
+
+@pytest.mark.parametrize("order", ["first", "last", "any"])
+async def test_those_who_get_join_and_leave_a_queue_a_few_at_a_time(
+    gate: Gatekeeper, order: str
+) -> None:
+    got: list[int] = []
+    async with PoliteQueue(gate) as queue:
+        leave = await getters(queue, got, 4_000)
+        if order == "any":
+            random.Random(3).shuffle(leave)
+        stay = leave.pop(0 if order == "first" else -1)
+        for task in leave:
+            task.cancel("enough")
+            task.cancel()  # of two, the first counts
+        await asyncio.sleep(0)
+        await queue.put("http://a.test/")  # it goes to the one who is not about to leave
+        ended = [0]
+        while not stay.done() or ended[-1] < len(leave):
+            await asyncio.sleep(0)
+            ended.append(sum(task.done() for task in leave))
+            assert ended[-1] - ended[-2] <= 2_000
+            assert len(ended) < 100
+        assert all(task.cancelled() for task in leave)
+        assert len(got) == 1
+        assert len(queue._getters) == 0
+
+
+async def test_those_who_get_have_their_turns_in_the_order_in_which_they_came(
+    virtual_internet: FakeInternet,
+) -> None:
+    net = virtual_internet
+    config = Config.from_dict({"host": [{"match": "*", "robots": "allow", "interval": 0.0}]})
+    got: list[int] = []
+
+    async def run() -> None:
+        async with (
+            Gatekeeper("bot", config=config, resolver=net.resolver, clock=net.clock) as gate,
+            PoliteQueue(gate) as queue,
+        ):
+
+            async def get(number: int) -> None:
+                async with await queue.get():
+                    got.append(number)
+
+            async with asyncio.TaskGroup() as group:
+                for number in range(2_500):
+                    group.create_task(get(number))
+                await asyncio.sleep(0)
+                assert len(queue._getters) < 2_500
+                for number in range(2_500):
+                    await queue.put(f"http://a.test/{number}")
+
+    await net.drive(run())
+    assert got == list(range(2_500))
+
+
+async def test_a_queue_that_is_closed_lets_go_of_those_who_were_not_let_in(
+    gate: Gatekeeper,
+) -> None:
+    queue = PoliteQueue(gate)
+    tasks = [asyncio.create_task(queue.get()) for _ in range(2_500)]
+    await asyncio.sleep(0)
+    tasks[-1].cancel()  # it never was inside
+    assert len(queue._getters) < len(tasks)
+    await queue.close()
+    *told, left = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {type(one) for one in told} == {GateClosed}
+    assert isinstance(left, asyncio.CancelledError)
+
+
+async def test_a_task_that_takes_lease_after_lease_keeps_itself_waiting_seldom(
+    virtual_internet: FakeInternet,
+) -> None:
+    net = virtual_internet
+    config = Config.from_dict({"host": [{"match": "*", "robots": "allow", "interval": 0.0}]})
+    async with Gatekeeper("bot", config=config, resolver=net.resolver, clock=net.clock) as gate:
+        loop, turns = asyncio.get_running_loop(), 0
+
+        def beat() -> None:
+            nonlocal turns
+            turns += 1
+            loop.call_soon(beat)
+
+        beat()
+        for number in range(1_000):
+            async with gate.lease(f"http://a.test/{number}"):
+                pass
+        assert turns < 100

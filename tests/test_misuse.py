@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from yarl import URL
 
-from gatekeeper import Gatekeeper, RemoteGatekeeper
+from gatekeeper import ConfigError, Gatekeeper, GatekeeperError, RemoteGatekeeper
 
 
 @pytest.mark.parametrize("raw", [None, b"http://a.test/", URL("http://a.test/"), 3])
@@ -46,3 +49,115 @@ async def test_one_url_where_a_list_is_meant_is_told(raw: Any, far: bool) -> Non
             await anext(gate.check_many(raw))
         with pytest.raises(TypeError, match=r"urls must be a list of URLs, or .*not int"):
             await gate.check_all(3)  # type: ignore[arg-type]
+
+
+# --- each method, each kind of mistake, both kinds of gate -----------------------------------
+
+PAGE = "http://a.test/"
+URL_METHODS: dict[str, Callable[[Any, Any], Any]] = {
+    "allowed": lambda gate, raw: gate.allowed(raw),
+    "check": lambda gate, raw: gate.check(raw),
+    "check_many": lambda gate, raw: anext(gate.check_many([raw])),
+    "check_all": lambda gate, raw: gate.check_all([raw]),
+    "peek": lambda gate, raw: gate.peek(raw),
+    "robots": lambda gate, raw: gate.robots(raw),
+    "policy": lambda gate, raw: gate.policy(raw),
+    "lease": lambda gate, raw: gate.lease(raw).__aenter__(),
+    "acquire": lambda gate, raw: gate.acquire(raw),
+    "try_acquire": lambda gate, raw: gate.try_acquire(raw),
+    "refresh": lambda gate, raw: gate.refresh(raw),
+}
+HOST_METHODS: dict[str, Callable[[Any, Any], Any]] = {
+    "why": lambda gate, raw: gate.why(raw),
+    "pause": lambda gate, raw: gate.pause(raw),
+    "resume": lambda gate, raw: gate.resume(raw),
+    "block": lambda gate, raw: gate.block(raw, 0.0),
+}
+AGENT_METHODS: dict[str, Callable[[Any, Any], Any]] = {
+    "allowed": lambda gate, raw: gate.allowed(PAGE, user_agent=raw),
+    "check": lambda gate, raw: gate.check(PAGE, user_agent=raw),
+    "check_many": lambda gate, raw: anext(gate.check_many([PAGE], user_agent=raw)),
+    "check_all": lambda gate, raw: gate.check_all([PAGE], user_agent=raw),
+    "peek": lambda gate, raw: gate.peek(PAGE, user_agent=raw),
+    "policy": lambda gate, raw: gate.policy(PAGE, user_agent=raw),
+    "lease": lambda gate, raw: gate.lease(PAGE, user_agent=raw).__aenter__(),
+    "acquire": lambda gate, raw: gate.acquire(PAGE, user_agent=raw),
+    "try_acquire": lambda gate, raw: gate.try_acquire(PAGE, user_agent=raw),
+}
+METHODS = [
+    *(("url", name, call) for name, call in URL_METHODS.items()),
+    *(("host", name, call) for name, call in HOST_METHODS.items()),
+    *(("user_agent", name, call) for name, call in AGENT_METHODS.items()),
+]
+NOT_TEXT: dict[str, Any] = {
+    "None": None,
+    "bytes": b"http://a.test/",
+    "int": 3,
+    "float": 1.5,
+    "URL": URL(PAGE),
+    "list": [PAGE],
+    "tuple": (PAGE,),
+    "dict": {PAGE: 1},
+    "Path": Path("a.test"),
+    "object": object(),
+}
+REMEDIES = {"URL": r"; give str\({}\)", "bytes": "; decode it first"}
+REMEDIES |= dict.fromkeys(("list", "tuple", "dict"), "; give one at a time")
+
+
+async def mistake(call: Callable[[Any, Any], Any], gate: Any, raw: Any) -> Exception:
+    try:
+        found = call(gate, raw)
+        if inspect.isawaitable(found):
+            await found
+    except (TypeError, GatekeeperError) as error:
+        return error
+    pytest.fail("it was taken")
+
+
+@pytest.mark.parametrize("kind", NOT_TEXT)
+@pytest.mark.parametrize(
+    ("argument", "call"),
+    [(argument, call) for argument, _, call in METHODS],
+    ids=[f"{name}-{argument}" for argument, name, _ in METHODS],
+)
+async def test_each_method_tells_what_is_no_text_and_both_gates_say_the_same(
+    argument: str, call: Callable[[Any, Any], Any], kind: str
+) -> None:
+    raw = NOT_TEXT[kind]
+    if argument == "user_agent" and raw is None:
+        return  # the gate's own
+    async with Gatekeeper("examplebot") as near, RemoteGatekeeper("http://127.0.0.1:1") as far:
+        told, also = await mistake(call, near, raw), await mistake(call, far, raw)
+    assert type(told) is type(also) is TypeError
+    assert str(told) == str(also)
+    assert str(told).startswith(f"{argument} must be str, not {type(raw).__name__}")
+    assert str(told).endswith(REMEDIES.get(kind, "").replace("\\", "").format(argument))
+
+
+@pytest.mark.parametrize("raw", ["", "   ", "\udc80", "bot/\udc80"])
+@pytest.mark.parametrize("name", AGENT_METHODS)
+async def test_a_name_that_is_none_is_told_by_both_gates(name: str, raw: str) -> None:
+    async with Gatekeeper("examplebot") as near, RemoteGatekeeper("http://127.0.0.1:1") as far:
+        call = AGENT_METHODS[name]
+        told, also = await mistake(call, near, raw), await mistake(call, far, raw)
+    assert type(told) is type(also) is ConfigError
+    assert str(told) == str(also)
+    assert "say who you are" in str(told)
+
+
+@pytest.mark.parametrize("until", ["soon", None, [], float("nan")])
+async def test_a_block_until_what_is_no_moment_is_told(until: Any) -> None:
+    async with Gatekeeper("examplebot") as near, RemoteGatekeeper("http://127.0.0.1:1") as far:
+        for gate in (near, far):
+            with pytest.raises(ConfigError, match=r"is no moment; give wall seconds"):
+                await gate.block("a.test", until)
+
+
+@pytest.mark.parametrize("raw", [None, "a.test", ["a.test"], {"match": "a.test"}])
+async def test_a_word_that_is_no_rule_and_a_history_of_nothing_are_told(raw: Any) -> None:
+    async with Gatekeeper("examplebot") as gate:
+        with pytest.raises(TypeError, match=r"rule must be a HostRule, not .*; write HostRule\("):
+            gate.override(raw)
+        with pytest.raises((TypeError, GatekeeperError), match=r"url must be str|not an http"):
+            await gate.history(raw)

@@ -8,7 +8,8 @@ import pytest
 
 from gatekeeper.decision import Reason
 from gatekeeper.errors import StorageError
-from gatekeeper.origin_queues import Backlog, OverflowFile
+from gatekeeper.origin_queues import Backlog
+from gatekeeper.storage.sqlite import OverflowFile
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,19 @@ async def drain(queue: PoliteQueue) -> list[tuple[str, Any]]:
             found.append((lease.url, lease.data))
             lease.report(status=200)
     return found
+
+
+async def test_join_waits_for_what_an_earlier_queue_left(tmp_path: Path) -> None:
+    keep = tmp_path / "queue.sqlite"
+    async with gate() as opened:
+        async with PoliteQueue(opened, keep=keep) as queue:
+            await queue.put("http://a.example/1")
+        async with PoliteQueue(opened, keep=keep) as queue:
+            joining = asyncio.ensure_future(queue.join())
+            await asyncio.sleep(0)
+            assert not joining.done()
+            await drain(queue)
+            await joining
 
 
 async def test_what_was_put_and_not_done_comes_back_in_order(tmp_path: Path) -> None:

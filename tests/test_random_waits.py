@@ -148,7 +148,7 @@ def check_that_nothing_is_left(gate: Gatekeeper) -> None:
     assert not waits._by_origin
     assert not waits._files
     assert len(waits.holdings) == 0
-    for name, scope in gate._scheduler._engine.scopes.items():
+    for name, scope in gate._scheduler._memory.scopes.items():
         assert (name, scope.in_flight, scope.unheaded, scope.queue) == (name, 0, 0, None)
 
 

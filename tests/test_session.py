@@ -534,11 +534,38 @@ async def test_a_session_of_aiohttps_own_sends_again_without_a_turn(
     assert site.paths == ["/robots.txt", "/x", "/x", "/x"]
 
 
-async def test_a_plain_session_sends_each_request_once(internet: FakeInternet) -> None:
+class OwnResponse(aiohttp.ClientResponse):
+    """Somebody's own."""
+
+
+async def passed_on(
+    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    return await handler(request)
+
+
+async def test_a_plain_session_sends_once_what_has_middlewares_of_its_own(
+    internet: FakeInternet,
+) -> None:
     site = repeated(internet)
+    async with plain_session(AGENT, config=config(), resolver=internet.resolver) as session:
+        async with session.get("http://a.test/x") as response:
+            await response.read()
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await session.get("http://a.test/x", middlewares=(passed_on,))
+    assert site.paths == ["/x", "/x"]
+
+
+@pytest.mark.parametrize("mode", ["full", "url-only"])
+@pytest.mark.parametrize("own", [{}, {"response_class": OwnResponse}])
+async def test_a_plain_session_sends_each_request_once(
+    internet: FakeInternet, own: dict[str, Any], mode: str
+) -> None:
+    site = repeated(internet)
+    settings = config(guard={"allow": ["127.0.0.0/8", "*.test"], "mode": mode})
     async with (
         Gatekeeper(AGENT, config=config(), resolver=internet.resolver) as gate,
-        plain_session(AGENT, config=config(), resolver=internet.resolver) as session,
+        plain_session(AGENT, config=settings, resolver=internet.resolver, **own) as session,
     ):
         with pytest.raises(aiohttp.ClientConnectionError) as caught:
             await visit_twice(gate, session)

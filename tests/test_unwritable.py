@@ -324,3 +324,23 @@ async def test_with_continue_every_turn_is_given(
             await it.recovered()
 
     await virtual_internet.drive(run())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="open files can't be deleted")
+async def test_a_last_write_that_fails_hides_no_error_of_the_program(
+    virtual_internet: FakeInternet, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Why a block is left says more than that clocks could not be kept at its end."""
+
+    async def run(error: Exception | None) -> None:
+        async with scene(virtual_internet, tmp_path) as it:
+            await it.lease(SLOW)
+            (tmp_path / "state.db").unlink()
+            if error is not None:
+                raise error
+
+    with pytest.raises(LookupError, match="its own"):
+        await virtual_internet.drive(run(LookupError("its own")))
+    assert "was removed while it was in use" in caplog.text
+    with pytest.raises(StorageError, match="was removed while it was in use"):
+        await virtual_internet.drive(run(None))

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from yarl import URL
 
-from gatekeeper.url_cache import UrlCache
+from gatekeeper.urls import UrlCache
 
 pytestmark = pytest.mark.usefixtures("speedups_on")
 
@@ -78,25 +78,30 @@ def seen(url: URL) -> tuple[object, ...]:
 @example("http://xn--", "/x")  # no host that can be decoded
 @example("http://", "[]@/")  # IndexError in yarl
 def test_it_reads_as_yarl_does(authority: str, rest: str) -> None:
-    cache = UrlCache()
-    read(cache, authority + "/")  # the authority is known from now on
+    known, new = UrlCache(), UrlCache()
+    read(known, authority + "/")  # the authority is known from now on
     text = authority + rest
-    found, expected = read(cache, text), by_yarl(text)
-    assert found == expected
-    if found is not None and expected is not None:
-        assert seen(found) == seen(expected)
-        assert found is not cache.last or cache.text == str(expected)
+    for cache in (known, new):
+        found, expected = read(cache, text), by_yarl(text)
+        assert found == expected
+        if found is not None and expected is not None:
+            assert seen(found) == seen(expected)
+            assert found is not cache.last or cache.text == str(expected)
 
 
-def test_it_knows_the_parts_of_the_last_plain_url() -> None:
+def test_the_first_url_of_an_authority_is_known_as_the_last() -> None:
+    cache = UrlCache()
+    url = cache.read("http://a.example/x")
+    assert cache.last is url
+    assert (cache.text, cache.origin) == ("http://a.example/x", "http://a.example")
+    assert cache.read("http://b.example/%41") is not cache.last
+
+
+def test_it_knows_text_and_origin_of_the_last_plain_url() -> None:
     cache = UrlCache()
     first, second = (cache.read(f"http://a.example/{name}") for name in "ab")
     assert cache.last is second
-    assert (cache.text, cache.authority.origin, cache.path) == (
-        "http://a.example/b",
-        "http://a.example",
-        "/b",
-    )
+    assert (cache.text, cache.origin) == ("http://a.example/b", "http://a.example")
     for odd in ("http://a.example/%41", "http://a.example/a?b", "http://a.example/a/../b"):
         assert cache.read(odd) is not cache.last
     assert first is not second
@@ -105,7 +110,7 @@ def test_it_knows_the_parts_of_the_last_plain_url() -> None:
 def test_authorities_are_forgotten_before_they_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gatekeeper.url_cache._MAX_AUTHORITIES", 10)
+    monkeypatch.setattr("gatekeeper.urls._MAX_ROOTS", 10)
     cache = UrlCache()
     for number in range(95):
         assert cache.read(f"http://{number}.example/").host == f"{number}.example"

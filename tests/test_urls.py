@@ -16,6 +16,7 @@ from yarl import URL
 
 from gatekeeper import urls
 from gatekeeper.errors import InvalidURL
+from gatekeeper.robots import rules
 from gatekeeper.urls import (
     MAX_URL,
     Target,
@@ -513,8 +514,14 @@ _any_text = st.one_of(
 )
 
 
+def test_rules_know_how_long_a_url_may_be_without_reading_one() -> None:
+    assert rules.SURELY_SHORT == urls.SURELY_SHORT
+
+
 def test_every_reader_is_tried() -> None:
     others = {"MAX_PATH", "MAX_URL", "SURELY_SHORT", "Target", "not_text", "printable", "make_room"}
+    others |= {"without_credentials"}  # of a store
+    others |= {"UrlCache", "url_of"}  # as yarl reads, for requests: see test_url_cache
     assert set(_READERS) == set(urls.__all__) - others
 
 

@@ -1,8 +1,8 @@
-"""The command `gatekeeper`: one module a command.
+"""The command `gatekeeper`: one module a command, and what they share.
 
 A command's module has an `EXAMPLE`, `add_arguments(parser)` and `run(args) -> int`, and its name
 stands in `COMMANDS`. Exit codes: 0 all well; 1 refused, or errors found; 2 a mistake in the call,
-the configuration or the input.
+the configuration or the input. What `--help` can do without is imported where it is used.
 """
 
 from __future__ import annotations
@@ -10,17 +10,31 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import io
 import json
+import logging
+import math
 import os
+import re
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, cast
 
 from gatekeeper import __version__
-from gatekeeper.cli.common import NAME, USAGE, be_lenient, hint
 from gatekeeper.errors import ConfigError, GatekeeperError, InvalidURL
 
-__all__ = ["COMMANDS", "main"]
+if TYPE_CHECKING:
+    from gatekeeper.cli.config import Settings
+    from gatekeeper.gate import Gatekeeper
+
+NAME = "gatekeeper"
+OK, DENIED, USAGE = 0, 1, 2
+TOKEN = "GATEKEEPER_TOKEN"  # noqa: S105 - the variable that holds it for those who ask a sidecar
+BOM = b"\xef\xbb\xbf"
+"""Editors that write it mean no part of the first line."""
 
 COMMANDS = {
     "serve": "run the sidecar: the gate over HTTP",
@@ -111,7 +125,16 @@ def _parse(argv: Sequence[str] | None, args: argparse.Namespace) -> None:
         parser.exit(USAGE)  # a script whose command was empty has not done what it was to do
     _, unknown = parser.parse_known_args(argv, args)
     if unknown:
-        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown, args)}")
+
+
+def _meant(unknown: list[str], args: argparse.Namespace) -> str:
+    """The option that the first unknown one may be misspelt for."""
+    import difflib  # noqa: PLC0415 - for mistakes alone
+
+    known = re.findall(r"--[a-z][a-z-]+", args.parser.format_help())
+    found = difflib.get_close_matches(unknown[0].partition("=")[0], known, 1)
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def _build() -> str:
@@ -164,3 +187,235 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         "a range does not cover an inner name such as localhost: give the name",
     )
     group.add_argument("--json", action="store_true", help="output for machines")
+
+
+# --- the terminal ----------------------------------------------------------------------------
+
+_CODES = {"red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")
+
+
+def be_lenient() -> None:
+    """Have stdout and stderr escape what their encoding lacks: no page's text, and no name of a
+    file, ends a command on an ASCII terminal.
+
+    Streams that were closed (`2>&-`) lead nowhere, and no socket gets their numbers.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def json_text(value: object, stream: TextIO | None = None) -> str:
+    """The value as one line of JSON, without its end, in characters that the stream has.
+
+    `stream` is stdout unless given.
+    """
+    import msgspec  # noqa: PLC0415 - `--help` needs none
+
+    text = msgspec.json.encode(value).decode()
+    if text.isascii() or _is_unicode(stream or sys.stdout):
+        return text
+    # In JSON they stand in strings alone, where an escape means the same.
+    return _BEYOND_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text)
+
+
+def _is_unicode(stream: TextIO) -> bool:
+    return (getattr(stream, "encoding", None) or "utf-8").lower().replace("-", "") == "utf8"
+
+
+def paint(text: str, colour: str, stream: TextIO | None = None) -> str:
+    """The text in "red", "green", "yellow" or "cyan", where the stream (stdout) is a terminal.
+
+    NO_COLOR (no-color.org) and TERM=dumb turn colours off, FORCE_COLOR on.
+    """
+    return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if _coloured(stream or sys.stdout) else text
+
+
+def _coloured(stream: TextIO) -> bool:
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def log_to_stderr() -> None:
+    """Warnings of the library as one line each, on a terminal with their time (UTC)."""
+    at = "%(asctime)s " if sys.stderr is not None and sys.stderr.isatty() else ""
+    formatter = logging.Formatter(f"{at}%(name)s: %(message)s", "%H:%M:%S")
+    formatter.converter = time.gmtime
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+
+
+# --- what commands share ---------------------------------------------------------------------
+
+
+def whole(text: str) -> int:
+    """The type of an argument that is a whole number; what it may be is judged elsewhere."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}; give a whole number") from None
+
+
+def free_port(text: str) -> int:
+    """The type of an argument that is a port of 127.0.0.1 where nobody listens."""
+    import socket  # noqa: PLC0415 - `--help` needs none
+
+    port = whole(text)
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", "there is none")
+        raise argparse.ArgumentTypeError(f"{text!r}: {why}; give another port") from error
+    return port
+
+
+def positive(text: str) -> int:
+    """The type of an argument that is a whole number above 0."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}; give a whole number, 1 or more")
+    return number
+
+
+def seconds(text: str) -> float:
+    """The type of an argument that is a time."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}; give seconds, more than 0")
+    return number
+
+
+def load(args: argparse.Namespace, **flags: Any) -> Settings:
+    """The effective settings for a call; `flags` are dotted as `server__port`."""
+    from gatekeeper.cli.config import Settings, meant  # noqa: PLC0415 - `--help` needs none
+
+    given = {name.replace("__", "."): value for name, value in flags.items() if value is not None}
+    if args.user_agent is not None:
+        given["user_agent"] = args.user_agent
+    settings = Settings.load(
+        args.config, flags=given | _no_socket(args), allow=tuple(args.allow_address)
+    )
+    args.settings = settings  # for `main`, which says whose setting an error is about
+    for variable in settings.ignored:
+        print(f"{NAME}: {variable} is no setting, and is ignored{meant(variable)}", file=sys.stderr)
+    return settings
+
+
+def _no_socket(args: argparse.Namespace) -> dict[str, None]:
+    """--host or --port overrides a `socket` that the file or the environment sets.
+
+    Raises ConfigError where --socket stands beside them: only one of the two can be meant.
+    """
+    port = getattr(args, "port", None)
+    if getattr(args, "host", None) is None and port is None:
+        return {}
+    if getattr(args, "socket", None) is not None:
+        raise ConfigError("--socket stands instead of --host and --port: give one or the other")
+    return {"server.socket": None}
+
+
+def check_place(settings: Settings) -> None:
+    """Raises ConfigError where the directory of a state file that was named is not there.
+
+    If it were made, a sidecar with a misspelt path would start without its state.
+    """
+    from gatekeeper.config import MEMORY  # noqa: PLC0415
+
+    path = settings.config.storage.path
+    if path is None or path == MEMORY or Path(path).absolute().parent.is_dir():
+        return
+    folder = Path(path).absolute().parent
+    raise ConfigError(f"storage.path: {path}: there is no directory {folder}; make it first")
+
+
+def open_gate(settings: Settings) -> Gatekeeper:
+    """A gate for a command that asks and ends: nothing is kept unless a path is set."""
+    from gatekeeper.gate import Gatekeeper  # noqa: PLC0415 - `--help` needs no network code
+
+    return Gatekeeper(settings.identity(), config=settings.config)
+
+
+def warn_if_anonymous(settings: Settings) -> None:
+    """Say how to set an identity, where none is set, or one that may not be what it seems."""
+    from gatekeeper.cli.config import agent_doubt  # noqa: PLC0415
+
+    doubt = agent_doubt(settings.identity())
+    if doubt is not None:
+        print(f"{NAME}: {doubt}", file=sys.stderr)
+    if settings.config.user_agent is None:
+        print(
+            f"{NAME}: no identity is set, so sites see {settings.identity()!r}; give them a way "
+            'to reach you with --user-agent "yourbot/1.0 (+https://...)" or `user_agent` in '
+            "the configuration",
+            file=sys.stderr,
+        )
+
+
+def standard_input() -> BinaryIO:
+    """Its bytes: the encoding of a terminal is not that of a list of URLs, or of a robots.txt.
+
+    Raises ConfigError where it is closed.
+    """
+    # Python has None here where the descriptor was closed, and the number may be another
+    # file's by now.
+    if sys.stdin is None or sys.stdin.closed:
+        raise ConfigError("standard input is closed; name a file, or give the URLs as arguments")
+    return cast("BinaryIO", getattr(sys.stdin, "buffer", sys.stdin))
+
+
+def url_of_line(line: bytes) -> str | None:
+    """The URL that a line gives; None for a blank one and for a comment.
+
+    What is not UTF-8 stays what it is: `urls` refuses it, and no other page is asked for in
+    its place.
+
+    >>> url_of_line(b" https://example.org/ \n"), url_of_line(b"# later\n")
+    ('https://example.org/', None)
+    """
+    text = line.decode("utf-8", "surrogateescape").strip()
+    return text if text and not text.startswith("#") else None
+
+
+def standard_input_lines() -> Iterator[str]:
+    """The URLs that stand there, one a line. Raises ConfigError where it is closed."""
+    for number, line in enumerate(standard_input()):
+        url = url_of_line(line if number else line.removeprefix(BOM))
+        if url is not None:
+            yield url
+
+
+def hint(text: str) -> str:
+    """For a host that stands in place of a URL: how an error about it ends; else nothing.
+
+    >>> hint("example.org/page"), hint("page")
+    ('; did you mean https://example.org/page?', '')
+    """
+    if "://" in text or not any(mark in text.partition("/")[0] for mark in ".:"):
+        return ""
+    from gatekeeper.urls import parse  # noqa: PLC0415
+
+    try:
+        return f"; did you mean {parse(f'https://{text}').url}?"
+    except InvalidURL:
+        return ""

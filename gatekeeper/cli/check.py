@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gatekeeper.cli.common import (
+from gatekeeper.cli import (
     DENIED,
     NAME,
     OK,
@@ -25,29 +25,20 @@ from gatekeeper.cli.common import (
     standard_input_lines,
     warn_if_anonymous,
 )
-from gatekeeper.cli.settings import Settings
+from gatekeeper.cli.config import Settings
 from gatekeeper.decision import Decision, Reason, Verdict
+from gatekeeper.errors import quoted
+from gatekeeper.wire import Timing
 
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper
-    from gatekeeper.robots import Policy
-
-__all__ = ["EXAMPLE", "add_arguments", "run"]
-
-
-class CheckTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """What the text says about when and how often. Durations are seconds."""
-
-    crawl_delay: float | None
-    request_rates: list[str]
-    visit_times: list[str]
 
 
 class CheckedURL(msgspec.Struct, frozen=True, kw_only=True):
     """One line of `--json`: a decision, the timing, and the seconds it took to know."""
 
     decision: Decision
-    timing: CheckTiming | None
+    timing: Timing | None
     took: float
 
 
@@ -87,7 +78,7 @@ async def _check(settings: Settings, urls: list[str], *, as_json: bool) -> int:
         async for decision in gate.check_many(urls):
             took = round(time.perf_counter() - started, 6)
             if decision.reason is Reason.INVALID_URL:
-                problem = f"{decision.url!r}: {decision.note}{hint(decision.url)}"
+                problem = f"{quoted(decision.url)}: {decision.note}{hint(decision.url)}"
                 print(f"{NAME} check: {problem}", file=sys.stderr)
                 code = USAGE
             elif not decision:
@@ -101,16 +92,11 @@ async def _check(settings: Settings, urls: list[str], *, as_json: bool) -> int:
     return code
 
 
-async def _timing(gate: Gatekeeper, decision: Decision) -> CheckTiming | None:
+async def _timing(gate: Gatekeeper, decision: Decision) -> Timing | None:
     """The timing of the file that answered; None where no file was consulted."""
     if decision.state is None or not decision.origin or decision.robots_status is None:
         return None
-    policy: Policy = await gate.policy(decision.url)
-    return CheckTiming(
-        crawl_delay=policy.crawl_delay,
-        request_rates=[f"{r.documents}/{r.seconds:g}s" for r in policy.request_rates],
-        visit_times=[f"{w.start:%H:%M}-{w.end:%H:%M}" for w in policy.visit_times],
-    )
+    return Timing.of(await gate.policy(decision.url))
 
 
 _COLOURS = {Verdict.ALLOW: "green", Verdict.DENY: "red", Verdict.DEFER: "yellow"}
@@ -128,7 +114,7 @@ def _lines(answer: CheckedURL) -> list[str]:
     if decision.note:
         lines.append(f"       {decision.note}")
     if decision.conflict:
-        lines.append("       the declared dialect and RFC 9309 disagree; the stricter one decided")
+        lines.append("       the declared dialect and RFC 9309 disagree; robots.conflicts decides")
     if decision.retry_at is not None:
         lines.append(f"       ask again at {decision.retry_at:%Y-%m-%d %H:%M:%S} UTC")
     if answer.timing is not None:
@@ -144,7 +130,7 @@ def _file(decision: Decision) -> str:
     return f"robots.txt {decision.state}{status}, "
 
 
-def _timing_lines(timing: CheckTiming) -> list[str]:
+def _timing_lines(timing: Timing) -> list[str]:
     lines = []
     if timing.crawl_delay is not None:
         lines.append(f"Crawl-delay: {timing.crawl_delay:g} s between two requests")

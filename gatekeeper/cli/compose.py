@@ -6,19 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from gatekeeper.cli.common import (
-    DENIED,
-    NAME,
-    OK,
-    json_text,
-    load,
-    log_to_stderr,
-)
+from gatekeeper.cli import DENIED, NAME, OK, json_text, load, log_to_stderr
 from gatekeeper.cli.texts import is_url, read_text, replace_file
 from gatekeeper.robots import Fragment, compose
-
-__all__ = ["EXAMPLE", "add_arguments", "run"]
-
 
 EXAMPLE = f"{NAME} compose shop.txt blog.txt -o robots.txt"
 

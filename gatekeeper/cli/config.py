@@ -1,19 +1,297 @@
-"""`gatekeeper config check` and `config show`: what is in force, and where it came from."""
+"""`gatekeeper config`, and the effective configuration: each value, and where it came from.
+
+Later wins: default, file, environment `GATEKEEPER_<SECTION>_<FIELD>`, flag.
+"""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import difflib
+import os
+import re
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import inspect
 
-from gatekeeper.cli.common import NAME, OK, check_place, json_text, load
-from gatekeeper.cli.settings import Setting, Settings
-from gatekeeper.config import agent_doubt, agent_named, without_credentials
+from gatekeeper import speedups
+from gatekeeper.cli import NAME, OK, check_place, json_text, load
+from gatekeeper.config import (
+    Config,
+    GuardConfig,
+    agent_named,
+    explain,
+    read_toml,
+    settings_of,
+    takes_list,
+    values_of,
+)
 from gatekeeper.errors import ConfigError
+from gatekeeper.urls import printable, without_credentials
 
-__all__ = ["EXAMPLE", "add_arguments", "run"]
+PREFIX = "GATEKEEPER_"
+DEFAULT_IDENTITY = "gatekeeper/0.1"
+
+_FLAGS = {
+    "fleet.url": "--fleet",
+    "server.proxy_port": "--proxy",
+    "storage.path": "--storage",
+}
+"""Those that are not called as their setting."""
+_NAMED = re.compile(r"(?:\[\[(host|group)\]\]|(user_agent|[a-z]+\.\w+)(\*?))(: | = )?")
+"""How the message of a setting's error begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value in force. `source` is "default", or names the file, variable or flag."""
+
+    name: str
+    value: object
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A checked configuration with the origin of each value.
+
+    >>> settings = Settings.load(None, environ={"GATEKEEPER_SERVER_PORT": "9000"})
+    >>> settings.config.server.port, settings.source("server.port")
+    (9000, 'environment GATEKEEPER_SERVER_PORT')
+    """
+
+    config: Config
+    sources: Mapping[str, str]
+    path: str | None = None
+    ignored: tuple[str, ...] = ()
+    """Variables that look like settings and are none."""
+
+    @classmethod
+    def load(
+        cls,
+        path: str | None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        flags: Mapping[str, Any] | None = None,
+        allow: tuple[str, ...] = (),
+    ) -> Settings:
+        """Read and check everything. Raises ConfigError that names the culprit.
+
+        `flags` are dotted names with values; `allow` is added to guard.allow.
+        """
+        environ = os.environ if environ is None else environ
+        path = path or environ.get(f"{PREFIX}CONFIG") or None
+        raw: dict[str, Any] = {}
+        sources: dict[str, str] = {}
+        if path is not None:
+            raw = _read(path)
+            sources.update(dict.fromkeys(_names(raw), f"file {path}"))
+        for name, value, source in (*_from_environment(environ), *_from_flags(flags or {})):
+            _put(raw, name, value)
+            sources[name] = source
+        if allow:
+            _judge_addresses(allow)
+            kept = raw.get("guard", {}).get("allow", [])
+            _put(raw, "guard.allow", [*kept, *allow])
+            before = f"{sources['guard.allow']}, " if kept else ""
+            sources["guard.allow"] = f"{before}flag --allow-address"
+        try:
+            config = Config.from_dict(raw, source="")
+        except ConfigError as error:
+            raise ConfigError(_blamed(str(error), sources)) from error
+        return cls(config, sources, path, tuple(_strangers(environ)))
+
+    def source(self, name: str) -> str:
+        """Where the value of a dotted name came from."""
+        return self.sources.get(name, "default")
+
+    def identity(self) -> str:
+        """The User-Agent in force: the one that was set, or the default one."""
+        return self.config.user_agent or DEFAULT_IDENTITY
+
+    def obeying(self) -> Settings:
+        """Settings without the operator's allow and deny: for what asks about the site alone."""
+        rules = tuple(msgspec.structs.replace(rule, robots="obey") for rule in self.config.host)
+        config = msgspec.structs.replace(self.config, host=rules)
+        return dataclasses.replace(self, config=config)
+
+    def blame(self, error: ConfigError) -> str:
+        """The message with the file, the variable or the flag that the value came from.
+
+        For what only the parts that use a setting can judge.
+        """
+        return _blamed(str(error), self.sources)
+
+    def __iter__(self) -> Iterator[Setting]:
+        """Every value in force, in the order of the sections."""
+        for name, value in values_of(self.config):
+            yield Setting(name, value, self.source(name))
+
+
+def agent_doubt(text: str) -> str | None:
+    """What its owner may not expect of a name that `agent_named` takes; None: nothing.
+
+    >>> agent_doubt("my bot")
+    "user agent 'my bot': rules are chosen for 'my'"
+    """
+    token = agent_named(text)
+    rest = text.strip().partition(token)[2]
+    # A version and a comment follow a product (RFC 9110 10.1.5); digits in a token are common
+    # though RFC 9309 section 2.2.1 (RFC-10) has none, but a number alone names nobody.
+    cut = text.startswith(token) and rest and not rest.lstrip().startswith(("(", "/"))
+    if not cut and any(char.isalpha() for char in token):
+        return None
+    return f"user agent {printable(text, 120)!r}: rules are chosen for {token!r}"
+
+
+def _read(path: str) -> dict[str, Any]:
+    """The file as a mapping, after it was checked alone, so that an error names it."""
+    raw = read_toml(path)
+    Config.from_dict(raw, source=path)
+    return raw
+
+
+def _names(raw: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in raw.items():
+        if isinstance(value, dict):
+            yield from (f"{name}.{inner}" for inner in value)
+        else:
+            yield name
+
+
+def _put(raw: dict[str, Any], name: str, value: object) -> None:
+    section, _, field = name.partition(".")
+    if field:
+        raw.setdefault(section, {})[field] = value
+    else:
+        raw[section] = value
+
+
+def _from_flags(flags: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    for name, value in flags.items():
+        flag = _FLAGS.get(name, f"--{name.rpartition('.')[2].replace('_', '-')}")
+        if (problem := explain(_field(name), value)) is not None:
+            raise ConfigError(f"{flag}: {problem}")
+        yield name, value, f"flag {flag}"
+
+
+def _judge_addresses(allow: tuple[str, ...]) -> None:
+    """Alone, so that an error names the flag and not the file. Raises ConfigError."""
+    from gatekeeper.fetching.guard_policy import Guard  # noqa: PLC0415 - `--help` stays quick
+
+    try:
+        Guard(Config(guard=GuardConfig(allow=allow)))
+    except ConfigError as error:
+        blamed = _blamed(str(error), {"guard.allow": "flag --allow-address"})
+        raise ConfigError(blamed) from error
+
+
+def _blamed(message: str, sources: Mapping[str, str]) -> str:
+    """The message with the source of the setting that it begins with, if it has one."""
+    found = _NAMED.match(message)
+    if found is None:
+        return message
+    table, name, several, joint = found.groups()
+    name = table or name
+    names = [one for one in sources if one.startswith(name)] if several else [name]
+    # A list may have two sources; what stands in a file was judged last.
+    source = next((sources[one] for one in names if one in sources), "").partition(", ")[0]
+    kind, _, where = source.partition(" ")
+    if not where:
+        return message
+    if kind == "file" or table or several:
+        return f"{where}: {message}"
+    written = {" = ": " " if kind == "flag" else "="}.get(joint, joint or "")
+    return f"{where}{written}{message[found.end() :]}"
+
+
+def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+    known = _variables()
+    sections = tuple(f"{PREFIX}{name.upper()}_" for name in _sections())
+    for variable, text in sorted(environ.items()):
+        if variable in known:
+            name, kind = known[variable]
+            yield name, _from_text(text, name, kind, variable), f"environment {variable}"
+        elif variable.startswith(sections):
+            # A misspelt setting that is silently not in force is worse than no start.
+            raise ConfigError(f"{variable}: no such setting{meant(variable)}")
+
+
+def meant(variable: str) -> str:
+    """How a sentence ends about a variable that is no setting: the one it may have meant."""
+    close = difflib.get_close_matches(variable, list(_variables()), n=1, cutoff=0.8)
+    return f"; did you mean {close[0]}?" if close else "; `gatekeeper config show` lists every one"
+
+
+def _strangers(environ: Mapping[str, str]) -> Iterator[str]:
+    """Variables with our prefix that nothing reads, in order.
+
+    Only told, not refused: the prefix is a common word. And not those with which
+    Kubernetes and Docker tell every process where a service called gatekeeper is.
+    """
+    links = (f"{PREFIX}PORT", f"{PREFIX}SERVICE_")
+    known = (*_variables(), f"{PREFIX}CONFIG", f"{PREFIX}TOKEN", speedups.VARIABLE)
+    for variable in sorted(environ.keys() - known):
+        if variable.startswith(PREFIX) and not variable.startswith(links):
+            yield variable
+
+
+def _sections() -> dict[str, type[msgspec.Struct]]:
+    return {
+        field.name: field.type
+        for field in msgspec.structs.fields(Config)
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct)
+    }
+
+
+def _variables() -> dict[str, tuple[str, Any]]:
+    """Each variable that is read: its dotted name and the type of its value."""
+    found: dict[str, tuple[str, Any]] = {f"{PREFIX}USER_AGENT": ("user_agent", str)}
+    for section, struct in _sections().items():
+        for field in msgspec.structs.fields(struct):
+            variable = f"{PREFIX}{section}_{field.name}".upper()
+            found[variable] = (f"{section}.{field.name}", field.type)
+    return found
+
+
+def _from_text(text: str, name: str, kind: Any, variable: str) -> object:
+    """A variable's text as the type its setting has. Raises ConfigError.
+
+    A list is separated by commas, or written as in JSON.
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    with suppress(msgspec.DecodeError):
+        # `[::1]`, a host, is none: it stays a text.
+        parts = msgspec.json.decode(text, type=list[Any])
+    for given in (text, parts):
+        with suppress(msgspec.ValidationError):
+            value: object = msgspec.convert(given, kind, strict=False)
+            return value
+    field = _field(name)
+    wrong = parts if takes_list(field) else _number(text)
+    raise ConfigError(f"{variable}: {explain(field, wrong) or 'no such value'}")
+
+
+def _number(text: str) -> float | str:
+    try:
+        return int(text)
+    except ValueError:
+        with suppress(ValueError):
+            return float(text)
+        return text
+
+
+def _field(name: str) -> inspect.Field:
+    section, _, field = name.rpartition(".")
+    return settings_of(_sections()[section] if section else Config)[field]
+
+
+# --- the command -----------------------------------------------------------------------------
 
 
 EXAMPLE = f"{NAME} config show --config gatekeeper.toml"

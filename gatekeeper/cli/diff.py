@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from gatekeeper.cli.common import (
-    BOM,
-    DENIED,
-    NAME,
-    OK,
-    json_text,
-    load,
-    log_to_stderr,
-    paint,
-    standard_input_lines,
-    url_of_line,
-)
-from gatekeeper.cli.texts import Text, read_text
+from gatekeeper.cli import BOM, DENIED, NAME, OK, json_text, load, log_to_stderr, paint, url_of_line
+from gatekeeper.cli.texts import Text, read_bounded, read_text
 from gatekeeper.robots import Change, Difference, RobotsTxt, Ruling, diff
-
-__all__ = ["EXAMPLE", "add_arguments", "run"]
-
 
 EXAMPLE = f"{NAME} diff https://example.org robots.txt --exit-code"
 
@@ -67,9 +52,7 @@ def _robots(text: Text) -> RobotsTxt:
 
 
 def _urls(name: str) -> list[str]:
-    if name == "-":
-        return list(standard_input_lines())
-    lines = Path(name).read_bytes().removeprefix(BOM).splitlines()
+    lines = read_bounded(name).removeprefix(BOM).splitlines()
     return [url for line in lines if (url := url_of_line(line)) is not None]
 
 

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import math
 from pathlib import Path
 
-from gatekeeper.cli.common import (
-    NAME,
-    load,
-    log_to_stderr,
-    warn_if_anonymous,
-)
+from gatekeeper.cli import NAME, load, log_to_stderr, positive, seconds, warn_if_anonymous
 from gatekeeper.cli.crawl.sources import MANIFEST, Limits
 from gatekeeper.errors import ConfigError
-
-__all__ = ["EXAMPLE", "add_arguments", "run"]
 
 _MOST_WORKERS = 10_000
 _JSON = (
@@ -70,28 +62,28 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-body",
         metavar="BYTES",
-        type=_positive,
+        type=positive,
         default=10 * 1024 * 1024,
         help="what is read of one body (10 MiB)",
     )
     parser.add_argument(
         "--tries",
         metavar="N",
-        type=_positive,
+        type=positive,
         default=3,
         help="requests for a URL that fails or is answered 429 or 503 (3)",
     )
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
-        type=_seconds,
+        type=seconds,
         default=300.0,
         help="network time of one request (300); waiting for a turn is not counted",
     )
     parser.add_argument(
         "--max-wait",
         metavar="SECONDS",
-        type=_seconds,
+        type=seconds,
         default=3600.0,
         help="stop when nobody's turn comes within that time (3600); run again to go on",
     )
@@ -103,30 +95,10 @@ def _path(text: str) -> str:
     return text
 
 
-def _positive(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}; give a whole number, 1 or more")
-    return number
-
-
 def _concurrency(text: str) -> int:
-    number = _positive(text)
+    number = positive(text)
     if number > _MOST_WORKERS:
         raise argparse.ArgumentTypeError(f"{text!r}; give at most {_MOST_WORKERS}")
-    return number
-
-
-def _seconds(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r}; give seconds, more than 0")
     return number
 
 

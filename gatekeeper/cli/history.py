@@ -18,13 +18,11 @@ from pathlib import Path
 
 import msgspec
 
-from gatekeeper.cli.common import DENIED, NAME, OK, json_text, load
+from gatekeeper.cli import DENIED, NAME, OK, json_text, load
 from gatekeeper.clock import utc
 from gatekeeper.errors import ConfigError, StorageError
 from gatekeeper.storage import HistoryEntry, schema
 from gatekeeper.urls import parse
-
-__all__ = ["EXAMPLE", "add_arguments", "run"]
 
 MAX_COMPARED = 4_000_000
 """Pairs of lines that a comparison looks at; above, a text counts as replaced whole."""

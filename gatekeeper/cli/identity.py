@@ -8,14 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gatekeeper.cli.common import (
-    NAME,
-    OK,
-    json_text,
-    load,
-    warn_if_anonymous,
-)
-from gatekeeper.cli.settings import Settings
+from gatekeeper.cli import NAME, OK, json_text, load, warn_if_anonymous
+from gatekeeper.cli.config import Settings
 from gatekeeper.cli.texts import replace_file
 from gatekeeper.clock import SystemClock
 from gatekeeper.config import IdentityConfig
@@ -30,9 +24,6 @@ from gatekeeper.identity import (
     read_public,
 )
 from gatekeeper.robots import product_token
-
-__all__ = ["EXAMPLE", "add_arguments", "run"]
-
 
 EXAMPLE = f"{NAME} identity new bot.pem"
 

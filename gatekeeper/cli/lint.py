@@ -10,23 +10,12 @@ from typing import Any
 import msgspec
 
 from gatekeeper import __version__
-from gatekeeper.cli.common import (
-    DENIED,
-    NAME,
-    OK,
-    json_text,
-    load,
-    log_to_stderr,
-    paint,
-)
-from gatekeeper.cli.settings import Settings
+from gatekeeper.cli import DENIED, NAME, OK, json_text, load, log_to_stderr, paint
+from gatekeeper.cli.config import Settings
 from gatekeeper.cli.texts import Text, as_text, is_url, read_all, replace_file
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots import Finding, Severity
 from gatekeeper.robots.lint import CODES
-
-__all__ = ["EXAMPLE", "LintReport", "add_arguments", "run"]
-
 
 EXAMPLE = f"{NAME} lint https://example.org/robots.txt"
 

@@ -6,18 +6,9 @@ import argparse
 import asyncio
 import os
 
-from gatekeeper.cli.common import (
-    NAME,
-    OK,
-    TOKEN,
-    load,
-    warn_if_anonymous,
-)
-from gatekeeper.cli.settings import Settings
+from gatekeeper.cli import NAME, OK, TOKEN, free_port, load, seconds, warn_if_anonymous
+from gatekeeper.cli.config import Settings
 from gatekeeper.errors import ConfigError
-
-__all__ = ["EXAMPLE", "add_arguments", "run"]
-
 
 EXAMPLE = f"{NAME} mcp --user-agent 'examplebot/1.0 (+https://example.org/bot)'"
 
@@ -25,7 +16,10 @@ EXAMPLE = f"{NAME} mcp --user-agent 'examplebot/1.0 (+https://example.org/bot)'"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `mcp`."""
     parser.add_argument(
-        "--http", metavar="PORT", type=int, help="streamable HTTP on 127.0.0.1 instead of stdio"
+        "--http",
+        metavar="PORT",
+        type=free_port,
+        help="streamable HTTP on 127.0.0.1 instead of stdio",
     )
     parser.add_argument(
         "--gate",
@@ -35,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--wait",
         metavar="SECONDS",
-        type=float,
+        type=seconds,
         default=60.0,
         help="how long one call may take, its host's turn included (60)",
     )
@@ -50,8 +44,6 @@ def run(args: argparse.Namespace) -> int:
             f"{error.name} is not installed: pip install 'robots-gatekeeper[mcp]'"
         ) from None
     settings: Settings = load(args)
-    if args.wait <= 0:
-        raise ConfigError(f"--wait {args.wait:g}: give more than 0 seconds")
     if args.gate is None:
         warn_if_anonymous(settings)
 

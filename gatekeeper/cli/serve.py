@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from gatekeeper.cli.common import (
-    NAME,
-    OK,
-    check_place,
-    json_text,
-    load,
-    warn_if_anonymous,
-)
-from gatekeeper.cli.settings import Settings
+from gatekeeper.cli import NAME, OK, check_place, json_text, load, warn_if_anonymous, whole
+from gatekeeper.cli.config import Settings
 from gatekeeper.config import Config
 from gatekeeper.errors import StorageError
-
-__all__ = ["EXAMPLE", "add_arguments", "run"]
-
 
 EXAMPLE = f"{NAME} serve --socket /run/gatekeeper/gatekeeper.sock"
 
@@ -25,13 +15,13 @@ EXAMPLE = f"{NAME} serve --socket /run/gatekeeper/gatekeeper.sock"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `serve`."""
     parser.add_argument("--host", metavar="H", help="address to listen on (127.0.0.1)")
-    parser.add_argument("--port", metavar="P", type=int, help="port (8750); 0 takes a free one")
+    parser.add_argument("--port", metavar="P", type=whole, help="port (8750); 0 takes a free one")
     parser.add_argument("--socket", metavar="PATH", help="a unix socket instead, mode 0600")
     parser.add_argument(
-        "--proxy", metavar="PORT", type=int, help="a forward proxy for plain http on that port"
+        "--proxy", metavar="PORT", type=whole, help="a forward proxy for plain http on that port"
     )
     parser.add_argument(
-        "--workers", metavar="N", type=int, help="further processes that answer /v1/check (0)"
+        "--workers", metavar="N", type=whole, help="further processes that answer /v1/check (0)"
     )
     parser.add_argument("--token-file", metavar="FILE", help="bearer tokens, one a line")
     parser.add_argument(

@@ -5,29 +5,18 @@ from __future__ import annotations
 import argparse
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from gatekeeper.cli.common import (
-    DENIED,
-    NAME,
-    OK,
-    json_text,
-    load,
-    log_to_stderr,
-    paint,
-)
-from gatekeeper.cli.texts import is_url, read_sitemap, read_text
+from gatekeeper.cli import DENIED, NAME, OK, json_text, load, log_to_stderr, paint
+from gatekeeper.cli.texts import is_url, read_bounded, read_sitemap, read_text
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots import RobotsTxt, Rule
 
 if TYPE_CHECKING:
-    from gatekeeper.cli.settings import Settings
+    from gatekeeper.cli.config import Settings
     from gatekeeper.robots import Policy
-
-__all__ = ["EXAMPLE", "add_arguments", "run"]
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -115,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
 def _cases(name: str) -> list[tuple[str, Case]]:
     """Raises GatekeeperError for what is no file of cases."""
     try:
-        text = tomllib.loads(Path(name).read_text("utf-8-sig"))
+        text = tomllib.loads(read_bounded(name).decode("utf-8-sig"))
         cases = msgspec.convert(text, Cases).case
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise GatekeeperError(f"{name}: no TOML: {error}") from error

@@ -14,26 +14,14 @@ from xml.parsers import expat
 
 import msgspec
 
-from gatekeeper.cli.common import hint, open_gate, standard_input, url_of_line, warn_if_anonymous
+from gatekeeper.cli import hint, open_gate, standard_input, url_of_line, warn_if_anonymous
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots import RobotsTxt
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
 
-    from gatekeeper.cli.settings import Settings
-
-__all__ = [
-    "SitemapText",
-    "Text",
-    "as_text",
-    "is_url",
-    "read_all",
-    "read_sitemap",
-    "read_text",
-    "replace_file",
-    "sitemap_urls",
-]
+    from gatekeeper.cli.config import Settings
 
 
 class Text(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +37,10 @@ class Text(msgspec.Struct, frozen=True, kw_only=True):
 def is_url(source: str) -> bool:
     """It is fetched, and no file."""
     return source.startswith(("http://", "https://"))
+
+
+_MOST = 64 << 20
+"""Octets of a file or of standard input that are read: neither has to end."""
 
 
 def read_all(settings: Settings, sources: Iterable[str]) -> Iterator[Text]:
@@ -89,10 +81,24 @@ def read_text(settings: Settings, source: str) -> Text:
         body = b"" if robots is None else robots.octets.encode("latin-1")
         return Text(name=f"{origin}/robots.txt", body=body, robots=robots)
     try:
-        body = standard_input().read() if source == "-" else Path(source).read_bytes()
+        body = read_bounded(source)
     except FileNotFoundError as error:
         raise GatekeeperError(f"{source}: {error.strerror}{hint(source)}") from error
     return as_text(settings, source, body)
+
+
+def read_bounded(source: str) -> bytes:
+    """All of it, or of standard input (`-`). Raises OSError, and GatekeeperError for what may have
+    no end."""
+    if source == "-":
+        body = standard_input().read(_MOST + 1)
+    else:
+        with open(source, "rb") as file:
+            body = file.read(_MOST + 1)
+    if len(body) > _MOST:
+        most = f"{_MOST >> 20} MiB"
+        raise GatekeeperError(f"{source}: more than {most}; nothing that is read here is that long")
+    return body
 
 
 def as_text(settings: Settings, name: str, body: bytes) -> Text:
@@ -119,18 +125,21 @@ async def _fetch(settings: Settings, origin: str) -> RobotsTxt | None:
     return robots
 
 
-def replace_file(path: Path, body: bytes) -> None:
-    """Write a file whole or not at all; one that is there keeps its mode."""
-    path = path.resolve()
+def replace_file(given: Path, body: bytes) -> None:
+    """Write a file whole or not at all; one that is there keeps its mode. Raises OSError, which
+    names the path that was given."""
+    path = given.resolve()
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         beside.write_bytes(body)
         with suppress(FileNotFoundError):
             beside.chmod(path.stat().st_mode & 0o7777)
         beside.replace(path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             beside.unlink()
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(given), None
         raise
 
 
@@ -205,7 +214,7 @@ def read_sitemap(settings: Settings, source: str) -> list[str]:
     URLs are fetched politely: robots.txt asked, each host in its turn. Raises GatekeeperError for
     what can't be had or is no sitemap, OSError for a file that can't be read.
     """
-    body = None if is_url(source) else Path(source).read_bytes()
+    body = None if is_url(source) else read_bounded(source)
     if body is not None:
         text = SitemapText(source, body)
         if not text.sitemaps:

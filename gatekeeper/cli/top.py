@@ -10,22 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gatekeeper.cli.common import (
-    DENIED,
-    NAME,
-    OK,
-    TOKEN,
-    json_text,
-)
-from gatekeeper.cli.local_sidecar import add_address, ask, server_of, where
+from gatekeeper.cli import DENIED, NAME, OK, TOKEN, json_text, seconds
+from gatekeeper.cli.healthcheck import add_address, ask, server_of, where
 from gatekeeper.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Group
 
     from gatekeeper.config import ServerConfig
-
-__all__ = ["EXAMPLE", "add_arguments", "run", "seen", "shown"]
 
 _HOSTS = 20
 _OLD = "no answer, what follows is old"
@@ -38,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `top`."""
     add_address(parser)
     parser.add_argument(
-        "--every", metavar="SECONDS", type=float, default=2.0, help="between two looks (2)"
+        "--every", metavar="SECONDS", type=seconds, default=2.0, help="between two looks (2)"
     )
     parser.add_argument("--once", action="store_true", help="one look, and no more")
 
@@ -46,8 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exit 0 when it is interrupted or has looked once, 1 if the sidecar does not answer."""
     server, token = server_of(args), os.environ.get(TOKEN)
-    if args.every <= 0:
-        raise ConfigError(f"--every {args.every:g}: give more than 0 seconds")
     try:
         if args.json:
             print(json_text(seen(server, token)))

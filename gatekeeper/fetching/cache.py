@@ -50,10 +50,8 @@ from gatekeeper.fetching.records import (
     tombstone,
 )
 from gatekeeper.robots import RobotsTxt
+from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage.base import OriginRecord, Storage
-
-__all__ = ["RecordCache", "RecordUpdates", "SoftExpiry", "answered", "record_octets"]
-
 
 _LEAST: Final = 1.0
 """Seconds between two looks at all records."""
@@ -68,13 +66,13 @@ _STEP: Final = 0.02
 class SoftExpiry:
     """Empties a dictionary of what is no longer fresh."""
 
-    def __init__(self, warm: dict[str, Record], clock: Clock) -> None:
+    def __init__(self, warm: SplitDict[str, Record], clock: Clock) -> None:
         self._warm = warm
         self._clock = clock
         self._timer = SingleTimer(clock, self._sweep)
         self._left: Iterator[str] = iter(())
-        """What the look that is under way has not come to, of a tuple: to that the garbage
-        collector pays no attention."""
+        """What the look that is under way has not come to; a part of `warm` is listed when it is
+        its turn, as a tuple: to that the garbage collector pays no attention."""
         self._looking = False
         self._earliest = math.inf
         """When the first of those that it left, or that came meanwhile, is no longer fresh."""
@@ -87,15 +85,17 @@ class SoftExpiry:
 
     def close(self) -> None:
         """Forget everything, and the timer."""
-        while self._warm:
-            self._warm.popitem()[1].retire()
+        for record in self._warm.values():
+            record.retire()
+        self._warm.clear()
         self._left, self._looking = iter(()), False
         self._timer.cancel()
 
     def _sweep(self) -> None:
         warm, now = self._warm, self._clock.monotonic()
         if not self._looking:
-            self._left, self._earliest = iter(tuple(warm)), math.inf
+            self._left = (origin for part in warm.parts for origin in tuple(part))
+            self._earliest = math.inf
         earliest = self._earliest
         step = [*itertools.islice(self._left, _AT_ONCE)]
         for origin in step:
@@ -142,6 +142,17 @@ class _PackedAnswer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     etag: str | None
     last_modified: str | None
 
+    @classmethod
+    def of(cls, answer: OriginAnswer) -> _PackedAnswer:
+        code, took = _CODES[answer.outcome], round(answer.took * 1000)
+        told = answer.etag, answer.last_modified
+        return cls(code, answer.status, answer.wall, answer.hops, took, *told)
+
+    def unpacked(self) -> OriginAnswer:
+        outcome, took = _OUTCOMES[self.outcome], self.took / 1000
+        told = self.etag, self.last_modified
+        return OriginAnswer(outcome, self.status, self.wall, self.hops, took, *told)
+
 
 class _Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A record as it is written down; outcomes as their place in the table.
@@ -149,21 +160,16 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Monotonic moments and durations are whole milliseconds: half the octets of a float.
     """
 
-    outcome: int
-    status: int | None
-    wall: float
-    took: int
+    current: _PackedAnswer
     fresh_until: int
     expires: int
     text: bytes | None
-    hops: tuple[str, ...] = ()
-    etag: str | None = None
-    last_modified: str | None = None
     unreachable_since: int | None = None
     step: int = 0
     page_ok: int | None = None
     good: _PackedAnswer | None = None
     """None: the current answer is the good one, or there is none."""
+    voids: int = 0
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -183,12 +189,12 @@ class RecordCache:
         *,
         stored: bool,
         uptime: Callable[[float], float] = float,
-        warm: dict[str, Record] | None = None,
+        warm: SplitDict[str, Record] | None = None,
         texts: FileTexts | None = None,
         on_warm: Callable[[float], object] | None = None,
     ) -> None:
         """`on_warm` is told until when each record that is put into `warm` is fresh."""
-        self.warm: dict[str, Record] = {} if warm is None else warm
+        self.warm: SplitDict[str, Record] = SplitDict() if warm is None else warm
         self._on_warm = on_warm
         self.texts: FileTexts = FileTexts(config) if texts is None else texts
         self.evicted: int = 0
@@ -197,19 +203,19 @@ class RecordCache:
         self._most_hot = max(1, config.cache.max_bytes * 5 // 8)
         self._stored = stored
         self._uptime = uptime
-        self._hot: dict[str, Record] = {}
+        self._hot: SplitDict[str, Record] = SplitDict()
         """In the order in which they came, or were last looked at and found in use."""
         self._hot_bytes = 0
         self._candidates: deque[str] = deque()
         """The next ones to look at where room is needed."""
-        self._cold: dict[str, _Cold] = {}
+        self._cold: SplitDict[str, _Cold] = SplitDict()
         """In the order in which they went cold, which is the order of last use: asking
         about one takes it out."""
-        self._promises: dict[str, _Cold] = {}
-        self._shared: dict[bytes, tuple[bytes, int]] = {}
+        self._promises: SplitDict[str, _Cold] = SplitDict()
+        self._shared: SplitDict[bytes, tuple[bytes, int]] = SplitDict()
         """Packed text -> (that very object, how many cold records hold it)."""
-        self._void_until = float("-inf")
-        """Refusals of the guard until then (wall seconds) are as if they were not known."""
+        self._voids = 0
+        """How often refusals of the guard were voided: older ones are as if they were not known."""
         self._cold_bytes = 0
         self._promise_bytes = 0
 
@@ -230,12 +236,11 @@ class RecordCache:
         """The record, made hot; None if there is none."""
         record = self._hot.get(origin)
         if record is not None:
-            current = record.current
-            if current.wall <= self._void_until and current.outcome in OURS:
+            if record.voids < self._voids and record.current.outcome in OURS:
                 self.drop(origin)
                 return None
             record.asked += 1
-        elif origin in self._cold or origin in self._promises:
+        elif self._cold_bytes or self._promise_bytes:
             record = self._thaw(origin)
             if record is not None:
                 self.put(record)
@@ -244,7 +249,8 @@ class RecordCache:
     def put(self, record: Record) -> None:
         """Keep it, in place of what was there."""
         origin, hot = record.origin, self._hot
-        if self._cold or self._promises:
+        record.voids = self._voids
+        if self._cold_bytes or self._promise_bytes:
             self._take_cold(origin)
         if self.warm.get(origin, record) is not record:
             self._chill(origin)
@@ -254,18 +260,17 @@ class RecordCache:
                 self._on_warm(record.fresh_until)
         if record.text is not None:
             self.texts.hold(record.text)  # before the old one lets go of it
-        if origin in hot:
-            self._leave(origin)
+        self._leave(origin)
         hot[origin] = record
         self._hot_bytes += _weight(record)
-        while len(hot) > self._config.cache.hot_records or (
-            self._hot_bytes > self._most_hot and len(hot) > 1
+        while hot.size > self._config.cache.hot_records or (
+            self._hot_bytes > self._most_hot and hot.size > 1
         ):
             self._cool(self._least_used(origin))
 
     def _leave(self, origin: str) -> Record | None:
         """Take a record out of the hot ones."""
-        record = self._hot.pop(origin, None)
+        record = self._hot.take(origin)
         if record is not None:
             self._hot_bytes -= _weight(record)
             if record.text is not None:
@@ -283,9 +288,7 @@ class RecordCache:
         chances = _CHANCES
         while True:
             if not candidates:
-                # Some at once: finding the first key of a dictionary passes over all that were
-                # taken out before it, which one by one would cost the square.
-                candidates.extend(itertools.islice(hot, len(hot) // 64 + 2))
+                candidates.extend(hot.oldest())
             origin = candidates.popleft()
             record = hot.get(origin)
             if record is None or origin == kept:
@@ -303,16 +306,16 @@ class RecordCache:
         self._leave(origin)
         self._take_cold(origin)
 
-    def void_refusals(self, wall: float) -> None:
-        """Forget every file that our guard refused to fetch until then: it may think otherwise.
+    def void_refusals(self) -> None:
+        """Forget every file that our guard refused to fetch so far: it may think otherwise.
 
         Each is looked at when it is asked about: to look at hundreds of thousands now would stop
         the loop. None of them is warm.
         """
-        self._void_until = wall
+        self._voids += 1
 
     def _chill(self, origin: str) -> None:
-        record = self.warm.pop(origin, None)
+        record = self.warm.take(origin)
         if record is not None:
             record.retire()
 
@@ -329,23 +332,21 @@ class RecordCache:
             self._promises[record.origin] = packed
             self._promise_bytes += _size(packed)
         bound = self._config.cache.max_bytes
-        while self._cold and self._cold_bytes > bound // 4:
+        while self._cold_bytes > bound // 4 and self._cold:
             self._drop_oldest(self._cold)
-        while self._promises and self._promise_bytes > bound:
+        while self._promise_bytes > bound and self._promises:
             self._drop_oldest(self._promises)
 
-    def _drop_oldest(self, tier: dict[str, _Cold]) -> None:
-        # Some at once: finding the first key of a dictionary passes over all that were
-        # taken out before it, which one by one would cost the square.
-        for origin in list(itertools.islice(tier, len(tier) // 64 + 1)):
+    def _drop_oldest(self, tier: SplitDict[str, _Cold]) -> None:
+        for origin in tier.oldest():
             self._take_cold(origin)
             self.evicted += 1
 
     def _take_cold(self, origin: str) -> _Packed | None:
-        packed = self._cold.pop(origin, None)
+        packed = self._cold.take(origin)
         if packed is not None:
             self._cold_bytes -= _size(packed)
-        elif (packed := self._promises.pop(origin, None)) is not None:
+        elif (packed := self._promises.take(origin)) is not None:
             self._promise_bytes -= _size(packed)
         else:
             return None
@@ -374,7 +375,7 @@ class RecordCache:
         packed = self._take_cold(origin)
         if packed is None:
             return None
-        if packed.wall <= self._void_until and _OUTCOMES[packed.outcome] in OURS:
+        if packed.voids < self._voids and _OUTCOMES[packed.current.outcome] in OURS:
             return None
         return self._unpacked(origin, packed)
 
@@ -386,27 +387,10 @@ class RecordCache:
         text: FileText | None = None
         if packed.text is not None:
             text = self.texts.of(inflate(packed.text), packed.text)
-        current = OriginAnswer(
-            _OUTCOMES[packed.outcome],
-            packed.status,
-            packed.wall,
-            packed.hops,
-            packed.took / 1000,
-            packed.etag,
-            packed.last_modified,
-        )
+        current = packed.current.unpacked()
         good: OriginAnswer | None = current if current.outcome.good else None
         if packed.good is not None:
-            old = packed.good
-            good = OriginAnswer(
-                _OUTCOMES[old.outcome],
-                old.status,
-                old.wall,
-                old.hops,
-                old.took / 1000,
-                old.etag,
-                old.last_modified,
-            )
+            good = packed.good.unpacked()
         return Record(
             origin,
             self._config.fetch,
@@ -430,38 +414,21 @@ def record_octets(record: Record) -> bytes:
 def _packed(record: Record, text: bytes | None) -> _Packed:
     current, good = record.current, record.good
     return _Packed(
-        outcome=_CODES[current.outcome],
-        status=current.status,
-        wall=current.wall,
-        took=round(current.took * 1000),
+        current=_PackedAnswer.of(current),
         fresh_until=int(record.fresh_until * 1000),
         expires=int(record.expires * 1000),
         text=text,
-        hops=current.hops,
-        etag=current.etag,
-        last_modified=current.last_modified,
         unreachable_since=_milliseconds(record.unreachable_since),
         step=record.step,
         page_ok=_milliseconds(record.page_ok),
-        good=None if good is None or good is current else _packed_answer(good),
+        good=None if good is None or good is current else _PackedAnswer.of(good),
+        voids=record.voids,
     )
 
 
 def _encoded(packed: _Packed) -> bytes:
     # The encoder's own result keeps the buffer it grew in, half as large again as needed.
     return bytes(memoryview(_ENCODER.encode(packed)))
-
-
-def _packed_answer(answer: OriginAnswer) -> _PackedAnswer:
-    return _PackedAnswer(
-        _CODES[answer.outcome],
-        answer.status,
-        answer.wall,
-        answer.hops,
-        round(answer.took * 1000),
-        answer.etag,
-        answer.last_modified,
-    )
 
 
 def _milliseconds(seconds: float | None) -> int | None:

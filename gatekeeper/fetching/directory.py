@@ -37,55 +37,29 @@ from gatekeeper.fetching.outcomes import (
     hurried,
     precedence,
 )
-from gatekeeper.fetching.records import (
-    LARGE,
-    NO_TEXT,
-    FileText,
-    FileTexts,
-    OriginAnswer,
-    Record,
-    Standing,
-)
+from gatekeeper.fetching.records import LARGE, FileText, FileTexts, Record
 from gatekeeper.robots import Policy, RobotsTxt
+from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage.base import Storage, unpack_body
-
-__all__ = [
-    "NO_TEXT",
-    "Directory",
-    "DirectoryStats",
-    "Flight",
-    "HeldUp",
-    "OnChange",
-    "OnRetrieval",
-    "OriginAnswer",
-    "Record",
-    "RobotsSource",
-    "Standing",
-    "flying",
-]
-
 
 HeldUp = Callable[[], tuple[Outcome, float] | None]
 """What keeps a flight from its turn for long, and for how many seconds; None: nothing now."""
 
 
-class Flight:
+class Flight(msgspec.Struct, eq=False):
     """One origin being asked about, and everybody who waits for it."""
 
-    __slots__ = ("asked", "force", "held_up", "origin", "task", "waiters")
-
-    def __init__(self, origin: str, *, force: bool) -> None:
-        self.origin: str = origin
-        self.task: asyncio.Task[None] | None = None
-        self.waiters: dict[asyncio.Future[Record | None], None] = {}
-        """Each has a future of its own, so that a cancelled one cancels nobody. It gets the
-        record, or None when the directory closes; never an exception."""
-        self.force: bool = force
-        self.asked: bool = False
-        """It came to asking the origin (or would have, but for a local fault), and not only
-        to looking it up in the storage."""
-        self.held_up: HeldUp | None = None
-        """Set while it waits for a turn that may be far off."""
+    origin: str
+    force: bool
+    task: asyncio.Task[None] | None = None
+    waiters: dict[asyncio.Future[Record | None], None] = {}
+    """Each has a future of its own, so that a cancelled one cancels nobody. It gets the
+    record, or None when the directory closes; never an exception."""
+    asked: bool = False
+    """It came to asking the origin (or would have, but for a local fault), and not only
+    to looking it up in the storage."""
+    held_up: HeldUp | None = None
+    """Set while it waits for a turn that may be far off."""
 
     def answer(self, record: Record | None) -> None:
         """Wake everybody who waits; who comes from now on gets what is learnt after it."""
@@ -144,7 +118,7 @@ class DirectoryStats(msgspec.Struct, frozen=True, kw_only=True):
 class Directory:
     """What is known of every origin's robots.txt.
 
-    `warm` is a plain dictionary of records that answer by their policy alone; a timer takes
+    `warm` is a dictionary of records that answer by their policy alone; a timer takes
     them out when their `fresh_until` has come. Whoever wants speed looks there first, and
     calls `get` for the rest.
 
@@ -162,7 +136,7 @@ class Directory:
         on_learnt: Callable[[Record], object] = lambda _record: None,
         on_retrieval: OnRetrieval = lambda _origin, _retrieval, _seconds: None,
         faults: LocalFaults | None = None,
-        warm: dict[str, Record] | None = None,
+        warm: SplitDict[str, Record] | None = None,
         texts: FileTexts | None = None,
         choose: Callable[[RobotsTxt, str], Policy] = RobotsTxt.policy,
         agent: str = "",
@@ -178,7 +152,7 @@ class Directory:
         self._clock = clock
         self._storage = storage
         self._faults = faults or LocalFaults(rng, on_doubt=self.plan_probes)
-        self.warm: dict[str, Record] = {} if warm is None else warm
+        self.warm: SplitDict[str, Record] = SplitDict() if warm is None else warm
         self._soft_expiry = SoftExpiry(self.warm, clock)
         self._cache = RecordCache(
             config,
@@ -249,7 +223,12 @@ class Directory:
         what can't be had reads as DEFER. Raises GateClosed.
         """
         record = self.at_hand(origin)
-        return (await self._wait_for(origin, force=False))[0] if record is None else record
+        return await self.meet(origin) if record is None else record
+
+    async def meet(self, origin: str) -> Record:
+        """The record as the origin is asked for it, or is being asked: what `get` gives where
+        nothing is `at_hand`. Raises GateClosed."""
+        return (await self._wait_for(origin, force=False))[0]
 
     def at_hand(self, origin: str) -> Record | None:
         """The record, if `get` gives one without waiting; it is asked for anew beyond its soft
@@ -291,7 +270,7 @@ class Directory:
 
     def void_refusals(self) -> None:
         """The guard has other settings: what it refused to fetch may be asked for again."""
-        self._cache.void_refusals(self._clock.wall())
+        self._cache.void_refusals()
 
     async def forget(self, origin: str) -> None:
         """Drop everything known of the origin, in storage too."""

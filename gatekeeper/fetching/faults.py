@@ -15,22 +15,27 @@ A site is a registrable domain, or an address: 25 names of one domain, or of one
 one. While a fault is on, nothing is recorded, what was recorded of the suspects is undone,
 hosts that answered and have not failed since go on, and the others wait for the probes.
 
-Pure: no I/O, no clock. Times are monotonic seconds.
+`LocalFaults` is pure: no I/O, no clock; times are monotonic seconds. `Uplink` tells it what became
+of the requests for pages.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
-from functools import cache, lru_cache
-from heapq import nlargest
+from functools import cache, lru_cache, partial
 from ipaddress import ip_address
 from typing import Final
 
-from gatekeeper.urls import host_of
+import aiohttp
+import msgspec
 
-__all__ = ["LEAST", "PATIENCE", "WINDOW", "LocalFaults", "site_of"]
+from gatekeeper.clock import Clock, SingleTimer
+from gatekeeper.config import FetchConfig
+from gatekeeper.fetching.outcomes import classify
+from gatekeeper.urls import host_of, make_room
 
 WINDOW: Final = 10.0
 """Seconds over which sites are counted."""
@@ -63,20 +68,22 @@ anyway."""
 _MOST_UNDONE: Final = 100
 _MOST: Final = 10_000
 """Origins remembered in any list here."""
+_SILENCE: Final = 8.0
+"""Seconds without any answer after which requests under way are looked at."""
+_IDLE: Final = 60.0
+"""Seconds without an answer, nor anything that waits for one, after which nobody looks."""
+_USUAL: Final = FetchConfig()
 
 
-class _Suspect:
+class _Suspect(msgspec.Struct, eq=False):
     """An origin that failed as a lost uplink would make it fail."""
 
-    __slots__ = ("at", "group", "lately", "undo")
-
-    def __init__(self, group: int, *, lately: bool) -> None:
-        self.at = 0.0
-        """When it last failed."""
-        self.group = group
-        self.lately = lately
-        """It had answered lately."""
-        self.undo: list[Callable[[], object]] = []
+    group: int
+    lately: bool
+    """It had answered lately."""
+    at: float = 0.0
+    """When it last failed."""
+    undo: list[Callable[[], object]] = []
 
 
 class LocalFaults:
@@ -138,9 +145,9 @@ class LocalFaults:
     def answered(self, origin: str, now: float) -> None:
         """Something came from the network: all suspicion is contradicted."""
         before = self.last_answer
+        self.heard.pop(origin, None)  # in the order in which they answered: the oldest go
+        make_room(self.heard, _MOST)
         self.heard[origin] = self.last_answer = now
-        if len(self.heard) > _MOST:
-            self.sweep_if_many(now)
         if self.doubtful:
             self._on_answer()
             self._clear()
@@ -266,16 +273,6 @@ class LocalFaults:
         self._pause = _NEXT_PROBE if swift else min(self._pause * 2, _LAST_PROBE)
         self._set_probe(now)
         return chosen
-
-    def sweep_if_many(self, now: float) -> None:
-        """Forget who answered long ago; of too many, those who answered first."""
-        if len(self.heard) <= _MOST:
-            return
-        kept = [one for one in self.heard.items() if now - one[1] <= LATELY]
-        if len(kept) > _MOST // 2:
-            kept = nlargest(_MOST // 2, kept, key=_when)
-        self.heard.clear()
-        self.heard.update(kept)
 
     def close(self) -> None:
         """Undo nothing any more: what was recorded is of no interest to anybody."""
@@ -464,3 +461,76 @@ def _plain(address: str) -> str:
     except ValueError:
         return address
     return str(getattr(found, "ipv4_mapped", None) or found)
+
+
+class Uplink:
+    """Tells what the pages' answers, failures and silence say about our own network.
+
+    The head of a page is as good an answer as a robots.txt: it ends a fault of our own, and
+    shows whom to ask when one is suspected. A request that gets none is a hint; one that can't
+    be connected, or of which nothing is heard for long while nobody else answers either, is
+    evidence. What it is worth is for `LocalFaults` to say.
+    """
+
+    def __init__(
+        self,
+        faults: LocalFaults,
+        clock: Clock,
+        sent: Callable[[], Iterable[tuple[str, float]]],
+        *,
+        busy: Callable[[], bool],
+        forgive: Callable[[str], object],
+    ) -> None:
+        """`sent`: the origins of the requests that were sent and of which nothing was heard, and
+        since when (monotonic seconds). `busy`: is any lease open? `forgive`: take back what a
+        request of the host was counted as."""
+        self.faults = faults
+        self._clock = clock
+        self._sent = sent
+        self._busy = busy
+        self._forgive = forgive
+        self._timer = SingleTimer(clock, self._look)
+
+    def wake(self) -> None:
+        """Something was sent, or answered: look after the open leases for as long as there are
+        any, and a while longer."""
+        if self._timer.when == math.inf:
+            self._timer.set(self._clock.monotonic() + _SILENCE)
+
+    def close(self) -> None:
+        """Look no more."""
+        self._timer.hold()
+
+    def unanswered(self, origin: str, host: str, began: float) -> None:
+        """A request ended without an answer, and was counted as an error of its host."""
+        now, undo = self._clock.monotonic(), partial(self._forgive, host)
+        self.faults.unanswered_by(origin, began=began, now=now, undo=undo)
+
+    def unreached(self, lease: object, error: BaseException, *, connected: bool = True) -> None:
+        """A request of ours failed with that error: as a lost uplink would make it fail?
+
+        `connected` False: it failed before it could be sent, as an error of aiohttp says itself.
+        """
+        origin = getattr(lease, "origin", None)
+        if origin is None:
+            return  # not a lease of ours
+        connected = connected and not isinstance(error, aiohttp.ConnectionTimeoutError)
+        if classify(error=error, config=_USUAL, connected=connected).row.local:
+            began: float = getattr(lease, "started_at", 0.0)
+            self.faults.failed(origin, began=began, now=self._clock.monotonic())
+
+    def _look(self) -> None:
+        """Has anybody answered? If not, each request that went out long ago is evidence."""
+        faults, now = self.faults, self._clock.monotonic()
+        if not self._busy() and now - faults.last_answer >= _IDLE:
+            faults.rest()
+            return
+        moment = faults.last_answer + _SILENCE
+        if moment <= now:
+            moment = now + _SILENCE
+            for origin, began in self._sent():
+                if began + _SILENCE <= now:
+                    faults.failed(origin, began=began, now=now)
+                else:
+                    moment = min(moment, began + _SILENCE)
+        self._timer.set(moment)

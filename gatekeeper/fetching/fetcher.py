@@ -15,7 +15,6 @@ import re
 import weakref
 import zlib
 from collections.abc import Coroutine, Mapping
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -60,9 +59,6 @@ from gatekeeper.library_internals import default_proxy, limit_interim
 from gatekeeper.robots.patterns import is_robots_txt
 from gatekeeper.urls import Target, join, parse
 
-__all__ = ["BadEncoding", "Decoder", "Fetcher", "Reply", "RequestSender", "send_once"]
-
-
 _BOMB_FROM: Final = 65_536
 _BOMB_RATIO: Final = 100
 _GZIP_MAGIC: Final = 0x1F
@@ -84,14 +80,8 @@ class Decoder:
     """
 
     __slots__ = (
-        "_consumed",
-        "_ended",
-        "_gzip",
-        "_padding",
-        "_plain",
-        "_produced",
-        "_step",
-        "_unpacker",
+        *("_consumed", "_ended", "_gzip", "_padding"),
+        *("_plain", "_produced", "_step", "_unpacker"),
     )
 
     def __init__(self, encoding: str) -> None:
@@ -233,9 +223,9 @@ class RequestSender:
         Raises GateClosed where the lent one is closed: a session made without a connector
         would get one that no guard knows.
         """
-        connector = self._connector()
         own = self._own
-        if own is None:
+        if own is None or self._lent.closed:
+            connector = self._connector()
             self._loop = asyncio.get_running_loop()  # kept: to ask for it is a system call
             own = self._own = _laid_over(self._lent, connector, self._headers)
             # It holds nothing to be closed; but aiohttp warns of a session that is not.
@@ -286,7 +276,6 @@ class RequestSender:
                     _url_of(target),
                     headers=headers,
                     allow_redirects=False,
-                    middlewares=(partial(_ask_once, watch),),
                     ssl=self._ssl,
                     trace_request_ctx=watch,
                 ) as head:
@@ -341,7 +330,7 @@ class RequestSender:
                     async with session.get(
                         _url_of(target),
                         allow_redirects=False,
-                        middlewares=(partial(_connect_only, watch),),
+                        middlewares=(_connect_only,),
                         ssl=self._ssl,
                         trace_request_ctx=attempt,
                     ):
@@ -384,6 +373,7 @@ def _laid_over(
     headers: Mapping[str, str],
     trace: aiohttp.TraceConfig | None = None,
 ) -> aiohttp.ClientSession:
+    proxy = default_proxy(lent)
     # Only in a bounded pool is there a queue to hear of.
     if trace is None and (connector.limit or connector.limit_per_host):
         trace = _trace_of_queue()
@@ -393,11 +383,14 @@ def _laid_over(
         headers=headers,
         cookie_jar=aiohttp.DummyCookieJar(),
         request_class=_Request,
+        response_class=FirstAnswer,
         trace_configs=None if trace is None else [trace],
         trust_env=lent.trust_env,
         auto_decompress=False,
         timeout=_NO_LIMITS,
-        **default_proxy(lent),
+        # `FirstAnswer` does not see what a proxy says before it passes anything on.
+        middlewares=(send_once,) if lent.trust_env or any(proxy.values()) else (),
+        **proxy,
     )
 
 
@@ -428,9 +421,8 @@ def _trace_of_connections() -> aiohttp.TraceConfig:
 
 
 class _Request(aiohttp.ClientRequest):
-    """A request that tells its Watch when it has a connection."""
+    """A request that tells the deadline of its context when it has a connection."""
 
-    watch: RetrievalDeadline | None = None
     connect_only = False
 
     def send(self, conn: Connection) -> Coroutine[Any, Any, aiohttp.ClientResponse]:
@@ -438,9 +430,20 @@ class _Request(aiohttp.ClientRequest):
         if self.connect_only:
             raise _ConnectedError
         limit_interim(conn.protocol)  # of a connector that is not ours, too
-        if self.watch is not None:
-            self.watch.sending()
+        if (watch := watching.get()) is not None:
+            watch.sending()
         return super().send(conn)
+
+
+class FirstAnswer(aiohttp.ClientResponse):
+    """What `send_once` does for the requests of a session, for less: no second one is sent."""
+
+    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+        """Read the head."""
+        try:
+            return await super().start(connection)
+        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+            raise aiohttp.ClientConnectionError(str(error)) from error
 
 
 async def send_once(
@@ -465,22 +468,13 @@ async def send_once(
         raise aiohttp.ClientConnectionError(str(error)) from error
 
 
-def _ask_once(
-    watch: RetrievalDeadline, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
-) -> Coroutine[Any, Any, aiohttp.ClientResponse]:
-    """Each request for a robots.txt has a turn of its own, and time of its own."""
-    if isinstance(request, _Request):
-        request.watch = watch
-    return send_once(request, handler)
-
-
 async def _connect_only(
-    watch: RetrievalDeadline, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
     """Nothing is sent."""
     if not isinstance(request, _Request):
         raise aiohttp.ClientConnectionError("not a request of ours")
-    request.watch, request.connect_only = watch, True
+    request.connect_only = True
     return await handler(request)
 
 
@@ -519,7 +513,8 @@ async def _body_of(
     if is_media(head.headers.get(CONTENT_TYPE, "")):
         head.close()
         return b"", 0, True
-    decoder = Decoder(head.headers.get(CONTENT_ENCODING, ""))
+    encoding = head.headers.get(CONTENT_ENCODING)
+    decoder = Decoder(encoding) if encoding else None
     content = head.content
     body = bytearray()
     received = 0
@@ -528,7 +523,8 @@ async def _body_of(
         chunk = await content.readany()
         received += len(chunk)
         watch.received(len(chunk))
-        body += decoder.feed(chunk, config.max_body + 1 - len(body))
+        room = config.max_body + 1 - len(body)
+        body += chunk[:room] if decoder is None else decoder.feed(chunk, room)
         if not sniffed and len(body) >= 1024:
             sniffed = True
             if is_binary(bytes(body[:1024])):
@@ -539,7 +535,8 @@ async def _body_of(
             return bytes(body), received, False
         if received > config.max_wire:
             raise BadEncoding(f"{received} octets on the wire for {len(body)} of text")
-    decoder.finish()
+    if decoder is not None:
+        decoder.finish()
     whole = bytes(body)
     return whole, received, not sniffed and is_binary(whole)
 
@@ -558,7 +555,7 @@ class Fetcher:
     """Retrieves robots.txt files; keeps nothing of them.
 
     `session` lends its connections alone: no cookies, default headers or middlewares.
-    `take_turn(url)` gives the turn of the URL's host. `refuse(url)` is the guard's word about a
+    `take_turn(target)` gives the turn of its host. `refuse(url)` is the guard's word about a
     redirect: None, or what is wrong. `known(origin)` is what is fresh about another origin to whose
     /robots.txt a redirect leads.
     """
@@ -678,7 +675,7 @@ class _Redirects:
         """Take the turn of the hop's host, send the request, give the turn back."""
         fetcher = self._fetcher
         target, url = self._target, self._target.url
-        async with fetcher._slots.with_turn(fetcher._take_turn(url)) as turn:
+        async with fetcher._slots.with_turn(fetcher._take_turn(target)) as turn:
             reply = await fetcher._sender.ask(
                 target, self._own_headers(url), self._watch, first_hop=not self._hops
             )
@@ -760,14 +757,15 @@ class _Redirects:
     def _arrived(self, reply: Reply) -> Retrieval:
         now = self._fetcher._clock.wall()
         headers = reply.headers
+        etag, last_modified = headers.get(ETAG), headers.get(LAST_MODIFIED)
         return Retrieval(
             outcome=reply.outcome,
             status=reply.status,
             hops=tuple(self._hops),
             url=self._target.url,
             body=reply.body,
-            etag=_sendable(headers.get(ETAG)),
-            last_modified=_sendable(headers.get(LAST_MODIFIED)),
+            etag=_sendable(etag) if etag else None,
+            last_modified=_sendable(last_modified) if last_modified else None,
             lifetime=lifetime(headers, now),
             retry_after=self._wait,
             took=self._watch.used,
@@ -792,8 +790,8 @@ def _headers(user_agent: str, config: FetchConfig) -> dict[str, str]:
     return headers
 
 
-def _sendable(value: str | None) -> str | None:
+def _sendable(value: str) -> str | None:
     """A validator that can be kept and sent back: octets that are no text can't."""
-    if value and len(value) <= _MAX_VALIDATOR and value.isascii() and value.isprintable():
+    if len(value) <= _MAX_VALIDATOR and value.isascii() and value.isprintable():
         return value
     return None

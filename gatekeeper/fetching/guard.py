@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 import aiohttp
 import cachetools
+import msgspec
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from gatekeeper import urls
@@ -43,7 +44,7 @@ from gatekeeper.clock import Clock, deadline
 from gatekeeper.config import Config
 from gatekeeper.decision import BLOCKED_NOTE, Decision
 from gatekeeper.errors import AddressRefused, ConfigError, Denied, HoldLapsed
-from gatekeeper.fetching.guard_policy import Guard, GuardStats, Kind, Refusal
+from gatekeeper.fetching.guard_policy import Guard
 from gatekeeper.fetching.limits import PlaceQueue, watching
 from gatekeeper.library_internals import (
     DialConnector,
@@ -51,30 +52,13 @@ from gatekeeper.library_internals import (
     limit_interim,
     start_connection,
 )
-from gatekeeper.url_cache import UrlCache
+from gatekeeper.urls import UrlCache
 
 if TYPE_CHECKING:
     from aiohttp import ClientRequest, ClientTimeout
     from aiohttp.client_proto import ResponseHandler
     from aiohttp.connector import AddrInfoType, Connection
     from aiohttp.tracing import Trace
-
-__all__ = [
-    "FirstDial",
-    "Guard",
-    "GuardStats",
-    "GuardedConnector",
-    "GuardedResolver",
-    "HostAddresses",
-    "Kind",
-    "Refusal",
-    "RememberingResolver",
-    "SystemResolver",
-    "before_send",
-    "dialling",
-    "refuse_proxy",
-    "system_resolver",
-]
 
 
 _THREADS: Final = 64
@@ -170,16 +154,13 @@ class SystemResolver(AbstractResolver):
 _MAX_ANSWERS = 4
 
 
-class _Attempt:
+class _Attempt(msgspec.Struct, eq=False):
     """The guard's own record of one connection attempt; seen by the tasks it starts."""
 
-    __slots__ = ("dialled", "host", "proxied", "refused")
-
-    def __init__(self, host: str, *, proxied: bool) -> None:
-        self.host = host
-        self.proxied = proxied
-        self.refused = 0
-        self.dialled = 0
+    host: str
+    proxied: bool
+    refused: int = 0
+    dialled: int = 0
 
 
 _attempt: ContextVar[_Attempt | None] = ContextVar("gatekeeper_guard_attempt", default=None)
@@ -211,22 +192,19 @@ class _Socket(socket.socket):
             super().connect(address)
 
 
-class FirstDial:
+class FirstDial(msgspec.Struct, eq=False):
     """A name that was looked up and dialled before there is a request for it, for one context.
 
     The request finds the answers and the connection where it asks for them: in the resolver and in
     the socket factory.
     """
 
-    __slots__ = ("answers", "host", "port", "sock")
-
-    def __init__(self, host: str, port: int, answers: list[ResolveResult]) -> None:
-        self.host: str = host
-        self.port: int = port
-        self.answers: list[ResolveResult] = answers
-        """Vetted; the one that was connected to stands first."""
-        self.sock: _Socket | None = None
-        """Connected, as long as no request has taken it."""
+    host: str
+    port: int
+    answers: list[ResolveResult]
+    """Vetted; the one that was connected to stands first."""
+    sock: _Socket | None = None
+    """Connected, as long as no request has taken it."""
 
     def connected(self, sock: _Socket) -> None:
         """It came about."""
@@ -381,7 +359,7 @@ class GuardedConnector(DialConnector):
         if req.proxy is not None:
             refuse_proxy(self.guard.mode, req.proxy)
         url, cache = req.url, self._url_cache
-        passed = url is cache.last and cache.authority.origin in self.guard.passed
+        passed = url is cache.last and cache.origin in self.guard.passed
         if not passed and (refusal := self.guard.refuses_request(url)) is not None:
             raise self._denied(req, refusal.note)
         if (lapsed := before_send.get()) is not None:

@@ -19,14 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from ipaddress import (
-    IPv4Address,
-    IPv4Network,
-    IPv6Address,
-    IPv6Network,
-    ip_address,
-    ip_network,
-)
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
 
 from yarl import URL
@@ -35,29 +28,7 @@ from gatekeeper import urls
 from gatekeeper.config import Config, GuardConfig, as_config
 from gatekeeper.decision import BLOCKED_NOTE
 from gatekeeper.errors import ConfigError, InvalidURL
-
-__all__ = [
-    "ADDRESS_NOTE",
-    "BAD_PORTS",
-    "INNER_NAMES",
-    "IPV4_TABLE",
-    "IPV6_TABLE",
-    "NAME_NOTE",
-    "NAT64",
-    "NEEDS_RANGE",
-    "PORT_NOTE",
-    "TABLE_VERSION",
-    "USERINFO_NOTE",
-    "Guard",
-    "GuardStats",
-    "Kind",
-    "Refusal",
-    "address_kind",
-    "inner_name",
-    "ipv4_within",
-    "remedy",
-]
-
+from gatekeeper.split_dict import SplitDict
 
 TABLE_VERSION = "2026-11-20"
 """The day on which the tables were last compared with the registries."""
@@ -356,10 +327,13 @@ class Guard:
         """Goes up when other settings are put in force."""
         self._is_local = is_local or _is_local
         self._listeners: set[tuple[_Address, int]] = set()
-        self._verdicts: dict[str, Refusal | None] = {}
-        self.passed: dict[str, None] = {}
+        self._verdicts: SplitDict[str, Refusal | None] = SplitDict()
+        self.passed: SplitDict[str, None] = SplitDict()
         """Scheme and authority of what may be requested, whatever ordinary path follows. A set, or
         pairs, the garbage collector would walk."""
+        self._passed_addresses: SplitDict[str, None] = SplitDict()
+        """Port, address and name of what may be dialled: each is judged before it is looked up or
+        used, and again as it is dialled."""
         self._logged: set[Refusal] = set()
         self._refused: Counter[str] = Counter()
         self._dialled = 0
@@ -379,6 +353,7 @@ class Guard:
         self._denied, self._denied_names = denied, denied_names
         self._verdicts.clear()
         self.passed.clear()
+        self._passed_addresses.clear()
         self._logged.clear()
         self.version += 1
 
@@ -388,10 +363,8 @@ class Guard:
         What a name resolves to is not known here; that is judged when it is dialled.
         """
         ordinary = urls.split_ordinary(raw)  # never with userinfo: those take the long road
-        if ordinary is not None and (origin := ordinary[0]) in self._verdicts:
-            refusal = self._verdicts[origin]
-        else:
-            refusal = self._judge_text(raw)
+        known = None if ordinary is None else self._verdicts.get(ordinary[0], _UNKNOWN)
+        refusal = self._judge_text(raw) if ordinary is None or known is _UNKNOWN else known
         return refusal if refusal is None else self._note(refusal)
 
     def refuses_request(self, url: URL) -> Refusal | None:
@@ -408,7 +381,7 @@ class Guard:
         else:
             refusal = self.refuses_url(str(url))
         if refusal is None and "@" not in origin:
-            urls.make_room(self.passed, _MAX_REMEMBERED)
+            self.passed.make_room(_MAX_REMEMBERED)
             self.passed[origin] = None
         return refusal
 
@@ -441,6 +414,7 @@ class Guard:
         self._listeners.add((_unmapped(own), port))
         self._verdicts.clear()
         self.passed.clear()
+        self._passed_addresses.clear()
 
     def count(self, refused: Mapping[str, int]) -> None:
         """Count, by their kind, what a guard of another process refused for this one."""
@@ -463,10 +437,11 @@ class Guard:
         if target.userinfo:
             return Refusal(Kind.USERINFO, f"{target.origin}: credentials in the URL", USERINFO_NOTE)
         verdicts, origin = self._verdicts, target.origin
-        if origin not in verdicts:
-            urls.make_room(verdicts, _MAX_REMEMBERED)
-            verdicts[origin] = self._judge_origin(target)
-        return verdicts[origin]
+        known: Refusal | None = verdicts.get(origin, _UNKNOWN)
+        if known is _UNKNOWN:
+            verdicts.make_room(_MAX_REMEMBERED)
+            known = verdicts[origin] = self._judge_origin(target)
+        return known
 
     def _judge_origin(self, target: urls.Target) -> Refusal | None:
         if refusal := self._judge_port(target.port, target.host):
@@ -475,7 +450,7 @@ class Guard:
         # Without a colon every address ends with a digit.
         literal = _as_address(host) if ":" in host or host[-1:].isdecimal() else None
         if literal is not None:
-            return self._judge_address(literal, target.port)
+            return self._judge_address(host, target.port)
         return self._judge_name(host)
 
     def _judge_port(self, port: int, host: str) -> Refusal | None:
@@ -505,9 +480,15 @@ class Guard:
 
     def _judge_address(self, ip: str | _Address, port: int, name: str = "") -> Refusal | None:
         """`name`: what resolved to the address, for the log."""
+        passed, key = self._passed_addresses, f"{port} {ip} {name}"
+        if key in passed:
+            return None
         parsed = _as_address(ip) if isinstance(ip, str) else ip
         kind = Kind.MALFORMED if parsed is None else self._kind_of(parsed, port, name)
         if kind is None:
+            if not self._listeners:  # else which addresses are this machine's may change
+                passed.make_room(_MAX_ADDRESSES)
+                passed[key] = None
             return None
         shown = f"{name} -> {ip} port {port}" if name else f"{ip} port {port}"
         if kind is Kind.MALFORMED:

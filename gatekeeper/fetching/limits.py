@@ -18,18 +18,6 @@ from gatekeeper.clock import Clock, Deadline, SharedTimer
 from gatekeeper.config import FetchConfig, PacingConfig
 from gatekeeper.fetching.outcomes import ANSWERED, UNKNOWN_ORIGIN, HostTurn, precedence
 
-__all__ = [
-    "SLOW_FACTOR",
-    "PlaceQueue",
-    "RetrievalDeadline",
-    "Slot",
-    "Slots",
-    "TurnAndSlot",
-    "watching",
-    "within_files",
-]
-
-
 _NEVER: Final = float("inf")
 
 
@@ -46,19 +34,8 @@ class RetrievalDeadline:
     """
 
     __slots__ = (
-        "_alarm",
-        "_asked_at",
-        "_before",
-        "_config",
-        "_deadline",
-        "_left",
-        "_limit",
-        "_loop",
-        "_octets",
-        "_since",
-        "_task",
-        "connected",
-        "ends",
+        *("_alarm", "_asked_at", "_before", "_config", "_deadline", "_left", "_limit"),
+        *("_loop", "_octets", "_since", "_task", "connected", "ends"),
     )
 
     def __init__(
@@ -123,7 +100,7 @@ class RetrievalDeadline:
 
     def queued(self) -> None:
         """Nothing of ours is on the network: our own pool is full, say."""
-        self._count(self._alarm.clock.monotonic())
+        self._begin(self._alarm.clock.monotonic(), 0.0)
         self._since = None
         self._alarm.drop(self)
 
@@ -134,10 +111,14 @@ class RetrievalDeadline:
 
     def reading(self) -> float | None:
         """The head has come; the seconds it took, None where the sending was not seen."""
-        now = self._phase(self._config.total_timeout)
+        config = self._config
+        now = self._alarm.clock.monotonic()
+        self._begin(now, config.total_timeout)
+        self._octets = 0
+        window = now + config.min_rate_window
+        self._alarm.set(self, min(window, self._limit))
         took = now - self._asked_at if self.connected else None
         self.connected = True
-        self._next_window(now)
         return took
 
     def received(self, octets: int) -> None:
@@ -146,15 +127,18 @@ class RetrievalDeadline:
 
     def _phase(self, seconds: float) -> float:
         now = self._alarm.clock.monotonic()
-        self._count(now)
-        self._since = now
-        self._limit = now + min(seconds, self._left)
+        self._begin(now, seconds)
         self._alarm.set(self, self._limit)
         return now
 
-    def _count(self, now: float) -> None:
-        if self._since is not None:
-            self._left = max(0.0, self._left - (now - self._since))
+    def _begin(self, now: float, seconds: float) -> None:
+        """A phase of so many seconds; those of the one before are counted."""
+        since, left = self._since, self._left
+        if since is not None:
+            left -= now - since
+            self._left = left = max(0.0, left)
+        self._since = now
+        self._limit = now + (min(left, seconds))
 
     def _next_window(self, now: float) -> None:
         self._octets = 0
@@ -175,9 +159,10 @@ class RetrievalDeadline:
 
 
 _PATIENCE: Final = 0.25
-_FEWEST, _MOST = 4, 8
+_FEWEST, _MOST = 4, 24
 """Retrievals that begin, and that go on the network, during one iteration of the loop, where they
-fail and where they are answered; those of origins that answered before are not counted."""
+fail and where they are answered, which is hoped at first; those of origins that answered before
+are not counted."""
 SLOW_FACTOR: Final = 19
 """Places in the slow lane for each in the fast one."""
 
@@ -211,9 +196,7 @@ class PlaceQueue:
         return False
 
     async def take(self) -> None:
-        """Wait for a place."""
-        if self.take_nowait():
-            return
+        """Wait for a place, where `take_nowait` found none."""
         waiting = self._waiting[precedence.get()]
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting.append(place)
@@ -230,7 +213,8 @@ class PlaceQueue:
     def give(self) -> None:
         """A place is free: to the next who waits."""
         self.free += 1
-        self._hand_out()
+        if any(self._waiting):
+            self._hand_out()
 
     def _may(self, rank: int) -> bool:
         """Whether one of that rank may be given a place now; it is given if so."""
@@ -284,10 +268,10 @@ class Slots(PlaceQueue):
     ) -> None:
         self._most = most
         self._in_flight = max_in_flight
-        super().__init__(min(most, _half(max_in_flight)), per_iteration=_FEWEST)
+        super().__init__(min(most, _half(max_in_flight)), per_iteration=_MOST)
         self.free: int
         self.slow_free: int = self._slow(max_in_flight)
-        self._entries = PlaceQueue(_quarter(max_in_flight), per_iteration=_FEWEST)
+        self._entries = PlaceQueue(_quarter(max_in_flight), per_iteration=_MOST)
         self.alarm: SharedTimer = SharedTimer(clock)
         self.patience = patience
         self.taken = 0
@@ -300,10 +284,6 @@ class Slots(PlaceQueue):
         each = self.per_iteration
         each = min(_MOST, each + 1) if answered else max(_FEWEST, each // 2)
         self.per_iteration = self._entries.per_iteration = each
-
-    def __call__(self) -> Slot:
-        """Wait for a slot, hold it for the block."""
-        return Slot(self)
 
     def with_turn(self, turn: AbstractAsyncContextManager[HostTurn]) -> TurnAndSlot:
         """Wait for the turn and then for a slot; hold both for the block."""
@@ -322,42 +302,6 @@ class Slots(PlaceQueue):
         return min(within_files(most * (1 + SLOW_FACTOR)) - most, room)
 
 
-class Slot:
-    """One retrieval's place, for one `async with`."""
-
-    __slots__ = ("_slots", "_slow", "ends")
-
-    def __init__(self, slots: Slots) -> None:
-        self._slots = slots
-        self._slow = False
-        self.ends: float = 0.0
-
-    async def __aenter__(self) -> None:
-        slots = self._slots
-        await slots.take()
-        slots.taken += 1
-        slots.alarm.set(self, slots.alarm.clock.monotonic() + slots.patience)
-
-    async def __aexit__(self, *error: object) -> None:
-        slots = self._slots
-        slots.taken -= 1
-        slots.alarm.drop(self)
-        if self._slow:
-            slots.slow_free += 1
-        else:
-            slots.give()
-
-    def due(self, now: float) -> None:
-        """Step aside if there is room, else look again."""
-        slots = self._slots
-        if slots.slow_free > 0:
-            slots.slow_free -= 1
-            self._slow = True
-            slots.give()
-        else:
-            slots.alarm.set(self, now + slots.patience)
-
-
 class TurnAndSlot:
     """The turn and then the slot of a retrieval, for one `async with`.
 
@@ -365,7 +309,7 @@ class TurnAndSlot:
     turn does not come soon gives that place to another: it holds nothing yet.
     """
 
-    __slots__ = ("_entered", "_entries", "_slot", "_slots", "_turn", "ends")
+    __slots__ = ("_entered", "_entries", "_slots", "_slow", "_turn", "ends")
 
     def __init__(
         self, slots: Slots, entries: PlaceQueue, turn: AbstractAsyncContextManager[HostTurn]
@@ -373,25 +317,33 @@ class TurnAndSlot:
         self._slots = slots
         self._entries = entries
         self._turn = turn
-        self._slot = Slot(slots)
-        self._entered = False
+        self._entered = self._slow = False
         self.ends: float = 0.0
 
     async def __aenter__(self) -> HostTurn:
-        alarm = self._slots.alarm
-        await self._entries.take()
+        slots = self._slots
+        alarm = slots.alarm
+        if not self._entries.take_nowait():
+            await self._entries.take()
         self._entered = True
         try:
-            alarm.set(self, alarm.clock.monotonic() + self._slots.patience)
+            alarm.set(self, alarm.clock.monotonic() + slots.patience)
             taken = await self._turn.__aenter__()
-            try:
-                alarm.drop(self)  # it keeps its place until it has a slot
-                await self._slot.__aenter__()
-            except BaseException as error:
-                await self._turn.__aexit__(type(error), error, error.__traceback__)
-                raise
+        except BaseException:
+            alarm.drop(self)
+            self._leave()
+            raise
+        alarm.drop(self)  # it keeps its place until it has a slot
+        try:
+            if not slots.take_nowait():
+                await slots.take()
+        except BaseException as error:
+            await self._turn.__aexit__(type(error), error, error.__traceback__)
+            raise
         finally:
             self._leave()
+        slots.taken += 1
+        alarm.set(self, alarm.clock.monotonic() + slots.patience)
         return taken
 
     async def __aexit__(
@@ -400,21 +352,32 @@ class TurnAndSlot:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            await self._slot.__aexit__(kind, error, trace)
-        finally:
-            await self._turn.__aexit__(kind, error, trace)
+        slots = self._slots
+        slots.taken -= 1
+        slots.alarm.drop(self)
+        if self._slow:
+            slots.slow_free += 1
+        else:
+            slots.give()
+        await self._turn.__aexit__(kind, error, trace)
 
     def _leave(self) -> None:
         """Give the place to another, once."""
-        self._slots.alarm.drop(self)
         if self._entered:
             self._entered = False
             self._entries.give()
 
     def due(self, now: float) -> None:
-        """Its turn has not come."""
-        self._leave()
+        """Its turn has not come; or it goes on: step aside if there is room, else look again."""
+        slots = self._slots
+        if self._entered:
+            self._leave()
+        elif slots.slow_free > 0:
+            slots.slow_free -= 1
+            self._slow = True
+            slots.give()
+        else:
+            slots.alarm.set(self, now + slots.patience)
 
 
 def _half(count: int) -> int:

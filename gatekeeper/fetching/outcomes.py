@@ -32,38 +32,7 @@ from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.errors import AddressRefused
 from gatekeeper.http_fields import delta_seconds, parse_http_date
 from gatekeeper.robots.signals import parse_challenges, payment_asked
-
-__all__ = [
-    "ANSWERED",
-    "FAILED",
-    "OURS",
-    "UNKNOWN_ORIGIN",
-    "Holds",
-    "HostTurn",
-    "Hurry",
-    "Kept",
-    "Known",
-    "Lifetime",
-    "Outcome",
-    "OutcomeRow",
-    "Refuse",
-    "Retrieval",
-    "RobotsSource",
-    "TakeTurn",
-    "Validators",
-    "classify",
-    "fresh_for",
-    "holds_meanwhile",
-    "hurried",
-    "is_binary",
-    "is_media",
-    "judge",
-    "lifetime",
-    "next_try",
-    "precedence",
-    "readable",
-    "soft_expiry",
-]
+from gatekeeper.urls import Target
 
 
 class Kept(StrEnum):
@@ -575,14 +544,13 @@ def next_try(
 ) -> float:
     """Seconds until the next attempt; `step` counts the failures in a row, from 0.
 
-    Jittered by 20 % so that two origins never stay in step. A Retry-After replaces the
-    rung, up to 24 hours; being a minimum (RFC 9110 section 10.2.3, HTTP-08) it is only ever
-    jittered upwards, and it is no shorter than the first rung: an error never speeds us up.
+    Jittered by 20 % so that two origins never stay in step. A Retry-After (RFC 9110 section
+    10.2.3, HTTP-08) replaces the rung as it stands, up to 24 hours, and no shorter than the first
+    rung: an error never speeds us up.
     """
     rungs = _RUNGS[kept]
     if retry_after is not None:
-        asked = min(max(retry_after, rungs[0]), DAY)
-        return min(asked * rng.uniform(1.0, 1.0 + _JITTER), DAY)
+        return min(max(retry_after, rungs[0]), DAY)
     rung = rungs[min(step, len(rungs) - 1)]
     return rung * rng.uniform(1.0 - _JITTER, 1.0 + _JITTER)
 
@@ -714,7 +682,7 @@ class RobotsSource(Protocol):
         """
 
 
-TakeTurn = Callable[[str], AbstractAsyncContextManager[HostTurn]]
+TakeTurn = Callable[[Target], AbstractAsyncContextManager[HostTurn]]
 """Waits for the turn of a URL's host and gives it back on leaving."""
 
 Refuse = Callable[[str], object | None]

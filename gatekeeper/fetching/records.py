@@ -27,26 +27,8 @@ from gatekeeper.fetching.outcomes import DAY, OURS, Holds, Outcome, holds_meanwh
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.robots.flat import FlatRules
 from gatekeeper.robots.timing import RobotsInterval
+from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage.base import OriginRecord, pack_body, unpack_body
-
-__all__ = [
-    "LARGE",
-    "NO_TEXT",
-    "PRIMER",
-    "FileText",
-    "FileTexts",
-    "Moment",
-    "OriginAnswer",
-    "Record",
-    "Standing",
-    "TwoClocks",
-    "deflate",
-    "from_stored",
-    "inflate",
-    "to_stored",
-    "tombstone",
-]
-
 
 _FIELDS = "host clean-param license noindex request-rate visit-time robot-version crawl-delay"
 
@@ -112,7 +94,7 @@ _KEY: Final = (1 << 60) - 1
 """A number up to here takes the fewest bytes for its bits."""
 
 
-_AS_IT_IS: Final = 1_024
+_AS_IT_IS: Final = 2_048
 """Octets of a body up to which a text at rest has it as it is: to pack it takes too long."""
 _SMALL: Final = 4_096
 """Octets of a body up to which a window of 8 KiB holds it and the dictionary."""
@@ -247,7 +229,7 @@ class FileTexts:
 
     def __init__(self, config: Config) -> None:
         self._how = config.robots.dialect, config.fetch.max_body
-        self._texts: dict[int, FileText] = {}
+        self._texts: SplitDict[int, FileText] = SplitDict()
         self._awake: deque[FileText] = deque()
         self._most_bytes = config.cache.max_bytes // 8
         self.awake_bytes: int = 0
@@ -287,7 +269,8 @@ class FileTexts:
         """One more record has it."""
         text.users += 1
         if text.users == 1:
-            self._texts.setdefault(text.key, text)
+            if text.key not in self._texts:
+                self._texts[text.key] = text
             if text.parsed is not None:
                 self._take_in(text)
 
@@ -414,7 +397,36 @@ class _RecordHead(msgspec.Struct, gc=False, eq=False):
     config: FetchConfig
 
 
-class Record(_RecordHead, kw_only=True, gc=False, eq=False):
+class _RecordInUse(_RecordHead, kw_only=True, gc=False, eq=False):
+    """What each question reads, side by side in memory: among hundreds of thousands of origins no
+    processor cache holds it."""
+
+    asked: int = 0
+    """Questions lately: whoever looks for what is asked about least sets it back."""
+    seen: int = 0
+    """The era of the question asked last; see `DecisionCache.often`."""
+    ready: int = 0
+    """For the gate's own agent the text alone decides, for as long as the record is in
+    `Directory.warm`, and that is the number of the operator's latest word (`Decider.forget`):
+    guard and operator say nothing of the origin, and no hours are named."""
+    rules: FlatRules | None = None
+    """`text.ready`, without a look at the text; None: look there."""
+    cached: dict[str, Any] | None = None
+    """What the decision cache keeps of this record, by agent; lost as `ready` is."""
+
+    def retire(self) -> None:
+        """It is no longer warm: whoever still holds it has to look at the clock."""
+        self.ready, self.rules = 0, None
+        self.drop_cached()
+
+    def drop_cached(self) -> None:
+        """Its decisions are not kept any more."""
+        cached, self.cached = self.cached, None
+        for origin in (cached or {}).values():
+            origin.retire()
+
+
+class Record(_RecordInUse, kw_only=True, gc=False, eq=False):
     """What is kept of one origin. Read it between awaits only: it may be replaced.
 
     The garbage collector never looks at it: nothing that it holds leads back to it.
@@ -435,16 +447,8 @@ class Record(_RecordHead, kw_only=True, gc=False, eq=False):
     """Monotonic moment when a page was last reported 2xx or 3xx."""
     uptime: Callable[[float], float] = float
     """Turns a monotonic moment into seconds in which nothing was wrong with our own network."""
-    asked: int = 0
-    """Questions lately: whoever looks for what is asked about least sets it back."""
-    seen: int = 0
-    """What the question asked last was the so many-th of."""
-    ready: int = 0
-    """For the gate's own agent the text alone decides, for as long as the record is in
-    `Directory.warm`, and that is the number of the operator's latest word (`Decider.forget`):
-    guard and operator say nothing of the origin, and no hours are named."""
-    cached: dict[str, Any] | None = None
-    """What the decision cache keeps of this record, by agent; lost as `ready` is."""
+    voids: int = 0
+    """See `RecordCache.void_refusals`: how often it was called before this was kept."""
 
     @property
     def robots(self) -> RobotsTxt | None:
@@ -531,17 +535,6 @@ class Record(_RecordHead, kw_only=True, gc=False, eq=False):
             hops=answer.hops,
             took=answer.took,
         )
-
-    def retire(self) -> None:
-        """It is no longer warm: whoever still holds it has to look at the clock."""
-        self.ready = 0
-        self.drop_cached()
-
-    def drop_cached(self) -> None:
-        """Its decisions are not kept any more."""
-        cached, self.cached = self.cached, None
-        for origin in (cached or {}).values():
-            origin.retire()
 
     def __repr__(self) -> str:
         return f"Record({self.origin!r}, {self.current.outcome.row.name}, step={self.step})"

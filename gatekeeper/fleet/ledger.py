@@ -28,13 +28,15 @@ import msgspec
 from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import CacheConfig, FleetConfig
 from gatekeeper.errors import ConfigError, LedgerLost
-from gatekeeper.fetching.directory import RobotsSource
+from gatekeeper.fetching.outcomes import RobotsSource
 from gatekeeper.fleet.members import MemberList
 from gatekeeper.fleet.operations import (
     Operation,
     batches,
     clock_told,
     decoded,
+    ended,
+    ends_once_more,
     packed,
     reported,
     scope_clock,
@@ -43,7 +45,7 @@ from gatekeeper.fleet.operations import (
 from gatekeeper.fleet.overrides import FleetOverrides
 from gatekeeper.fleet.robots import SharedFetcher
 from gatekeeper.fleet.scripts import BEAT, DECLARE, FORMAT, LEAVE, PUSHED, TURN
-from gatekeeper.fleet.store import Flights, Store, StoreIdentity
+from gatekeeper.fleet.store import Flights, Store, StoreDown, StoreIdentity
 from gatekeeper.pacing.ledger import (
     LAPSE,
     MAX_TICKETS,
@@ -56,8 +58,6 @@ from gatekeeper.pacing.ledger import (
     TakeRequest,
     micros,
 )
-
-__all__ = ["BEAT_EVERY", "FleetStats", "RedisLedger"]
 
 BEAT_EVERY = 2.0
 """Seconds between two signs of life of a member."""
@@ -81,7 +81,6 @@ _UNKNOWN = 0.25
 """Seconds after which to look again while not everybody knows of us."""
 _AT_ONCE = 500
 """Clocks told in one script call after a loss."""
-_OUTCOMES = {"sent": 0, "given back": 1, "undone": 2}
 
 _log = logging.getLogger(__name__)
 
@@ -125,6 +124,24 @@ class _Told(NamedTuple):
     future: asyncio.Future[Any]
 
 
+class SharedNews:
+    """What the ledgers of one store meet, so that the log has it once for all of them."""
+
+    def __init__(self) -> None:
+        self._met: dict[str, set[str]] = {}
+
+    def begins(self, what: str, ledger: str) -> bool:
+        """That ledger met it. Is it the first?"""
+        met = self._met.setdefault(what, set())
+        met.add(ledger)
+        return len(met) == 1
+
+    def ends(self, what: str, ledger: str) -> bool:
+        """It is over for that ledger, which had met it. Is it the last?"""
+        self._met[what].discard(ledger)
+        return not self._met[what]
+
+
 class RedisLedger:
     """A `Ledger` on Valkey or Redis, from version 6.2 on. Open it before use, close it after.
 
@@ -142,10 +159,12 @@ class RedisLedger:
         clock: Clock | None = None,
         config: FleetConfig | None = None,
         member: str | None = None,
+        news: SharedNews | None = None,
     ) -> None:
         """`config` has the settings beside `url` and `namespace`; `member` is our name in the
-        fleet, if it is not to be made up. Raises ConfigError for a URL that can't be used, and
-        where the extra `redis` is not installed."""
+        fleet, if it is not to be made up; `news` is shared by those that log as one. Raises
+        ConfigError for a URL that can't be used, and where the extra `redis` is not installed.
+        """
         config = config or FleetConfig()
         self.config: FleetConfig = config
         self._clock = clock or SystemClock()
@@ -185,6 +204,9 @@ class RedisLedger:
         self._failing_since: float | None = None
         self._lost_at: float | None = None
         self._quarantine_until = 0.0
+        self._news = news or SharedNews()
+        self._waits = False
+        """Nobody gets a turn while members tell what they know; the log says so."""
         self._subscribed = 0
         """Channels to which we listen."""
         self._open = False
@@ -220,14 +242,14 @@ class RedisLedger:
             async with self._using:
                 await self._recover(starting=True)
         except LedgerLost as error:
-            _log.warning("%s", error)
             self._open = True
             self._lose(error)
         except ConfigError:
             await self._store.close()
             raise
         self._open = True
-        _log.info("member %s of the fleet at %s", self.member, self._store.where)
+        if self._news.begins("member", self._prefix):
+            _log.info("member %s of the fleet at %s", self.member, self._store.where)
         loop = asyncio.get_running_loop()
         self._hearing = loop.create_task(self._hear())
         self._beating = loop.create_task(self._beat())
@@ -336,8 +358,7 @@ class RedisLedger:
         for token, outcome, _, size in ends:
             if (one := self._held.get(token)) is not None:
                 one.over = True
-                told = (size,) if size else ()
-                operations.append(("e", token, _OUTCOMES[outcome], one.scopes, *told))
+                operations.append(ended(token, one.scopes, outcome, size))
         await self._tell(1, operations)
         for end in ends:
             self._held.pop(end.token, None)
@@ -364,6 +385,9 @@ class RedisLedger:
             raise LedgerLost(f"{self._store.where} can't be reached")
         found = await self._call(3, [("v", scope) for scope in scopes], len(scopes))
         return [scope_view(one) for one in found]
+
+    def _is_over(self, token: str) -> bool:
+        return (held := self._held.get(token)) is None or held.over
 
     def _renewals(self, tokens: Sequence[str]) -> list[Operation]:
         held = [(token, one) for token in tokens if (one := self._held.get(token)) is not None]
@@ -445,6 +469,7 @@ class RedisLedger:
         waiting = batches(operations)
         recovering = epoch != self._epoch
         for _ in range(_TRIES):
+            waiting += ends_once_more(waiting, self._is_over)
             sent = self._clock.monotonic()
             calls = [self._packed(batch, sent, epoch) for batch in waiting]
             try:
@@ -491,6 +516,7 @@ class RedisLedger:
 
     async def _recover(self, *, starting: bool = False) -> None:
         """Connect anew, see whose memory that is, and tell what we know if it is another one."""
+        tried_at = self._clock.monotonic()
         try:
             await self._store.hang_up()
             await self._air.all_answered.wait()  # what was under way is of an earlier connection
@@ -503,6 +529,8 @@ class RedisLedger:
             self._epoch = epoch
         except LedgerLost as error:
             self._epoch = ""
+            if isinstance(error, StoreDown):
+                self._members.nobody_served(tried_at)
             self._failed(error)
             raise
         self._reached()
@@ -525,7 +553,7 @@ class RedisLedger:
 
     async def _declare(self, expected: str, identity: StoreIdentity) -> None:
         arguments = [expected, secrets.token_hex(4), identity.text]
-        arguments += [str(micros(self.config.hold)), str(FORMAT)]
+        arguments += [str(micros(self._members.longest_hold)), str(FORMAT)]
         await self._store.script(DECLARE, self._epoch_keys, arguments)
         self._epochs += 1
 
@@ -577,7 +605,8 @@ class RedisLedger:
         if self.config.when_lost == "divide":
             how = "each member goes on with the hosts that are its own"
         said = str(why).removeprefix(f"{self._store.where}: ")
-        _log.error("%s can't be reached (%s): %s", self._store.where, said, how)
+        if self._news.begins("lost", self._prefix):
+            _log.error("%s can't be reached (%s): %s", self._store.where, said, how)
         if self.config.when_lost == "wait":
             for listener in self._listeners.values():
                 listener.lost(True)
@@ -586,12 +615,29 @@ class RedisLedger:
         self._failing_since = None
         if self._lost_at is None:
             return
-        _log.warning(
-            "%s is back after %.1f s", self._store.where, self._clock.monotonic() - self._lost_at
-        )
+        if self._news.ends("lost", self._prefix):
+            seconds = self._clock.monotonic() - self._lost_at
+            _log.warning("%s is back after %.1f s", self._store.where, seconds)
         self._lost_at = None
         for listener in self._listeners.values():
             listener.lost(False)
+
+    def _note_quarantine(self, seconds: float) -> None:
+        """Log, once each, that nobody gets a turn for a while, and that it is over."""
+        if self._waits is (waits := seconds > 0):
+            return
+        self._waits = waits
+        if not waits:
+            if self._news.ends("waits", self._prefix):
+                _log.info("%s: turns are given again", self._store.where)
+        elif self._news.begins("waits", self._prefix):
+            _log.log(
+                logging.WARNING if self._open else logging.INFO,  # the first of all just waits
+                "%s is empty, or another than it was (a restart, a failover, FLUSHALL): nobody gets"
+                " a turn until every member has told what it knows, %.0f s at most",
+                self._store.where,
+                seconds,
+            )
 
     # --- members ------------------------------------------------------------------------------
 
@@ -614,6 +660,7 @@ class RedisLedger:
             raise LedgerLost("the store's memory is another one than it was")
         received = self._clock.monotonic()
         self._quarantine_until = received + int(left) / 1e6
+        self._note_quarantine(int(left) / 1e6)
         self._air.nearest = [received - sent, self._air.nearest[0]]
         await self._check_time(int(now) / 1e6, sent, received, epoch)
         if self._members.note(epoch, sent, received, answer):

@@ -1,13 +1,19 @@
 """Who belongs to a fleet, as one member knows it: whom to wait for where the store has forgotten.
 
 The members stand on a list in the store, with the moment of each one's latest sign of life. Where
-the store loses its memory, those who are left end the quarantine once everybody on their lists has
-told what it knows. So nobody may be granted anything who is missing on such a list:
+the store loses its memory, those who are left end the quarantine once everybody on their lists, and
+on the lists of those, has told what it knows. So nobody may be granted anything who can't be found
+that way from every list that counts:
 
-* a newcomer waits until each member has *read* a list on which it stands, which the next sign of
-  life of that member shows; or until that member's own list is too old to count;
+* a newcomer waits until a member that is known has *read* a list on which it stands, which the next
+  sign of life of that member shows. Whoever lacks the newcomer waits for that member, which tells;
+* where none does, it waits until each other one has read such a list, or has been silent for so
+  long that its own list does not count any more;
 * a list counts as complete for as long as newcomers wait, and only in the epoch in which it was
-  read, or, for whom it named before that, in the one after.
+  read, or, for whom it named before that, in the one after;
+* a store that is down grants nothing to anybody, and begins an epoch when it is back, which waits
+  for all whom those know who were there: a list that counts when its member sees the store down
+  counts for a hold more.
 """
 
 from __future__ import annotations
@@ -18,8 +24,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gatekeeper.clock import Clock
-
-__all__ = ["ALL", "NOTHING", "NOT_ALL", "MemberList"]
 
 NOTHING, NOT_ALL, ALL = 0, 1, 3
 """What a member's word is worth in a new epoch: it lived in no earlier one; there may be members of
@@ -38,10 +42,14 @@ class MemberList:
         self._own = own
         self._clock = clock
         self._remembered = max(hold, _REMEMBERED)
+        self.longest_hold: float = max(hold, self._remembered / 1.5)
+        """That a quarantine is to be for: it may not be over before lists count no more."""
         self.ages: dict[str, float] = {}
         """Seconds since each one's sign of life, when we read the list ..."""
         self._asked_at = 0.0
         """... for which we had asked then."""
+        self._counts_until = -math.inf
+        """Until when nobody may have been granted something whom it lacks."""
         self.read: int = 0
         """Its moment by the store's clock, 0: none was read in this epoch."""
         self._complete = False
@@ -51,7 +59,7 @@ class MemberList:
         self._gone_at = -math.inf
         """When the latest member was gone, after which nobody but the store knows of its clocks."""
         self.known: bool = False
-        """Everybody whose list may count as complete has us on it."""
+        """Who ends a quarantine waits for us."""
         self._came_at: int | None = None
         """While that is not so: since when we are on the list, by the store's clock."""
 
@@ -66,8 +74,13 @@ class MemberList:
             return NOTHING
         if self._told[0] == epoch:
             return self._told[1]
-        young = self._clock.monotonic() - self._asked_at <= self._remembered
-        return ALL if self._complete and young else NOT_ALL
+        counts = self._complete and self._clock.monotonic() <= self._counts_until
+        return ALL if counts else NOT_ALL
+
+    def nobody_served(self, tried_at: float) -> None:
+        """We tried to reach the store then, and heard now that it serves nobody."""
+        if self._clock.monotonic() <= self._counts_until:
+            self._counts_until = max(self._counts_until, tried_at + self._remembered)
 
     def some_are_silent(self) -> None:
         """There are clocks that we can't tell: it is as if somebody were gone from now on."""
@@ -93,6 +106,7 @@ class MemberList:
         if int(gone) >= 0:
             self._gone_at = max(self._gone_at, came_at - (int(moment) - int(gone)) / 1e6)
         now, since, self._asked_at = int(moment), asked_at - self._asked_at, asked_at
+        self._counts_until = asked_at + self._remembered
         ages = {name: (now - one) / 1e6 for name, one in _scores(found).items()}
         news = bool(ages.keys() - self.ages.keys())
         before = {}
@@ -106,15 +120,18 @@ class MemberList:
             self.known, self._came_at = False, None
         if not self.known:
             self._came_at = now if self._came_at is None else self._came_at
-            self.known = self._all_read((now - self._came_at) / 1e6, ages, _scores(read))
+            self.known = self._can_be_found(now, _scores(read))
         return news
 
-    def _all_read(self, waited: float, ages: Mapping[str, float], read: Mapping[str, int]) -> bool:
-        """Has everybody read a list with us, or none for so long that it will not rely on one?"""
+    def _can_be_found(self, now: int, read: Mapping[str, int]) -> bool:
+        """Would everybody whose list counts wait for us, or for one that knows of us? `read`: the
+        moment of the list that each one has read, and again behind a + of those that are known."""
         longest, came_at = self._remembered + _MARGIN, self._came_at or 0
-        return waited > longest or all(
-            name == self._own or age > longest or read.get(name, 0) > came_at
-            for name, age in ages.items()
+        others = {name: age for name, age in self.ages.items() if name != self._own}
+        return (
+            (now - came_at) / 1e6 > longest
+            or any(read.get(f"+{name}", 0) > came_at for name in others)
+            or all(age > longest or read.get(name, 0) > came_at for name, age in others.items())
         )
 
     def owns(self, name: str) -> bool:

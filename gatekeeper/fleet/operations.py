@@ -7,26 +7,27 @@ microseconds, and every conversion errs on the slow side.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
 
 from gatekeeper.errors import LedgerLost
-from gatekeeper.pacing.ledger import HoldView, Report, ScopeClock, ScopeRequest, ScopeView, micros
-
-__all__ = [
-    "Operation",
-    "batches",
-    "clock_told",
-    "decoded",
-    "packed",
-    "reported",
-    "scope_clock",
-    "scope_view",
-]
+from gatekeeper.pacing.ledger import (
+    HoldView,
+    Outcome,
+    Report,
+    ScopeClock,
+    ScopeRequest,
+    ScopeView,
+    micros,
+)
 
 Operation = tuple[Any, ...]
 """A letter, and what belongs to it; see `TURN`."""
+
+_OUTCOMES = {"sent": 0, "given back": 1, "undone": 2}
 
 _BATCH, _BATCH_SHARED = 128, 32
 """Requests in one script call, during which the store serves nobody else: with one scope each, and
@@ -37,6 +38,11 @@ def reported(report: Report) -> Operation:
     """Take a report into account."""
     scope, seconds, reason, interval, interval_for = report
     return ("b", scope, micros(seconds), reason, micros(interval), micros(interval_for))
+
+
+def ended(token: str, scopes: Sequence[str], outcome: Outcome, size: int = 0) -> Operation:
+    """Free the slots of a token; `size`: bytes of its response, where they count."""
+    return ("e", token, _OUTCOMES[outcome], scopes, *((size,) if size else ()))
 
 
 def clock_told(clock: ScopeClock) -> Operation:
@@ -87,6 +93,21 @@ def batches(operations: list[Operation]) -> list[list[Operation]]:
             found[-1].append(one)
         room -= cost
     return found
+
+
+def ends_once_more(
+    calls: list[list[Operation]], is_over: Callable[[str], bool]
+) -> list[list[Operation]]:
+    """Of what these begin or renew and is over by now. Its end may stand before it in the same
+    calls, or may have been in time where these were late and are sent once more: then they would
+    leave a hold that nobody frees."""
+    ends = list[Operation]()
+    for one in chain.from_iterable(calls):
+        kind = one[0]
+        if kind in {"t", "r"} and is_over(one[1]):
+            scopes = [asked.scope for asked in one[2]] if kind == "t" else one[2]
+            ends.append(ended(one[1], scopes, "undone"))
+    return batches(ends) if ends else []
 
 
 def decoded(reply: Any) -> Any:

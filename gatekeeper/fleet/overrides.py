@@ -17,8 +17,6 @@ from gatekeeper.errors import ConfigError, LedgerLost
 from gatekeeper.fleet.scripts import OVERRIDE
 from gatekeeper.fleet.store import Store
 
-__all__ = ["FleetOverrides"]
-
 _KEPT = 60_000
 """Milliseconds until they are gone where no member gives a sign of life."""
 

@@ -26,12 +26,18 @@ from cachetools import LRUCache
 
 from gatekeeper.config import CacheConfig
 from gatekeeper.errors import LedgerLost
-from gatekeeper.fetching.directory import RobotsSource, flying
-from gatekeeper.fetching.outcomes import Kept, Lifetime, Outcome, Retrieval, Validators, fresh_for
+from gatekeeper.fetching.directory import flying
+from gatekeeper.fetching.outcomes import (
+    Kept,
+    Lifetime,
+    Outcome,
+    Retrieval,
+    RobotsSource,
+    Validators,
+    fresh_for,
+)
 from gatekeeper.fleet import scripts
 from gatekeeper.fleet.store import CALL_DEADLINE, Store
-
-__all__ = ["CLAIM_FOR", "SharedFetcher"]
 
 CLAIM_FOR = 10.0
 """Seconds after which the claim of a member that gives no sign of life is over."""

@@ -27,20 +27,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = [
-    "BEAT",
-    "CLAIM",
-    "DECLARE",
-    "FORMAT",
-    "LEAVE",
-    "OVERRIDE",
-    "PUSHED",
-    "READ",
-    "RELEASE",
-    "TURN",
-    "WRITE",
-]
-
 FORMAT: Final = 1
 """The version of what is written to the store. Members share a namespace with equal ones only.
 
@@ -471,7 +457,10 @@ local old = string.format('%.0f', now - ARGV[2])
 local added = redis.call('ZADD', KEYS[2], string.format('%.0f', now), ARGV[1])
 redis.call('PEXPIRE', KEYS[3], string.format('%.0f', ARGV[2] / 1000))
 local E = redis.call('HMGET', KEYS[1], 'id', 'until', 'words', 'floor', 'gone')
-if E[1] == ARGV[4] and ARGV[5] ~= '0' then redis.call('ZADD', KEYS[4], ARGV[5], ARGV[1]) end
+if E[1] == ARGV[4] and ARGV[5] ~= '0' then
+  redis.call('ZADD', KEYS[4], ARGV[5], ARGV[1])
+  if ARGV[6] == '1' then redis.call('ZADD', KEYS[4], ARGV[5], '+' .. ARGV[1]) end
+end
 redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', old)
 local gone, left = tonumber(E[5]) or -1, math.max(0, (tonumber(E[2]) or 0) - now)
 -- While the quarantine lasts those who did not tell may still come.
@@ -489,8 +478,9 @@ return {E[1] or '', left, string.format('%.0f', now),
 """A member lives. KEYS: the epoch, the members, the overrides, which end with the last member, and
 when each member read the list of members. ARGV: the member, how long one that says nothing is
 remembered, the channel for a newcomer's greeting (empty: it is none), the epoch, the moment of the
-last list in it that the member has read (0: none), 1 where all know of it. Of the answer, behind
-the members: how many overrides were said, when each one read the list (if not all know), 1 for a
+last list in it that the member has read (0: none), 1 where it is known. Of the answer, behind
+the members: how many overrides were said, when each one read the list (if it is not known, and
+with a + when those who are did), 1 for a
 member that was not on it, and when the latest one was gone whose clocks are nowhere but in the
 store (-1: none was)."""
 

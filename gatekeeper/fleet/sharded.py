@@ -17,9 +17,8 @@ from msgspec.structs import replace
 
 from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import CacheConfig, FleetConfig
-from gatekeeper.fetching.directory import RobotsSource
-from gatekeeper.fetching.outcomes import Retrieval, Validators
-from gatekeeper.fleet.ledger import FleetStats, RedisLedger
+from gatekeeper.fetching.outcomes import Retrieval, RobotsSource, Validators
+from gatekeeper.fleet.ledger import FleetStats, RedisLedger, SharedNews
 from gatekeeper.fleet.overrides import FleetOverrides
 from gatekeeper.pacing.ledger import (
     End,
@@ -31,8 +30,6 @@ from gatekeeper.pacing.ledger import (
     ScopeView,
     TakeRequest,
 )
-
-__all__ = ["SHARDS", "ShardedLedger"]
 
 SHARDS = 16
 """Hash tags over which the scopes are spread. Each costs a member two connections and a beat."""
@@ -58,6 +55,7 @@ class ShardedLedger:
         config = replace(config or FleetConfig(), sharded=True)
         clock = clock or SystemClock()
         self.shards: list[RedisLedger] = []
+        news = SharedNews()
         for number in range(shards):
             self.shards.append(
                 RedisLedger(
@@ -66,6 +64,7 @@ class ShardedLedger:
                     clock=clock,
                     config=config,
                     member=self.shards[0].member if number else None,
+                    news=news,
                 )
             )
         self.config: FleetConfig = config
@@ -97,6 +96,11 @@ class ShardedLedger:
             shard.listen(owner, _ShardListener(self, number, listener))
 
     @property
+    def state(self) -> str:
+        """That of the worst shard: connected, lost or recovering."""
+        return min((shard.state for shard in self.shards), key=_WORST.index)
+
+    @property
     def ready(self) -> bool:
         """Can leases be granted?"""
         return all(shard.ready for shard in self.shards)
@@ -110,7 +114,7 @@ class ShardedLedger:
         """Sums over the shards; the state and the members are those of the worst."""
         every = [shard.stats() for shard in self.shards]
         return FleetStats(
-            state=min((one.state for one in every), key=_WORST.index),
+            state=self.state,
             members=min(one.members for one in every),
             member=self.member,
             calls=sum(one.calls for one in every),

@@ -18,10 +18,9 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from gatekeeper.config import FleetConfig, without_credentials
+from gatekeeper.config import FleetConfig
 from gatekeeper.errors import ConfigError, LedgerLost
-
-__all__ = ["CALL_DEADLINE", "Flights", "Store", "StoreIdentity"]
+from gatekeeper.urls import without_credentials
 
 CALL_DEADLINE = 2.0
 """Seconds that the store may take to answer."""
@@ -37,6 +36,11 @@ _LOOK, _SILENT = 0.25, 8
 connection that brings messages is tried."""
 
 _log = logging.getLogger(__name__)
+
+
+class StoreDown(LedgerLost):
+    """The store itself serves nobody at this moment: its machine refuses connections, or it is
+    still loading. (A connection that breaks, or is not answered, may be cut for us alone.)"""
 
 
 class StoreIdentity(NamedTuple):
@@ -72,6 +76,7 @@ class Store:
             ) from error
         self._redis = redis.asyncio
         self._errors: tuple[type[Exception], ...] = (redis.RedisError, OSError, TimeoutError)
+        self._loading: type[Exception] = redis.BusyLoadingError
         self.where: str = without_credentials(url)
         self.config = config
         self._url, self._parts = url, _parts(url, self.where)
@@ -220,15 +225,24 @@ class Store:
         except self._errors as error:
             self._located = self._slot is None
             await self.hang_up()
-            if self._starting and _lets_nobody_in(error):
-                raise ConfigError(
-                    f"fleet.url: {self.where}: {_said(error)}: name a user and a password in it, "
-                    "with the rights that docs/fleet.md lists"
-                ) from error
-            raise LedgerLost(f"{self.where}: {_said(error)}") from error
+            if self._starting and (remedy := _remedy(error)) is not None:
+                said = _said(error).rstrip(". ")
+                raise ConfigError(f"fleet.url: {self.where}: {said}: {remedy}") from error
+            lost = StoreDown if self._serves_nobody(error) else LedgerLost
+            raise lost(f"{self.where}: {_said(error)}") from error
         except asyncio.CancelledError:
             await self.hang_up()  # its answer is not to be taken for that of the next call
             raise
+
+    def _serves_nobody(self, error: BaseException | None) -> bool:
+        """Does it say so of the one server that all members use? (A Sentinel may have sent us to
+        one that is no master any more, and so may what we know of a cluster.)"""
+        if self._sentinel or self._slot is not None:
+            return False
+        down = (self._loading, ConnectionRefusedError, FileNotFoundError)  # the last: no socket
+        while error is not None and not isinstance(error, down):
+            error = error.__cause__ or error.__context__
+        return error is not None
 
     async def hang_up(self) -> None:
         """Give the connection up; calls that wait for an answer get LedgerLost."""
@@ -491,7 +505,7 @@ class _StoreConnection:
 def _parts(url: str, where: str) -> SplitResult:
     """The parts of a store's URL. Raises ConfigError for one that would be misread."""
     parts = urlsplit(url)
-    if parts.scheme not in _SCHEMES:
+    if parts.scheme not in _SCHEMES or "://" not in url:
         raise ConfigError(
             f"fleet.url: {where!r} begins with none of "
             + ", ".join(f"{one}://" for one in _SCHEMES)
@@ -529,10 +543,26 @@ def _credentials(parts: SplitResult) -> dict[str, str]:
     return found
 
 
-def _lets_nobody_in(error: Exception) -> bool:
-    """Is it about a user, a password or their rights?"""
-    words = ("NOAUTH", "WRONGPASS", "NOPERM", "invalid username-password", "uthentication")
-    return any(one in str(error) for one in (*words, "no permissions", "can't run this command"))
+_RIGHTS = "name a user and a password in it, with the rights that docs/fleet.md lists"
+_MISTAKES = {
+    "NOAUTH": _RIGHTS,
+    "WRONGPASS": _RIGHTS,
+    "NOPERM": _RIGHTS,
+    "invalid username-password": _RIGHTS,
+    "uthentication": _RIGHTS,
+    "no permissions": _RIGHTS,
+    "can't run this command": _RIGHTS,
+    "DB index": "name a database that the server has",
+    "SELECT is not allowed": "name no database; a cluster has but one",
+    "'SENTINEL'": "this is no Sentinel: name those, or write it without +sentinel",
+}
+"""What a server says of a URL that no waiting makes right, by a part of its words."""
+
+
+def _remedy(error: Exception) -> str | None:
+    """What mends the URL; None: it may be right."""
+    text = str(error)
+    return next((remedy for words, remedy in _MISTAKES.items() if words in text), None)
 
 
 def _said(error: Exception) -> str:

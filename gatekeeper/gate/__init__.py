@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from gatekeeper.gate.gatekeeper import Gatekeeper, GateStats
+from gatekeeper.gate.gatekeeper import Gatekeeper
 from gatekeeper.gate.internals import GateInternals, internals
+from gatekeeper.gate.questions import GateStats
 from gatekeeper.gate.replica import Replica
 
 __all__ = ["GateInternals", "GateStats", "Gatekeeper", "Replica", "internals"]

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from gatekeeper.config import Config
 from gatekeeper.decision import BLOCKED_NOTE, Decision, Reason, State, Verdict
 from gatekeeper.errors import InvalidURL
-from gatekeeper.fetching.guard import Guard
+from gatekeeper.fetching.guard_policy import Guard
 from gatekeeper.fetching.outcomes import OutcomeRow
 from gatekeeper.fetching.records import (
     LARGE,
@@ -43,14 +43,14 @@ from gatekeeper.gate.decision_cache import (
 )
 from gatekeeper.http_fields import utc
 from gatekeeper.pacing.rules import HostRules
-from gatekeeper.pacing.scopes import NO_RATE, UNKNOWN, RobotsInterval
+from gatekeeper.pacing.scopes import NO_RATE, UNKNOWN
 from gatekeeper.robots import Match, Policy, RobotsTxt, Rule, product_token
 from gatekeeper.robots.compiled import ROBOTS_FILE
 from gatekeeper.robots.flat import NO_RULE, FlatRules
 from gatekeeper.robots.patterns import is_robots_txt
-from gatekeeper.urls import Target, host_of, mask, parse
-
-__all__ = ["ON_THE_WAY", "Decider", "DecisionIds", "refused_request"]
+from gatekeeper.robots.timing import RobotsInterval
+from gatekeeper.split_dict import SplitDict
+from gatekeeper.urls import Target, mask, parse
 
 _log = logging.getLogger(__name__)
 
@@ -134,25 +134,24 @@ def refused_request(url: str, header: str, note: str, decision_id: str = "") -> 
     )
 
 
-class ReadyAnswer(msgspec.Struct, frozen=True, gc=False):
-    """What allows a URL that its text alone decides: the decision can be had from it, as it was at
-    that moment."""
+class UnbuiltDecision(msgspec.Struct, frozen=True):
+    """What allows a URL by its file alone; few look at the decision, which can be had from it."""
 
+    decider: Decider
     record: Record
-    standing: Standing
+    url: str
+    target: Target
     moment: Moment
-    interval: RobotsInterval
-    """What the text asks for."""
 
     @property
     def origin(self) -> str:
-        """Whose text it is."""
-        return self.record.origin
+        """Whose file it is."""
+        return self.target.origin
 
-    @property
-    def host(self) -> str:
-        """That of the origin."""
-        return host_of(self.record.origin)
+    def build(self) -> Decision:
+        """The decision, as it was at the moment."""
+        decider = self.decider
+        return decider.decide_by(self.record, self.url, self.target, decider.agent, self.moment)
 
 
 class Decider:
@@ -173,13 +172,13 @@ class Decider:
         """`agent` is the product token of the gate's own name, `overrides` are the operator's
         `[[host]]` tables."""
         self._config = config
-        self._agent = agent
+        self.agent: str = agent
         self._max_interval = config.pacing.max_interval
         self._ids = ids
         self._prefix = ids.prefix
         self._guard = guard
         self._overrides = overrides
-        self.warm: dict[str, Record] = {}
+        self.warm: SplitDict[str, Record] = SplitDict()
         """By origin, the records that answer by the policy of their text alone until `fresh_until`:
         the directory fills and empties it."""
         self.texts: FileTexts = FileTexts(config)
@@ -195,8 +194,6 @@ class Decider:
         self.recall_lease: Callable[[str], CachedOrigin | None] = self._cache.allowed_origin
         """For the gate's own agent: what is kept of the origin of a URL that is allowed, or None
         where the text is not plain, or the URL is not allowed."""
-        self.recall_plain: Callable[[str, str], CachedOrigin | None] = self._cache.allowed_plain
-        """`recall_lease` for an origin as it is spelt, and a path that is known to be plain."""
         self.verdict: Callable[[Record, str], bool | None] = self._cache.verdict
         """The verdict alone about what stands behind the authority of a URL, for the gate's own
         agent, by the warm record of its origin; None: `check` it."""
@@ -236,8 +233,23 @@ class Decider:
         `raw` is the text as it was asked about, `target` what was read of it, `record` what is
         known of its origin. A Visit-time must go on for `ahead` seconds.
         """
+        if record is None:
+            return self.outright(raw, target, agent)
+        return self.decide_by(record, raw, target, agent, moment, ahead=ahead)
+
+    def decide_by(
+        self,
+        record: Record,
+        raw: str,
+        target: Target,
+        agent: str,
+        moment: Moment,
+        *,
+        ahead: float = 0.0,
+    ) -> Decision:
+        """`decide` where a record is known: there is always a decision."""
         outright = self.outright(raw, target, agent)
-        if outright is not None or record is None:
+        if outright is not None:
             return outright
         standing = record.standing(moment)
         decision = self._by_record(raw, target.path, agent, record, standing, moment, ahead)
@@ -248,6 +260,25 @@ class Decider:
         ):
             self._keep(decision, target.path, record, agent, moment)
         return decision
+
+    def allowed_steadily(
+        self, record: Record, raw: str, target: Target, moment: Moment
+    ) -> RobotsInterval | None:
+        """The interval that a file asks for which allows the URL to the gate's own agent, whatever
+        the hour; None: `decide_by` has to tell. Optional speed."""
+        text = record.text
+        if (
+            not record.reachable
+            or moment.now >= record.fresh_until
+            or self._cache.often(record)  # from now on decisions are kept
+            or (rules := self._flat(record, text, self.agent)) is None
+            or text is None
+            or text.interval is None
+            or self.outright(raw, target, self.agent) is not None
+        ):
+            return None
+        score = rules.score(target.path)
+        return text.interval if score is not None and score & 1 else None
 
     def outright(self, raw: str, target: Target, agent: str) -> Decision | None:
         """What the guard or the operator decides without a look at the file; None: neither."""
@@ -325,7 +356,7 @@ class Decider:
     def _flat(self, record: Record, text: FileText | None, agent: str) -> FlatRules | None:
         """The rules that answer most questions of the gate's own agent without a look at the text;
         None: there are none. Optional speed."""
-        if text is None or agent != self._agent or text.size >= LARGE or not self._cache.on:
+        if text is None or agent != self.agent or text.size >= LARGE or not self._cache.on:
             return None
         if self._max_interval is not None:
             return None  # what is clamped depends on the hour
@@ -438,7 +469,7 @@ class Decider:
     ) -> RobotsInterval:
         """`interval` by a text of the record that may have expired, or the lack of one; `took`:
         seconds that its retrieval took."""
-        ours = text is not None and agent == self._agent
+        ours = text is not None and agent == self.agent
         if text is not None and ours and text.interval is not None:
             return text.interval
         policy = self.policy(record, text, agent)
@@ -481,7 +512,7 @@ class Decider:
             origin: CachedOrigin | None = cached.get(agent)
             if origin is not None and origin.keeps:
                 return self.of_cached(origin, path, url, next(self.numbers))
-        if agent != self._agent or record.ready != self._cache.word:
+        if agent != self.agent or record.ready != self._cache.word:
             return None
         text, moment = record.text, Moment(now, clock.wall())
         if text is not None and text.parsed is None and text.size >= LARGE:
@@ -490,50 +521,6 @@ class Decider:
         decision = self._by_record(url, path, agent, record, standing, moment, 0.0)
         self._keep(decision, path, record, agent, moment)
         return decision
-
-    def make_ready(self, raw: str, target: Target, record: Record, moment: Moment) -> None:
-        """Let `recall_ready` answer about a record that just came: once its text alone decides,
-        no decision has to be built to know that."""
-        cache, text = self._cache, record.text
-        if (
-            cache.on
-            and record.ready != cache.word
-            and record.reachable
-            and record is self.warm.get(record.origin)
-            and moment.now < record.fresh_until
-            and (text is None or self._flat(record, text, self._agent) is not None)
-            and self.outright(raw, target, self._agent) is None
-        ):
-            record.ready = cache.word
-
-    def recall_ready(self, url: str, clock: TwoClocks) -> CachedOrigin | ReadyAnswer | None:
-        """`recall_lease` for an origin of which no decision is kept yet, nor is from the first
-        question on: None too where the interval that its text asks for changes with the hour."""
-        now = clock.monotonic()
-        ready = self._cache.find_ready(url, now)
-        if ready is None:
-            return None
-        record, path = ready
-        text, interval = record.text, NO_RATE
-        if text is not None:
-            rules = text.ready
-            if not isinstance(rules, FlatRules) or text.interval is None:
-                return None
-            score = rules.score(path)
-            if score is None or not score & 1:
-                return None
-            text.used, interval = True, text.interval
-        if self._cache.asked_lately(record):
-            self.recall(url, self._agent, clock)  # from now on they are kept
-            return self.recall_lease(url)
-        self._cache.often(record)
-        moment = Moment(now, clock.wall())
-        return ReadyAnswer(record, record.standing(moment), moment, interval)
-
-    def of_ready(self, answer: ReadyAnswer, path: str, url: str) -> Decision:
-        """The decision about a URL, by what `recall_ready` gave for it."""
-        record, standing, moment = answer.record, answer.standing, answer.moment
-        return self._by_record(url, path, self._agent, record, standing, moment, 0.0)
 
     def find(self, url: str, agent: str, now: float) -> tuple[CachedOrigin, str] | None:
         """What `recall` decides by: what is kept of the URL's origin, and its path."""
@@ -572,15 +559,6 @@ class Decider:
         )
         return self._cache.keep(origin, code, decision)
 
-    def recall_many(self, urls: Sequence[str], agent: str, now: float) -> list[Decision | None]:
-        """`recall` for each of the URLs, at one moment."""
-        of_cached, found = self.of_cached, self._cache.find_many(urls, agent, now)
-        # A number that no decision takes is left out.
-        return [
-            None if place is None else of_cached(place[0], place[1], url, number)
-            for place, url, number in zip(found, urls, self.numbers, strict=False)
-        ]
-
     def write(self, url: str, agent: str, now: float) -> WrittenDecision | None:
         """`recall` to be told as JSON, where the cache has it."""
         found = self._cache.find(url, agent, now)
@@ -589,8 +567,8 @@ class Decider:
         return WrittenDecision(self._cached(*found), url, next(self.numbers))
 
     def write_many(self, urls: Sequence[str], agent: str, now: float) -> DecisionBatch:
-        """`recall_many` to be told as JSON; one is missing also where the rule that decides was
-        not met before. None is counted yet."""
+        """`write` for many URLs; one is missing also where the rule that decides was not met
+        before. None is counted yet."""
         return self._cache.write_many(urls, agent, now, self.numbers)
 
     def _keep(
@@ -603,7 +581,7 @@ class Decider:
             # The decision about /robots.txt itself is not made by a rule of the file.
             if not record.reachable or decision.reason is Reason.ROBOTS_FILE:
                 return
-            often, ours = self._cache.often(record), agent == self._agent
+            often, ours = self._cache.often(record), agent == self.agent
             if not often and (not ours or record.ready == self._cache.word):
                 return
             if often or self._flat(record, text, agent) is None:

@@ -23,11 +23,12 @@ from msgspec.structs import replace
 from gatekeeper import speedups, urls
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.fetching.records import Record
-from gatekeeper.pacing.scopes import RobotsInterval
 from gatekeeper.robots import Policy
-from gatekeeper.robots.flat import SENT, FlatRules
-from gatekeeper.robots.longest import PlainAnswer, QuickAnswer
+from gatekeeper.robots.flat import FlatRules, is_compared_as_sent
+from gatekeeper.robots.longest import QuickAnswer
 from gatekeeper.robots.patterns import is_robots_txt
+from gatekeeper.robots.timing import RobotsInterval
+from gatekeeper.split_dict import MASK, SplitDict
 
 __all__ = ["CachedDecision", "CachedOrigin", "DecisionBatch", "DecisionCache", "WrittenDecision"]
 
@@ -35,9 +36,10 @@ _encode = msgspec.json.Encoder().encode
 _MAX_RULES = 256
 """Rules of one file whose decision is kept; the URLs of a file meet few of its rules."""
 _OFTEN = 4
-"""Questions about an origin, no two of them further apart than `_APART`, from which on its
+"""Questions about an origin, with at most 5,000 to 7,500 others between any two, from which on its
 decisions are kept: a crawl that asks a hundred thousand origins by turns keeps none."""
-_APART = 5_000
+_ERA, _ERAS = 2_500, 2
+"""Questions of one era; by how many eras two may be apart."""
 _MAX_ORIGINS = 5_000
 """Origins whose decisions are kept; of the one that was taken in first they go."""
 
@@ -188,7 +190,6 @@ class CachedOrigin:
 
     __slots__ = (
         *(
-            "_plain",
             "decisions",
             "first_decision",
             "first_match",
@@ -226,21 +227,13 @@ class CachedOrigin:
         """The code of the rule that decides a path."""
         self.decisions: dict[int, CachedDecision] = {}
         """By that code."""
-        self.first_match: QuickAnswer | None = policy.quick_answer(record.origin) if ours else None
+        self.first_match: QuickAnswer | None = policy.quick_answer() if ours else None
         """For `allowed`: the verdict about what stands behind the authority, or None where that
         text has to be read as a URL first. None once the record is no longer warm."""
-        self._plain: PlainAnswer | None = None
 
     def retire(self) -> None:
         """The record is no longer warm."""
         self.first_match = None
-
-    def allows_plain(self, path: str) -> bool:
-        """The verdict about a path without escapes, dot segments, query or fragment."""
-        answer = self._plain
-        if answer is None:
-            answer = self._plain = self.policy.plain_answer(self.origin)
-        return answer(path)
 
 
 def _no_rule(_path: str) -> int:
@@ -259,20 +252,22 @@ class DecisionCache:
     """
 
     def __init__(
-        self, warm: dict[str, Record], prefix: str, *, agent: str, max_agents: int
+        self, warm: SplitDict[str, Record], prefix: str, *, agent: str, max_agents: int
     ) -> None:
         """`warm`: the directory's records by origin; `prefix`: that of decision ids; `agent`: the
         gate's own; `max_agents`: agents of one record of which decisions are kept."""
         self.on: bool = speedups.ON
         self.word: int = 1
         """The number of the operator's latest word: records that are `ready` by it are."""
-        self._warm = warm
+        self._few, self._many = warm.first, warm.table
         self._prefix = prefix
         self._agent = agent
         self._max_agents = max_agents
         self._counts: dict[tuple[Verdict, Reason], list[int]] = {}
-        self._questions = 0
-        """Those of origins whose decisions are not kept."""
+        self._era, self._left = _ERAS + 1, _ERA
+        """Questions about origins whose decisions are not kept are counted in eras; what is left of
+        one. Records share its number: one of their own, that of the question, would be memory far
+        away that each question gives back."""
         self._taken_in: deque[Record] = deque()
 
     def forget(self) -> None:
@@ -289,7 +284,7 @@ class DecisionCache:
 
     def origin(self, origin: str, agent: str, now: float) -> CachedOrigin | None:
         """What is kept of an origin for an agent, if that holds at the monotonic moment."""
-        record = self._warm.get(origin)
+        record = self._few.get(origin) or self._many[hash(origin) & MASK].get(origin)
         if record is None or record.cached is None or now >= record.fresh_until:
             return None
         found: CachedOrigin | None = record.cached.get(agent)
@@ -303,11 +298,6 @@ class DecisionCache:
         origin: CachedOrigin | None = cached.get(agent)
         return (origin, found[1]) if origin is not None and origin.keeps else None
 
-    def find_ready(self, url: str, now: float) -> tuple[Record, str] | None:
-        """`warm_record` where the record's policy alone decides about the gate's own agent."""
-        found = self.warm_record(url, now)
-        return found if found is not None and found[0].ready == self.word else None
-
     def warm_record(self, url: str, now: float) -> tuple[Record, str] | None:
         """The warm record of a plain URL whose authority is spelt as its origin is; and the URL's
         path. None where there is nothing to find for any agent."""
@@ -315,8 +305,9 @@ class DecisionCache:
             cut = url.find("/", 8)  # behind `https://`
         except (AttributeError, TypeError):
             raise urls.not_text(url) from None
-        record = self._warm.get(url[:cut]) if cut > 0 else None
-        if record is None or now >= record.fresh_until or len(url) > urls.MAX_URL:
+        origin = url[:cut]
+        record = self._few.get(origin) or self._many[hash(origin) & MASK].get(origin)
+        if record is None or cut < 0 or now >= record.fresh_until or len(url) > urls.MAX_URL:
             return None
         if record.cached is None and record.ready != self.word:
             return None
@@ -333,59 +324,37 @@ class DecisionCache:
         """
         if record.ready != self.word or len(path) >= urls.SURELY_SHORT:
             return None
-        # Most paths are compared as they are written: one look tells both.
-        plain = path.isascii() and "/." not in path and not path.encode().translate(None, SENT)
-        if not plain and not urls.is_sent_as_written(path):
+        as_sent = "/." not in path and is_compared_as_sent(path)
+        if (not as_sent and not urls.is_sent_as_written(path)) or self.often(record):
             return None
-        if self.often(record):
-            return None
-        text = record.text
-        if text is None:
-            return True
-        text.used = True
-        rules = text.ready
-        if isinstance(rules, FlatRules):
-            score = rules.score_of(path) if plain else rules.score(path)
-            return None if score is None else bool(score & 1) or is_robots_txt(path)
-        return None if rules is None else rules.allows(path, record.origin)
+        rules = record.rules
+        if rules is None:
+            text = record.text
+            if text is None:
+                return True
+            text.used = True
+            ready = text.ready
+            if not isinstance(ready, FlatRules):
+                return None if ready is None else ready.allows(path, record.origin)
+            rules = record.rules = ready
+        score = rules.score_as_sent(path) if as_sent else rules.score(path)
+        return None if score is None else bool(score & 1) or is_robots_txt(path)
 
     def asked_lately(self, record: Record) -> bool:
         """With one question more its decisions are worth being kept."""
         if not self.on:
             return True
-        return record.asked >= _OFTEN - 1 and self._questions - record.seen <= _APART
+        return record.asked >= _OFTEN - 1 and self._era - record.seen <= _ERAS
 
     def often(self, record: Record) -> bool:
         """Count a question about a record; whether its decisions are worth being kept."""
-        self._questions = number = self._questions + 1
-        record.asked = record.asked + 1 if number - record.seen <= _APART else 1
-        record.seen = number
+        self._left -= 1
+        if self._left <= 0:
+            self._era, self._left = self._era + 1, _ERA
+        era = self._era
+        record.asked = record.asked + 1 if era - record.seen <= _ERAS else 1
+        record.seen = era
         return record.asked >= _OFTEN
-
-    def find_many(
-        self, raws: Sequence[str], agent: str, now: float
-    ) -> list[tuple[CachedOrigin, str] | None]:
-        """`find` for each of the URLs; each authority is looked up once."""
-        find, split = self.find, urls.split_ordinary
-        all_plain = urls.plain_octets(raws) is not None
-        known: dict[str, CachedOrigin | None] = {}
-        places: list[tuple[CachedOrigin, str] | None] = []
-        for url in raws:
-            if all_plain:
-                cut = url.find("/", 8)
-                authority, path = url[: cut + 1], url[cut:]
-            elif (ordinary := split(url)) is not None:
-                authority, path = ordinary
-            else:
-                places.append(None)
-                continue
-            try:
-                origin = known[authority]
-            except KeyError:
-                first = find(url, agent, now)
-                origin = known[authority] = None if first is None else first[0]
-            places.append(None if origin is None else (origin, path))
-        return places
 
     def write_many(
         self, raws: Sequence[str], agent: str, now: float, numbers: Iterator[int]
@@ -417,24 +386,18 @@ class DecisionCache:
         last = next(islice(numbers, len(given) - 1, None)) if given else 0
         return DecisionBatch(given, octets, last - len(given) + 1)
 
-    def own(self, authority: str) -> CachedOrigin | None:
-        """What is kept, for the gate's own agent, of an origin as it is spelt.
+    def allowed_origin(self, url: str) -> CachedOrigin | None:
+        """What is kept of the origin of a plain URL that the gate's own agent may fetch; None for
+        any other.
 
         No clock is read: a record that is no longer fresh leaves `warm` by a timer.
         """
-        record = self._warm.get(authority)
-        if record is None or record.cached is None:
-            return None
-        origin: CachedOrigin | None = record.cached.get(self._agent)
-        return origin
-
-    def allowed_origin(self, url: str) -> CachedOrigin | None:
-        """`own` of a plain URL that is allowed; None for any other."""
         try:
             cut = url.find("/", 8)  # behind `https://`
         except (AttributeError, TypeError):
             raise urls.not_text(url) from None
-        record = self._warm.get(url[:cut])  # as in `own`: a call less for each lease
+        name = url[:cut]
+        record = self._few.get(name) or self._many[hash(name) & MASK].get(name)
         if cut < 0 or record is None or (cached := record.cached) is None:
             return None
         origin: CachedOrigin | None = cached.get(self._agent)
@@ -444,11 +407,6 @@ class DecisionCache:
         if first_match(path) and "#" not in path and path.isascii():
             return origin
         return None
-
-    def allowed_plain(self, authority: str, path: str) -> CachedOrigin | None:
-        """`own` of an origin whose path is allowed, and known to be plain; None for others."""
-        origin = self.own(authority)
-        return origin if origin is not None and origin.allows_plain(path) else None
 
     # --- keeping ------------------------------------------------------------------------
 

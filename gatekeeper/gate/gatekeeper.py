@@ -21,16 +21,17 @@ from aiohttp import ClientMiddlewareType
 from aiohttp.abc import AbstractResolver
 
 from gatekeeper import urls
-from gatekeeper.clock import Clock, SystemClock
+from gatekeeper.clock import Clock, SystemClock, moment_named
 from gatekeeper.config import Config, HostRule, agent_named, as_config, host_named, token_of
 from gatekeeper.deadlock import WaitGraph
 from gatekeeper.decision import Decision, NotYet
-from gatekeeper.errors import GateClosed
-from gatekeeper.fetching.directory import Directory, HeldUp, OnRetrieval, RobotsSource
+from gatekeeper.errors import GateClosed, StorageError
+from gatekeeper.fetching.directory import Directory, HeldUp, OnRetrieval
 from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.fetcher import Fetcher
-from gatekeeper.fetching.guard import Guard, GuardedConnector, HostAddresses
-from gatekeeper.fetching.outcomes import Retrieval
+from gatekeeper.fetching.guard import GuardedConnector, HostAddresses
+from gatekeeper.fetching.guard_policy import Guard
+from gatekeeper.fetching.outcomes import Retrieval, RobotsSource
 from gatekeeper.fetching.records import Record
 from gatekeeper.fleet import FleetLedger, configured_ledger
 from gatekeeper.gate.decider import Decider, DecisionIds
@@ -42,16 +43,14 @@ from gatekeeper.identity import Signer
 from gatekeeper.middleware import UNLIMITED, HeldLease, gate_middleware_with
 from gatekeeper.pacing.ledger import Ledger
 from gatekeeper.pacing.rules import HostRules
-from gatekeeper.pacing.scheduler import Scheduler, check_moment
+from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.robots.longest import QuickAnswer
+from gatekeeper.split_dict import MASK
 from gatekeeper.storage.base import HistoryEntry, Storage
 from gatekeeper.storage.sqlite import SqliteStorage
-from gatekeeper.url_cache import UrlCache
-from gatekeeper.urls import not_text
-
-__all__ = ["GateFollower", "GateStats", "Gatekeeper"]
+from gatekeeper.urls import UrlCache, not_text
 
 _log = logging.getLogger(__name__)
 
@@ -149,6 +148,7 @@ class Gatekeeper:
         self._authority, self._cut = "\n", 0
         self._origin: CachedOrigin | _NoOrigin = _NoOrigin()
         self._warm_allowed = self._warm_denied = 0
+        self._few, self._many = self._decider.warm.first, self._decider.warm.table
 
     def _robots_pacing(self) -> RobotsPacing:
         return RobotsPacing(
@@ -225,8 +225,13 @@ class Gatekeeper:
             self._stack = stack.pop_all()
         return self
 
-    async def __aexit__(self, *error: object) -> None:
-        await self._stack.aclose()
+    async def __aexit__(self, kind: object = None, *error: object) -> None:
+        try:
+            await self._stack.aclose()
+        except StorageError as unkept:
+            if kind is None:
+                raise
+            _log.error("%s", unkept)  # why the block was left says more
 
     def _source(self, session: aiohttp.ClientSession) -> Fetcher:
         """What brings the files; a test's gate has another one."""
@@ -281,15 +286,16 @@ class Gatekeeper:
         """The verdict where the authority is not that of the question before; None: `check` it. An
         origin of which the cache has something is stayed with."""
         cut = url.find("/", 8)  # behind `https://`
-        record = self._decider.warm.get(url[:cut])
+        origin = url[:cut]
+        record = self._few.get(origin) or self._many[hash(origin) & MASK].get(origin)
         if cut < 0 or record is None:
             return None
         cached = record.cached
-        origin: CachedOrigin | None = None if cached is None else cached.get(self._agent)
-        if origin is None:
+        known: CachedOrigin | None = None if cached is None else cached.get(self._agent)
+        if known is None:
             return self._decider.verdict(record, url[cut:])
-        self._authority, self._cut, self._origin = url[: cut + 1], cut, origin
-        ready = origin.first_match
+        self._authority, self._cut, self._origin = url[: cut + 1], cut, known
+        ready = known.first_match
         return None if ready is None else ready(url[cut:])
 
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
@@ -313,7 +319,7 @@ class Gatekeeper:
     async def check_all(
         self, urls: Iterable[str], *, user_agent: str | None = None
     ) -> list[Decision]:
-        """What `check_many` gives, as a list: warm origins are answered in one go."""
+        """What `check_many` gives, as a list."""
         agent = self._agent if user_agent is None else token_of(user_agent)
         return await self._open.questions.check_all(urls, agent)
 
@@ -349,9 +355,8 @@ class Gatekeeper:
 
         Raises InvalidURL.
         """
-        if self._storage is None:
-            return []
-        return await self._storage.history(urls.parse(origin).origin)
+        origin = urls.parse(origin).origin
+        return [] if self._storage is None else await self._storage.history(origin)
 
     # -- turns -----------------------------------------------------------------------
 
@@ -367,12 +372,13 @@ class Gatekeeper:
 
         `async with gate.lease(url) as lease:`. Higher priority goes first within a host;
         `timeout` is seconds for the file and the turn together, None waits for as long as
-        it takes. Entering raises InvalidURL, Denied, Deferred, or LeaseTimeout.
+        it takes. Entering raises InvalidURL, Denied, Deferred, or LeaseTimeout; ConfigError for a
+        `user_agent` under which no request can be sent, such as `*`.
         """
         opened = self._opened or self._open  # it raises
         return LeaseRequest(opened.leases, url, priority, timeout, user_agent)
 
-    async def acquire(
+    def acquire(
         self,
         url: str,
         *,
@@ -380,15 +386,14 @@ class Gatekeeper:
         timeout: float | None = None,
         user_agent: str | None = None,
         owned: bool = True,
-    ) -> Lease:
-        """A lease that ends by `lease.end()`, for those to whom a block does not fit.
+    ) -> Coroutine[Any, Any, Lease]:
+        """A lease that ends by `lease.end()`, for those to whom a block does not fit: await it.
 
         `owned=False`: the lease outlives the task that asks for it (a server's handler),
         so a second one for the same host simply waits. Raises as `lease` does.
         """
-        return await self._open.leases.acquire(
-            url, priority=priority, timeout=timeout, user_agent=user_agent, owned=owned
-        )
+        leases = self._open.leases
+        return LeaseRequest(leases, url, priority, timeout, user_agent, owned).__aenter__()
 
     async def try_acquire(
         self,
@@ -443,8 +448,7 @@ class Gatekeeper:
         Raises ConfigError for what names no host or no moment, and changes nothing then.
         """
         host = host_named(host)
-        wall = until.timestamp() if isinstance(until, datetime) else until
-        check_moment(host, wall)
+        wall = moment_named(host, until)
         self._pacing.unpark(host)
         self._scheduler.block(host, wall, reason)
 
@@ -462,6 +466,9 @@ class Gatekeeper:
         configuration's. Every member of a fleet follows it, for as long as one of them lives.
         Raises ConfigError, and changes nothing then.
         """
+        if not isinstance(rule, HostRule):
+            remedy = "write HostRule(match=HOST, ...)"
+            raise TypeError(f"rule must be a HostRule, not {type(rule).__name__}; {remedy}")
         self._follow(rule)
         if isinstance(self._ledger, FleetLedger):
             self._ledger.overrides.say(rule)
@@ -503,10 +510,8 @@ class Gatekeeper:
             raise GateClosed("open the gate first: async with Gatekeeper(...) as gate")
         return self._opened
 
-    def _take(
-        self, url: str, owner: asyncio.Task[object] | None, origin: str = "", path: str = ""
-    ) -> Lease | None:
-        return self._open.leases.take(url, owner, origin, path)
+    def _take(self, url: str, owner: asyncio.Task[object] | None) -> Lease | None:
+        return self._open.leases.take(url, owner)
 
     def _wait(
         self, url: str, owner: asyncio.Task[object] | None, *, user_agent: str | None = None

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
@@ -20,7 +19,7 @@ from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import GateClosed, InvalidURL, LedgerLost
 from gatekeeper.fetching.cache import record_octets
 from gatekeeper.fetching.directory import OnRetrieval
-from gatekeeper.fetching.guard import Guard
+from gatekeeper.fetching.guard_policy import Guard
 from gatekeeper.fetching.outcomes import OutcomeRow
 from gatekeeper.fetching.records import LARGE, Moment, Record
 from gatekeeper.gate.decision_cache import DecisionBatch, WrittenDecision
@@ -29,12 +28,8 @@ from gatekeeper.gate.leases import Lease
 from gatekeeper.identity import Signer
 from gatekeeper.middleware import DeadlineMiddleware, gate_middleware_with
 from gatekeeper.pacing.ledger import ScopeView
-from gatekeeper.pacing.scopes import Scope
 from gatekeeper.robots import Policy, RobotsTxt
-from gatekeeper.url_cache import UrlCache
-from gatekeeper.urls import Target
-
-__all__ = ["GateInternals", "internals"]
+from gatekeeper.urls import Target, UrlCache
 
 _log = logging.getLogger(__name__)
 
@@ -56,8 +51,15 @@ class GateInternals:
         """What signs requests; None: they are not signed."""
         self._monotonic = gate._clock.monotonic
         self._decider = gate._decider
+        # Of the scheduler, the decider and the gate as they stand there.
         self.held: Final = gate._scheduler.held
-        """See `Scheduler.held`."""
+        self.held_up: Final = gate._scheduler.held_up
+        self.when_due: Final = gate._scheduler.when_due
+        self.watch_hosts: Final = gate._scheduler.watch
+        self.refused: Final = gate._decider.refused
+        self.peek: Final = gate.peek
+        self.check: Final = gate.check
+        self.acquire: Final = gate.acquire
         self._scheduler = gate._scheduler
         self._take: Callable[..., object] = gate._scheduler.take
 
@@ -68,9 +70,10 @@ class GateInternals:
         agent = self._gate._agent if user_agent is None else token_of(user_agent)
         return self._decider.recall(url, agent, self.clock)
 
-    def write(self, url: str) -> WrittenDecision | None:
-        """`recall` for the gate's own agent, to be told as JSON, where it is kept."""
-        return self._decider.write(url, self._gate._agent, self._monotonic())
+    def write(self, url: str, *, user_agent: str | None = None) -> WrittenDecision | None:
+        """`recall`, to be told as JSON, where it is kept."""
+        agent = self._gate._agent if user_agent is None else token_of(user_agent)
+        return self._decider.write(url, agent, self._monotonic())
 
     def write_many(self, urls: Sequence[str], *, user_agent: str | None = None) -> DecisionBatch:
         """`recall` for many URLs, to be told as JSON and counted when it is.
@@ -136,38 +139,6 @@ class GateInternals:
 
     # -- questions of a queue --------------------------------------------------------
 
-    def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
-        """See `Gatekeeper.peek`."""
-        return self._gate.peek(url, user_agent=user_agent)
-
-    def check(self, url: str, *, user_agent: str | None = None) -> Coroutine[Any, Any, Decision]:
-        """See `Gatekeeper.check`."""
-        return self._gate.check(url, user_agent=user_agent)
-
-    async def meet(self, url: str) -> Decision | None:
-        """`check` for the sake of the file: None where that is here and speaks, for then the next
-        `take` or `peek` tells what it says. Raises InvalidURL."""
-        questions, agent, target = self._gate._open.questions, self._gate._agent, urls.parse(url)
-        known = await questions.known(url, target, agent)
-        if isinstance(known, Record) and known.policy_only:
-            self._decider.make_ready(url, target, known, questions.moment())
-            return None
-        return questions.decide(url, target, known, agent)
-
-    def acquire(
-        self,
-        url: str,
-        *,
-        priority: int = 0,
-        timeout: float | None = None,
-        user_agent: str | None = None,
-        owned: bool = True,
-    ) -> Coroutine[Any, Any, Lease]:
-        """See `Gatekeeper.acquire`."""
-        return self._gate.acquire(
-            url, priority=priority, timeout=timeout, user_agent=user_agent, owned=owned
-        )
-
     @property
     def waits(self) -> WaitGraph[Lease]:
         """Who waits and holds what."""
@@ -175,7 +146,8 @@ class GateInternals:
 
     def take(self, url: str) -> Lease | None:
         """The lease that `acquire` gives with `owned=False`, if its turn is free; else None."""
-        return self._gate._open.leases.take(url, None)
+        opened = self._gate._opened or self._gate._open
+        return opened.leases.take(url, None)
 
     def is_due(self, host: str) -> bool:
         """Would `when_due` call back at once, as far as that can be seen at a glance?"""
@@ -183,21 +155,9 @@ class GateInternals:
         self._take("", host, None, admit=partial(offered.append, None))
         return bool(offered)
 
-    def when_due(
-        self,
-        host: str,
-        callback: Callable[[], object],
-        *,
-        priority: float = 0,
-        longest: float = math.inf,
-    ) -> Callable[[], None]:
-        """Call back once when a turn of the host can be had, or it is blocked for more than
-        `longest` seconds; returns what undoes it.
-
-        Takes no turn. The callback is called from within the scheduler, perhaps at once:
-        it must be short and must not raise.
-        """
-        return self._scheduler.when_due(host, callback, priority=priority, longest=longest)
+    def is_welcome(self, url: str) -> bool:
+        """May the gate's own agent fetch the URL, as far as that can be seen at a glance?"""
+        return self._decider.recall_lease(url) is not None
 
     # -- what other processes that answer questions follow --------------------------
 
@@ -271,10 +231,6 @@ class GateInternals:
             raise GateClosed("the gate has no session of its own, or is not open")
         return connector
 
-    def refused(self, url: str, header: str, note: str) -> Decision:
-        """See `Decider.refused`."""
-        return self._decider.refused(url, header, note)
-
     @property
     def resolver(self) -> AbstractResolver | None:
         """What its connector looks names up by; None: the system."""
@@ -299,10 +255,6 @@ class GateInternals:
             self._gate._opened.leases.uplink.unreached(lease, error, connected=False)
 
     # -- the operator ----------------------------------------------------------------
-
-    def watch_hosts(self) -> tuple[Mapping[str, Scope], list[Scope]]:
-        """See `Scheduler.watch`."""
-        return self._scheduler.watch()
 
     async def look(self, host: str) -> list[ScopeView]:
         """What the fleet's store knows of the host; empty without one, and while it is away."""

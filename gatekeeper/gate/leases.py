@@ -5,35 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self
 
-import aiohttp
 import msgspec
 from yarl import URL
 
 from gatekeeper import urls
-from gatekeeper.clock import Clock, SingleTimer, deadline, utc
-from gatekeeper.config import FetchConfig
+from gatekeeper.clock import Clock, deadline, number, utc
+from gatekeeper.config import refuse_everybody
 from gatekeeper.deadlock import Holdings, WaitGraph
-from gatekeeper.decision import Decision, NotYet, Reason, refuse
-from gatekeeper.errors import (
-    Deferred,
-    GatekeeperError,
-    LeaseTimeout,
-    LedgerLost,
-    StorageError,
-)
-from gatekeeper.fetching.faults import LocalFaults
+from gatekeeper.decision import Decision, NotYet, Reason, not_yet, refuse
+from gatekeeper.errors import Deferred, GatekeeperError, LeaseTimeout, LedgerLost, StorageError
+from gatekeeper.fetching.faults import LocalFaults, Uplink
 from gatekeeper.fetching.guard import HostAddresses
-from gatekeeper.fetching.outcomes import classify
 from gatekeeper.fetching.records import Record
-from gatekeeper.gate.decider import Decider, ReadyAnswer
+from gatekeeper.gate.decider import Decider, UnbuiltDecision
 from gatekeeper.gate.decision_cache import CachedOrigin
 from gatekeeper.gate.questions import GateQuestions
+from gatekeeper.gate.robots_pacing import PARKED
 from gatekeeper.middleware import (
     ConnectionInUse,
     Unentered,
@@ -46,21 +39,11 @@ from gatekeeper.pacing.queues import REFETCH, Offer
 from gatekeeper.pacing.rules import BudgetSpent
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiting import EVERYTHING, Entrance, received
-from gatekeeper.url_cache import url_of
-from gatekeeper.urls import Target
-
-__all__ = ["Lease", "LeaseManager", "LeaseRequest", "Uplink"]
+from gatekeeper.urls import Target, url_of
 
 _LOOK_UP = 0.5
 """Seconds that the address of a host may take whose lease of an earlier run is held again."""
 
-SILENCE: Final = 8.0
-"""Seconds without any answer after which requests under way are looked at."""
-_IDLE: Final = 60.0
-"""Seconds without an answer, nor anything that waits for one, after which nobody looks."""
-_USUAL: Final = FetchConfig()
-_SOON, _LATER = 1.0, 60.0
-"""Seconds after which to try again where it depends on others, and on an operator's word."""
 _MOST_ASKING: Final = 4_000
 """Origins that are asked for in the background at once: as many as the gate has room for."""
 _log = logging.getLogger(__name__)
@@ -80,7 +63,7 @@ class Lease(msgspec.Struct, eq=False):
     host: str
     owner: asyncio.Task[object] | None
     """The task that would wait for itself if it asked for another one."""
-    _answer: Decision | CachedOrigin | ReadyAnswer
+    _answer: Decision | CachedOrigin | UnbuiltDecision
     """The decision, or what it can be had from: few look at it, so it is built when one does."""
     _number: int = 0
     _head_at: float | None = None
@@ -100,13 +83,11 @@ class Lease(msgspec.Struct, eq=False):
     def decision(self) -> Decision:
         """The answer at the moment of the grant."""
         answer = self._answer
-        if not isinstance(answer, Decision):
+        if isinstance(answer, UnbuiltDecision):
+            self._answer = answer = answer.build()
+        elif not isinstance(answer, Decision):
             path, decider = self.url[len(answer.origin) :], self._manager.decider
-            if isinstance(answer, ReadyAnswer):
-                answer = decider.of_ready(answer, path, self.url)
-            else:
-                answer = decider.of_cached(answer, path, self.url, self._number)
-            self._answer = answer
+            self._answer = answer = decider.of_cached(answer, path, self.url, self._number)
         return answer
 
     def __repr__(self) -> str:
@@ -171,7 +152,7 @@ class Lease(msgspec.Struct, eq=False):
         For a lease that one task asked for and another one uses: it leaves no trace in the
         context of the first.
         """
-        if self.ended:
+        if not self._grant.open:
             return
         self._manager.holdings.own(self, asyncio.current_task(self._manager.loop))
         held = open_leases.get()
@@ -202,8 +183,7 @@ class Lease(msgspec.Struct, eq=False):
         """The head of the response is here: the interval counts from now."""
         if self._head_at is None:
             manager = self._manager
-            read = manager.now  # an attribute that is called is slow before Python 3.12
-            self._head_at = now = read()
+            self._head_at = now = manager.now()
             manager.faults.answered(self._answer.origin, now)
             self._grant.head(now)
 
@@ -212,8 +192,7 @@ class Lease(msgspec.Struct, eq=False):
     ) -> None:
         """`head` and `report` in one: the head is here, and says so much."""
         grant, manager = self._grant, self._manager
-        read = manager.now  # an attribute that is called is slow before Python 3.12
-        now = read()
+        now = manager.now()
         manager.faults.answered(self._answer.origin, now)
         if self._answer.__class__ is Decision and not grant.reported:
             manager.questions.note_page(self._answer.origin, ok=200 <= status < 400)
@@ -260,12 +239,11 @@ class Lease(msgspec.Struct, eq=False):
             if answer.__class__ is Decision:
                 manager.questions.note_page(answer.origin, ok=200 <= status < 400)
             if self._head_at is None:  # else that was told of when it came
-                read = manager.now
-                now = read()
+                now = manager.now()
                 manager.faults.answered(answer.origin, now)
         grant.report(status, elapsed, retry_after, size, rate_limit, now)
         if status is None and elapsed is not None and self._head_at is None:
-            self._manager.uplink.unanswered(self)
+            self._manager.uplink.unanswered(self.origin, self.host, grant.start_at)
 
     @property
     def counts_bytes(self) -> bool:
@@ -364,43 +342,93 @@ def _as_sent(url: str) -> URL | None:
 
 
 class LeaseRequest(msgspec.Struct, eq=False):
-    """What `gate.lease()` returns: entering waits for the turn, leaving ends the lease."""
+    """What `gate.lease()` returns: entering waits for the turn, leaving ends the lease.
+
+    Very many may begin in one iteration of the loop. Whoever has to wait outside first awaits the
+    request itself: a coroutine, of three times its size, is made once it is let in.
+    """
 
     _manager: LeaseManager
     _url: str
     _priority: int
     _timeout: float | None
     _agent: str | None
-    _lease: Lease | None = None
+    _owned: bool | None = None
+    """None: a block surrounds it. Else `acquire` asked: does it belong to the current task?"""
+    _held: Any = None
+    """The lease. Before, where it is awaited itself: None at first, False outside, and then the
+    coroutine that waits for the turn."""
 
     if not TYPE_CHECKING:
         report = renew = give_back = end = decision = expires_at = Unentered()
 
-    async def __aenter__(self) -> Lease:
-        manager, entered = self._manager, False
-        # First of all, and in no frame of its own: many may begin in one iteration of the loop.
-        if manager.entrance.outside and self._timeout is None:
-            await manager.entrance.line_up()
-            entered = True
-        owner = asyncio.current_task(manager.loop)
+    def __aenter__(self) -> Coroutine[Any, Any, Lease]:
+        if self._manager.entrance.crowded and self._timeout is None:
+            return self
+        return self._wait()
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._held is not None:
+            self._held.leave()
+
+    async def _wait(self, *, entered: bool = False) -> Lease:
+        """The lease as soon as it can be had."""
+        manager, owned = self._manager, self._owned
+        owner = None if owned is False else asyncio.current_task(manager.loop)
         lease = manager.take(self._url, owner) if self._agent is None else None
         if lease is None:
+            timeout = self._timeout
+            if timeout and manager.entrance.crowded:
+                end = manager.now() + timeout
+                await manager.entrance.line_up()
+                entered, timeout = True, max(0.0, end - manager.now())
             lease = await manager.wait(
                 self._url,
                 owner,
                 priority=self._priority,
-                timeout=self._timeout,
+                timeout=timeout,
                 user_agent=self._agent,
                 entered=entered,
             )
         lease._by_hand = True
-        self._lease = lease
-        open_leases.set((*open_leases.get(), lease))
+        if owned is None:
+            self._held = lease
+            open_leases.set((*open_leases.get(), lease))
+        elif owner is not None:
+            hold_in_context(lease)
         return lease
 
-    async def __aexit__(self, *error: object) -> None:
-        if self._lease is not None:
-            self._lease.leave()
+    def __await__(self) -> Self:
+        self._held = None
+        return self
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> object:
+        """What the task waits for next; StopIteration with the lease."""
+        if self._held is None:
+            self._held = False
+            outside = self._manager.entrance.line_up()
+            return next(outside.__await__())  # itself, marked as awaited
+        if self._held is False:
+            self._held = self._wait(entered=True)
+        return self._held.send(None)
+
+    def send(self, _: None) -> object:
+        """What makes a coroutine of it, with `throw` and `close`: a task can be made of it."""
+        return next(self)
+
+    def throw(self, *error: Any) -> object:
+        """The task is cancelled."""
+        if not self._held:
+            raise error[0]
+        return self._held.throw(*error)
+
+    def close(self) -> None:
+        """The task is dropped."""
+        if self._held:
+            self._held.close()
 
 
 class _Asked(msgspec.Struct, eq=False):
@@ -448,7 +476,9 @@ class LeaseManager:
         self.now: Callable[[], float] = clock.monotonic
         self.faults = faults
         self.holdings: Holdings[Lease] = waits.holdings
-        self.uplink: Uplink = Uplink(faults, scheduler, clock, self.holdings)
+        self.uplink: Uplink = Uplink(
+            *(faults, clock, self._unheard), busy=lambda: scheduler.busy, forgive=scheduler.forgive
+        )
         self.entrance: Entrance = Entrance()
         self.loop: asyncio.AbstractEventLoop = (
             asyncio.get_running_loop()
@@ -456,34 +486,27 @@ class LeaseManager:
         self._waits = waits
         self._dns = dns
         self._scheduler = scheduler
-        self._take = scheduler.take
-        self._recall, self._recall_plain = decider.recall_lease, decider.recall_plain
+        self._take, self._offer = scheduler.take, scheduler.offer
+        self._recall = decider.recall_lease
         self._numbers = decider.numbers
         self._asking: dict[str, asyncio.Task[None]] = {}
         """Origins that `attempt` has asked for in the background."""
 
-    def take(
-        self, url: str, owner: asyncio.Task[object] | None, place: str = "", path: str = ""
-    ) -> Lease | None:
+    def take(self, url: str, owner: asyncio.Task[object] | None) -> Lease | None:
         """The lease that can be had at once, where what is cached suffices to know; else None.
 
-        `place` and `path`: the URL's origin as it is spelt, and what follows, where that is
-        known to be plain. The check before and the one at the grant are the same moment here.
+        The check before and the one at the grant are the same moment here.
         """
         # Nobody goes before those who came first; and a host that shares the clock of its address
         # has no turn before that is looked up.
-        if self.entrance.outside or self._dns is not None:
+        if self.entrance.crowded or self._dns is not None:
             return None
-        recall, plain = self._recall, self._recall_plain
-        origin: CachedOrigin | ReadyAnswer | None = plain(place, path) if path else recall(url)
-        if origin is None:
-            origin = self.decider.recall_ready(url, self.clock)
+        origin = self._recall(url)
         if origin is None or (interval := origin.interval) is None:
-            return None
+            return self._take_first(url, owner)
         host = origin.host
-        take = self._take  # an attribute that is called is slow before Python 3.12
         try:
-            grant = take(url, host, interval)
+            grant = self._take(url, host, interval)
         except StorageError:
             return None  # `wait` says why
         if grant is None:
@@ -493,34 +516,36 @@ class LeaseManager:
             self.holdings.add(lease)
         return lease
 
-    async def acquire(
+    def _take_first(
+        self, url: str, owner: asyncio.Task[object] | None, target: Target | None = None
+    ) -> Lease | None:
+        """`take` of an origin whose decisions are not kept yet: one is made, if it is its turn.
+        `target`: the URL as it was read, of an origin whose file is known."""
+        if target is None:
+            ordinary = urls.split_ordinary(url)
+            record = None if ordinary is None else self.decider.warm.get(ordinary[0])
+            if record is None or record.cached is not None:
+                return None
+            target = urls.parse(url)
+        made: list[Decision | UnbuiltDecision] = []
+        admit = partial(self.questions.offer_allowed, url, target, made)
+        try:
+            grant = self._offer(target.url, target.host, None, admit=admit)
+        except StorageError:
+            return None  # as in `take`
+        return None if grant is None else self._lease(grant, target, owner, made[0])
+
+    def _lease(
         self,
-        url: str,
-        *,
-        priority: int,
-        timeout: float | None,
-        user_agent: str | None,
-        owned: bool = True,
+        grant: Grant,
+        target: Target,
+        owner: asyncio.Task[object] | None,
+        made: Decision | UnbuiltDecision,
+        agent: str | None = None,
     ) -> Lease:
-        """The lease as soon as it can be had. See `Gatekeeper.acquire`."""
-        entered = False
-        if self.entrance.outside and timeout is None:  # first of all, as in `__aenter__`
-            await self.entrance.line_up()
-            entered = True
-        owner = asyncio.current_task(self.loop) if owned else None
-        lease = self.take(url, owner) if user_agent is None else None
-        if lease is None:
-            lease = await self.wait(
-                url,
-                owner,
-                priority=priority,
-                timeout=timeout,
-                user_agent=user_agent,
-                entered=entered,
-            )
-        lease._by_hand = True
+        lease = Lease(self, grant, target.url, target.host, owner, made, user_agent=agent)
         if owner is not None:
-            hold_in_context(lease)
+            self.holdings.add(lease)
         return lease
 
     async def wait(
@@ -537,19 +562,21 @@ class LeaseManager:
 
         `entered`: the caller came in through the entrance.
         """
+        refuse_everybody(user_agent)
         end = None if timeout is None else self.clock.monotonic() + timeout
         if not entered and timeout != 0 and (before := self.entrance.enter()) is not None:
             await before
-            before = None  # many may wait below, and would keep it
+            before, entered = None, True  # many may wait below, and would keep it
+        if entered:
+            self.entrance.come_in()
         target = urls.parse(url)
         waiting = None if owner is None else await self.questions.begin_wait(target, owner)
         try:
             known = await self._known_within(url, target, end, user_agent)
-            if waiting is None and user_agent is None and not isinstance(known, Decision):
-                self.decider.make_ready(url, target, known, self.questions.moment())
-                if (at_once := self.take(url, owner)) is not None:
-                    self.uplink.wake()
-                    return at_once
+            plain = waiting is None and user_agent is None and isinstance(known, Record)
+            if plain and self._dns is None and (had := self._take_first(url, owner, target)):
+                self.uplink.wake()
+                return had
             decision = self._welcome(url, target, known, user_agent)
             scopes = () if self._dns is None else await self._locate(target, end)
             if waiting is not None:
@@ -575,13 +602,8 @@ class LeaseManager:
         finally:
             if waiting is not None:
                 self._waits.end(waiting)
-        lease = Lease(
-            self, grant, target.url, target.host, owner, asked.decision, user_agent=user_agent
-        )
         self.uplink.wake()
-        if owner is not None:
-            self.holdings.add(lease)
-        return lease
+        return self._lease(grant, target, owner, asked.decision, user_agent)
 
     def _no_turn(
         self, url: str, target: Target, user_agent: str | None, error: GatekeeperError
@@ -601,6 +623,7 @@ class LeaseManager:
         owner = asyncio.current_task(self.loop) if owned else None
         lease = self.take(url, owner) if user_agent is None else None
         if lease is None:
+            refuse_everybody(user_agent)
             target, agent = urls.parse(url), self.questions.token(user_agent)
             decision = self.questions.peek(url, target, agent)
             if decision is None or (self._dns is not None and not self._dns.knows(target)):
@@ -611,14 +634,11 @@ class LeaseManager:
                     url, owner, priority=priority, timeout=0, user_agent=user_agent
                 )
             except Deferred as error:
-                return self._not_yet(error.decision.reason, error.retry_at, error.decision)
+                return not_yet(
+                    self.clock.wall(), error.decision.reason, error.retry_at, error.decision
+                )
             except LeaseTimeout as error:
-                held = self._scheduler.held(target.host)
-                if held is None:
-                    return self._not_yet("turn", error.retry_at)
-                why = Reason.HOST_PAUSED if held[1] == "paused" else Reason.HOST_BLOCKED
-                seconds = _LATER if held[0] == math.inf else held[0]
-                return self._not_yet(why, utc(self.clock.wall() + seconds))
+                return not_yet(self.clock.wall(), error.why, error.retry_at)
         lease._by_hand = True
         if owner is not None:
             hold_in_context(lease)
@@ -631,8 +651,12 @@ class LeaseManager:
             task = self.loop.create_task(self._learn(target), context=Context())
             self._asking[target.origin] = task
             task.add_done_callback(lambda _: self._asking.pop(target.origin, None))
+        held = self._scheduler.held(target.host)
+        if held is not None and held[1] != PARKED:  # the file can't be asked for earlier, either
+            why, until = self._scheduler.held_up(target.host)
+            return not_yet(self.clock.wall(), why, utc(until) if until else None)
         decision = self.decider.unknown(url, target, agent, self.questions.moment())
-        return self._not_yet(decision.reason, decision.retry_at, decision)
+        return not_yet(self.clock.wall(), decision.reason, decision.retry_at, decision)
 
     async def _learn(self, target: Target) -> None:
         try:
@@ -642,8 +666,9 @@ class LeaseManager:
         except GatekeeperError as error:
             _log.debug("%s could not be asked in advance: %r", target.origin, error)
 
-    def _not_yet(self, why: str, due_at: datetime | None, said: Decision | None = None) -> NotYet:
-        return NotYet(due_at or utc(self.clock.wall() + _SOON), str(why), said)
+    def _unheard(self) -> list[tuple[str, float]]:
+        everybody = self.holdings.everybody()
+        return [(one.origin, one.started_at) for one in everybody if one.awaits_head]
 
     async def close(self) -> None:
         """End what asks in the background."""
@@ -665,7 +690,7 @@ class LeaseManager:
             scopes = await self._locate(target, self.clock.monotonic() + _LOOK_UP)
         grant = await self._scheduler.hold(target.url, target.host, seconds, scopes=scopes)
         decision, _ = self.questions.offer(url, target, user_agent)
-        return Lease(self, grant, target.url, target.host, None, decision, user_agent=user_agent)
+        return self._lease(grant, target, None, decision, user_agent)
 
     async def _locate(self, target: Target, end: float | None) -> tuple[str, ...]:
         """The scopes of the target's addresses; none where no clock belongs to an address."""
@@ -715,77 +740,5 @@ class LeaseManager:
         except TimeoutError:
             self._scheduler.refuse_unknown(target.host)  # the storage may be why
             raise LeaseTimeout(
-                target.url, f"{target.url}: its robots.txt did not come within {left:.3g} s"
+                target.url, f"{target.url}: its robots.txt did not come within {number(left)} s"
             ) from None
-
-
-class Uplink:
-    """Tells what the pages' answers, failures and silence say about our own network.
-
-    The head of a page is as good an answer as a robots.txt: it ends a fault of our own, and
-    shows whom to ask when one is suspected. A request that gets none is a hint; one that can't
-    be connected, or of which nothing is heard for long while nobody else answers either, is
-    evidence. What it is worth is for `LocalFaults` to say.
-    """
-
-    def __init__(
-        self, faults: LocalFaults, scheduler: Scheduler, clock: Clock, holdings: Holdings[Lease]
-    ) -> None:
-        self.faults = faults
-        self._scheduler = scheduler
-        self._clock = clock
-        self._holdings = holdings
-        self._timer = SingleTimer(clock, self._look)
-
-    def wake(self) -> None:
-        """Something was sent, or answered: look after the open leases for as long as there are
-        any, and a while longer."""
-        if self._timer.when == math.inf:
-            self._timer.set(self._clock.monotonic() + SILENCE)
-
-    def close(self) -> None:
-        """Look no more."""
-        self._timer.hold()
-
-    def unanswered(self, lease: Lease) -> None:
-        """A request ended without an answer, and was counted as an error of its host."""
-        host = lease.host
-        self.faults.unanswered_by(
-            lease.origin,
-            began=lease.started_at,
-            now=self._clock.monotonic(),
-            undo=lambda: self._scheduler.forgive(host),
-        )
-
-    def unreached(self, lease: object, error: BaseException, *, connected: bool = True) -> None:
-        """A request of ours failed with that error: as a lost uplink would make it fail?
-
-        `connected` False: it failed before it could be sent, as an error of aiohttp says itself.
-        """
-        origin = getattr(lease, "origin", None)
-        if origin is None:
-            return  # not a lease of ours
-        connected = connected and not isinstance(error, aiohttp.ConnectionTimeoutError)
-        if classify(error=error, config=_USUAL, connected=connected).row.local:
-            began: float = getattr(lease, "started_at", 0.0)
-            self.faults.failed(origin, began=began, now=self._clock.monotonic())
-
-    def _look(self) -> None:
-        """Has anybody answered? If not, each request that went out long ago is evidence."""
-        faults, now = self.faults, self._clock.monotonic()
-        if not self._scheduler.busy and now - faults.last_answer >= _IDLE:
-            faults.rest()
-            return
-        faults.sweep_if_many(now)
-        moment = faults.last_answer + SILENCE
-        if moment <= now:
-            moment = now + SILENCE
-            for lease in self._holdings.everybody():
-                if not lease.awaits_head:
-                    continue
-                due = lease.started_at + SILENCE
-                if due <= now:
-                    faults.failed(lease.origin, began=lease.started_at, now=now)
-                else:
-                    moment = min(moment, due)
-        self._timer.set(moment)

@@ -1,4 +1,4 @@
-"""GateQuestions about URLs: the decision, once the file that it needs is known.
+"""Questions about URLs: the decision, once the file that it needs is known.
 
 `GateQuestions` joins the directory of files and the decider. A file that is not known is asked for
 on behalf of the task that asks, so that no task waits for what it holds itself (`deadlock`).
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, utc
@@ -21,11 +21,12 @@ from gatekeeper.deadlock import TurnWait, WaitGraph, WaitsForItself
 from gatekeeper.decision import Decision, Reason, State, Verdict
 from gatekeeper.errors import GatekeeperError, InvalidURL, LeaseTimeout
 from gatekeeper.fetching.directory import Directory, DirectoryStats
-from gatekeeper.fetching.guard import GuardStats, HostAddresses
+from gatekeeper.fetching.guard import HostAddresses
+from gatekeeper.fetching.guard_policy import GuardStats
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Moment, Record
 from gatekeeper.fleet import FleetStats
-from gatekeeper.gate.decider import ON_THE_WAY, Decider
+from gatekeeper.gate.decider import ON_THE_WAY, Decider, UnbuiltDecision
 from gatekeeper.middleware import inherited, refuse_one_text
 from gatekeeper.pacing.queues import REFETCH, Offer
 from gatekeeper.pacing.rules import BudgetSpent
@@ -33,8 +34,6 @@ from gatekeeper.pacing.scheduler import PacingStats
 from gatekeeper.pacing.scopes import NO_RATE
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.urls import Target
-
-__all__ = ["WINDOW", "GateQuestions", "GateStats", "in_order"]
 
 _log = logging.getLogger(__name__)
 
@@ -108,16 +107,15 @@ class GateQuestions:
         """The decision now, by what `known` gave."""
         if isinstance(known, Decision):
             return known
-        moment = self.moment()
-        decision = self._decider.decide(url, target, agent, known, moment)
-        return self._decider.unknown(url, target, agent, moment) if decision is None else decision
+        return self._decider.decide_by(known, url, target, agent, self.moment())
 
     async def known(self, url: str, target: Target, agent: str) -> Decision | Record:
         """What decides about a URL: the record of its origin, which is asked for if need be; or
         the decision itself, where that is none of the file's, or the file could never come."""
-        fresh = self.fresh(target.origin, agent)
-        if fresh is not None:
-            return fresh
+        directory = self._directory
+        record = directory.recall(target.origin)
+        if record is not None and self._answers(record, agent):
+            return record
         outright = self._decider.outright(url, target, agent)
         if outright is not None:
             return outright
@@ -149,6 +147,20 @@ class GateQuestions:
             return decision, NO_RATE
         return decision, decider.interval(record, agent, moment)
 
+    def offer_allowed(
+        self, url: str, target: Target, made: list[Decision | UnbuiltDecision]
+    ) -> Offer:
+        """`offer`, of what is allowed and nothing else. The decision is appended to `made`."""
+        record, moment = self._directory.peek(target.origin), self.moment()
+        if record is not None:
+            asked = self._decider.allowed_steadily(record, url, target, moment)
+            if asked is not None:
+                made.append(UnbuiltDecision(self._decider, record, url, target, moment))
+                return asked
+        decision, offer = self.offer(url, target, None)
+        made.append(decision)
+        return offer if decision else REFETCH
+
     def unkept(self, url: str, target: Target, user_agent: str | None, why: str) -> Decision:
         """DEFER, since the clock of the turn can't be written to the state file."""
         return self._decider.unkept(url, target, self.token(user_agent), why, self.moment())
@@ -167,19 +179,9 @@ class GateQuestions:
     # --- many URLs ----------------------------------------------------------------------
 
     async def check_all(self, raws: Iterable[str], agent: str) -> list[Decision]:
-        """What `check_many` gives, as a list: warm origins are answered in one go."""
-        refuse_one_text(raws)
-        raws = list(raws)
-        try:
-            found = self._decider.recall_many(raws, agent, self._monotonic())
-        except Exception:  # noqa: BLE001 - one URL's error is its own
-            _log.exception("many URLs can't be looked up at once")
-            found = [None] * len(raws)  # each is looked at by itself
-        missing = [url for url, decision in zip(raws, found, strict=True) if decision is None]
-        if not missing:
-            return cast("list[Decision]", found)
-        async with aclosing(self.check_many(missing, agent)) as rest:
-            return [await anext(rest) if decision is None else decision for decision in found]
+        """What `check_many` gives, as a list."""
+        async with aclosing(self.check_many(raws, agent)) as decisions:
+            return [decision async for decision in decisions]
 
     async def check_many(self, raws: Iterable[str], agent: str) -> AsyncGenerator[Decision, None]:
         """Decisions in the order of the URLs; unknown origins are asked in parallel."""
@@ -223,10 +225,7 @@ class GateQuestions:
             if isinstance(known, WaitsForItself):
                 held, whose = known.held, known.whose
                 return self._decider.held_back(url, target, agent, held, whose, moment)
-            decision = self._decider.decide(url, target, agent, known, moment)
-            if decision is None:  # `known` is a record: there is one
-                decision = self._decider.unknown(url, target, agent, moment)
-            return decision
+            return self._decider.decide_by(known, url, target, agent, moment)
         except Exception as error:  # noqa: BLE001 - see `_instead`
             return self._instead(url, agent, error)
 
@@ -291,10 +290,7 @@ class GateQuestions:
         directory = self._directory
         record = directory.at_hand(target.origin)
         if record is None:
-            if self._is_free(task):
-                record = await directory.get(target.origin)
-            else:
-                record = await self.ask(directory.get, target, task)
+            record = await self.ask(directory.meet, target, task)
         if agent is not None and not directory.is_prepared(record, agent):
             await directory.prepare(record, agent)
         return record
@@ -332,17 +328,11 @@ class GateQuestions:
     def _under(self, task: asyncio.Task[object] | None) -> list[Any]:
         """The leases under which the task was started; those of another gate hold no slots of this
         one's hosts."""
+        found = inherited(task)
+        if not found:
+            return found
         holdings = self._waits.holdings
-        return [one for one in inherited(task) if getattr(one, "holdings", None) is holdings]
-
-    def _is_free(self, task: asyncio.Task[object] | None) -> bool:
-        """The task holds nothing, nor waits for another turn: it can't wait for itself."""
-        if task is None:
-            return True
-        waits = self._waits
-        if waits.current(asyncio.current_task(self._loop)) is not None or self._under(task):
-            return False
-        return not waits.holdings.first or not waits.holdings.of(task)
+        return [one for one in found if getattr(one, "holdings", None) is holdings]
 
     async def begin_wait(self, target: Target, task: asyncio.Task[object]) -> TurnWait[Any] | None:
         """Note that the task waits for the target's host; None where that is in nobody's way.
@@ -361,10 +351,16 @@ class GateQuestions:
     def fresh(self, origin: str, agent: str) -> Record | None:
         """The record, if it answers about the agent at once: nothing about it is due to be asked
         again, nor to be made ready."""
-        record = self._directory.peek(origin)
-        if record is None or self._monotonic() >= record.fresh_until:
-            return None
-        return record if self._directory.is_prepared(record, agent) else None
+        record = self._directory.recall(origin)
+        return record if record is not None and self._answers(record, agent) else None
+
+    def _answers(self, record: Record, agent: str) -> bool:
+        """See `fresh`."""
+        return (
+            record.usable(now := self._monotonic())
+            and now < record.fresh_until
+            and self._directory.is_prepared(record, agent)
+        )
 
     async def _record_of(self, url: str) -> Record:
         """What is known of the URL's origin, asked for if need be.

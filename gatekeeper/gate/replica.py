@@ -15,8 +15,6 @@ from gatekeeper.fetching.records import Record
 from gatekeeper.gate.gatekeeper import Gatekeeper
 from gatekeeper.gate.internals import GateInternals
 
-__all__ = ["Replica"]
-
 
 class Replica(GateInternals):
     """Decides by records that the gate of another process of this machine hands it, for as long as
@@ -32,18 +30,17 @@ class Replica(GateInternals):
         self._refused: Counter[str] = Counter()
         super().__init__(Gatekeeper(identity, config=self._config))
         self._wanted = wanted
-        self._records, self._expiry = self._new_cache()
+        warm = self._gate._decider.warm
+        self._expiry = SoftExpiry(warm, self.clock)
+        self._records = RecordCache(
+            self._config, stored=True, warm=warm, on_warm=self._expiry.expect
+        )
         self._told: Counter[tuple[Verdict, Reason]] = Counter()
 
     @property
     def gate(self) -> Gatekeeper:
         """The gate that is never opened."""
         return self._gate
-
-    def _new_cache(self) -> tuple[RecordCache, SoftExpiry]:
-        warm = self._gate._decider.warm
-        expiry = SoftExpiry(warm, self.clock)
-        return RecordCache(self._config, stored=True, warm=warm, on_warm=expiry.expect), expiry
 
     # -- questions -------------------------------------------------------------------
 
@@ -71,11 +68,6 @@ class Replica(GateInternals):
         for origin in origins:
             self._records.drop(origin)
 
-    def forget_all(self) -> None:
-        """Know of no origin."""
-        self._expiry.close()
-        self._records, self._expiry = self._new_cache()
-
     def follow_rules(self, rules: Iterable[HostRule]) -> None:
         """Put these rules about hosts in the place of all."""
         self._gate._overrides.replace(rules)
@@ -87,8 +79,8 @@ class Replica(GateInternals):
         if self.guard is not None and config.guard != old.guard:
             self.guard.adjust(config.guard)
         self._config = config
+        # Its records stay: what they are made by needs a restart.
         self._gate._adjusted(config)
-        self.forget_all()
 
     def close(self) -> None:
         """End its timer, and know nothing. Idempotent."""

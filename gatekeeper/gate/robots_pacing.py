@@ -13,7 +13,6 @@ from contextvars import Token
 from functools import partial
 from typing import Any, Final
 
-from gatekeeper import urls
 from gatekeeper.clock import Clock, SharedTimer
 from gatekeeper.deadlock import WaitGraph
 from gatekeeper.errors import HoldLapsed, StorageError
@@ -25,8 +24,7 @@ from gatekeeper.gate.decider import Decider
 from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import NO_RATE, UNKNOWN
-
-__all__ = ["RobotsPacing", "RobotsTurn"]
+from gatekeeper.urls import Target, host_of
 
 PARKED: Final = "no such name"
 """The reason of a block that only says that the name of the host does not exist."""
@@ -67,36 +65,40 @@ class RobotsPacing:
         self._recall = recall
         self._holder = holder
 
-    def robots_turn(self, url: str) -> RobotsTurn:
+    def robots_turn(self, target: Target) -> RobotsTurn:
         """The turn of a robots.txt request, which takes the host's turn and starts its clock as
         a page does. For one `async with`.
         """
-        return RobotsTurn(self, url)
+        return RobotsTurn(self, target)
 
-    async def take_robots_turn(self, url: str) -> Grant:
+    async def take_robots_turn(self, target: Target) -> Grant:
         """Wait for it. Its interval is what the last known text of the origin asks for, though
         that may have expired.
         """
-        target = urls.parse(url)
+        host = target.host
         scopes: tuple[str, ...] = ()
         if self._dns is not None:
-            scopes = await self._dns.scopes(target.host, target.port)
+            scopes = await self._dns.scopes(host, target.port)
         record = self._recall(target.origin)
         wish = UNKNOWN
         if record is None:
-            self._scheduler.refuse_unknown(target.host)
-        if record is not None and record.text is not None:
+            self._scheduler.refuse_unknown(host)
+        elif record.text is not None:
             wish = self._decider.interval_of(record, record.text, None, self._agent, self._moment())
-        elif record is not None and record.reachable:
+        elif record.reachable:
             wish = NO_RATE
-        self.unpark(target.host)  # asking is how one learns that the name is back
+        self.unpark(host)  # asking is how one learns that the name is back
+        if not scopes:  # most have it at once, and nobody need be told why it waits
+            grant = self._scheduler.take_robots(target.url, host, wish)
+            if grant is not None:
+                return grant
         flight = flying.get()
         if flight is not None:
-            self._waits.file_waits(flight.origin, target.host, scopes)
+            self._waits.file_waits(flight.origin, host, scopes)
         try:
-            with _TurnWatch(self._alarm, self._holder(), partial(self.held, target.host)):
+            with _TurnWatch(self._alarm, self._holder(), partial(self.held, host)):
                 return await self._scheduler.acquire_robots(
-                    url, target.host, asked=wish, scopes=scopes
+                    target.url, host, asked=wish, scopes=scopes
                 )
         finally:
             if flight is not None:
@@ -119,7 +121,7 @@ class RobotsPacing:
         lifetime, every turn would go to robots.txt, and never one to a page. Where the answer
         blocked the host, it is not asked again before the end of that: so says `retry_at`.
         """
-        host = urls.host_of(record.origin)
+        host = host_of(record.origin)
         if record.current.outcome is Outcome.DNS_NXDOMAIN:
             if self._scheduler.blocked(host) is None:
                 left = record.expires - self._clock.monotonic()
@@ -180,16 +182,16 @@ class _TurnWatch:
 class RobotsTurn:
     """The turn of a robots.txt request, given back at the end of the block."""
 
-    __slots__ = ("_grant", "_look", "_pacing", "_url")
+    __slots__ = ("_grant", "_look", "_pacing", "_target")
 
-    def __init__(self, pacing: RobotsPacing, url: str) -> None:
+    def __init__(self, pacing: RobotsPacing, target: Target) -> None:
         self._pacing = pacing
-        self._url = url
+        self._target = target
         self._grant: Grant | None = None
         self._look: Token[Callable[[], bool] | None] | None = None
 
     async def __aenter__(self) -> Grant:
-        grant = self._grant = await self._pacing.take_robots_turn(self._url)
+        grant = self._grant = await self._pacing.take_robots_turn(self._target)
         if grant.hold is not None:
             self._look = before_send.set(lambda: grant.stale)
         return grant

@@ -21,13 +21,7 @@ from crawlee.storages import RequestQueue
 
 from gatekeeper import urls
 from gatekeeper.decision import Verdict
-from gatekeeper.errors import (
-    ConfigError,
-    GateClosed,
-    GatekeeperError,
-    InvalidURL,
-    StorageError,
-)
+from gatekeeper.errors import ConfigError, GateClosed, GatekeeperError, InvalidURL, StorageError
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.integrations.crawlee_http import (
     OnSkipped,
@@ -37,13 +31,7 @@ from gatekeeper.integrations.crawlee_http import (
     RequestInvalidURL,
     RequestLeaseTimeout,
 )
-from gatekeeper.integrations.hops import (
-    MAX_WAIT,
-    RefusedTurn,
-    hand_out,
-    queue_gate,
-    take_back,
-)
+from gatekeeper.integrations.hops import MAX_WAIT, RefusedTurn, hand_out, queue_gate, take_back
 from gatekeeper.middleware import other_agent
 from gatekeeper.queue import PoliteQueue, Turn
 from gatekeeper.remote.client import RemoteGatekeeper

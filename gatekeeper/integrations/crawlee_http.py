@@ -43,16 +43,7 @@ from gatekeeper.integrations.hops import (
 )
 from gatekeeper.remote.client import RemoteGatekeeper
 from gatekeeper.session import guarded_connector
-from gatekeeper.url_cache import url_of
-
-__all__ = [
-    "OnSkipped",
-    "PoliteHttpClient",
-    "RequestDeferred",
-    "RequestDenied",
-    "RequestInvalidURL",
-    "RequestLeaseTimeout",
-]
+from gatekeeper.urls import url_of
 
 _log = logging.getLogger(__name__)
 

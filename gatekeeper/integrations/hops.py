@@ -24,7 +24,7 @@ from aiohttp.abc import AbstractResolver
 from cachetools import LRUCache
 from msgspec.structs import replace
 
-from gatekeeper import urls
+from gatekeeper import http_fields, urls
 from gatekeeper.clock import Clock, utc
 from gatekeeper.config import Config
 from gatekeeper.decision import BLOCKED_NOTE, Decision, Verdict, refuse
@@ -37,7 +37,8 @@ from gatekeeper.errors import (
     InvalidURL,
     LeaseTimeout,
 )
-from gatekeeper.fetching.guard import Guard, GuardedResolver
+from gatekeeper.fetching.guard import GuardedResolver
+from gatekeeper.fetching.guard_policy import Guard
 from gatekeeper.gate import Gatekeeper, internals
 from gatekeeper.gate.decider import refused_request
 from gatekeeper.identity import Signer
@@ -52,28 +53,6 @@ from gatekeeper.middleware import (
 )
 from gatekeeper.remote.client import RemoteGatekeeper
 from gatekeeper.sync import SyncGatekeeper, SyncLease
-
-__all__ = [
-    "MAX_WAIT",
-    "Attempts",
-    "BodyInUse",
-    "FarGate",
-    "GuardedNames",
-    "Hop",
-    "HopErrors",
-    "NearGate",
-    "RefusedTurn",
-    "accept_unguarded",
-    "begin",
-    "begin_sync",
-    "by_system",
-    "config_of",
-    "hand_out",
-    "name_to_send",
-    "queue_gate",
-    "take_back",
-    "usual_names",
-]
 
 Call = Callable[[Callable[[], object]], object]
 """Calls a callback, now or later."""
@@ -192,9 +171,8 @@ class Hop:
 
     def answered(self, status: int, headers: Mapping[str, str]) -> BodyInUse:
         """The head is here: the interval counts from now. Free the body that this gives."""
-        self.lease.answered(
-            status, retry_after=headers.get("Retry-After"), rate_limit=headers.get("RateLimit")
-        )
+        limit = http_fields.rate_limit_of(headers)
+        self.lease.answered(status, retry_after=headers.get("Retry-After"), rate_limit=limit)
         lease, body = self.lease, BodyInUse(self.call, self.call_later)
         if lease.counts_bytes:
             body.add_callback(body.counting(lease.received))
@@ -407,18 +385,21 @@ class GuardedNames:
         if self._guard is not None:
             self._guard.dialled()
 
-    def denied(self, url: str, sent: str | None) -> Denied:
-        """The error for what the guard refused, as everywhere: one word (T2)."""
+    def denied(self, url: str, sent: str | None, note: str = BLOCKED_NOTE) -> Denied:
+        """The error for what the guard refused, as everywhere: one word (T2). `note`: what the
+        URL's own text shows."""
         deny = self._deny or refused_request
         name = self._own if sent is None or unnamed(sent) else sent
-        return Denied(deny(url, name or "", BLOCKED_NOTE))
+        return Denied(deny(url, name or "", note))
 
     def refuse_url(self, gate: Any, url: str, sent: str | None) -> None:
-        """Raise Denied for a URL whose text the guard refuses. A gate with a guard of its own
-        decides that itself; a sidecar goes by its own settings, this by those given here."""
+        """Raise Denied for a URL whose text the guard refuses, and InvalidURL for what is none. A
+        gate with a guard of its own decides that itself; a sidecar goes by its own settings, this
+        by those given here."""
         guard, _ = self._of(gate)
-        if guard.refuses_url(url) is not None:
-            raise self.denied(url, sent)
+        if (refusal := guard.refuses_url(url)) is not None:
+            urls.parse(url)
+            raise self.denied(url, sent, refusal.note)
 
     def _of(self, gate: Any) -> tuple[Guard, AbstractResolver]:
         self._own = gate.user_agent
@@ -494,7 +475,7 @@ def accept_unguarded(config: Config, guarded: bool | None, what: str) -> None:
 
 def usual_names(headers: Mapping[str, str]) -> dict[str, str]:
     """The header fields that a lease is told of, for a library that writes all names small."""
-    usual = {"retry-after": "Retry-After", "ratelimit": "RateLimit"}
+    usual = {"retry-after": "Retry-After", "ratelimit": "RateLimit", "age": "Age"}
     return {usual[name]: value for name, value in headers.items() if name in usual}
 
 

@@ -11,10 +11,7 @@ import httpx
 
 from gatekeeper.errors import Deferred, Denied, InvalidURL, LeaseTimeout
 from gatekeeper.integrations.hops import HopErrors
-from gatekeeper.integrations.transports import (
-    AsyncHopTransport,
-    HopTransport,
-)
+from gatekeeper.integrations.transports import AsyncHopTransport, HopTransport
 
 __all__ = [
     "PoliteTransport",

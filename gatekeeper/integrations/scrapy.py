@@ -36,11 +36,7 @@ from scrapy.utils.defer import deferred_from_coro, maybe_deferred_to_future
 from scrapy.utils.misc import build_from_crawler, load_object
 from scrapy.utils.request import request_from_dict
 
-from gatekeeper.errors import (
-    GatekeeperError,
-    InvalidURL,
-    StorageError,
-)
+from gatekeeper.errors import GatekeeperError, InvalidURL, StorageError
 from gatekeeper.integrations.hops import queue_gate
 from gatekeeper.integrations.scrapy_requests import (
     PoliteMiddleware,
@@ -52,9 +48,9 @@ from gatekeeper.integrations.scrapy_requests import (
     call_soon,
 )
 from gatekeeper.library_internals import wake_scrapy
-from gatekeeper.origin_queues import Entry, KeptEntries
 from gatekeeper.queue import PoliteQueue, Turn
 from gatekeeper.robots import Policy, RobotsTxt, product_token
+from gatekeeper.storage.sqlite import Entry, KeptEntries
 
 __all__ = [
     "Addon",

@@ -20,7 +20,7 @@ from scrapy.http import Response
 from scrapy.settings import BaseSettings
 from twisted.internet.error import DNSLookupError
 
-from gatekeeper import urls
+from gatekeeper import http_fields, urls
 from gatekeeper.config import Config, as_config
 from gatekeeper.decision import Decision, Verdict, refuse
 from gatekeeper.errors import (
@@ -47,16 +47,6 @@ from gatekeeper.library_internals import scrapy_stops, wake_scrapy
 from gatekeeper.middleware import other_agent, unnamed
 from gatekeeper.queue import Turn
 from gatekeeper.remote.client import RemoteGatekeeper
-
-__all__ = [
-    "PoliteMiddleware",
-    "RequestDeferred",
-    "RequestDenied",
-    "RequestInvalidURL",
-    "RequestLeaseTimeout",
-    "ScrapyCrawl",
-    "call_soon",
-]
 
 _log = logging.getLogger("gatekeeper.integrations.scrapy")
 
@@ -390,7 +380,7 @@ class PoliteMiddleware:
             elapsed=_latency(request),
             retry_after=_field(response, "Retry-After"),
             size=len(response.body),
-            rate_limit=_field(response, "RateLimit"),
+            rate_limit=http_fields.rate_limit_of({x: _field(response, x) for x in _LIMITS}),
         )
 
     async def process_exception(
@@ -455,6 +445,9 @@ def _latency(request: Request) -> float | None:
 def _is_about_its_name(error: BaseException) -> bool:
     """Has its host's name no address, as far as Twisted says?"""
     return isinstance(error, DNSLookupError) or isinstance(error.__cause__, DNSLookupError)
+
+
+_LIMITS = ("RateLimit", "Age")
 
 
 def _field(message: Request | Response, name: str) -> str | None:

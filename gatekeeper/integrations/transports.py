@@ -29,8 +29,6 @@ from gatekeeper.integrations.hops import (
 from gatekeeper.middleware import Gate
 from gatekeeper.sync import SyncGatekeeper
 
-__all__ = ["AsyncHopTransport", "HopTransport", "LeasedAsyncStream", "LeasedStream"]
-
 Mapped = Callable[[], AbstractContextManager[None]]
 
 

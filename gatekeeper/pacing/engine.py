@@ -54,14 +54,13 @@ from gatekeeper.pacing.scopes import (
     UNKNOWN,
     Intervals,
     RequestReport,
-    RobotsInterval,
     Scope,
     interval_for,
     jittered,
     report_of,
 )
-
-__all__ = ["Engine"]
+from gatekeeper.robots.timing import RobotsInterval
+from gatekeeper.split_dict import MASK
 
 HELD, SERVING = QueuePlace.HELD, QueuePlace.SERVING
 
@@ -96,7 +95,8 @@ class Engine:
     ) -> None:
         self.clock = clock
         self.now: Callable[[], float] = clock.monotonic
-        self.scopes: dict[str, Scope] = memory.scopes
+        self.scopes: list[dict[str, Scope]] = memory.scopes.table
+        """To look up, by name, those in memory."""
         self.counters: Counters = Counters()
         if timer is None:
             timer = SingleTimer(clock, bool)
@@ -270,11 +270,10 @@ class Engine:
         that, once the lease could be had: where it offers no interval there is none. `scope`: the
         host's, for those who have it. Raises what `admit` raises, and StorageError.
         """
-        if scope is None and (scope := self.scopes.get(host)) is None:
+        if scope is None and (scope := self.scopes[hash(host) & MASK].get(host)) is None:
             return None
         if now is None:
-            read = self.now  # an attribute that is called is slow to find before Python 3.12
-            now = read()
+            now = self.now()
         if (
             scope.queue is not None
             or self.granted >= self.grant_limit
@@ -472,15 +471,15 @@ class Engine:
                 queue.place = HELD
                 queues.look_again(scope, now)
                 break
-            if scope.to_prove and self.unproven.room <= 0 and waiter.priority != ROBOTS:
-                self.unproven.hold(queue)
-                break
-            if (scope.shared or self.frozen) and self._hindered(queue, waiter, now):
+            full = scope.to_prove and self.unproven.room <= 0
+            if (full or scope.shared or self.frozen) and self._hindered(queue, waiter, now):
                 break
             if (grant := self._offer(queue, scope, waiter, now)) is None:
                 continue
-            if not waiter.stays or queue.heap is not None:
-                queues.took(queue, waiter)
+            if not waiter.stays:
+                queues.served(queue, waiter)
+            elif queue.heap is not None:
+                queue.to_the_end(waiter)  # for another lease, behind the others
             waiter.deliver(grant)
             if not queue.alive:
                 queues.retire(queue)
@@ -494,6 +493,9 @@ class Engine:
 
     def _hindered(self, queue: ScopeQueue, waiter: Waiter, now: float) -> bool:
         """Does something other than the host's own clock forbid it? Then the queue waits there."""
+        if queue.scope.to_prove and self.unproven.room <= 0 and waiter.priority != ROBOTS:
+            self.unproven.hold(queue)
+            return True
         if self.frozen and waiter.priority != ROBOTS and queue.scope.name in self.unanswered:
             queue.place = HELD  # until the thaw; a robots.txt that joins is put anew
             return True

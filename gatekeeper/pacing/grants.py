@@ -17,8 +17,6 @@ import msgspec
 from gatekeeper.pacing.ledger import Outcome
 from gatekeeper.pacing.scopes import INF, PROVEN, Scope
 
-__all__ = ["Grant", "InUse", "OpenLeases"]
-
 _order = itertools.count()
 
 
@@ -139,8 +137,7 @@ class Grant(msgspec.Struct, eq=False):
             self._teach(status, elapsed, retry_after, size, rate_limit, now)
         elif not self.told:  # what most reports say: the head is here, and nothing else
             if now is None:
-                read = engine.now  # an attribute that is called is slow to find before Python 3.12
-                now = read()
+                now = engine.now()
             if self.more:
                 self._begin(now)
             else:  # `_begin`, without a call: each request comes this way
@@ -219,15 +216,8 @@ class Grant(msgspec.Struct, eq=False):
             if began is not None and engine.keeper is not None:
                 engine.keep(self, began, engine.keeper.remember)
         finally:
-            if self.more:
+            if self.more or scope.queue is not None or engine.behind:
                 engine.freed(self, engine.now() if now is None else now)
-            elif scope.queue is not None or engine.behind:
-                # `freed`, without a call: each request that others wait behind comes this way.
-                if now is None:
-                    now = engine.now()
-                engine.queues.look_again(scope, now)
-                if engine.behind or engine.queues.ready:
-                    engine.run(now)
 
     def give_back(self) -> None:
         """The request never left: the slots are free again, the clocks stay as they were set."""

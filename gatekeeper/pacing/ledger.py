@@ -19,24 +19,6 @@ from typing import Any, Literal, NamedTuple, Protocol
 from gatekeeper.clock import Clock
 from gatekeeper.pacing.rules import DAY, DailyBudget
 
-__all__ = [
-    "LAPSE",
-    "MAX_TICKETS",
-    "End",
-    "Granted",
-    "HoldView",
-    "Ledger",
-    "LedgerListener",
-    "MemoryLedger",
-    "NotBefore",
-    "Outcome",
-    "Report",
-    "ScopeClock",
-    "ScopeRequest",
-    "ScopeView",
-    "TakeRequest",
-]
-
 HOLD = 20.0
 """Seconds that a hold lasts without being renewed."""
 LAPSE = 0.1

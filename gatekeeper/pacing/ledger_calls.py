@@ -40,8 +40,6 @@ from gatekeeper.pacing.ledger import (
 from gatekeeper.pacing.queues import ScopeQueue
 from gatekeeper.pacing.rules import DailyBudget
 
-__all__ = ["Hold", "LedgerAnswers", "LedgerCalls"]
-
 MAX_BATCH = 1024
 """Requests in one flight; a ledger may split them further."""
 MAX_FLIGHTS = 8
@@ -255,9 +253,20 @@ class LedgerCalls:
         self._schedule()
 
     async def look(self, scopes: Sequence[str]) -> list[ScopeView]:
-        """What the ledger knows of each; nothing where it can't say so."""
-        look = getattr(self._ledger, "look", None)
-        return [] if look is None else list(await look(scopes))
+        """What the ledger knows of each, by all that was said here before it was asked; nothing
+        where it can't say so."""
+        if (look := getattr(self._ledger, "look", None)) is None:
+            return []
+        await asyncio.sleep(0)  # what there is to tell leaves in this turn of the loop
+        failures = self.failures
+        while self._flights and self.failures == failures and self._untold(scopes):
+            await asyncio.wait(self._flights, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(0)
+        return list(await look(scopes))
+
+    def _untold(self, scopes: Sequence[str]) -> bool:
+        """Has the ledger still to hear of a pause or a block of one of them?"""
+        return any(name in self._pauses or name in self._reports for name in scopes)
 
     def pause(self, scope: str, paused: bool) -> None:
         """The operator's word."""
@@ -310,6 +319,11 @@ class LedgerCalls:
             self._resting_until = -math.inf
             self._schedule()
         self._answers.lost(lost)
+
+    @property
+    def recovers(self) -> bool:
+        """Has the ledger forgotten what it knew, so that nobody gets a turn for a while?"""
+        return getattr(self._ledger, "state", None) == "recovering"
 
     def clocks(self) -> list[ScopeClock]:
         """What this process knows."""

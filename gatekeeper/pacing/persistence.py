@@ -26,9 +26,8 @@ from gatekeeper.errors import LeaseTimeout, StorageError
 from gatekeeper.pacing.ledger import ScopeClock
 from gatekeeper.pacing.rules import DAY, SHARED, BudgetSpent, Rules, ScopeSettings, Usage
 from gatekeeper.pacing.scopes import DURABLE, INF, LONGEST, BackOff, Scope, clock_of
+from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage.base import ClockRecord, Storage
-
-__all__ = ["Promises", "ScopeMemory"]
 
 RUNNING = "gatekeeper:running"
 """A record that is there while a scheduler runs; found at the start, it tells of a crash."""
@@ -416,7 +415,7 @@ class ScopeMemory:
         storage: Storage | None = None,
     ) -> None:
         self.rules = rules
-        self.scopes: dict[str, Scope] = {}
+        self.scopes: SplitDict[str, Scope] = SplitDict()
         self.promises: Promises | None = None if storage is None else Promises(storage, clock, self)
         self.floor_until: float = -INF
         """After a crash: no unknown host is asked before that moment."""
@@ -516,7 +515,10 @@ class ScopeMemory:
         """The scope of a host with those that it shares: the one in memory, or else the one in
         the storage, or else a new one. It never refuses: see `admit`.
         """
-        scope = self.known(name) or self.new_host(name)
+        scope = self.known(name)
+        if scope is None:
+            self.make_room()
+            scope = self.new_host(name)
         if extra:
             self.share(scope, extra)
         return scope
@@ -524,10 +526,15 @@ class ScopeMemory:
     def known(self, name: str) -> Scope | None:
         """The scope of that name, from memory or storage; None if there is nothing of it."""
         scope = self.scopes.get(name)
-        if scope is None and self._open:
+        if scope is None and self._open and self.may_know:
             self.make_room()
             scope = self._back(name)
         return scope
+
+    @property
+    def may_know(self) -> bool:
+        """Some scopes are in the storage only."""
+        return self._storage is not None and (self.spilled > 0 or self._left > 0)
 
     def heard_of(self, name: str, *, blocked: bool) -> Scope | None:
         """What `known` finds; where it is nothing, a new scope for a block, if there is room: who
@@ -589,7 +596,7 @@ class ScopeMemory:
 
     async def _load(self, names: tuple[str, ...]) -> list[ClockRecord]:
         """The records of those that may be in the storage only."""
-        if self._storage is None or not (self.spilled or self._left):
+        if self._storage is None or not self.may_know:
             return []
         self._loading.update(names)
         try:
@@ -609,7 +616,7 @@ class ScopeMemory:
         """
         if not self._open or self._storage is None or self.promises is None:
             return None
-        record = self._storage.load_clock_nowait(name) if self.spilled or self._left else None
+        record = self._storage.load_clock_nowait(name) if self.may_know else None
         return None if record is None else self.promises.restore(record, self._clock.monotonic())
 
     # --- room ---------------------------------------------------------------------------

@@ -19,6 +19,7 @@ import heapq
 import itertools
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
 from typing import Any, Final, Literal, Protocol
@@ -28,21 +29,8 @@ import msgspec
 from gatekeeper.clock import SingleTimer
 from gatekeeper.pacing.ledger import Outcome, Report
 from gatekeeper.pacing.rules import DailyBudget
-from gatekeeper.pacing.scopes import INF, RobotsInterval, Scope
-
-__all__ = [
-    "PASSED",
-    "REFETCH",
-    "ROBOTS",
-    "Counters",
-    "Offer",
-    "QueuePlace",
-    "Queues",
-    "Remote",
-    "ScopeQueue",
-    "UnprovenLeases",
-    "Waiter",
-]
+from gatekeeper.pacing.scopes import INF, Scope
+from gatekeeper.robots.timing import RobotsInterval
 
 REFETCH: Final = "refetch"
 """A waiter's answer: the policy is too old to decide; let robots.txt be fetched first."""
@@ -113,6 +101,7 @@ class QueuePlace(IntEnum):
 _HELD, _TIMED, _READY, _PARKED, _SERVING = QueuePlace
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ScopeQueue:
     """Those who wait for one scope: the highest priority first, then first come first served.
 
@@ -120,55 +109,34 @@ class ScopeQueue:
     Most hold one waiter: `only` is that one, and `heap` is for when there are more.
     """
 
-    __slots__ = (
-        "alive",
-        "ask_at",
-        "asked",
-        "asking",
-        "away",
-        "dead",
-        "due",
-        "heap",
-        "hold",
-        "id",
-        "only",
-        "parked",
-        "parked_in",
-        "place",
-        "scope",
-        "special",
-        "token",
-    )
-
-    def __init__(self, scope: Scope, number: int) -> None:
-        self.scope: Scope = scope
-        self.id: int = number
-        """Its place in the list of all queues."""
-        self.place: QueuePlace = _HELD
-        self.due: float = -INF
-        """The one moment that counts while it is TIMED; other entries are stale."""
-        self.only: Waiter | None = None
-        self.heap: list[tuple[float, int, Waiter]] | None = None
-        self.alive: int = 0
-        """Waiters; the heap holds some who left, beside them."""
-        self.parked: deque[ScopeQueue] | None = None
-        self.dead: int = 0
-        """Parked queues in which nobody waits any more."""
-        self.parked_in: ScopeQueue | None = None
-        self.special: bool = False
-        """It waits for more than its scope, or once did: `due_at` has to look."""
-        self.away: int = 0
-        """Waiters off to fetch robots.txt. No page goes before they are back."""
-        self.asking: bool = False
-        """An answer of the ledger is awaited."""
-        self.asked: bool = False
-        """The ledger was asked under `token`, and may remember it."""
-        self.token: str = ""
-        """Under which the ledger is asked for the first waiter."""
-        self.ask_at: float = -INF
-        """When the ledger may be asked again."""
-        self.hold: Any = None
-        """What the ledger granted for the first waiter; used at once, or given up."""
+    scope: Scope
+    id: int
+    """Its place in the list of all queues."""
+    place: QueuePlace = _HELD
+    due: float = -INF
+    """The one moment that counts while it is TIMED; other entries are stale."""
+    only: Waiter | None = None
+    heap: list[tuple[float, int, Waiter]] | None = None
+    alive: int = 0
+    """Waiters; the heap holds some who left, beside them."""
+    parked: deque[ScopeQueue] | None = None
+    dead: int = 0
+    """Parked queues in which nobody waits any more."""
+    parked_in: ScopeQueue | None = None
+    special: bool = False
+    """It waits for more than its scope, or once did: `due_at` has to look."""
+    away: int = 0
+    """Waiters off to fetch robots.txt. No page goes before they are back."""
+    asking: bool = False
+    """An answer of the ledger is awaited."""
+    asked: bool = False
+    """The ledger was asked under `token`, and may remember it."""
+    token: str = ""
+    """Under which the ledger is asked for the first waiter."""
+    ask_at: float = -INF
+    """When the ledger may be asked again."""
+    hold: Any = None
+    """What the ledger granted for the first waiter; used at once, or given up."""
 
     def add(self, waiter: Waiter) -> None:
         """Join, behind those of the same priority."""
@@ -213,13 +181,6 @@ class ScopeQueue:
         """The first was served, and stays for another lease."""
         if self.heap and self.heap[0][2] is waiter:
             heapq.heapreplace(self.heap, (-waiter.priority, next(_order), waiter))
-
-    def drop(self, waiter: Waiter) -> None:
-        """It was served. If it is not the first any more, it is dropped when it comes up."""
-        if self.only is waiter:
-            self.only = None
-        elif self.heap and self.heap[0][2] is waiter:
-            heappop(self.heap)
 
     def due_at(self) -> float:
         """When its first waiter may go: the scope's `due_at`, and what else it waits for."""
@@ -399,14 +360,10 @@ class Queues:
             waiter.gone = True
             self.waiting -= 1
             queue.alive -= 1
-        queue.drop(waiter)
-
-    def took(self, queue: ScopeQueue, waiter: Waiter) -> None:
-        """It got a lease; if it stays for another one, it does so behind the others."""
-        if waiter.stays:
-            queue.to_the_end(waiter)
-        else:
-            self.served(queue, waiter)
+        if queue.only is waiter:
+            queue.only = None
+        elif (heap := queue.heap) and heap[0][2] is waiter:
+            heappop(heap)  # one that is not the first any more is dropped when it comes up
 
     def refuse_all(self, error: Callable[[], Exception]) -> None:
         """Nobody will get a lease any more. Each is told with an error of its own: one that many

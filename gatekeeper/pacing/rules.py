@@ -19,18 +19,6 @@ import msgspec
 from gatekeeper.config import Config, HostRule, PacingConfig, match_named
 from gatekeeper.errors import ConfigError, GatekeeperError
 
-__all__ = [
-    "CONFIGURED",
-    "DAY",
-    "SHARED",
-    "BudgetSpent",
-    "DailyBudget",
-    "HostRules",
-    "Rules",
-    "ScopeSettings",
-    "Usage",
-]
-
 CONFIGURED = ("domain:", "group:")
 """How the names of scopes begin that hosts share by configuration ..."""
 SHARED = (*CONFIGURED, "address:")

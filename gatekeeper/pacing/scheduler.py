@@ -13,13 +13,12 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from functools import partial
-from math import isnan
 
 import msgspec
 
-from gatekeeper.clock import Clock, SingleTimer, deadline, utc
+from gatekeeper.clock import Clock, SingleTimer, deadline, moment_named, utc
 from gatekeeper.config import Config, HostRule, PacingConfig, match_named
-from gatekeeper.errors import ConfigError, GateClosed, LeaseTimeout, LedgerLost, StorageError
+from gatekeeper.errors import GateClosed, LeaseTimeout, LedgerLost, StorageError
 from gatekeeper.pacing.engine import Engine
 from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.ledger import Ledger, Report, ScopeClock, ScopeView
@@ -27,7 +26,7 @@ from gatekeeper.pacing.ledger_calls import Hold, LedgerAnswers, LedgerCalls
 from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.queues import ROBOTS, ScopeQueue
 from gatekeeper.pacing.rules import CONFIGURED, SHARED, BudgetSpent, Rules
-from gatekeeper.pacing.scopes import INF, UNDERIVED, RobotsInterval, Scope, learn, report_of
+from gatekeeper.pacing.scopes import INF, UNDERIVED, Scope, learn, report_of
 from gatekeeper.pacing.waiting import (
     AT_ONCE,
     Admit,
@@ -42,16 +41,14 @@ from gatekeeper.pacing.waiting import (
     asked_for_robots,
     explain,
     hold_again,
+    late,
     needs,
     state_of,
+    take_robots,
 )
+from gatekeeper.robots.timing import RobotsInterval
+from gatekeeper.split_dict import MASK
 from gatekeeper.storage.base import Storage
-
-__all__ = [
-    "PacingStats",
-    "Scheduler",
-    "check_moment",
-]
 
 HOUSEKEEPING = 30.0
 """Seconds between two looks at the wall clock, where clocks outlive the process."""
@@ -125,16 +122,17 @@ class Scheduler:
         self._timer = SingleTimer(clock, self._tick)
         self._drained = asyncio.Event()
         self._engine = Engine(
-            clock,
-            self._memory,
-            rng,
-            self._timer,
-            remote=self._remote,
-            on_idle=self._drained.set,
+            clock, self._memory, rng, self._timer, remote=self._remote, on_idle=self._drained.set
         )
         self._queues = self._engine.queues
         self.take: Callable[[str, str, RobotsInterval], Grant | None] = self._engine.take
         """`take(url, host, asked)`: the lease, if it can be had now; see `Engine`."""
+        self.offer: Callable[..., Grant | None] = self._engine.take
+        """`offer(url, host, None, admit=...)`: the same, where `admit` says what is asked for."""
+        self.take_robots: Callable[[str, str, RobotsInterval], Grant | None] = partial(
+            take_robots, self._engine, self._memory
+        )
+        """The same of a lease for robots.txt; see `waiting.take_robots`."""
         self._deadlines = Deadlines()
         self._departures = Departures(self._engine.counters)
         self._loop: asyncio.AbstractEventLoop
@@ -323,11 +321,10 @@ class Scheduler:
         Raises LeaseTimeout, GateClosed, or what `admit` or `refetch` raises.
         """
         engine = self._engine
-        scope = engine.scopes.get(host)
+        scope = engine.scopes[hash(host) & MASK].get(host)
         if scope is None or scopes:
             scope = await self._memory.load_host(host, scopes)
-        read = engine.now  # an attribute that is called is slow to find before Python 3.12
-        now = read()
+        now = engine.now()
         grant = engine.take(url, host, None, now, ttl, admit, scope)
         if grant is not None:
             return grant  # the common case: nobody waits, and the lease can be had at once
@@ -510,13 +507,13 @@ class Scheduler:
     def _late(self, waiter: TaskWaiter) -> LeaseTimeout:
         """What is raised where its time was over, or can't be enough; it is counted."""
         self._engine.counters.timeouts += 1
-        scopes = (waiter.scope, *waiter.scope.shared)
-        left = max(one.promised_at() for one in scopes) - self._clock.monotonic()
+        recovers = self._remote is not None and self._remote.recovers
+        left, why = late(waiter.scope, self._clock.monotonic(), recovers)
         return LeaseTimeout(
             waiter.url,
-            f"{waiter.url}: no turn of {waiter.scope.name} in time"
-            + (f"; the next is due in {left:.1f} s" if left > 0 else ""),
+            f"{waiter.url}: no turn of {waiter.scope.name} in time{why}",
             retry_at=utc(self._clock.wall() + left) if left > 0 else None,
+            why=self.held_up(waiter.scope.name)[0],
         )
 
     async def _dry(
@@ -571,7 +568,7 @@ class Scheduler:
 
         Raises ConfigError, and changes nothing, where it is no number.
         """
-        check_moment(host, until_wall)
+        moment_named(host, until_wall)
         scope = self._memory.host(host)
         now = self._clock.monotonic()
         until = now + (until_wall - self._clock.wall())
@@ -719,10 +716,9 @@ class Scheduler:
     def blocked(self, host: str) -> tuple[float, str] | None:
         """Until when (wall seconds) and why a host is blocked; None if it is not."""
         scope = self._memory.known(host)
-        now = self._clock.monotonic()
-        if scope is None or scope.history is None or scope.history.blocked_until <= now:
+        history = None if scope is None else scope.history
+        if history is None or history.blocked_until <= (now := self._clock.monotonic()):
             return None
-        history = scope.history
         return self._clock.wall() + history.blocked_until - now, history.reason
 
     def held(self, host: str) -> tuple[float, str] | None:
@@ -743,6 +739,13 @@ class Scheduler:
             if left > 0 and (longest is None or left > longest[0]):
                 longest = left, history.reason
         return longest
+
+    def held_up(self, host: str) -> tuple[str, float | None]:
+        """The `why` of a `NotYet` about the host, and until when (wall seconds), if known."""
+        held = self.held(host)
+        if held is None or held[0] == INF:
+            return "turn" if held is None else "host_paused", None
+        return "host_blocked", self._clock.wall() + held[0]
 
     def budget_spent(self, host: str) -> BudgetSpent | None:
         """Why the host gets no lease for a page today, as far as is known here."""
@@ -791,9 +794,3 @@ class Scheduler:
         changes nothing, so that it may be called from another thread."""
         now = self._clock.monotonic()
         return Counter(state_of(scope, now) for scope in list(self._memory.scopes.values()))
-
-
-def check_moment(host: str, until_wall: float) -> None:
-    """Raise ConfigError if a block of the host can't end then."""
-    if isnan(until_wall):
-        raise ConfigError(f"block of {host}: until={until_wall!r} is no moment; give seconds")

@@ -12,39 +12,16 @@ Nothing here does I/O or reads a clock: the time is a parameter. Moments are mon
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from gatekeeper.clock import utc
+from gatekeeper.clock import number, utc
 from gatekeeper.config import PacingConfig
 from gatekeeper.pacing.ledger import Report, ScopeClock
 from gatekeeper.pacing.rules import DAY, DailyBudget, ScopeSettings, Usage
 from gatekeeper.robots.timing import RobotsInterval
-
-__all__ = [
-    "DURABLE",
-    "INF",
-    "LONGEST",
-    "NO_RATE",
-    "PROVEN",
-    "REFUSALS",
-    "REFUSED",
-    "UNDERIVED",
-    "UNKNOWN",
-    "BackOff",
-    "Interval",
-    "Intervals",
-    "RequestReport",
-    "RobotsInterval",
-    "Scope",
-    "ScopeHistory",
-    "clock_of",
-    "interval_for",
-    "jittered",
-    "learn",
-    "report_of",
-]
 
 INF = float("inf")
 LONGEST = 10 * 366 * 86_400.0
@@ -59,6 +36,7 @@ _EVEN = 1.0 + 1e-9
 """Tolerance of a comparison: halving what was doubled may miss by a rounding error."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class BackOff:
     """How far refusals slow one host, and when it is asked faster again: a state machine.
 
@@ -90,50 +68,32 @@ class BackOff:
     (0.1, 0.0)
     """
 
-    __slots__ = (
-        "_usual",
-        "calm_from",
-        "forgotten",
-        "good",
-        "guessed",
-        "refused",
-        "served",
-        "since",
-        "slowed",
-        "status",
-        "trial",
-        "try_at",
-        "wait",
-        "when",
-    )
-
-    def __init__(self) -> None:
-        self.refused: float = 0.0
-        """The interval that was refused last."""
-        self.slowed: float = 0.0
-        """Seconds that are kept to instead of the usual ones; 0: the usual ones."""
-        self.status: int = 0
-        """Of the last refusal; 0: an earlier version did not keep it."""
-        self.when: float = -INF
-        """The moment of the last refusal."""
-        self.calm_from: float = -INF
-        """The end of the block that it brought."""
-        self.served: bool = True
-        """There was a good answer since then."""
-        self.wait: float = 0.0
-        """Seconds from a refusal to the trial."""
-        self.try_at: float = INF
-        self.trial: float = INF
-        """When the trial began; inf: it has not."""
-        self.since: float = -INF
-        """The last refusal's end, the beginning of the trial, or the last halving."""
-        self.good: int = 0
-        """Good answers since then."""
-        self.guessed: bool = False
-        """What was refused was our default: the host's own interval was not known then."""
-        self.forgotten: bool = False
-        """The host was asked at its usual pace again, and all was well: drop this."""
-        self._usual = 0.0
+    refused: float = 0.0
+    """The interval that was refused last."""
+    slowed: float = 0.0
+    """Seconds that are kept to instead of the usual ones; 0: the usual ones."""
+    status: int = 0
+    """Of the last refusal; 0: an earlier version did not keep it."""
+    when: float = -INF
+    """The moment of the last refusal."""
+    calm_from: float = -INF
+    """The end of the block that it brought."""
+    served: bool = True
+    """There was a good answer since then."""
+    wait: float = 0.0
+    """Seconds from a refusal to the trial."""
+    try_at: float = INF
+    trial: float = INF
+    """When the trial began; inf: it has not."""
+    since: float = -INF
+    """The last refusal's end, the beginning of the trial, or the last halving."""
+    good: int = 0
+    """Good answers since then."""
+    guessed: bool = False
+    """What was refused was our default: the host's own interval was not known then."""
+    forgotten: bool = False
+    """The host was asked at its usual pace again, and all was well: drop this."""
+    _usual: float = 0.0
 
     # --- what happens -------------------------------------------------------------------
 
@@ -236,12 +196,12 @@ class BackOff:
             return ""
         times = self.slowed / usual if usual else 0.0
         if times:
-            count = "twice" if abs(times - 2.0) < 0.005 else f"{times:.3g} times"
-            pace = f"{count} the usual {usual:.3g} s"
+            count = "twice" if abs(times - 2.0) < 0.005 else f"{number(times)} times"
+            pace = f"{count} the usual {number(usual)} s"
         else:
-            pace = f"{self.slowed:.3g} s instead of none"
+            pace = f"{number(self.slowed)} s instead of none"
         less = self.slowed / 2.0
-        goal = "the usual rate" if self._usual_enough(less, pacing) else f"one in {less:.3g} s"
+        goal = "the usual rate" if self._usual_enough(less, pacing) else f"one in {number(less)} s"
         again = f"{goal} is tried again at {_clock(self._eases_by(pacing) - now, wall)}"
         if self._eases():
             again += f", or after {pacing.backoff_answers - self.good} good answers"
@@ -335,6 +295,7 @@ class RequestReport(msgspec.Struct, frozen=True, gc=False):
         return self.status is not None and 200 <= self.status < 400
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ScopeHistory:
     """What one scope has shown and said: blocks, refusals, latency, errors, its RateLimit field.
 
@@ -343,44 +304,26 @@ class ScopeHistory:
     the concurrency), then closed again by a success, or open for twice as long.
     """
 
-    __slots__ = (
-        "accuser",
-        "back_off",
-        "blocked_until",
-        "errors",
-        "failed_at",
-        "failures",
-        "latency",
-        "paused",
-        "probing",
-        "reason",
-        "refusals",
-        "said",
-        "said_until",
-        "usage",
-    )
-
-    def __init__(self) -> None:
-        self.blocked_until: float = float("-inf")
-        self.reason: str = ""
-        self.failures: int = 0
-        """Blocks in a row."""
-        self.failed_at: float = float("-inf")
-        self.probing: bool = False
-        """Half open: one request at a time until one succeeds."""
-        self.refusals: int = 0
-        """How often the host turned us away, those apart whose requests were under way."""
-        self.back_off: BackOff | None = None
-        """How far it is slowed by a 429 or 503; None where it is not."""
-        self.errors: int = 0
-        self.latency: float | None = None
-        self.paused: bool = False
-        self.said: float = 0.0
-        self.said_until: float = float("-inf")
-        self.accuser: str = ""
-        """Of an address: the host that was turned away last."""
-        self.usage: Usage | None = None
-        """What it was asked for today, where it has a budget."""
+    blocked_until: float = -INF
+    reason: str = ""
+    failures: int = 0
+    """Blocks in a row."""
+    failed_at: float = -INF
+    probing: bool = False
+    """Half open: one request at a time until one succeeds."""
+    refusals: int = 0
+    """How often the host turned us away, those apart whose requests were under way."""
+    back_off: BackOff | None = None
+    """How far it is slowed by a 429 or 503; None where it is not."""
+    errors: int = 0
+    latency: float | None = None
+    paused: bool = False
+    said: float = 0.0
+    said_until: float = -INF
+    accuser: str = ""
+    """Of an address: the host that was turned away last."""
+    usage: Usage | None = None
+    """What it was asked for today, where it has a budget."""
 
     def accused_by(self, host: str) -> bool:
         """An address: was another of its hosts turned away before this one?"""
@@ -478,7 +421,7 @@ class ScopeHistory:
         if report.retry_after is not None:
             # A minimum: RFC 9110 section 10.2.3 (HTTP-08).
             wait = min(report.retry_after, LONGEST)
-            reason = f"{said}, Retry-After {report.retry_after:g}"
+            reason = f"{said}, Retry-After {number(report.retry_after)}"
         else:
             doubled = pacing.backoff_initial * 2.0 ** min(self.failures - 1, 60)
             wait = min(doubled, pacing.backoff_max) * (1 + pacing.backoff_jitter * rng.random())
@@ -576,7 +519,7 @@ def interval_for(
     if pacing.latency_factor > 0 and history.latency is not None:
         slow = pacing.latency_factor * history.latency
         slow = max(pacing.latency_floor, min(slow, pacing.latency_cap))
-        parts.append((slow, f"latency {history.latency:.3g} s x {pacing.latency_factor:g}"))
+        parts.append((slow, f"latency {number(history.latency)} s x {pacing.latency_factor:g}"))
     usual = max(parts)[0]
     parts.extend(_for_now(history, usual, pacing, now))
     return Interval(max(parts)[0], tuple(parts), clamped, usual)
@@ -616,7 +559,7 @@ def _for_now(
     if (pause := history.error_pause()) > 0:
         parts.append((pause, f"{history.errors} errors in a row"))
     if history.said > 0 and now < history.said_until:
-        parts.append((history.said, f"RateLimit field: one in {history.said:.3g} s"))
+        parts.append((history.said, f"RateLimit field: one in {number(history.said)} s"))
     return parts
 
 
@@ -667,6 +610,7 @@ def jittered(seconds: float, share: float, rng: random.Random) -> float:
     return seconds * (1.0 + share * rng.random()) if share > 0 else seconds
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Scope:
     """What a clock belongs to: a host, an address, a registered domain, a named group.
 
@@ -675,41 +619,25 @@ class Scope:
     counts from the same request.
     """
 
-    __slots__ = (
-        "asked",
-        "basis",
-        "derived",
-        "history",
-        "in_flight",
-        "interval",
-        "name",
-        "queue",
-        "settings",
-        "shared",
-        "to_prove",
-        "unheaded",
-    )
-
-    def __init__(self, name: str, settings: ScopeSettings, shared: tuple[Scope, ...] = ()) -> None:
-        self.name: str = name
-        self.settings: ScopeSettings = settings
-        self.shared: tuple[Scope, ...] = shared
-        """Scopes that a lease of this host takes beside its own."""
-        self.basis: float = -INF
-        self.interval: float = 0.0
-        """Seconds in force, jitter included."""
-        self.asked: RobotsInterval = NO_RATE
-        """What the text of the host asked for last."""
-        self.derived: Interval = UNDERIVED
-        """What the interval was derived from; `UNDERIVED`: an earlier process did that."""
-        self.in_flight: int = 0
-        self.to_prove: int = PROVEN
-        """Requests in a row of which the head has to come before the host counts as proven."""
-        self.unheaded: int = 0
-        """Leases whose response head is still awaited."""
-        self.history: ScopeHistory | None = None
-        self.queue: Any = None
-        """Who waits for it, a `ScopeQueue`; None where nobody does."""
+    name: str
+    settings: ScopeSettings
+    shared: tuple[Scope, ...] = ()
+    """Scopes that a lease of this host takes beside its own."""
+    basis: float = -INF
+    interval: float = 0.0
+    """Seconds in force, jitter included."""
+    asked: RobotsInterval = NO_RATE
+    """What the text of the host asked for last."""
+    derived: Interval = UNDERIVED
+    """What the interval was derived from; `UNDERIVED`: an earlier process did that."""
+    in_flight: int = 0
+    to_prove: int = PROVEN
+    """Requests in a row of which the head has to come before the host counts as proven."""
+    unheaded: int = 0
+    """Leases whose response head is still awaited."""
+    history: ScopeHistory | None = None
+    queue: Any = None
+    """Who waits for it, a `ScopeQueue`; None where nobody does."""
 
     def due_at(self) -> float:
         """When the next request may start: by clock, block, pause and free slots.

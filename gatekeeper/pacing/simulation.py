@@ -25,9 +25,8 @@ from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.queues import Offer, Waiter
 from gatekeeper.pacing.rules import DAY, BudgetSpent, Rules
-from gatekeeper.pacing.scopes import INF, NO_RATE, RobotsInterval, Scope
-
-__all__ = ["Account", "Experience", "Judge", "SimulationReport", "simulate"]
+from gatekeeper.pacing.scopes import INF, NO_RATE, Scope
+from gatekeeper.robots.timing import RobotsInterval
 
 TOLERANCE = 1e-6
 """Seconds: sums of floats, not politeness."""

@@ -16,12 +16,12 @@ import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
-from gatekeeper.clock import Clock, utc
+from gatekeeper.clock import Clock, number, utc
 from gatekeeper.config import PacingConfig
 from gatekeeper.errors import GateClosed
 from gatekeeper.pacing.engine import Engine
@@ -38,32 +38,11 @@ from gatekeeper.pacing.scopes import (
     UNDERIVED,
     UNKNOWN,
     Interval,
-    RobotsInterval,
     Scope,
     ScopeHistory,
     interval_for,
 )
-
-__all__ = [
-    "AT_ONCE",
-    "EVERYTHING",
-    "Admit",
-    "ClockView",
-    "CrowdFuture",
-    "Deadlines",
-    "Departures",
-    "DueWatch",
-    "Entrance",
-    "Need",
-    "Refetch",
-    "TaskWaiter",
-    "asked_for_robots",
-    "explain",
-    "hold_again",
-    "needs",
-    "received",
-    "state_of",
-]
+from gatekeeper.robots.timing import RobotsInterval
 
 _EARLIER = "the clock of an earlier run"
 
@@ -83,7 +62,7 @@ Refetch = Callable[[], Awaitable[object]]
 class TaskWaiter(Waiter):
     """A task in `Scheduler.acquire`. What it learns is kept until the task runs again."""
 
-    __slots__ = ("admit", "at_once", "end", "error", "future", "grant", "leaving", "scope")
+    __slots__ = ("at_once", "end", "error", "future", "grant", "leaving", "offer", "scope")
 
     def __init__(
         self, scope: Scope, url: str, priority: float, ttl: float | None, admit: Admit
@@ -99,15 +78,17 @@ class TaskWaiter(Waiter):
         self.end: float = INF
         """The moment at which it gives up."""
         self.scope: Scope = scope
-        self.admit: Admit = admit
+        self.offer: Admit = admit
         self.grant: Grant | None = None
         self.error: Exception | None = None
         self.future: asyncio.Future[None] | None = None
         """What the task waits for."""
 
-    def offer(self) -> Offer:
-        """Ask the policy."""
-        return self.admit()
+    def left(self, _future: CrowdFuture) -> None:
+        """Its task was cancelled, and learns of it later: no lease is offered to it."""
+        self.leaving = True
+        self.future = None
+        self.offer = _leaves
 
     def deliver(self, grant: Grant) -> None:
         """Keep it; should the task be cancelled already, it passes it on."""
@@ -205,43 +186,57 @@ class Entrance:
 
     def __init__(self, most: int = _LET_IN) -> None:
         """`most` are let in during one iteration."""
-        self._loop = asyncio.get_running_loop()  # to ask for it is a system call before 3.12
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._most = most
         self._let_in = 0
         """In this iteration."""
-        self.outside: deque[asyncio.Future[None]] = deque()
-        """Who waits outside: nobody may go in before them."""
+        self._outside: deque[asyncio.Future[None]] = deque()
+        self._called = 0
+        """Who was let in by the last iteration, and did not come in yet."""
+        self.crowded: bool = False
+        """Somebody waits outside, or was let in and has not come in: nobody may go before them."""
         self._armed = False
 
     def enter(self) -> asyncio.Future[None] | None:
-        """What to await before coming in; None, mostly: come in.
+        """What to await before coming in, by `come_in`; None, mostly: be in.
 
         Not a coroutine: each costs memory, and there may be many.
         """
         if not self._armed:
             self._armed = True
+            if self._loop is None:  # to ask for it is a system call before 3.12
+                self._loop = asyncio.get_running_loop()
             self._loop.call_soon(self._next_iteration)
-        if not self.outside and self._let_in < self._most:
+        if not self.crowded and self._let_in < self._most:
             self._let_in += 1
             return None
         return self.line_up()
 
     def line_up(self) -> asyncio.Future[None]:
-        """What to await before coming in, where others wait `outside` already."""
+        """What to await before coming in, where it is `crowded` already."""
+        self.crowded = True
         future: asyncio.Future[None] = asyncio.Future(loop=self._loop)
-        self.outside.append(future)
+        self._outside.append(future)
         return future  # one that is cancelled stays in the line, done, and is passed over
 
+    def come_in(self, late: bool = True) -> None:
+        """Whoever awaited that is in; `late` False: had no need to. One who was let in and is
+        cancelled never comes."""
+        self._called -= late
+        self.crowded = self._called > 0 or bool(self._outside)
+
     def _next_iteration(self) -> None:
+        # Those whom the last iteration let in have run by now.
         self._let_in = 0
-        outside = self.outside
+        outside = self._outside
         while outside and self._let_in < self._most:
             future = outside.popleft()
             if not future.done():
                 future.set_result(None)
                 self._let_in += 1
-        self._armed = bool(self._let_in)
-        if self._armed:
+        self._called = self._let_in
+        self.crowded = self._armed = self._let_in > 0
+        if self._armed and self._loop is not None:
             self._loop.call_soon(self._next_iteration)
 
 
@@ -279,26 +274,32 @@ class Departures:
             future.cancel_now(message)
 
 
+class CrowdPlace(Protocol):
+    """Where a `CrowdFuture` is waited for."""
+
+    def left(self, future: CrowdFuture) -> None:
+        """It is cancelled in a later iteration of the loop: pass it over from now on."""
+
+
 class CrowdFuture(asyncio.Future[None]):
     """What a task waits for where very many do: cancelled, it ends when `Departures` lets it."""
 
-    __slots__ = ("_departures", "_waiter")
+    __slots__ = ("_departures", "_leaving", "_place")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, waiter: TaskWaiter, departures: Departures
+        self, loop: asyncio.AbstractEventLoop, place: CrowdPlace, departures: Departures
     ) -> None:
         super().__init__(loop=loop)
-        self._waiter = waiter
+        self._place = place
         self._departures = departures
+        self._leaving = False
 
     def cancel(self, msg: Any = None) -> bool:
         """Cancel it in a later iteration of the loop; nothing else ends it from now on."""
-        waiter = self._waiter
-        if self.done() or waiter.leaving:
+        if self.done() or self._leaving:
             return not self.done()
-        waiter.leaving = True
-        waiter.future = None
-        waiter.admit = _leaves
+        self._leaving = True
+        self._place.left(self)
         self._departures.postpone(self, msg)
         return True
 
@@ -492,6 +493,24 @@ def asked_for_robots(scope: Scope, asked: RobotsInterval | None) -> RobotsInterv
     return scope.asked if asked is None else asked
 
 
+def take_robots(
+    engine: Engine, memory: ScopeMemory, url: str, host: str, asked: RobotsInterval
+) -> Grant | None:
+    """A lease for robots.txt that can be had at once and for which nothing has to be read; else
+    None. Raises LeaseTimeout where there is no room for the host."""
+    scope = memory.scopes.get(host)
+    if scope is None:
+        if memory.may_know:
+            return None
+        memory.admit(host)
+        scope = memory.new_host(host)
+    grant = engine.take(url, host, asked_for_robots(scope, asked), scope=scope)
+    if grant is not None:
+        engine.counters.robots += 1
+        engine.count_out(grant, grant.start_at)
+    return grant
+
+
 def state_of(scope: Scope, now: float) -> str:
     """In one word: "paused", "blocked", "waiting" (somebody waits for it) or "idle"."""
     history = scope.history
@@ -500,3 +519,19 @@ def state_of(scope: Scope, now: float) -> str:
     if history is not None and history.blocked_until > now:
         return "blocked"
     return "idle" if scope.queue is None else "waiting"
+
+
+def late(scope: Scope, now: float, recovers: bool) -> tuple[float, str]:
+    """For how long at least the scope gets no turn, and how an error about that ends. `recovers`:
+    the ledger of a fleet has forgotten, and nobody gets one before its members told it."""
+    scopes = (scope, *scope.shared)
+    latest = max(scopes, key=Scope.promised_at)
+    due, history = latest.promised_at(), latest.history
+    if any(one.history is not None and one.history.paused for one in scopes):
+        return due - now, "; the operator paused it"
+    if due > now:
+        blocked = history is not None and history.blocked_until == due
+        why = f" ({history.reason})" if history is not None and blocked and history.reason else ""
+        return due - now, f"; the next is due in {number(due - now)} s{why}"
+    why = "; the fleet's store has just come back, and its members tell it what they know"
+    return due - now, why if recovers else ""

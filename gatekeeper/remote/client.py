@@ -28,8 +28,16 @@ from urllib.parse import quote
 from aiohttp import ClientMiddlewareType
 
 from gatekeeper import urls
-from gatekeeper.clock import Clock, SystemClock, utc
-from gatekeeper.config import Config, RobotsConfig, agent_named, as_config, host_named, token_of
+from gatekeeper.clock import Clock, SystemClock, moment_named, utc
+from gatekeeper.config import (
+    Config,
+    RobotsConfig,
+    agent_named,
+    as_config,
+    host_named,
+    refuse_everybody,
+    token_of,
+)
 from gatekeeper.deadlock import WaitGraph
 from gatekeeper.decision import Decision, NotYet, Reason, Verdict
 from gatekeeper.errors import ConfigError, GateClosed, GatekeeperError, InvalidURL, SidecarError
@@ -219,7 +227,7 @@ class RemoteGatekeeper:
     async def allowed(self, url: str, *, user_agent: str | None = None) -> bool:
         """Whether the URL may be fetched now. Raises InvalidURL."""
         origin, _ = urls.split(url)
-        found = self._ask(url, origin, user_agent or self._name)
+        found = self._ask(url, origin, self._name if user_agent is None else user_agent)
         decision = found if isinstance(found, Decision) else await found
         if decision.reason is Reason.INVALID_URL:
             raise _invalid(url, decision)
@@ -231,7 +239,7 @@ class RemoteGatekeeper:
         Those asked in one turn of the loop travel together, without a wait.
         """
         origin, _ = urls.split(url)
-        found = self._ask(url, origin, user_agent or self._name)
+        found = self._ask(url, origin, self._name if user_agent is None else user_agent)
         decision = found if isinstance(found, Decision) else await found
         if decision.reason is Reason.INVALID_URL:
             raise _invalid(url, decision)
@@ -245,7 +253,7 @@ class RemoteGatekeeper:
         Text that is no URL gives DENY with reason invalid_url, so that nothing is lost.
         """
         refuse_one_text(urls)
-        agent = user_agent or self._name
+        agent = self._name if user_agent is None else user_agent
         waiting = iter(urls)
         window: deque[Decision | asyncio.Future[Decision]] = deque()
         try:
@@ -269,7 +277,9 @@ class RemoteGatekeeper:
     def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
         """The decision if this client remembers it; never asks. Raises InvalidURL."""
         urls.split(url)
-        return self._answers.find((url, user_agent or self._name))
+        if user_agent is not None:
+            check_agent(user_agent)
+        return self._answers.find((url, self._name if user_agent is None else user_agent))
 
     # -- files and hosts: SidecarError where the sidecar can't be asked, as no fail mode has
     # an answer to give here
@@ -288,7 +298,7 @@ class RemoteGatekeeper:
         Where there is no file it allows everything, where it can't be had nothing; where
         the operator decides, what he says.
         """
-        agent = user_agent or self._name
+        agent = self._name if user_agent is None else user_agent
         told = await self._explain(url, agent)
         robots = await robots_of(told, self.config.robots)
         return policy_of(told, robots, agent or told.decision.user_agent, self.config.robots)
@@ -311,8 +321,8 @@ class RemoteGatekeeper:
         self._answers.forget()
 
     async def block(self, host: str, until: datetime | float, reason: str = "operator") -> None:
-        """No request to the host before `until` (aware datetime, or wall seconds)."""
-        moment = until if isinstance(until, datetime) else utc(until)
+        """See `Gatekeeper.block`."""
+        moment = utc(moment_named(host, until))
         await self._control(host, "block", encode(BlockBody(until=moment, reason=reason)))
 
     async def pause(self, host: str) -> None:
@@ -357,11 +367,12 @@ class RemoteGatekeeper:
         `owned=False`: it outlives the task that asks for it. Raises as `lease` does.
         """
         self._admit(user_agent)
+        refuse_everybody(user_agent)
         return await self._leases.acquire(
             url,
             priority=priority,
             timeout=timeout,
-            user_agent=user_agent or self._name,
+            user_agent=self._name if user_agent is None else user_agent,
             owned=owned,
         )
 
@@ -373,9 +384,9 @@ class RemoteGatekeeper:
         A sidecar that can't be asked gives NotYet, its `why` gate_unreachable.
         """
         self._admit(user_agent)
-        return await self._leases.attempt(
-            url, priority=priority, user_agent=user_agent or self._name, owned=owned
-        )
+        refuse_everybody(user_agent)
+        agent = self._name if user_agent is None else user_agent
+        return await self._leases.attempt(url, priority=priority, user_agent=agent, owned=owned)
 
     at_a_glance = False
     """For a `PoliteQueue`: whose turn it is, the sidecar has to be asked."""
@@ -443,6 +454,7 @@ class RemoteGatekeeper:
         # section 2.2.2, RFC-20).
         query = f"url={quote(urls.parse(url).origin + '/', safe='')}"
         if agent is not None:
+            check_agent(agent)
             query += f"&user_agent={quote(agent, safe='')}"
         return read(await self._must("GET", f"/v1/explain?{query}", agent=agent), Explanation)
 
@@ -482,7 +494,11 @@ class RemoteGatekeeper:
         """The decision, or the future that will hold it; cancel it to want it no more."""
         self._asked += 1
         key = (url, agent)
-        found = self._answers.find(key)
+        try:
+            found = self._answers.find(key)
+        except TypeError:  # an agent that is no text
+            self._admit(agent)
+            raise
         if found is not None:
             self._remembered += 1
             return found
@@ -639,8 +655,9 @@ _LONGEST = 512
 
 def check_agent(user_agent: str) -> str:
     """The product token. Raises ConfigError for a name that holds none, or is too long."""
+    token = token_of(user_agent)
     if len(user_agent) > _LONGEST:
         raise ConfigError(
             f"user agent {user_agent[:_LONGEST]!r} is longer than {_LONGEST} characters"
         )
-    return token_of(user_agent)
+    return token

@@ -32,21 +32,8 @@ from gatekeeper.errors import (
     InvalidURL,
     SidecarError,
 )
-from gatekeeper.url_cache import url_of
+from gatekeeper.urls import url_of
 from gatekeeper.wire import ProblemDocument
-
-__all__ = [
-    "Outbox",
-    "OutboxMessage",
-    "OwnedTasks",
-    "SidecarConnection",
-    "SidecarResponse",
-    "SidecarUnreachable",
-    "backoff",
-    "bound_in",
-    "problem",
-    "read",
-]
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -300,8 +287,17 @@ def read(answer: SidecarResponse, kind: type[_T]) -> _T:
 
 def bound_in(answer: SidecarResponse) -> float | None:
     """What a refusal names as the most that may be asked for at once, if it does."""
+    return getattr(_document(answer), "most", None)
+
+
+def why_in(answer: SidecarResponse) -> str:
+    """Why there was no turn, in the words of `NotYet.why`."""
+    return getattr(_document(answer), "why", None) or "turn"
+
+
+def _document(answer: SidecarResponse) -> ProblemDocument | None:
     try:
-        return msgspec.json.decode(answer.body, type=ProblemDocument).most
+        return msgspec.json.decode(answer.body, type=ProblemDocument)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
@@ -311,9 +307,8 @@ def problem(answer: SidecarResponse, url: str = "") -> GatekeeperError:
 
     `url` is the one asked about. What has no counterpart there is a SidecarError.
     """
-    try:
-        told = msgspec.json.decode(answer.body, type=ProblemDocument)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    told = _document(answer)
+    if told is None:
         return SidecarError(answer.status, "unreadable", "this is no answer of a sidecar")
     kind = told.type.rpartition(":")[2]
     decision = told.decision

@@ -12,9 +12,11 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
@@ -23,7 +25,7 @@ import msgspec
 from gatekeeper import urls
 from gatekeeper.clock import Clock, SingleTimer, deadline, utc
 from gatekeeper.deadlock import Holdings, TurnWait, WaitGraph, WaitsForItself
-from gatekeeper.decision import Decision, NotYet
+from gatekeeper.decision import Decision, NotYet, not_yet
 from gatekeeper.errors import (
     Deferred,
     GateClosed,
@@ -52,12 +54,10 @@ from gatekeeper.remote.connection import (
     bound_in,
     problem,
     read,
+    why_in,
 )
 from gatekeeper.urls import Target
 from gatekeeper.wire import LeaseBody, LeaseReport, LeaseRequestBody, Renewal, encode
-
-__all__ = ["HeldRemoteLeases", "RemoteLease", "RemoteLeaseRequest", "RemoteLeases"]
-
 
 TTL = 60.0
 """Seconds after which the sidecar ends a lease of which it hears no more: how long a host
@@ -433,8 +433,8 @@ _GRACE = 15.0
 _LAST = 0.5
 """... and beyond the moment at which its caller wants to have given up, whatever comes."""
 _INFINITE = float("inf")
-_SOON = 1.0
-"""Seconds after which to try again where the sidecar names no moment."""
+_ID = 12
+"""Octets of randomness in the id of a lease."""
 
 
 class RemoteLeases:
@@ -542,14 +542,13 @@ class RemoteLeases:
         self, url: str, *, priority: int, user_agent: str | None, owned: bool
     ) -> RemoteLease | NotYet:
         """See `RemoteGatekeeper.try_acquire`."""
-        soon = utc(self._clock.wall() + _SOON)
         try:
             lease = await self.look(url, priority=priority, user_agent=user_agent)
         except Deferred as error:
-            decision = error.decision
-            return NotYet(decision.retry_at or soon, decision.reason.value, decision)
+            said = error.decision
+            return not_yet(self._clock.wall(), said.reason, said.retry_at, said)
         except LeaseTimeout as error:
-            return NotYet(error.retry_at or soon, "turn")
+            return not_yet(self._clock.wall(), error.why, error.retry_at)
         if owned:
             self.held.own(lease)
             hold_in_context(lease)
@@ -638,7 +637,8 @@ class RemoteLeases:
         error = problem(answer, asked.url)
         if isinstance(error, SidecarError) and answer.status in (429, 503):
             moment = self._moment(answer.retry_after)
-            return LeaseTimeout(asked.target.url, error.detail, retry_at=moment)
+            why = why_in(answer)
+            return LeaseTimeout(asked.target.url, error.detail, retry_at=moment, why=why)
         return error
 
     def _moment(self, seconds: float | None) -> datetime | None:
@@ -646,13 +646,15 @@ class RemoteLeases:
 
     async def _asking(self, asked: _WantedLease, wait: float) -> SidecarResponse:
         """One long poll, in a task of its own: a caller who is cancelled leaves at once, and
-        what the sidecar may have answered in that very moment is not lost."""
+        what the sidecar may have answered meanwhile is given back by the name we gave it."""
+        lease_id = secrets.token_urlsafe(_ID)
         body = LeaseRequestBody(
             url=asked.url,  # as it came: the sidecar's guard must see all of it
             wait=wait,
             ttl=TTL,
             priority=min(max(asked.priority, -1000), 1000),
             user_agent=asked.user_agent,
+            id=lease_id,
         )
         left = max(0.0, asked.end - self._clock.monotonic())
         timeout = min(wait + _GRACE, left + _LAST)
@@ -661,18 +663,24 @@ class RemoteLeases:
         )
         try:
             return await asyncio.shield(poll)
+        except SidecarUnreachable as error:
+            if error.late:
+                self.held.give_back_id(lease_id)  # that we hung up it may hear too late
+            raise
         except asyncio.CancelledError:
             if poll.cancelled():
+                self.held.give_back_id(lease_id)
                 raise GateClosed("the gate was closed before the turn came") from None
-            poll.add_done_callback(self._give_back)
+            poll.add_done_callback(partial(self._give_back, lease_id))
             # In the next turn of the loop: an answer that was read in this one arrives yet.
             asyncio.get_running_loop().call_soon(poll.cancel)
             raise
 
-    def _give_back(self, poll: asyncio.Task[SidecarResponse]) -> None:
-        if poll.cancelled() or poll.exception() is not None or poll.result().status != 201:
-            return
-        self.held.give_back_id(read(poll.result(), LeaseBody).id)
+    def _give_back(self, lease_id: str, poll: asyncio.Task[SidecarResponse]) -> None:
+        if poll.cancelled() or poll.exception() is not None:
+            self.held.give_back_id(lease_id)  # it may be on its way to us
+        elif poll.result().status == 201:
+            self.held.give_back_id(read(poll.result(), LeaseBody).id)
 
 
 def _needs(host: str, _near: tuple[str, ...]) -> tuple[Need, ...]:

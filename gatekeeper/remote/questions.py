@@ -14,7 +14,6 @@ import copy
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import Protocol
 
 import msgspec
 
@@ -29,16 +28,6 @@ from gatekeeper.remote.connection import (
     read,
 )
 from gatekeeper.wire import MAX_BATCH, Batch, Decisions, encode
-
-__all__ = [
-    "BatchSender",
-    "DecisionLifetimes",
-    "Key",
-    "Question",
-    "Questions",
-    "RememberedDecisions",
-]
-
 
 _MOST_TEXT = 150_000
 """Characters of URLs in a batch: six bytes each at the worst, within the sidecar's 1 MiB."""
@@ -66,18 +55,15 @@ BatchKey = tuple[str, str | None]
 """Origin, or empty for all those that answer at once; and agent."""
 
 
-class _BatchQueues:
+class _BatchQueues(msgspec.Struct, eq=False):
     """Questions that wait, by the batch they may travel in: (origin, agent)."""
 
-    __slots__ = ("at_once", "busy", "most", "queues")
-
-    def __init__(self, most: int, at_once: int) -> None:
-        self.most = most
-        """BatchSender under way."""
-        self.at_once = at_once
-        """The same, for one key."""
-        self.busy: dict[BatchKey, int] = {}
-        self.queues: dict[BatchKey, deque[Question]] = {}
+    most: int
+    """Batches under way."""
+    at_once: int
+    """Those of one key."""
+    busy: dict[BatchKey, int] = {}
+    queues: dict[BatchKey, deque[Question]] = {}
 
     def next(self) -> BatchKey | None:
         """Whose batch may leave."""
@@ -279,13 +265,6 @@ Key = tuple[str, str | None]
 """URL and agent."""
 
 
-class AnsweredQuestion(Protocol):
-    """The question that a decision answers."""
-
-    key: Key
-    origin: str
-
-
 class DecisionLifetimes:
     """For how many seconds decisions of this moment may be repeated without asking.
 
@@ -352,7 +331,7 @@ class RememberedDecisions:
         del self._kept[key]
         return None
 
-    def keep(self, answered: Iterable[tuple[AnsweredQuestion, Decision]]) -> None:
+    def keep(self, answered: Iterable[tuple[Question, Decision]]) -> None:
         """Remember each for as long as it holds, and that its origin answers at once.
 
         All are of this moment.

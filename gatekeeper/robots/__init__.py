@@ -18,16 +18,8 @@ if TYPE_CHECKING:
         diff,
     )
     from gatekeeper.robots.lint import Finding
-    from gatekeeper.robots.model import (
-        Candidate,
-        Dialect,
-        Group,
-        Match,
-        Rule,
-        Severity,
-        product_token,
-    )
-    from gatekeeper.robots.parser import RobotsTxt
+    from gatekeeper.robots.model import Candidate, Group, Match, Rule, Severity
+    from gatekeeper.robots.parser import Dialect, RobotsTxt, product_token
     from gatekeeper.robots.policy import Policy
     from gatekeeper.robots.signals import (
         AccessChallenge,
@@ -55,14 +47,12 @@ else:  # each when it is first asked for: a parser alone need not wait for an HT
             "gatekeeper.robots.lint": ["Finding"],
             "gatekeeper.robots.model": [
                 "Candidate",
-                "Dialect",
                 "Group",
                 "Match",
                 "Rule",
                 "Severity",
-                "product_token",
             ],
-            "gatekeeper.robots.parser": ["RobotsTxt"],
+            "gatekeeper.robots.parser": ["Dialect", "RobotsTxt", "product_token"],
             "gatekeeper.robots.policy": ["Policy"],
             "gatekeeper.robots.signals": [
                 "AccessChallenge",

@@ -15,8 +15,8 @@ from itertools import chain, combinations
 
 import msgspec
 
-from gatekeeper.robots.model import LIMIT, Match, Rule, Spans, octets, shown
-from gatekeeper.robots.parser import RobotsTxt
+from gatekeeper.robots.model import Match, Rule
+from gatekeeper.robots.parser import LIMIT, RobotsTxt, Spans, octets, shown
 from gatekeeper.robots.patterns import rfc_pattern
 from gatekeeper.robots.policy import Policy, agent_lines, group_starts, names_of
 from gatekeeper.robots.signals import split_content_usage
@@ -31,19 +31,6 @@ from gatekeeper.robots.witness import (
     likely_paths,
     ranked,
 )
-
-__all__ = [
-    "Change",
-    "ComposeProblem",
-    "Composed",
-    "Difference",
-    "Fragment",
-    "FragmentLine",
-    "Ruling",
-    "compose",
-    "diff",
-    "named_agents",
-]
 
 MAX_PROBLEMS = 100
 """More than these help nobody."""

@@ -23,11 +23,9 @@ from gatekeeper.robots.lint import (
     field_without_colon,
     spelling,
 )
-from gatekeeper.robots.model import Dialect, Rule, octets, shown
-from gatekeeper.robots.parser import RobotsTxt
+from gatekeeper.robots.model import Rule
+from gatekeeper.robots.parser import Dialect, RobotsTxt, octets, shown
 from gatekeeper.robots.patterns import rfc_pattern
-
-__all__ = ["FIXABLE", "Repair", "located", "repaired"]
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f]")
 _NOT_UTF8 = re.compile("\ufffd+")

@@ -9,29 +9,13 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from gatekeeper.robots import signals, timing
-from gatekeeper.robots.model import Dialect, Group, Rule, Severity, TextLine, iter_lines, octets
+from gatekeeper.robots.model import Group, Rule, Severity, TextLine, iter_lines
+from gatekeeper.robots.parser import Dialect, RobotsTxt, octets
 from gatekeeper.robots.patterns import decoded, is_robots_txt, rfc_pattern, squeeze
-
-if TYPE_CHECKING:
-    from gatekeeper.robots.parser import RobotsTxt
-
-__all__ = [
-    "BAD_ESCAPE",
-    "CODES",
-    "MAX_FINDINGS",
-    "ODD_BLANK",
-    "REGULAR",
-    "TOKEN",
-    "Finding",
-    "field_without_colon",
-    "findings",
-    "spelling",
-]
 
 MAX_FINDINGS = 1_000
 """A file may have a million faults; more than this many help nobody."""
@@ -616,7 +600,8 @@ class _LineChecks:
         self._parted = 0
         """The first blank line behind the user-agent lines of a group without rules."""
         self._version_fits = False
-        self._versions = 0
+        self._version = 0
+        """The line of the Robot-version of the group at hand."""
         self._usage = 0
         """The line of a Content-Usage since the last user-agent line or rule."""
         self._checks: dict[str, Callable[[int, str], None]] = {
@@ -680,10 +665,13 @@ class _LineChecks:
             if not self._blank:
                 self._report.add(line.number, "missing-blank-line")
             self._ruled = False
-            self._parted = self._versions = self._usage = 0
+            self._parted = self._version = self._usage = 0
         elif self._usage:
             self._report.add(self._usage, "content-usage-between-agents")
             self._usage = 0
+        if self._version and not self._blank:  # V2-06: it stands behind the last one
+            self._report.add(self._version, "misplaced-version")
+            self._version = 0
         self._any_agent = self._in_group = self._version_fits = True
         check_agent(self._report, line)
 
@@ -741,10 +729,10 @@ class _LineChecks:
 
     def _robot_version(self, line: int, value: str) -> None:
         if self._version_fits:
-            self._versions += 1
+            self._version = line
             check_version(self._report, line, value)
         else:
-            self._report.add(line, "repeated-version" if self._versions else "misplaced-version")
+            self._report.add(line, "repeated-version" if self._version else "misplaced-version")
 
 
 def _signal(value: str) -> dict[str, str] | None:

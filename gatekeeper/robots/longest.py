@@ -1,35 +1,29 @@
 """RFC 9309: of the rules that match a path the longest one decides.
 
 `LongestMatch.answer` is for a hot path: from what follows the authority in a URL straight to the
-verdict, or None where the text has to be read as a URL first. `in_general` is the same for a policy
-whose rules are held otherwise.
+verdict, or None where the text has to be read as a URL first.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Callable
 from itertools import chain, compress, repeat
 from operator import not_
-from typing import Final, Protocol
 
 from gatekeeper import speedups
 from gatekeeper.robots import compiled
-from gatekeeper.robots.compiled import (
-    CHANGED,
-    LIKE_AN_ESCAPE,
-    ROBOTS_FILE,
-    Compiled,
-    ready_rules,
-)
-from gatekeeper.robots.model import RULE, Dialect, Spans
+from gatekeeper.robots.compiled import CHANGED, LIKE_AN_ESCAPE, ROBOTS_FILE, CompiledRules
+from gatekeeper.robots.parser import ALLOW, DISALLOWED, RULE, Dialect, Spans
 from gatekeeper.robots.patterns import (
     COMPARED,
+    COMPILED,
     PLAIN,
     ROBOTS_TXT,
     Meter,
     TooDear,
+    as_written,
     is_plain,
     is_robots_txt,
     query_form,
@@ -38,92 +32,42 @@ from gatekeeper.robots.patterns import (
     unescaped,
     wild_match,
 )
-from gatekeeper.robots.rules import Numbered, octets_of, split_url
-from gatekeeper.urls import SURELY_SHORT
-
-__all__ = ["LongestMatch", "PlainAnswer", "QuickAnswer", "TextSource", "as_written", "in_general"]
-
-
-class TextSource(Protocol):
-    """Where a rule set finds its text: a `RobotsTxt`."""
-
-    @property
-    def size(self) -> int:
-        """Octets of the file."""
-
-    @property
-    def lines(self) -> str:
-        """The text that spans speak of."""
-
+from gatekeeper.robots.rules import (
+    DOT_SEGMENT,
+    SURELY_SHORT,
+    Listed,
+    TextSource,
+    octets_of,
+    split_url,
+)
+from gatekeeper.speedups import lazy_pattern
 
 QuickAnswer = Callable[[str], bool | None]
 """Takes what follows the authority in a URL, as written, beginning with `/`. True, False, or
 None: ask again with the whole URL, which may be no URL at all."""
 
-PlainAnswer = Callable[[str], bool]
-"""The verdict about a path that is known to be plain: ASCII, without blanks, escapes, dot
-segments, query or fragment."""
-
-COMPILED: Final = not __file__.endswith(".py")
-"""This module is compiled: a loop over the characters of a path is faster than any call."""
 _LONG = SURELY_SHORT
 """Characters that are answered about; the reader of URLs knows their bound."""
 _LISTED = b"*?$\n" + PLAIN.encode()
-_INNER_DOLLAR = re.compile(r"\$(?!\n|\Z)").search
-_dot_segment = re.compile(r"/\.\.?(?:[/?#]|\Z)").search
-# These find what `model.RULE` finds, faster, as they leave comments to be cut.
-_ALLOW = re.compile(r"\n[ \t]*+allow", re.IGNORECASE).search
-_RULES = re.compile(r"\n[ \t]*+(dis|)allow[ \t]*+:[ \t]*+(.*+)", re.IGNORECASE | re.ASCII).findall
-_DISALLOWED = re.compile(r"\n(?:Disallow|[ \t]*+(?i:disallow)[ \t]*+):[ \t]*+(.*+)").findall
-_NEVER = "-"
-"""No path begins with it: the value of a rule that has no effect."""
+_KEPT = b"?" + PLAIN.encode()
+"""What stands in a path's normal form as it came."""
+_INNER_DOLLAR = lazy_pattern(r"\$(?!\n|\Z)")
+# Finds what `parser.RULE` finds, faster, as it leaves comments to be cut.
+_RULES = lazy_pattern(r"\n[ \t]*+(dis|)allow[ \t]*+:[ \t]*+(.*+)", re.IGNORECASE | re.ASCII)
+_NEVER = " "
+"""No text that is answered about holds it: the value of a rule that has no effect."""
+_UNKNOWN: tuple[str, ...] = ("",)
+"""Every path begins with it."""
 _NOWHERE = "\n"
 """No URL begins with it."""
-_EMPTY = ("", "*")
-_FEW = 32
-"""Rules up to which trying each is faster than bisection."""
-_WORTH = 32
-"""Questions that take a look at each rule; it costs about as much more, together, as making the
-rules ready."""
+_MOST = 256
+"""Rules up to which the longest that matches is found by trying each, from the longest on."""
+_WORTH = 8
+"""Questions about the deciding rule that cost about as much as compiling the rules."""
 _EAGER_OCTETS = 16_384
 """Text beyond which a set is made ready before its first question."""
 _EXPLAINING = 500_000
 """Steps that naming all the rules that match a path may take, beside looking at each."""
-
-
-def as_written(path: str) -> bool:
-    """No escape, blank, control, dot segment and nothing beside ASCII. Fast where it is compiled.
-
-    >>> as_written("/a.b?c"), as_written("/.b"), as_written("/a%20"), as_written("/a b")
-    (True, False, False, False)
-    """
-    before = 0
-    for place in range(len(path)):
-        octet = ord(path[place])
-        if octet <= 32 or octet >= 127 or octet == 37 or (octet == 46 and before == 47):
-            return False
-        before = octet
-    return True
-
-
-def in_general(allows: Callable[[str], bool]) -> QuickAnswer:
-    """The answer of a policy that has no quick one of its own: `allows` takes a path and query in
-    which nothing is escaped."""
-
-    def answer(path: str) -> bool | None:
-        if (
-            path.isascii()
-            and path.isprintable()
-            and "%" not in path
-            and "#" not in path
-            and " " not in path
-            and ("/." not in path or not _dot_segment(path))
-            and len(path) < _LONG
-        ):
-            return allows(path)
-        return None
-
-    return answer
 
 
 class LongestMatch:
@@ -132,15 +76,15 @@ class LongestMatch:
     The rules are read off the text when the first question comes, and kept as the file lists
     them, in a few tuples of strings, so that a file that is asked a handful of questions costs
     little more than its text. Most paths begin as no Disallow does, and hold no piece that one of
-    those needs that begin with a star: they are allowed without a look at any rule. For what is
-    left the longest match of either kind is looked for; once that was done `_WORTH` times, the
-    rules are made ready as `Compiled`. Of a large text they are at once.
+    those needs that begin with a star: they are allowed without a look at any rule, and most others
+    are denied without one. For what is left the rules are put in the order of their length, of
+    which the first that matches decides. Of a large text they are compiled, at once.
     """
 
     __slots__ = (
-        *("_allowed", "_authority", "_clues", "_forbids", "_left", "_many", "_opened", "_patterns"),
-        *("_plain", "_prefixes", "_queries", "_quick", "_ready", "_roomy", "_source", "_strict"),
-        *("_sure", "_values", "spans"),
+        *("_allowed", "_authority", "_clues", "_forbids", "_left", "_longer", "_ordered"),
+        *("_patterns", "_pieces", "_plain", "_prefixes", "_queries", "_ready", "_roomy"),
+        *("_short", "_source", "_strict", "_values", "spans"),
     )
 
     dialect = Dialect.RFC9309
@@ -154,47 +98,46 @@ class LongestMatch:
         """That of the last URL that had to be read whole: of the next one the path is left."""
         self._roomy = -1
         """Characters of a text that is answered about at once, none before the rules are read."""
-        self._quick = -1
+        self._short = -1
         """Of one that is answered about by `allows_url` itself."""
-        self._ready: Compiled | None = None
+        self._left = _WORTH
+        """Questions about the deciding rule until the rules are compiled."""
+        self._ready: CompiledRules | None = None
         eager = source.size > _EAGER_OCTETS and sum([b - a + 64 for a, b in spans]) > _EAGER_OCTETS
         self._begin()
         if eager or not speedups.ON:
             found = [RULE.findall(source.lines, low, high) for low, high in spans]
-            self._make_ready(found[0] if len(found) == 1 else [*chain.from_iterable(found)])
+            self._compile(found[0] if len(found) == 1 else [*chain.from_iterable(found)])
             self._source = None
             if speedups.ON:
                 self._roomy = _LONG - 1
 
     def _begin(self) -> None:
-        """What holds where every path is left to the rules made ready."""
+        """What holds where every path is left to the compiled rules."""
         self._prefixes: tuple[str, ...] = ("/",)
         """A path that begins with one of them is matched by a Disallow."""
-        self._many = False
-        """They are in order, and none begins with another one: the one just before a path is the
-        only one that it may begin with."""
-        self._sure = False
-        """No rule allows."""
         self._clues: tuple[str, ...] = ()
-        """What stands in each path that another Disallow matches, ..."""
+        """What stands in each path that another Disallow matches ..."""
         self._patterns: tuple[str, ...] = ()
-        """... these, one by one; behind them those whose only star is the last octet."""
+        """... and this Disallow; empty where it matches each path in which its clue stands."""
         self._values: tuple[str, ...] = ()
         """In normal form, in the order of the file."""
         self._forbids: tuple[str, ...] = ()
         """Of each the empty text if it allows; empty where none does."""
+        self._allowed = _UNKNOWN
+        """What a path begins with that is matched by a Disallow, and allowed."""
         self._plain: tuple[str, ...] = ()
-        """Those that forbid, without a star and a final `$`."""
-        self._opened: tuple[str, ...] | None = None
-        """The values that allow. None: not listed yet."""
-        self._allowed: tuple[str, ...] = ("",)
-        """What a path begins with that is matched by one of them, or is `/robots.txt`."""
+        """Disallows that are prefixes, the longest first."""
+        self._ordered: tuple[str, ...] = ()
+        """The other rules, the longest first. Empty: not put in order yet ..."""
+        self._pieces: tuple[str, ...] = ()
+        """... what stands in each path that they match ..."""
+        self._longer: tuple[int, ...] = ()
+        """... and of an Allow how many of the prefixes are longer; of a Disallow -1."""
         self._queries = False
         """A rule has a `?`: a path with escapes may have to be compared in two forms (RFC-25)."""
-        self._strict = False
+        self._strict = True
         """A pattern may be found in what is escaped: a path is compared in its normal form."""
-        self._left = _WORTH
-        """Looks at each rule until the rules are made ready."""
 
     def _list(self, source: TextSource) -> None:
         """Read the rules."""
@@ -204,13 +147,13 @@ class LongestMatch:
         joined = "\n".join(values)
         roomy, strict = _LONG - 1, False
         odd = joined.encode("latin-1").translate(None, _LISTED)
-        if odd or ("$" in joined and _INNER_DOLLAR(joined)):
+        if odd or ("$" in joined and _INNER_DOLLAR.search(joined)):
             joined = rfc_patterns(joined)
             values = joined.split("\n")
             strict = "%" in joined
         self._queries = "?" in joined
-        if "?" in joined and strict and CHANGED(joined):  # a rule of two forms
-            self._make_ready([*zip(forbids or repeat("s"), values, strict=False)])
+        if "?" in joined and strict and CHANGED.search(joined):  # a rule of two forms
+            self._compile([*zip(forbids or repeat("s"), values, strict=False)])
         else:
             if "" in values:  # an empty pattern has no effect (RFC 9309 section 2.2.2, RFC-21)
                 values = [value or _NEVER for value in values]
@@ -220,69 +163,59 @@ class LongestMatch:
                 plain = tuple(compress(values, forbids))
             else:
                 self._allowed = (ROBOTS_TXT,)
-                self._sure = True
-            self._plain = self._prefixes = plain
             if "*" in joined or "$" in joined:
                 flat = joined.count("*") + joined.count("$") <= compiled.FLAT_RULES
                 roomy = min(roomy, compiled.PAIRS // len(joined)) if flat else 0
-                strict = strict or LIKE_AN_ESCAPE(joined) is not None
-                self._take_wild(plain)
-        self._strict = strict
-        self._roomy = roomy
-        self._quick = -1 if strict or len(self._prefixes) > _FEW else roomy
+                strict = strict or LIKE_AN_ESCAPE.search(joined) is not None
+                plain = self._take_wild(plain)
+            self._prefixes = plain
+        self._strict, self._roomy = strict, roomy
+        self._short = -1 if strict else roomy
         self._source = None
 
-    def _take_wild(self, values: tuple[str, ...]) -> None:
-        """Take the values of rules that forbid."""
-        starts: list[str] = []
-        starred: list[str] = []
+    def _take_wild(self, values: tuple[str, ...]) -> tuple[str, ...]:
+        """Take the patterns of rules that forbid; what is left is prefixes."""
+        prefixes: list[str] = []
         patterns: list[str] = []
         clues: list[str] = []
-        for value in [value for value in values if "*" in value or value[-1] == "$"]:
+        for value in values:
+            if "*" not in value and value[-1] != "$":
+                prefixes.append(value)
+                continue
             head, star, rest = value.partition("*")
             rest = rest.rstrip("*")
             if star and not rest:
-                starred.append(value)
-                starts.append(head or "/")
-            else:
-                patterns.append(value)
-                if len(head) < 2:
-                    head = rest.removesuffix("$").rpartition("*")[2]
-                clues.append(head if star else head[:-1])
-        self._plain = tuple([value for value in values if "*" not in value and value[-1] != "$"])
-        self._prefixes = (*self._plain, *starts) if starts else self._plain
-        self._patterns, self._clues = (*patterns, *starred), tuple(clues)
+                prefixes.append(head or "/")
+                continue
+            anywhere = False
+            if len(head) < 2:
+                head = rest.removesuffix("$").rpartition("*")[2]
+                anywhere = head == rest and (value[0] == "*" or (value[0] == "/" != head[:1]))
+            patterns.append("" if anywhere else value)
+            clues.append(head if star else head[:-1])
+        self._patterns, self._clues = tuple(patterns), tuple(clues)
+        return tuple(prefixes)
 
     def allows_url(self, url: str) -> bool:
         """The verdict for a URL, or a path. Raises InvalidURL for text that is neither."""
         path = url.removeprefix(self._authority)
         # `answer` gives the same; most URLs need no call of it.
-        if (
+        if len(path) <= self._short and (
             as_written(path)
             if COMPILED
-            else "%" not in path and " " not in path and "/." not in path and path.isprintable()
-        ) and len(path) <= self._quick:
-            some = self._prefixes
-            if (
-                path.startswith(some[bisect_right(some, path) - 1])
-                if self._many
-                else path.startswith(some)
-            ):
-                if "#" not in path:
-                    if self._sure:
-                        return path == ROBOTS_TXT
+            else " " not in path and "%" not in path and "/." not in path and path.isprintable()
+        ):
+            if path.startswith(self._prefixes):
+                if path[0] == "/" and "#" not in path:
                     return path.startswith(self._allowed) and self._compare(path)
             elif path and path[0] == "/":
-                clues = self._clues
-                if not clues:
-                    return True
-                for clue in clues:
+                for clue in self._clues:
                     if clue in path:
                         break
                 else:
                     return True
                 if "#" not in path:
-                    return self._closer(path)
+                    return self._closer(path, clue)
         if path[:1] != "/":
             origin, path = split_url(url)
             if origin and url.startswith(origin + "/"):
@@ -292,12 +225,12 @@ class LongestMatch:
         return self.allows(split_url(url)[1]) if verdict is None else verdict
 
     @property
-    def quick_answer(self) -> QuickAnswer:
+    def quick_answer(self) -> QuickAnswer | None:
         """See `Policy.quick_answer`."""
         source = self._source
         if source is not None:
             self._list(source)
-        return self.answer if self._roomy >= 0 else in_general(self.allows)
+        return self.answer if self._roomy >= 0 else None
 
     def answer(self, path: str) -> bool | None:
         """The verdict about what follows the authority in a URL, as written, beginning with `/`.
@@ -307,7 +240,7 @@ class LongestMatch:
         if (
             " " in path
             or not path.isprintable()
-            or ("/." in path and _dot_segment(path))
+            or ("/." in path and DOT_SEGMENT.search(path))
             or len(path) > self._roomy
         ):
             return None
@@ -321,65 +254,79 @@ class LongestMatch:
                 return None
         elif self._strict and ("*" in path or not is_plain(path)):
             path = rfc_path(path)
-        if not self._many and len(self._prefixes) > _FEW:
-            self._order()
-        some = self._prefixes
-        if (
-            path.startswith(some[bisect_right(some, path) - 1])
-            if self._many
-            else path.startswith(some)
-        ):
+        if path.startswith(self._prefixes):
             # What was found may stand in the fragment.
             return None if "#" in path else path.startswith(self._allowed) and self._compare(path)
         for clue in self._clues:
             if clue in path:
-                return None if "#" in path else self._closer(path)
+                return None if "#" in path else self._closer(path, clue)
         return True
 
-    def _order(self) -> None:
-        """Put many prefixes in order, once that pays."""
-        self._left -= 1
-        if self._left < 0:
-            kept: list[str] = []
-            for prefix in sorted(self._prefixes):
-                if not kept or not prefix.startswith(kept[-1]):
-                    kept.append(prefix)
-            self._prefixes = tuple(kept)
-            self._many = True  # after: another thread may be here
-            self._left = _WORTH
-            if not self._strict:
-                self._quick = self._roomy
-
-    def _closer(self, path: str) -> bool:
-        """`answer` for a path that holds what some pattern needs, and has no fragment."""
-        for pattern, clue in zip(self._patterns, self._clues, strict=False):
-            if clue in path and wild_match(pattern, path):
-                return path.startswith(self._allowed) and self._compare(path)
+    def _closer(self, path: str, first: str) -> bool:
+        """`answer` for a path that has no fragment; `first`: the first of the clues in it."""
+        clues = self._clues
+        for place in range(clues.index(first), len(clues)):
+            if clues[place] in path:
+                pattern = self._patterns[place]
+                if not pattern or wild_match(pattern, path):
+                    return path.startswith(self._allowed) and self._compare(path)
         return True
 
     def _compare(self, path: str) -> bool:
         """The verdict about a path that some Disallow matches, and maybe an Allow; in its normal
-        form, or one in which that makes no difference."""
-        ready = self._ready or self._if_ready(path)
+        form, or in one in which that makes no difference."""
+        ready = self._ready
         if ready is not None:
             return ready.decide(path) & 1 == 1
-        longest = max(map(len, self._allowing(path)), default=0) if self._forbids else 0
-        return (longest > 0 and not self._longer(path, longest)) or is_robots_txt(path)
-
-    def _longer(self, path: str, longest: int) -> bool:
-        """A Disallow matches that is longer."""
-        for prefix in self._plain:
-            if prefix in path and len(prefix) > longest and path.startswith(prefix):
-                return True
-        for pattern in self._candidates(path):
-            if len(pattern) > longest and wild_match(pattern, path):
-                return True
+        if path == ROBOTS_TXT:
+            return True
+        if not self._ordered and self._forbids:
+            opens = self._opens()
+            if self._allowed is _UNKNOWN:
+                heads = [value.partition("*")[0].removesuffix("$") for value in opens]
+                self._allowed = (*dict.fromkeys(heads), ROBOTS_TXT)
+                if not path.startswith(self._allowed):
+                    return False
+            if len(self._values) > _MOST:
+                return self._compile_listed().decide(path) & 1 == 1
+            self._order(opens)
+        for place, piece in enumerate(self._pieces):
+            if piece in path:
+                rule = self._ordered[place]
+                if path.startswith(rule) if rule is piece else wild_match(rule, path):
+                    longer = self._longer[place]
+                    return longer >= 0 and not path.startswith(self._plain[:longer])
         return False
 
-    def _candidates(self, path: str) -> list[str]:
-        """The Disallows with a star or a final `$` that may match."""
-        found = [*compress(self._patterns, map(path.__contains__, self._clues))]
-        return [*found, *self._patterns[len(self._clues) :]]
+    def _opens(self) -> list[str]:
+        """The Allows. Where a Disallow matches, none decides that has fewer octets than each of
+        these."""
+        least = min(map(len, compress(self._values, self._forbids)), default=0)
+        allows = compress(self._values, map(not_, self._forbids))
+        return [value for value in allows if len(value) >= least]
+
+    def _order(self, opens: list[str]) -> None:
+        """Put the Allows, and the Disallows that are no prefixes, in the order of their length, of
+        equal ones an Allow first: RFC 9309 section 2.2.2 (RFC-17, RFC-18). For each Allow say how
+        many of the prefixes are longer."""
+        denied = sorted(compress(self._values, self._forbids), key=len, reverse=True)
+        others = {v: None for v in denied if "*" in v.rstrip("*") or v[-1] == "$"}
+        plain = [value for value in denied if value not in others]
+        lengths = [-len(value) for value in plain]
+        known = {value: bisect_left(lengths, -len(value)) for value in opens}
+        ordered = sorted([*opens, *others], key=len, reverse=True)
+        # A prefix is its own piece.
+        self._pieces = tuple([value.rstrip("*$").rpartition("*")[2] for value in ordered])
+        self._longer = tuple([known.get(value, -1) for value in ordered])
+        self._plain = tuple([value.rstrip("*") for value in plain])
+        self._ordered = tuple(ordered)  # after all else: another thread may be here
+
+    def _compile_listed(self) -> CompiledRules:
+        return self._compile([*zip(self._forbids or repeat("s"), self._values, strict=False)])
+
+    def _compile(self, found: list[tuple[str, str]]) -> CompiledRules:
+        self._ready = ready = CompiledRules(found, robots_file=True)
+        return ready
 
     def allows(self, path: str) -> bool:
         """The verdict alone, about a path with its query as `split_url` gives it."""
@@ -389,85 +336,39 @@ class LongestMatch:
         verdict = self.answer(path)
         return self.decide(path) & 1 == 1 if verdict is None else verdict
 
-    @property
-    def decider(self) -> Callable[[str], int]:
-        """`decide`, for whoever will ask often."""
-        return self.decide
-
-    def decide(self, path: str) -> int:
+    def decide(self, path: str, origin: str = "") -> int:
         """The code of the deciding rule (see `rules`), or -1."""
-        source = self._source
-        if source is not None:
-            self._list(source)
         ready = self._ready
-        if ready is None:
-            if "%" in path or self._strict:
-                path = rfc_path(path)
-            if is_robots_txt(path):
-                return ROBOTS_FILE
-            ready = self._if_ready(path)
         if ready is not None:
             return ready.decide(path)
-        allowed = self._longest(self._allowing(path), 1) if self._forbids else ""
-        found = []
-        if path.startswith(self._plain):
-            found = [each for each in self._plain if each in path and path.startswith(each)]
-        found += [each for each in self._candidates(path) if wild_match(each, path)]
-        denied = self._longest(found, 0)
-        if len(denied) > len(allowed):
-            return self._place(denied, 0) * 2
-        return self._place(allowed, 1) * 2 + 1 if allowed else -1
-
-    def _allowing(self, path: str) -> list[str]:
-        """The Allows that match."""
-        opened = self._opened
-        if opened is None:
-            opened = tuple(compress(self._values, map(not_, self._forbids)))
-            heads = opened
-            if "*" in (joined := "".join(opened)) or "$" in joined:
-                heads = tuple([value.partition("*")[0].removesuffix("$") for value in opened])
-            self._allowed = (*heads, ROBOTS_TXT)
-            self._opened = opened  # after: another thread may be here
-        found: list[str] = []
-        for place, head in enumerate(self._allowed):
-            if head in path and place < len(opened) and path.startswith(head):
-                pattern = opened[place]
-                if pattern is head or wild_match(pattern, path):
-                    found.append(pattern)
-        return found
-
-    def _longest(self, found: list[str], allow: int) -> str:
-        """The longest of the patterns of one kind, of equal ones the first in the file."""
-        if len(found) < 2:
-            return found[0] if found else ""
-        longest = max(map(len, found))
-        found = [pattern for pattern in found if len(pattern) == longest]
-        return min(found, key=lambda pattern: self._place(pattern, allow))
-
-    def _place(self, pattern: str, allow: int) -> int:
-        """Where in the file the first rule of that kind stands that has this pattern."""
-        place = self._values.index(pattern)
-        while self._forbids and bool(self._forbids[place]) is bool(allow):
-            place = self._values.index(pattern, place + 1)
-        return place
-
-    def _if_ready(self, path: str) -> Compiled | None:
-        """The rules made ready, if the path takes that, or it is time for it."""
+        if self._source is not None:
+            self._list(self._source)
+            return self.decide(path)
+        if "%" in path or self._strict:
+            path = rfc_path(path)
+        # A rule with a `?` is compared with two forms of the path (RFC 9309 section 2.2.2, RFC-25).
+        two = self._queries and "%" in path and query_form(path) != path
         self._left -= 1
-        if (
-            self._left < 0
-            or len(path) > self._roomy
-            # A rule with a `?` is compared with two forms of the path (RFC 9309 section 2.2.2,
-            # RFC-25).
-            or ("%" in path and self._queries and query_form(path) != path)
-        ):
-            self._make_ready([*zip(self._forbids or repeat("s"), self._values, strict=False)])
-        return self._ready
+        if len(path) > self._roomy or two or self._left < 0:
+            return self._compile_listed().decide(path)
+        if path.startswith(ROBOTS_TXT) and is_robots_txt(path):
+            return ROBOTS_FILE
+        longest, code = 0, -1
+        for place, value in enumerate(self._values):
+            # Of equal ones an Allow, of these the first.
+            allows = bool(self._forbids) and not self._forbids[place]
+            rank = len(value) * 2 + allows
+            odd = "*" in value or value[-1] == "$"
+            if rank > longest and (wild_match(value, path) if odd else path.startswith(value)):
+                longest, code = rank, place * 2 + allows
+        return code
 
-    def _make_ready(self, found: list[tuple[str, str]]) -> None:
-        self._ready = ready_rules(found, robots_file=True)
-
-    def matching(self, path: str, rules: list[Numbered]) -> list[tuple[int, int]]:
+    def matching(
+        self,
+        path: str,
+        rules: list[Listed],
+        origin: str = "",
+    ) -> list[tuple[int, int]]:
         """Number and length of every rule that matches, the deciding one first.
 
         In a file made so that this takes long, of those up to some place in the file.
@@ -487,7 +388,7 @@ class LongestMatch:
                     found.append((number, known[value]))
         except TooDear:
             pass
-        found.sort(key=lambda each: (-each[1], not rules[each[0]].allow))
+        found.sort(key=lambda each: (-each[1], bool(rules[each[0]][0])))
         return found
 
 
@@ -497,13 +398,13 @@ def _columns(text: str, spans: Spans) -> tuple[list[str], list[str]]:
     forbids: list[str] = []
     values: list[str] = []
     for low, high in spans:
-        if forbids or _ALLOW(text, low, high):
-            found = _RULES(text, low, high)
+        if forbids or ALLOW.search(text, low, high):
+            found = _RULES.findall(text, low, high)
             forbids += ["s"] * (len(values) - len(forbids))
             forbids += ["s" if dis else "" for dis, _ in found]
             values += [value for _, value in found]
         else:
-            values += _DISALLOWED(text, low, high)
+            values += DISALLOWED.findall(text, low, high)
     joined = "\n".join(values)
     if "#" in joined:
         values = [value.partition("#")[0] for value in values]

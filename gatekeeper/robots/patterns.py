@@ -20,37 +20,12 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import chain
-from typing import NamedTuple, TypeGuard
+from typing import Final, TypeGuard
 
-from gatekeeper.robots.model import octets
-
-__all__ = [
-    "COMPARED",
-    "PLAIN",
-    "ROBOTS_TXT",
-    "CountedText",
-    "Meter",
-    "PathView",
-    "PatternIndex",
-    "PieceIndex",
-    "ShellPattern",
-    "TooDear",
-    "decoded",
-    "decoded_patterns",
-    "is_plain",
-    "is_robots_txt",
-    "key_piece",
-    "present",
-    "query_form",
-    "rfc_path",
-    "rfc_pattern",
-    "rfc_patterns",
-    "shell_keys",
-    "squeeze",
-    "unescaped",
-    "wild_match",
-]
+from gatekeeper.robots.parser import octets
+from gatekeeper.speedups import lazy_pattern
 
 PLAIN = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~:/@!&'()+,;="
 """Octets that stand for themselves wherever they stand in a rule's value."""
@@ -63,62 +38,42 @@ _PLAIN = bytes(set(_UNRESERVED + _RESERVED) - set(b"$"))
 
 # No pattern here tries anything twice, and what stands together is changed together: the time
 # is linear in the text, whatever it is.
-_LONE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
-_ESCAPES = re.compile(r"((?:%[0-9A-Fa-f]{2})++)")
-_CHANGING_ESCAPE = re.compile(
+_LONE_PERCENT = lazy_pattern(r"%(?![0-9A-Fa-f]{2})")
+_ESCAPES = lazy_pattern(r"((?:%[0-9A-Fa-f]{2})++)")
+_CHANGING = (
     r"%(?:2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE]|[a-f][0-9A-Fa-f]|[0-9A-F][a-f])"
 )
-_CHANGING_ESCAPES = re.compile(rf"({_CHANGING_ESCAPE.pattern}(?:%[0-9A-Fa-f]{{2}})*+)")
-_SPECIAL = re.compile(r"[*?\[\]\\]")
-_INNER_DOLLAR = re.compile(r"\$(?!\n|\Z)")
+_CHANGING_ESCAPE = lazy_pattern(_CHANGING)
+_CHANGING_ESCAPES = lazy_pattern(rf"({_CHANGING}(?:%[0-9A-Fa-f]{{2}})*+)")
+_SPECIAL = lazy_pattern(r"[*?\[\]\\]")
+_INNER_DOLLAR = lazy_pattern(r"\$(?!\n|\Z)")
 
 _NO_OCTET = "\u0101"
 _SLASH_ESCAPED = "\u0100"  # no octet: stands for %2F where everything else is decoded
 
-ROBOTS_TXT = "/robots.txt"
+COMPILED: Final = not __file__.endswith(".py")
+"""These modules are compiled: a loop over the characters of a path is faster than any call."""
+ROBOTS_TXT: Final = "/robots.txt"
 """May always be asked for (RFC 9309 section 2.2.2, RFC-20, the 1996 draft, R96-16, V2-34)."""
 _LONGEST_ROBOTS_TXT = 3 * len(ROBOTS_TXT)
 
 
-_OCTETS = [chr(octet) if octet in _UNRESERVED else f"%{octet:02X}" for octet in range(256)]
-"""What stands for each octet that came escaped (RFC 9309 section 2.2.2, RFC-23)."""
-
-
-class _Escaping(NamedTuple):
-    """What stands for each octet that came as it is (RFC 9309 section 2.2.2, RFC-22)."""
-
-    kept: bytes
-    """Octets that stand for themselves."""
-    table: list[str]
-
-    @classmethod
-    def of(cls, kept: bytes) -> _Escaping:
-        return cls(kept, [chr(o) if o in kept else f"%{o:02X}" for o in range(256)])
-
-
-_IN_PATTERN = _Escaping.of(b"%" + _PLAIN)
-_IN_PATTERNS = _Escaping.of(b"%$\n" + _PLAIN)
-_IN_PATH = _Escaping.of(b"%" + _PLAIN.replace(b"*", b""))
+_IN_PATTERN = b"%" + _PLAIN
+_IN_PATTERNS = b"%$\n" + _PLAIN
+_IN_PATH = b"%" + _PLAIN.replace(b"*", b"")
+"""Octets that stand for themselves where they came as they are (RFC 9309 section 2.2.2, RFC-22)."""
 _FEW = 16
 
 
-def _escapes() -> tuple[dict[str, str], dict[str, str]]:
-    rfc, old = {}, {}
-    for octet in range(256):
-        digits = f"{octet:02x}"
-        for high in {digits[0], digits[0].upper()}:
-            for low in {digits[1], digits[1].upper()}:
-                rfc[f"%{high}{low}"] = _OCTETS[octet]
-                old[f"%{high}{low}"] = _SLASH_ESCAPED if octet == 0x2F else chr(octet)
-    return rfc, old
-
-
-_RFC, _OLD = _escapes()
-_LITERAL = {escape: _SPECIAL.sub(r"\\\g<0>", octet) for escape, octet in _OLD.items()}
+@cache
+def _table(kept: bytes) -> list[str]:
+    """What each octet is written as: itself where it is one of those, else its escape."""
+    return [chr(octet) if octet in kept else f"%{octet:02X}" for octet in range(256)]
 
 
 def _rfc(escapes: str) -> str:
-    return "".join(map(_OCTETS.__getitem__, _unescaped(escapes)))
+    """What stands for octets that came escaped (RFC 9309 section 2.2.2, RFC-23)."""
+    return "".join(map(_table(_UNRESERVED).__getitem__, _unescaped(escapes)))
 
 
 def _old(escapes: str) -> str:
@@ -129,9 +84,14 @@ def _literal(escapes: str) -> str:
     return _SPECIAL.sub(r"\\\g<0>", _old(escapes))
 
 
-def _replaced(
-    text: str, runs: re.Pattern[str], known: dict[str, str], read: Callable[[str], str]
-) -> str:
+@cache
+def _known(read: Callable[[str], str]) -> dict[str, str]:
+    """Every escape as it is read: a text holds many, most of them alone."""
+    digits = "0123456789abcdefABCDEF"
+    return {escape: read(escape) for escape in [f"%{a}{b}" for a in digits for b in digits]}
+
+
+def _replaced(text: str, runs: re.Pattern[str], read: Callable[[str], str]) -> str:
     """The text with every run of escapes replaced: by what is known of it, or as it is read.
 
     No call a run, unless it is one of several escapes: a text may hold 100,000.
@@ -139,7 +99,7 @@ def _replaced(
     parts = runs.split(text)
     if len(parts) == 1:
         return text
-    found = parts[1::2]
+    found, known = parts[1::2], _known(read)
     read_once = {run: known.get(run) or read(run) for run in set(found)}  # most occur often
     parts[1::2] = map(read_once.__getitem__, found)
     return "".join(parts)
@@ -149,20 +109,38 @@ def _unescaped(escapes: str) -> bytes:
     return bytes.fromhex(escapes.replace("%", ""))
 
 
-def _normal(text: str, escaping: _Escaping) -> str:
+def _normal(text: str, kept: bytes) -> str:
     if "%" in text:
-        text = _replaced(_LONE_PERCENT.sub("%25", text), _CHANGING_ESCAPES, _RFC, _rfc)
-    odd = set(text.encode("latin-1").translate(None, escaping.kept))
+        text = _replaced(_LONE_PERCENT.sub("%25", text), _CHANGING_ESCAPES, _rfc)
+    odd = set(text.encode("latin-1").translate(None, kept))
+    if not odd:
+        return text
+    table = _table(kept)
     if len(odd) > _FEW:
-        return text.translate(escaping.table)
+        return text.translate(table)
     for octet in odd:  # to replace a few in turn is far quicker than to translate
-        text = text.replace(chr(octet), escaping.table[octet])
+        text = text.replace(chr(octet), table[octet])
     return text
 
 
 def is_plain(text: str) -> bool:
     """The text holds no octet that a normal form changes, `*` apart."""
     return text.isascii() and not text.encode().translate(None, _PLAIN)
+
+
+def as_written(path: str) -> bool:
+    """No escape, blank, control, dot segment and nothing beside ASCII. Fast where it is compiled.
+
+    >>> as_written("/a.b?c"), as_written("/.b"), as_written("/a%20"), as_written("/a b")
+    (True, False, False, False)
+    """
+    before = 0
+    for place in range(len(path)):
+        octet = ord(path[place])
+        if octet <= 32 or octet >= 127 or octet == 37 or (octet == 46 and before == 47):
+            return False
+        before = octet
+    return True
 
 
 def rfc_path(path: str) -> str:
@@ -221,12 +199,12 @@ def unescaped(path: str) -> bool:
 
 def decoded(text: str) -> str:
     """Octets as the 1996 draft compares them: all escapes decoded but that of `/` (R96-17)."""
-    return _replaced(text, _ESCAPES, _OLD, _old) if "%" in text else text
+    return _replaced(text, _ESCAPES, _old) if "%" in text else text
 
 
 def decoded_patterns(values: Sequence[str]) -> list[str]:
     """`decoded` for shell patterns: what comes out of an escape is no special (V2-36)."""
-    joined = _replaced(_NO_OCTET.join(values), _ESCAPES, _LITERAL, _literal)
+    joined = _replaced(_NO_OCTET.join(values), _ESCAPES, _literal)
     return joined.split(_NO_OCTET) if values else []
 
 
@@ -234,7 +212,7 @@ _MAPPED = 300
 """Steps as which it counts to find out where a class fits, beside one for each octet."""
 _SHIFTED = 12
 """A shift counts as a step more for every two to that power octets."""
-_STARS = re.compile(r"\*{2,}")
+_STARS = lazy_pattern(r"\*{2,}")
 
 
 def squeeze(pattern: str) -> str:
@@ -247,12 +225,12 @@ def wild_match(pattern: str, path: str) -> bool:
     head, star, rest = pattern.partition("*")
     if not star:
         return path == head[:-1] if head[-1:] == "$" else path.startswith(head)
-    if not path.startswith(head):
+    if head != "/" and not path.startswith(head):  # every path begins with a slash
         return False
     position, end = len(head), len(path)
     piece, star, more = rest.partition("*")
     if not more and (star or piece[-1:] != "$"):  # most have one piece
-        return path.find(piece, position) >= 0
+        return piece in path and path.find(piece, position) >= 0
     if rest[-1:] == "$":
         rest, _, last = rest[:-1].rpartition("*")
         end -= len(last)

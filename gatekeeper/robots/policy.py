@@ -19,24 +19,17 @@ from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from gatekeeper import robots as parts
 from gatekeeper import speedups
-from gatekeeper.robots import timing
-from gatekeeper.robots.compiled import ROBOTS_FILE
-from gatekeeper.robots.flat import FlatRules, flat_rules, rule_with
-from gatekeeper.robots.longest import LongestMatch, PlainAnswer, QuickAnswer, in_general
-from gatekeeper.robots.model import (
-    Candidate,
+from gatekeeper.robots.longest import LongestMatch, QuickAnswer
+from gatekeeper.robots.parser import (
     Dialect,
-    Match,
-    Rule,
     Spans,
     line_numbers,
     product_token,
-    rule_at,
     rule_offsets,
     values_in,
 )
-from gatekeeper.robots.patterns import is_robots_txt
 from gatekeeper.robots.rules import (
     PrefixesInOrder,
     RuleSet,
@@ -45,28 +38,20 @@ from gatekeeper.robots.rules import (
     rules_in,
     split_url,
 )
-from gatekeeper.robots.timing import FIELDS, Directives, read_directives
+from gatekeeper.speedups import lazy_pattern
 
 if TYPE_CHECKING:
+    from gatekeeper.robots import timing
+    from gatekeeper.robots.flat import FlatRules
+    from gatekeeper.robots.model import Candidate, Match, Rule
     from gatekeeper.robots.parser import RobotsTxt
 
-__all__ = [
-    "Conflicts",
-    "Policy",
-    "V2Semantics",
-    "agent_lines",
-    "choose",
-    "group_starts",
-    "names_of",
-    "records_of",
-]
-
-_RULE_LINE = re.compile(r"^[ \t]*+(?:dis)?+allow[ \t]*+:", re.MULTILINE)
+_RULE_LINE = lazy_pattern(r"^[ \t]*+(?:dis)?+allow[ \t]*+:", re.MULTILINE)
 _RULE_LETTERS = frozenset("AaDd")
 """No line that begins or ends a record, or says its version, begins with one of these."""
-_IDENTIFIER = re.compile(r"[a-z_-]*+")  # RFC 9309 section 2.2 (RFC-03), RFC-15
-_WORD_END = re.compile(r"[/ \t]")
-_VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.[0-9]++)?\Z")  # the 2.0 draft (V2-08)
+_IDENTIFIER = lazy_pattern(r"[a-z_-]*+")  # RFC 9309 section 2.2 (RFC-03), RFC-15
+_WORD_END = lazy_pattern(r"[/ \t]")
+_VERSION = lazy_pattern(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.[0-9]++)?\Z")  # the 2.0 draft (V2-08)
 
 
 class AgentRecord(NamedTuple):
@@ -119,11 +104,7 @@ def agent_lines(lower: str) -> Iterator[tuple[int, bool, str]]:
             # Nothing but a rule closes a group: no blank line, no other record (RFC 9309 sections
             # 2.1 and 2.2, RFC-05, RFC-31).
             begins = first or (
-                start > last + 1
-                and (
-                    lower.find("\ndisallow:", last, start) >= 0
-                    or _RULE_LINE.search(lower, last, start) is not None
-                )
+                start > last + 1 and _RULE_LINE.search(lower, last, start) is not None
             )
             yield start, begins, rest[1:].strip(" \t")
             first, last = False, end
@@ -198,7 +179,8 @@ def records_of(text: str, *, allow_ends: bool = True) -> tuple[AgentRecord, ...]
             if ruled:
                 close(here)
             if not agents:
-                start, version, ruled, versioned = here, None, False, False
+                start, ruled = here, False
+            version, versioned = None, False  # it stands behind the last one (V2-06)
             agents.append(rest.partition("#")[0].strip(" \t").lower())
             named = True
             continue
@@ -333,31 +315,28 @@ def _declared(robots: RobotsTxt, lower: str, name: str, *, precedence: bool) -> 
 Conflicts = Literal["strict", "declared"]
 V2Semantics = Literal["order", "precedence"]
 
-_SPOKEN = re.compile(
+_SPOKEN = lazy_pattern(
     r"\n[ \t]*+(?:crawl-delay|request-rate|visit-time|comment|content-(?:signal|usage))[ \t]*+:"
-).search
-"""Finds a line of one of the `FIELDS`, in lower case; no first line belongs to a group."""
-_NOTHING_SAID = read_directives(dict.fromkeys(FIELDS, ()))
+)
+"""Finds a line of one of `timing.FIELDS`, in lower case; no first line belongs to a group."""
 _BIG = 65_536
 """Octets of rules from which their places are looked up at once, not with the first answer."""
 _MAX_CANDIDATES = 1_000
 """Rules that are named as candidates: more than anybody reads, fewer than a file may hold."""
-_MAX_RULES = 256
-"""Rule objects that a policy keeps; beyond, it forgets them and makes them anew."""
 
 
 class Policy:
     """What a robots.txt asks of one agent. Immutable, hashable, picklable, safe to share.
 
     Made by `RobotsTxt.policy`. Where a rule set declares a dialect other than RFC 9309 and
-    `conflicts` is `strict`, a URL is allowed only if both readings allow it (DIA-03).
+    `conflicts` is `strict`, a URL is allowed only if both readings allow it (DIA-03); `declared`
+    goes by the declared one. That they differ is told either way: `Match.conflict`.
     """
 
     __slots__ = (
+        "_compared",
         "_offsets",
         "_readings",
-        "_rules",
-        "_sources",
         "_usage",
         "_wishes",
         "agent",
@@ -401,19 +380,16 @@ class Policy:
         self.v2_semantics = v2_semantics
         self.inherit_crawl_delay: bool = inherit_crawl_delay
         readings = choose(robots, self.agent.lower(), precedence=v2_semantics == "precedence")
-        if conflicts == "declared":
-            readings = readings[:1]
+        self._compared: tuple[RuleSet, ...] = ()
+        if conflicts == "declared":  # the others are heard, and decide nothing
+            readings, self._compared = readings[:1], readings[1:]
         self._readings = readings
         self.dialect = readings[0].dialect
-        first = readings[0]
-        if speedups.ON and isinstance(first, LongestMatch) and len(readings) == 1:
-            self.allowed = first.allows_url
-        else:
-            self.allowed = _of_urls(readings)
-        self._wishes: Directives | None = None
+        alone = self._alone if speedups.ON else None
+        # A method of the policy's own would keep it alive.
+        self.allowed = alone.allows_url if alone else partial(_allowed, readings)
+        self._wishes: parts.timing.Directives | None = None
         self._usage: UsageRules | None = None
-        self._sources: dict[timing.RequestRate | None, str] | None = None
-        self._rules: dict[tuple[int, int], Rule] | None = None
         self._offsets: list[array[int]] | None = None
         if robots.size > _BIG and sum(high - low for low, high in readings[0].spans) > _BIG:
             self._places(robots.lines)
@@ -427,66 +403,41 @@ class Policy:
         >>> allows("/x?y"), allows("/a")
         (False, True)
         """
-        return self._asker("")
+        alone = self._alone
+        return alone.allows if alone else partial(_allows, self._readings, origin="")
 
     def allows(self, path: str, origin: str) -> bool:
         """The verdict alone about a path of an origin, as `match_path` takes both."""
-        first = self._readings[0]
-        if isinstance(first, LongestMatch) and len(self._readings) == 1:
-            return first.allows(path)
-        return self._asker(origin)(path)
+        alone = self._alone
+        return alone.allows(path) if alone else _allows(self._readings, path, origin)
 
     def flat(self) -> FlatRules | None:
         """The rules as a few strings; None where they alone do not decide."""
         first = self._readings[0]
-        if not isinstance(first, LongestMatch) or len(self._readings) > 1 or self.timed:
+        said = self._said()
+        if not isinstance(first, LongestMatch) or not self._undisputed or said.visit_times:
             return None
-        return flat_rules(self.robots.lines, first.spans, self.crawl_delay)
+        return parts.flat.flat_rules(self.robots.lines, first.spans, said.crawl_delay)
 
     def rule_by(self, rules: FlatRules, path: str, score: int) -> Rule | None:
         """The deciding rule of a path to which its `flat` rules gave that score; None where
         `match_path` has to find it."""
         text, spans, allow = self.robots.lines, self._readings[0].spans, score & 1 == 1
         values = rules.values(path, score) if rules.as_written else []
-        found = [rule_with(value, text, spans, allow=allow) for value in values]
+        found = [parts.flat.rule_with(value, text, spans, allow=allow) for value in values]
         # Of several the first in the file.
         return min(filter(None, found), key=lambda rule: rule.line, default=None)
 
-    def _asker(self, origin: str) -> Callable[[str], bool]:
-        readings = self._readings
-        if len(readings) > 1:
-            return _strictest([_allower(each, origin) for each in readings])
-        return _allower(readings[0], origin)
-
-    def quick_answer(self, origin: str = "") -> QuickAnswer:
+    def quick_answer(self) -> QuickAnswer | None:
         """A function for a hot path: `answer(text behind the authority)` is the verdict, or
-        None where the text needs to be read as a URL first. `origin`: as `match_path` takes it.
+        None where the text needs to be read as a URL first. None where there is no such function.
 
         >>> from gatekeeper.robots import RobotsTxt
         >>> answer = RobotsTxt.parse("User-agent: *\\nDisallow: /x").policy("bot").quick_answer()
         >>> answer("/x?y"), answer("/a"), answer("/a/../x")
         (False, True, None)
         """
-        first = self._readings[0]
-        if isinstance(first, LongestMatch) and len(self._readings) == 1:
-            return first.quick_answer
-        return in_general(self._asker(origin))
-
-    def plain_answer(self, origin: str = "") -> PlainAnswer:
-        """`quick_answer` for paths that are known to be plain: never None.
-
-        >>> from gatekeeper.robots import RobotsTxt
-        >>> answer = RobotsTxt.parse("User-agent: *\\nDisallow: /x").policy("bot").plain_answer()
-        >>> answer("/x/y"), answer("/a")
-        (False, True)
-        """
-        quick, ask = self.quick_answer(origin), self._asker(origin)
-
-        def answer(path: str) -> bool:
-            verdict = quick(path)
-            return ask(path) if verdict is None else verdict
-
-        return answer
+        return self._alone.quick_answer if self._alone else None
 
     def decider(self, origin: str = "") -> Callable[[str], int] | None:
         """Which rule decides a path of the origin, as a number; None where two readings have a
@@ -495,7 +446,23 @@ class Policy:
         Paths with the same number get the same answer for the same reason; ROBOTS_FILE is the
         number of `/robots.txt`, which may always be asked for (RFC 9309 section 2.2.2, RFC-20).
         """
-        return _decider(self._readings[0], origin) if len(self._readings) == 1 else None
+        if not self._undisputed:
+            return None
+        decide = self._readings[0].decide
+        if isinstance(self._readings[0], PrefixesInOrder):  # R94-26 looks at the origin
+            return partial(decide, origin=origin)
+        return decide
+
+    @property
+    def _alone(self) -> LongestMatch | None:
+        """The rule set that every verdict comes from, where that is one of RFC 9309."""
+        first = self._readings[0]
+        return first if isinstance(first, LongestMatch) and len(self._readings) == 1 else None
+
+    @property
+    def _undisputed(self) -> bool:
+        """There is one reading: none to differ from."""
+        return len(self._readings) == 1 and not self._compared
 
     def match(self, url: str) -> Match:
         """The answer with its reason: the deciding rule and its line. Raises as `allowed`."""
@@ -508,20 +475,22 @@ class Policy:
         Where the origin is not known, a rule of 1994 that is a whole URL holds for any.
         """
         readings = self._readings
-        code, by, conflict = _decider(readings[0], origin)(path), 0, False
+        code, by, conflict = readings[0].decide(path, origin), 0, False
         for place in range(1, len(readings)):
-            other = _decider(readings[place], origin)(path)
+            other = readings[place].decide(path, origin)
             if (code ^ other) & 1:
                 conflict = True
                 if code & 1:  # the stricter one decides
                     code, by = other, place
+        for reading in self._compared:
+            conflict = conflict or bool((code ^ reading.decide(path, origin)) & 1)
         rule = self._rule(by, code >> 1) if code >= 0 else None
-        return Match(code & 1 == 1, rule, self.dialect, conflict, path, self, origin)
+        return parts.model.Match(code & 1 == 1, rule, self.dialect, conflict, path, self, origin)
 
     def match_of(self, code: int, path: str, origin: str) -> Match:
         """`match_path` for a path of which `decider` gave this code."""
         rule = self._rule(0, code >> 1) if code >= 0 else None
-        return Match(code & 1 == 1, rule, self.dialect, False, path, self, origin)
+        return parts.model.Match(code & 1 == 1, rule, self.dialect, False, path, self, origin)
 
     def candidates(self, path: str, origin: str = "") -> tuple[Candidate, ...]:
         """The rules that match the path, the deciding one first, with their octets.
@@ -532,34 +501,26 @@ class Policy:
         places = self._places(text)
         readings = list(enumerate(self._readings))
         # The reading that decides speaks first: with `strict` one that denies (DIA-03).
-        readings.sort(key=lambda each: _decider(each[1], origin)(path) & 1)
+        readings.sort(key=lambda each: each[1].decide(path, origin) & 1)
         found: dict[int, tuple[int, bool]] = {}
         for place, reading in readings:
             v2 = reading.dialect is Dialect.V2
             rules = rules_in(text, reading.spans, v2=v2)
-            given = {"origin": origin} if isinstance(reading, PrefixesInOrder) else {}
-            for number, length in reading.matching(path, rules, **given):
+            for number, length in reading.matching(path, rules, origin):
                 found.setdefault(places[place][number], (length, v2))
         kept = list(islice(found.items(), _MAX_CANDIDATES))
         numbers = line_numbers(text, [offset for offset, _ in kept])
         return tuple(
-            Candidate(rule.line, rule.field, rule.value, rule.text, length)
+            parts.model.Candidate(rule.line, rule.field, rule.value, rule.text, length)
             for offset, (length, v2) in kept
-            for rule in (rule_at(text, offset, numbers[offset], v2=v2),)
+            for rule in (parts.model.rule_at(text, offset, numbers[offset], v2=v2),)
         )
 
     def _rule(self, place: int, number: int) -> Rule:
-        known = self._rules
-        if known is None or len(known) >= _MAX_RULES:
-            known = self._rules = {}
-        rule = known.get((place, number))
-        if rule is None:
-            text = self.robots.lines
-            offset = self._places(text)[place][number]
-            line = text.count("\n", 0, offset) + 1
-            v2 = self._readings[place].dialect is Dialect.V2
-            rule = known[place, number] = rule_at(text, offset, line, v2=v2)
-        return rule
+        text = self.robots.lines
+        offset = self._places(text)[place][number]
+        v2 = self._readings[place].dialect is Dialect.V2
+        return parts.model.rule_at(text, offset, text.count("\n", 0, offset) + 1, v2=v2)
 
     def _places(self, text: str) -> list[array[int]]:
         """Where each rule of each reading stands in the text; kept where finding it is felt."""
@@ -617,17 +578,16 @@ class Policy:
 
     def may_visit(self, at: datetime) -> bool:
         """Whether a visit is welcome at that moment. Raises ValueError for a naive one."""
-        return timing.may_visit(self.visit_times, at)
+        return self._said().may_visit(at)
 
     def next_visit(self, at: datetime) -> datetime:
         """The first moment from `at` on at which a visit is welcome, in UTC."""
-        return timing.next_visit(self.visit_times, at)
+        return self._said().next_visit(at)
 
     @property
     def asks_steadily(self) -> bool:
         """`interval` is the same at any moment, however long the last retrieval took."""
-        thumb = Dialect.V2 in {self.dialect, self.robots.forced}
-        return not self._said().request_rates and not thumb
+        return not self._said().request_rates and not self._by_thumb
 
     def interval(self, at: datetime, took: float | None = None) -> float | None:
         """Seconds between two requests that the text asks for at that moment, or None.
@@ -635,45 +595,37 @@ class Policy:
         `took`: seconds that the last retrieval took. Only a rule set of the 2.0 draft has a
         rule of thumb for a file that names no rate (V2-31).
         """
-        said = self._said()
-        thumb = Dialect.V2 in {self.dialect, self.robots.forced}
-        return timing.effective_interval(
-            said.crawl_delay, said.request_rates, rule_of_thumb=thumb, at=at, took=took
-        )
+        return self._said().interval(at, took, rule_of_thumb=self._by_thumb)
+
+    @property
+    def _by_thumb(self) -> bool:
+        return self.dialect is Dialect.V2 or self.robots.forced is Dialect.V2
 
     def interval_source(self, at: datetime, took: float | None = None) -> str:
         """The line that `interval` goes by, for people; empty where the text asks for nothing."""
         seconds, said = self.interval(at, took), self._said()
         if seconds is None:
             return ""
-        rate = timing.rate_in_force(said.request_rates, at)
+        rate = parts.timing.rate_in_force(said.request_rates, at)
         if seconds != said.crawl_delay and rate is None:
-            return timing.by_rule_of_thumb(seconds)
-        by = None if seconds == said.crawl_delay else rate
-        known = self._sources
-        if known is None:
-            known = self._sources = {}
-        if by not in known:  # finding a line costs a look at the whole rule set
-            text = self.robots.lines
-            known[by] = (
-                timing.by_crawl_delay(text, self._spans("crawl-delay"), seconds)
-                if by is None
-                else timing.by_request_rate(text, self._spans("request-rate"), by)
-            )
-        return known[by]
+            return parts.timing.by_rule_of_thumb(seconds)
+        text = self.robots.lines
+        if rate is None or seconds == said.crawl_delay:
+            return parts.timing.by_crawl_delay(text, self._spans("crawl-delay"), seconds)
+        return parts.timing.by_request_rate(text, self._spans("request-rate"), rate)
 
-    def _said(self) -> Directives:
+    def _said(self) -> parts.timing.Directives:
         if self._wishes is None:
-            if not _SPOKEN(self.robots.lines.lower()):
-                self._wishes = _NOTHING_SAID
-                return _NOTHING_SAID
+            if not _SPOKEN.search(self.robots.lines.lower()):
+                self._wishes = parts.timing.NOTHING_SAID
+                return self._wishes
             said: dict[str, list[str]] = {}
-            for _, values in self._spoken(*FIELDS):
+            for _, values in self._spoken(*parts.timing.FIELDS):
                 said = {field: said.get(field) or found for field, found in values.items()}
             if not said["crawl-delay"]:
                 for _, values in self._inherited():
                     said |= values
-            self._wishes = read_directives(said)
+            self._wishes = parts.timing.read_directives(said)
         return self._wishes
 
     def _spoken(self, *fields: str) -> Iterator[tuple[Spans, dict[str, list[str]]]]:
@@ -690,8 +642,7 @@ class Policy:
 
     def _spans(self, field: str) -> Spans:
         """Where the rule set speaks of a field: in the first reading that says something."""
-        inherited = self._inherited() if field == "crawl-delay" else ()
-        each = chain(self._spoken(field), inherited)
+        each = chain(self._spoken(field), self._inherited() if field == "crawl-delay" else ())
         return next((spans for spans, values in each if values[field]), ())
 
     def __eq__(self, other: object) -> bool:
@@ -728,47 +679,12 @@ def _restore(
     )
 
 
-def _of_urls(readings: tuple[RuleSet, ...]) -> Callable[[str], bool]:
-    """`allowed` where not one set of RFC 9309 alone has the say."""
-
-    def allowed(url: str) -> bool:
-        origin, path = split_url(url)
-        return all(_decider(each, origin)(path) & 1 for each in readings)
-
-    return allowed
+def _allowed(readings: tuple[RuleSet, ...], url: str) -> bool:
+    """`Policy.allowed` where not one set of RFC 9309 alone has the say."""
+    origin, path = split_url(url)
+    return _allows(readings, path, origin)
 
 
-def _strictest(asked: Sequence[Callable[[str], bool]]) -> Callable[[str], bool]:
-    """Allowed by all. A closure, for a bound method would keep the policy alive by itself."""
-
-    def allows(path: str) -> bool:
-        return all(allow(path) for allow in asked)
-
-    return allows
-
-
-def _allower(rules: RuleSet, origin: str) -> Callable[[str], bool]:
-    if isinstance(rules, LongestMatch):
-        return rules.allows
-    decide = _decider(rules, origin)
-    return lambda path: decide(path) & 1 == 1
-
-
-def _decider(rules: RuleSet, origin: str) -> Callable[[str], int]:
-    """Gives the code of the rule that decides a path.
-
-    `/robots.txt` may be asked for in every dialect (RFC 9309 section 2.2.2, RFC-20, the 1996
-    draft, R96-16, V2-34). Compiled rules have an entry for it; of the others it is kept away here.
-    """
-    if isinstance(rules, LongestMatch):
-        return rules.decider
-    decide: Callable[[str], int] = rules.decide
-    if isinstance(rules, PrefixesInOrder):
-        decide = partial(rules.decide, origin=origin)  # R94-26 looks at the origin
-
-    def decide_other(path: str) -> int:
-        if is_robots_txt(path):
-            return ROBOTS_FILE
-        return decide(path)
-
-    return decide_other
+def _allows(readings: tuple[RuleSet, ...], path: str, origin: str) -> bool:
+    """All readings allow it."""
+    return all(reading.decide(path, origin) & 1 for reading in readings)

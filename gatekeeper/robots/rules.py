@@ -12,16 +12,13 @@ RFC 9309 are made ready before the first question, and each question is decided 
 from __future__ import annotations
 
 import re
-from array import array
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
-from gatekeeper import urls
+from gatekeeper import robots as parts
 from gatekeeper.errors import InvalidURL
-from gatekeeper.robots import signals
-from gatekeeper.robots.compiled import DENIED, ready_rules
-from gatekeeper.robots.model import RULE, Dialect, Spans, octets, shown, value_of
+from gatekeeper.robots.compiled import DENIED, ROBOTS_FILE, CompiledRules, PrefixTable
+from gatekeeper.robots.parser import RULE, Dialect, Spans, octets, shown, value_of
 from gatekeeper.robots.patterns import (
     COMPARED,
     PLAIN,
@@ -33,6 +30,7 @@ from gatekeeper.robots.patterns import (
     TooDear,
     decoded,
     decoded_patterns,
+    is_robots_txt,
     present,
     query_form,
     rfc_pattern,
@@ -40,27 +38,30 @@ from gatekeeper.robots.patterns import (
     squeeze,
     wild_match,
 )
-from gatekeeper.urls import SURELY_SHORT
+from gatekeeper.speedups import lazy_pattern
 
-__all__ = [
-    "Numbered",
-    "PrefixesInOrder",
-    "RuleSet",
-    "ShellRules",
-    "UsageRules",
-    "octets_of",
-    "rules_in",
-    "split_url",
-]
-
+SURELY_SHORT = 5_460
+"""Characters of a text that is not too long for a URL: `urls.SURELY_SHORT`."""
 _BLANKS = frozenset(" \t")
+DOT_SEGMENT = lazy_pattern(r"/\.\.?(?:[/?#]|\Z)")
+"""A URL's reader resolves it."""
 
 
-class Numbered(NamedTuple):
-    """An Allow or Disallow line of a set; its number is its place."""
+Listed = tuple[str, str]
+"""An Allow or Disallow line of a set: "dis" in either case or the empty text, and its value. Its
+number is its place."""
 
-    allow: bool
-    value: str
+
+class TextSource(Protocol):
+    """Where a rule set finds its text: a `RobotsTxt`."""
+
+    @property
+    def size(self) -> int:
+        """Octets of the file."""
+
+    @property
+    def lines(self) -> str:
+        """The text that spans speak of."""
 
 
 class RuleSet(Protocol):
@@ -74,23 +75,19 @@ class RuleSet(Protocol):
     def spans(self) -> Spans:
         """Where the rules stand in the text."""
 
-    def decide(self, path: str) -> int:
-        """The code of the deciding rule, or -1."""
+    def decide(self, path: str, origin: str = "") -> int:
+        """The code of the deciding rule, or -1. `origin`: where the path was asked for, which only
+        the 1994 standard looks at (R94-26)."""
 
-    def matching(self, path: str, rules: list[Numbered]) -> list[tuple[int, int]]:
+    def matching(self, path: str, rules: list[Listed], origin: str = "") -> list[tuple[int, int]]:
         """Number and length of every rule that matches, the deciding one first.
 
         `rules` is what `rules_in` gives for the text that the set was made of.
         """
 
 
-def rules_in(text: str, spans: Spans, *, v2: bool = False) -> list[Numbered]:
+def rules_in(text: str, spans: Spans, *, v2: bool = False) -> list[Listed]:
     """Each Allow and Disallow line of the spans."""
-    return [Numbered(not dis, value) for dis, value in lines_in(text, spans, v2=v2)]
-
-
-def lines_in(text: str, spans: Spans, *, v2: bool = False) -> list[tuple[str, str]]:
-    """`rules_in` as pairs: whether each is a `dis`allow, and its value."""
     if not v2 or "#" not in text:
         return [
             (dis, value.rstrip(" \t") if value[-1:] in _BLANKS else value)
@@ -115,15 +112,29 @@ def split_url(url: str) -> tuple[str, str]:
     """
     if url[:1] != "/":
         try:
-            return urls.split(url)
+            return _split(url)
         except InvalidURL:
-            return "", urls.path_of(url)  # the host alone may be what is wrong with it
+            from gatekeeper.urls import path_of  # noqa: PLC0415 - as below
+
+            return "", path_of(url)  # the host alone may be what is wrong with it
     if len(url) > SURELY_SHORT or "#" in url or "/." in url or "/%2" in url:
-        return "", urls.split("http://a" + url)[1]
+        return "", _split("http://a" + url)[1]
     return "", url
 
 
-_plain_head = re.compile(f"[{re.escape(PLAIN)}]*+").match
+def _first_split(url: str) -> tuple[str, str]:
+    """`urls.split`, imported with the first URL: paths alone need no reader of URLs."""
+    from gatekeeper.urls import split  # noqa: PLC0415
+
+    global _split  # noqa: PLW0603
+    _split = split
+    return split(url)
+
+
+_split: Callable[[str], tuple[str, str]] = _first_split
+
+
+_PLAIN_HEAD = lazy_pattern(f"[{re.escape(PLAIN)}]*+")
 
 
 def octets_of(value: str, path: str, query: str) -> int:
@@ -134,7 +145,7 @@ def octets_of(value: str, path: str, query: str) -> int:
     value = value.rstrip(" \t")
     if value[:1] != "/" and value[:1] != "*":
         return 0
-    if not path.startswith(_plain_head(value)[0]):  # type: ignore[index]
+    if not path.startswith(_PLAIN_HEAD.match(value)[0]):  # type: ignore[index]
         return 0
     pattern = rfc_pattern(value)
     if "?" not in pattern:
@@ -160,23 +171,23 @@ class UsageRules:
         views: dict[str, dict[str, str]] = {}
         known: dict[str, dict[str, str]] = {}
         everywhere: list[dict[str, str]] = []
-        for path, text in map(signals.split_content_usage, values):
+        for path, text in map(parts.signals.split_content_usage, values):
             view = known.get(text)
             if view is None:
-                view = known[text] = signals.parse_preferences(text)
+                view = known[text] = parts.signals.parse_preferences(text)
             if not path:
                 everywhere.append(view)
                 continue
             form = query_form(rfc_pattern(path))
             other = views.get(form)
-            views[form] = view if other is None else signals.combine_usage([other, view])
-        self._everywhere = signals.combine_usage(everywhere)
+            views[form] = view if other is None else parts.signals.combine_usage([other, view])
+        self._everywhere = parts.signals.combine_usage(everywhere)
         self._paths = list(views)
         self._views = list(views.values())
-        said = signals.combine_usage([self._everywhere, *known.values()])
+        said = parts.signals.combine_usage([self._everywhere, *known.values()])
         self._strictest = {label: answer for label, answer in said.items() if answer == "n"}
         paths = [("dis", path) for path in self._paths]
-        self._found = ready_rules(paths, robots_file=False)
+        self._found = CompiledRules(paths, robots_file=False)
 
     def of(self, path: str) -> dict[str, str]:
         """The preferences for a path with its query."""
@@ -189,24 +200,9 @@ class UsageRules:
 _MAX_ODD = 100
 """Origins in the rules of one set that are taken apart whole; beyond, an oddly written one is
 taken for the one that is asked about, which is the stricter reading."""
-_PLAIN_ORIGIN = re.compile(r"https?://[a-z0-9_-]+(?:\.[a-z0-9_-]+)*+(?::[0-9]+)?+\Z").match
-_AUTHORITY_END = re.compile("[/?]").search
-
-
-class _OrderedPrefixes(NamedTuple):
-    """Prefixes in order, each with the place of the longest one that it begins with, and the
-    code of the first rule among all that it begins with, itself included."""
-
-    keys: tuple[str, ...]
-    links: array[int]
-    codes: array[int]
-
-    def first(self, path: str) -> int:
-        """The code of the first rule whose prefix begins the path, or -1."""
-        place = bisect_right(self.keys, path) - 1
-        while place >= 0 and not path.startswith(self.keys[place]):
-            place = self.links[place]
-        return self.codes[place] if place >= 0 else -1
+_PLAIN_ORIGIN = lazy_pattern(r"https?://[a-z0-9_-]+(?:\.[a-z0-9_-]+)*+(?::[0-9]+)?+\Z")
+_AUTHORITY_END = lazy_pattern("[/?]")
+_NO_RULE = -1 << 40
 
 
 class PrefixesInOrder:
@@ -226,7 +222,7 @@ class PrefixesInOrder:
         self._only = disallow_only
         codes: dict[str, int] = {}
         absolute: list[tuple[str, str, int]] = []
-        for number, (dis, value) in enumerate(lines_in(text, spans)):
+        for number, (dis, value) in enumerate(rules_in(text, spans)):
             if not value or (disallow_only and not dis):
                 continue
             code = number * 2 + (not dis)
@@ -236,7 +232,7 @@ class PrefixesInOrder:
                 codes.setdefault(decoded(value), code)
         self._absolute = tuple(absolute)
         self._codes = codes if absolute else {}
-        self._known: tuple[str, _OrderedPrefixes] = ("", _linked(codes))
+        self._known: tuple[str, PrefixTable] = ("", _ordered(codes))
         """The last origin that was asked about, and the prefixes that hold there."""
         if absolute:
             self._known = ("", self._at(""))
@@ -244,56 +240,50 @@ class PrefixesInOrder:
     def decide(self, path: str, origin: str = "") -> int:
         """The code of the deciding rule, or -1. `origin`: where it was asked for; where that is
         unknown, a rule for any origin counts."""
+        if is_robots_txt(path):
+            return ROBOTS_FILE
         known, prefixes = self._known
         if self._absolute and known != origin:
             prefixes = self._at(origin)
             self._known = (origin, prefixes)
-        return prefixes.first(decoded(octets(path)))
+        entry = prefixes.best(decoded(octets(path)))
+        return -1 if entry == _NO_RULE else -entry
 
-    def _at(self, origin: str) -> _OrderedPrefixes:
+    def _at(self, origin: str) -> PrefixTable:
         """The prefixes that hold at an origin; the empty one stands for any."""
         codes = dict(self._codes)
         same = _SameOrigin(origin)
         for written, prefix, code in self._absolute:
             if same(written):
                 codes[prefix] = min(code, codes.get(prefix, code))
-        return _linked(codes)
+        return _ordered(codes)
 
-    def matching(self, path: str, rules: list[Numbered], origin: str = "") -> list[tuple[int, int]]:
+    def matching(self, path: str, rules: list[Listed], origin: str = "") -> list[tuple[int, int]]:
         """Number and length of every rule that matches, the deciding one first."""
         path = decoded(octets(path))
         same = _SameOrigin(origin)
         found = []
-        for number, rule in enumerate(rules):
-            if not rule.value or (self._only and rule.allow):
+        for number, (dis, value) in enumerate(rules):
+            if not value or (self._only and not dis):
                 continue
-            absolute = _absolute(rule.value) if self._only else None
-            prefix = absolute[1] if absolute else decoded(rule.value)
+            absolute = _absolute(value) if self._only else None
+            prefix = absolute[1] if absolute else decoded(value)
             if path.startswith(prefix) and (absolute is None or same(absolute[0])):
                 found.append((number, len(prefix)))
         return found
 
 
-def _linked(codes: dict[str, int]) -> _OrderedPrefixes:
-    keys = sorted(codes)
-    links: list[int] = []
-    above: list[int] = []
-    entries: list[int] = []
-    for place, key in enumerate(keys):
-        while above and not key.startswith(keys[above[-1]]):
-            above.pop()
-        up = above[-1] if above else -1
-        entries.append(min(codes[key], entries[up]) if above else codes[key])
-        links.append(up)
-        above.append(place)
-    return _OrderedPrefixes(tuple(keys), array("i", links), array("I", entries))
+def _ordered(codes: dict[str, int]) -> PrefixTable:
+    """The prefixes, each with its negated code as entry, so that the first in the file has the
+    greatest."""
+    return PrefixTable({"": _NO_RULE} | {prefix: -code for prefix, code in codes.items()})
 
 
 def _absolute(value: str) -> tuple[str, str] | None:
     """Origin as written, and path, of a value that is a whole URL (R94-26)."""
     if value[:7].lower() != "http://" and value[:8].lower() != "https://":
         return None
-    found = _AUTHORITY_END(value, 8)
+    found = _AUTHORITY_END.search(value, 8)
     end = found.start() if found else len(value)
     path = value[end:]
     return value[:end], decoded(path if path[:1] == "/" else "/" + path)
@@ -314,14 +304,14 @@ class _SameOrigin:
         return same
 
     def _read(self, written: str) -> bool:
-        if _PLAIN_ORIGIN(written):
+        if _PLAIN_ORIGIN.match(written):
             default = ":443" if written[:6] == "https:" else ":80"
             return written.removesuffix(default) == self._origin
         self._odd += 1
         if self._odd > _MAX_ODD:
             return True
         try:
-            return urls.split(shown(written) + "/")[0] == self._origin
+            return _split(shown(written) + "/")[0] == self._origin
         except InvalidURL:
             return False
 
@@ -335,8 +325,8 @@ _MAX_PATTERNS = 10_000
 and making more of them ready takes longer than any answer may."""
 _READ = 3
 """Steps as which reading an octet of such a pattern counts."""
-_SPECIAL = re.compile(r"[*?\[\\]").search
-_MORE_THAN_STARS = re.compile(r"[?\[\\]").search
+_SPECIAL = lazy_pattern(r"[*?\[\\]")
+_MORE_THAN_STARS = lazy_pattern(r"[?\[\\]")
 
 
 class ShellRules:
@@ -372,7 +362,7 @@ class ShellRules:
         self.spans = spans
         self._precedence = precedence
         self._read: dict[int, ShellPattern] = {}
-        rules = lines_in(text, spans, v2=True)
+        rules = rules_in(text, spans, v2=True)
         self._whitelist = False
         self._indexes: list[tuple[int, list[int], PieceIndex]] = []
         self._explicit: dict[str, int] = {}
@@ -383,13 +373,13 @@ class ShellRules:
         # Of two equal rules the first decides, whichever the order.
         firsts = dict(zip(reversed(rules), range(len(rules) - 1, -1, -1), strict=True))
         given = [(value, number * 2 + (not dis)) for (dis, value), number in firsts.items()]
-        patterns = [value for value, _ in given if precedence or _SPECIAL(value)]
+        patterns = [value for value, _ in given if precedence or _SPECIAL.search(value)]
         self._refused = len(patterns) > _MAX_PATTERNS
         if self._refused:
             return
         for which, values, codes in _readings_of(given):
             for value, code in zip(values, codes, strict=True):
-                if not precedence and not _SPECIAL(value):
+                if not precedence and not _SPECIAL.search(value):
                     key = f"{which}{value}"
                     self._explicit[key] = min(code, self._explicit.get(key, code))
                 else:
@@ -404,7 +394,7 @@ class ShellRules:
         ]
         self._whitelist = precedence and self._is_whitelist(rules)
 
-    def _is_whitelist(self, rules: list[tuple[str, str]]) -> bool:
+    def _is_whitelist(self, rules: list[Listed]) -> bool:
         said = [dis for dis, value in rules if value]
         if all(said):
             return False
@@ -414,8 +404,10 @@ class ShellRules:
             if code & 1
         )
 
-    def decide(self, path: str) -> int:
+    def decide(self, path: str, origin: str = "") -> int:
         """The code of the deciding rule; -1 or DENIED: none decides."""
+        if is_robots_txt(path):
+            return ROBOTS_FILE
         if self._refused:
             return DENIED
         try:
@@ -461,7 +453,7 @@ class ShellRules:
                 return
             spend(2)
             value = self._values[number]
-            if _MORE_THAN_STARS(value):
+            if _MORE_THAN_STARS.search(value):
                 spend(_READ * len(value))
                 if room > _LONGEST:
                     raise TooDear
@@ -481,7 +473,12 @@ class ShellRules:
             pattern = self._read[number] = ShellPattern(self._values[number], _LONGEST)
         return pattern
 
-    def matching(self, path: str, rules: list[Numbered]) -> list[tuple[int, int]]:
+    def matching(
+        self,
+        path: str,
+        rules: list[Listed],
+        origin: str = "",
+    ) -> list[tuple[int, int]]:
         """Number and length of every rule that matches, the deciding one first."""
         if self._refused:
             return []
@@ -495,15 +492,15 @@ class ShellRules:
         except TooDear:
             return []
         found = []
-        for number, rule in enumerate(rules):
-            for which, (value,), _ in _readings_of([(rule.value, 0)]):
+        for number, (dis, written) in enumerate(rules):
+            for which, (value,), _ in _readings_of([(written, 0)]):
                 explicit = hits.get(f"{which}{value}")
                 if explicit is not None:
-                    found.append((number * 2 + rule.allow, explicit))
+                    found.append((number * 2 + (not dis), explicit))
                     break
         if self._precedence:
             found.sort(key=_precedence)
-        return [(code >> 1, len(rules[code >> 1].value)) for code, _ in found]
+        return [(code >> 1, len(rules[code >> 1][1])) for code, _ in found]
 
 
 _Views = tuple[PathView, ...]

@@ -20,35 +20,7 @@ import msgspec
 
 from gatekeeper import urls
 from gatekeeper.errors import InvalidURL
-
-__all__ = [
-    "CATEGORIES",
-    "PAGE_FIELDS",
-    "CleanParam",
-    "FieldError",
-    "Item",
-    "PageRules",
-    "PageSignals",
-    "StructuredToken",
-    "absolute_url",
-    "combine_signals",
-    "combine_usage",
-    "page_signals",
-    "parse_clean_param",
-    "parse_content_signal",
-    "parse_content_usage",
-    "parse_content_usage_header",
-    "parse_dictionary",
-    "parse_host",
-    "parse_license_links",
-    "parse_list",
-    "parse_preferences",
-    "parse_robots_tag",
-    "parse_tdm_reservation",
-    "parse_x_robots_tag",
-    "split_content_usage",
-    "usage_labels",
-]
+from gatekeeper.speedups import lazy_pattern
 
 
 class FieldError(ValueError):
@@ -71,15 +43,15 @@ class Item(msgspec.Struct, frozen=True):
     params: dict[str, BareItem]
 
 
-_KEY = re.compile(r"[a-z*][a-z0-9_\-.*]*+")
-_TOKEN = re.compile(r"[A-Za-z*][!#$%&'*+\-.^_`|~0-9A-Za-z:/]*+")
-_NUMBER = re.compile(r"-?(?:([0-9]{1,12})\.([0-9]{1,3})|([0-9]{1,15}))(?![0-9.])")
-_STRING = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*+)"')
-_BYTES = re.compile(r":([A-Za-z0-9+/=]*+):")
-_DISPLAY = re.compile(r'%"((?:[ !#$&-~]|%[0-9a-f]{2})*+)"')
-_ESCAPED = re.compile(r"\\(.)")
-_OWS = re.compile(r"[ \t]*+")
-_SP = re.compile(r" *+")
+_KEY = lazy_pattern(r"[a-z*][a-z0-9_\-.*]*+")
+_TOKEN = lazy_pattern(r"[A-Za-z*][!#$%&'*+\-.^_`|~0-9A-Za-z:/]*+")
+_NUMBER = lazy_pattern(r"-?(?:([0-9]{1,12})\.([0-9]{1,3})|([0-9]{1,15}))(?![0-9.])")
+_STRING = lazy_pattern(r'"((?:[ !#-\[\]-~]|\\["\\])*+)"')
+_BYTES = lazy_pattern(r":([A-Za-z0-9+/=]*+):")
+_DISPLAY = lazy_pattern(r'%"((?:[ !#$&-~]|%[0-9a-f]{2})*+)"')
+_ESCAPED = lazy_pattern(r"\\(.)")
+_OWS = lazy_pattern(r"[ \t]*+")
+_SP = lazy_pattern(r" *+")
 
 
 def parse_dictionary(text: str) -> dict[str, Item]:
@@ -192,7 +164,7 @@ class _Reader:
         return float(found[0]) if found[2] else int(found[0])
 
 
-_BOOLEAN = re.compile(r"\?[01]")
+_BOOLEAN = lazy_pattern(r"\?[01]")
 
 
 def _octets(text: str) -> bytes:
@@ -219,8 +191,8 @@ def _unescaped(text: str) -> str:
         raise FieldError("no UTF-8") from error
 
 
-_PATH = re.compile(r"(/[^ \t]*+)[ \t]*+")
-_SIGNAL = re.compile(r"[ \t]*+([A-Za-z0-9_-]++)[ \t]*+=[ \t]*+([A-Za-z0-9_-]++)[ \t]*+\Z")
+_PATH = lazy_pattern(r"(/[^ \t]*+)[ \t]*+")
+_SIGNAL = lazy_pattern(r"[ \t]*+([A-Za-z0-9_-]++)[ \t]*+=[ \t]*+([A-Za-z0-9_-]++)[ \t]*+\Z")
 _YES_OR_NO = frozenset({"search", "ai-input", "ai-train"})
 
 # SIG-12: what a Content-Signal says in the words of AIPREF. `ai-input` has no label there.
@@ -244,10 +216,10 @@ _MEMBER = (
     rf"({_LABEL_KEY})(?:=(?:{_ANSWER}{_PARAMS}|{_BARE}{_PARAMS}|{_ITEMS})|{_PARAMS})"
     r"[ \t]*+(?:,[ \t]*+(?!\Z)|\Z)"
 )
-_MEMBERS = re.compile(_MEMBER).findall
+_MEMBERS = lazy_pattern(_MEMBER)
 # Without its groups: Python 3.11 loses track of a group within a possessive repetition.
 _UNMARKED = _MEMBER.replace(f"({_LABEL_KEY})", _LABEL_KEY).replace("([yn])", "[yn]")
-_DICTIONARY = re.compile(rf" *+(?:{_UNMARKED})*+\Z").match
+_DICTIONARY = lazy_pattern(rf" *+(?:{_UNMARKED})*+\Z")
 
 _CLEAN_PARAM_LIMIT = 500  # VND-12
 
@@ -299,8 +271,8 @@ def usage_labels(text: str) -> dict[str, str] | None:
     The common kinds of values are read in one go. One that holds dates, octets or text of
     other alphabets is read a value at a time, if it is no longer than 1,024 characters.
     """
-    if _DICTIONARY(text):
-        return dict(_MEMBERS(text))
+    if _DICTIONARY.match(text):
+        return dict(_MEMBERS.findall(text))
     if len(text) > _MAX_ODD_USAGE:
         return None
     try:
@@ -408,17 +380,17 @@ _ARGUMENTS = frozenset(
     {"unavailable_after", "max-image-preview", "max-snippet", "max-video-preview"}
 )
 _PREVIEWS = ("none", "standard", "large")
-_WEEKDAY = re.compile(r"(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*\Z")
-_NAME = re.compile(r"[a-z][a-z0-9_-]*\Z")
-_COUNT = re.compile(r"-1\Z|[0-9]{1,9}\Z")
-_AGENT = re.compile(r"[^\s,;:=]+\Z")
+_WEEKDAY = lazy_pattern(r"(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*\Z")
+_NAME = lazy_pattern(r"[a-z][a-z0-9_-]*\Z")
+_COUNT = lazy_pattern(r"-1\Z|[0-9]{1,9}\Z")
+_AGENT = lazy_pattern(r"[^\s,;:=]+\Z")
 _UNLIMITED = -1
 
-_LINK = re.compile(
+_LINK = lazy_pattern(
     r"<([^<>]*)>[ \t]*((?:;[ \t]*[^\s=;,\"<>]+[ \t]*"
     r"(?:=[ \t]*(?:\"(?:[^\"\\]|\\.)*+\"|[^\s;,\"<>]*+)[ \t]*)?)*+)"
 )
-_LINK_PARAM = re.compile(r";[ \t]*([^\s=;,]+)[ \t]*(?:=[ \t]*(?:\"([^\"]*)\"|([^\s;,]*)))?")
+_LINK_PARAM = lazy_pattern(r";[ \t]*([^\s=;,]+)[ \t]*(?:=[ \t]*(?:\"([^\"]*)\"|([^\s;,]*)))?")
 
 
 class PageRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -476,12 +448,12 @@ _MAX_PARAMS = 50
 _LONGEST_PRICE = 100
 _LONGEST_PARAM = 4_096
 """Characters: an invoice of a payment has some hundred."""
-_CHALLENGE_PART = re.compile(
+_CHALLENGE_PART = lazy_pattern(
     r"([!#$%&'*+.^_`|~0-9A-Za-z-]++)"
     r"(?:[ \t]*+=[ \t]*+(?:\"((?:[^\"\\]|\\.)*+)\"|([^\s,\"]*+)))?"
 )
-_TO_QUOTE = re.compile(r"[\"\\]")
-_QUOTED_PAIR = re.compile(r"\\(.)")
+_TO_QUOTE = lazy_pattern(r"[\"\\]")
+_QUOTED_PAIR = lazy_pattern(r"\\(.)")
 
 
 class PageSignals(msgspec.Struct, frozen=True, kw_only=True):

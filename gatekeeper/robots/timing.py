@@ -10,27 +10,8 @@ from typing import NamedTuple
 import msgspec
 
 from gatekeeper.robots import signals
-from gatekeeper.robots.model import Spans, shown
-
-__all__ = [
-    "FIELDS",
-    "MAX_SECONDS",
-    "Directives",
-    "RequestRate",
-    "RobotsInterval",
-    "Window",
-    "by_crawl_delay",
-    "by_request_rate",
-    "by_rule_of_thumb",
-    "effective_interval",
-    "may_visit",
-    "next_visit",
-    "parse_crawl_delay",
-    "parse_request_rate",
-    "parse_visit_time",
-    "rate_in_force",
-    "read_directives",
-]
+from gatekeeper.robots.parser import Spans, shown
+from gatekeeper.speedups import lazy_pattern
 
 MAX_SECONDS = 31_536_000.0
 """A year. A site that asks for more, `1e400` written out say, gets that: an absurd wish must
@@ -40,10 +21,10 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}  # `d`: not Conner's, 
 
 # re.ASCII and [0-9]: no other script's digits. Every pattern is anchored and every repetition
 # possessive: what was read is never read again another way, so the time is linear.
-_DELAY = re.compile(r"(?:[0-9]++(?:\.[0-9]*+)?+|\.[0-9]++)\Z")
+_DELAY = lazy_pattern(r"(?:[0-9]++(?:\.[0-9]*+)?+|\.[0-9]++)\Z")
 _TIME = r"([01][0-9]|2[0-3]):?([0-5][0-9])"  # V2-26: HHMM in the examples, HH:MM in the prose
-_WINDOW = re.compile(rf"{_TIME}[ \t]*+-[ \t]*+{_TIME}\Z")
-_RATE = re.compile(
+_WINDOW = lazy_pattern(rf"{_TIME}[ \t]*+-[ \t]*+{_TIME}\Z")
+_RATE = lazy_pattern(
     r"([0-9]{1,15})[ \t]*+/[ \t]*+([0-9]{1,15})(?:[ \t]*+([smhd]))?(?:[ \t]++([0-9].*+))?\Z",
     re.IGNORECASE | re.ASCII,
 )
@@ -216,6 +197,20 @@ class Directives(NamedTuple):
     usage: Sequence[str]
     """Content-Usage lines, which speak of paths."""
 
+    def may_visit(self, at: datetime) -> bool:
+        """Whether a visit is welcome then."""
+        return may_visit(self.visit_times, at)
+
+    def next_visit(self, at: datetime) -> datetime:
+        """The first moment from `at` on at which one is."""
+        return next_visit(self.visit_times, at)
+
+    def interval(self, at: datetime, took: float | None, *, rule_of_thumb: bool) -> float | None:
+        """Seconds between two requests: see `effective_interval`."""
+        return effective_interval(
+            self.crawl_delay, self.request_rates, rule_of_thumb=rule_of_thumb, at=at, took=took
+        )
+
 
 def read_directives(said: Mapping[str, Sequence[str]]) -> Directives:
     """Read the values, as octets, of each of the `FIELDS`."""
@@ -230,6 +225,10 @@ def read_directives(said: Mapping[str, Sequence[str]]) -> Directives:
         signal=signals.combine_signals(map(signals.parse_content_signal, said["content-signal"])),
         usage=said["content-usage"],
     )
+
+
+NOTHING_SAID = read_directives(dict.fromkeys(FIELDS, ()))
+"""Of a text with no such line."""
 
 
 def _holds(window: Window, moment: time) -> bool:

@@ -22,15 +22,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from gatekeeper.robots.model import (
-    Dialect,
-    Rule,
-    Spans,
-    line_numbers,
-    octets,
-    rule_at,
-    rule_offsets,
-)
+from gatekeeper.robots.model import Rule, rule_at
+from gatekeeper.robots.parser import Dialect, Spans, line_numbers, octets, rule_offsets
 from gatekeeper.robots.patterns import (
     PLAIN,
     ROBOTS_TXT,
@@ -46,20 +39,6 @@ from gatekeeper.urls import MAX_PATH
 
 if TYPE_CHECKING:
     from gatekeeper.robots.policy import Policy
-
-__all__ = [
-    "Budget",
-    "RankedRule",
-    "Reading",
-    "RuleTable",
-    "SearchGivenUp",
-    "Witness",
-    "decided_by",
-    "find_path",
-    "likely_paths",
-    "ranked",
-    "witnesses",
-]
 
 MAX_STEPS = 8_000_000
 """Steps of about a microsecond that one question about a file may take: some ten seconds, for a
@@ -543,7 +522,7 @@ class Reading(NamedTuple):
         if len(readings) > 1 or readings[0].dialect is not Dialect.RFC9309:
             return None
         text, spans = policy.robots.lines, readings[0].spans
-        found = (ranked(i, *each) for i, each in enumerate(rules_in(text, spans)))
+        found = (ranked(i, not dis, value) for i, (dis, value) in enumerate(rules_in(text, spans)))
         table = RuleTable(rule for rule in found if rule is not None)
         decide = policy.decider()
         assert decide is not None  # noqa: S101 - there is one reading

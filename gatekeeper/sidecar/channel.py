@@ -22,26 +22,6 @@ import msgspec
 from gatekeeper.config import Config, HostRule
 from gatekeeper.sidecar.pages.feeds import DecisionNote
 
-__all__ = [
-    "Adopt",
-    "BatchNote",
-    "Channel",
-    "ClientFull",
-    "Connected",
-    "Counted",
-    "Forget",
-    "Known",
-    "Leave",
-    "Mark",
-    "Message",
-    "OriginTally",
-    "Reached",
-    "Ready",
-    "RuntimeRules",
-    "TokenText",
-    "Want",
-]
-
 
 class _Body(msgspec.Struct, frozen=True, array_like=True, tag=True):
     pass
@@ -156,8 +136,8 @@ class Counted(_Body, frozen=True):
     decisions: list[tuple[str, str, int]]
     """Verdict, reason, how many."""
     origins: list[OriginTally]
-    likes: list[msgspec.Raw]
-    """Decisions in MessagePack: few are ever looked at."""
+    bases: list[msgspec.Raw]
+    """Decisions that notes differ from in URL and id alone, in MessagePack: few are looked at."""
     notes: list[DecisionNote]
     batches: list[BatchNote]
     """The latest of them."""

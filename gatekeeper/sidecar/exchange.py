@@ -12,61 +12,22 @@ import math
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from email.utils import formatdate
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar
 from urllib.parse import unquote, unquote_plus
 
 import msgspec
-from aiohttp import HttpVersion11, web
-from aiohttp.abc import AbstractStreamWriter
+from aiohttp import web
 
-from gatekeeper import speedups
 from gatekeeper.decision import Decision
 from gatekeeper.library_internals import Octets
 from gatekeeper.wire import ProblemDocument, encode
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
-
-__all__ = [
-    "ANY",
-    "ANY_ROLE",
-    "BODY_TIMEOUT",
-    "CHECK",
-    "CRAWL",
-    "CRAWL_OR_ADMIN",
-    "FORWARD_AUTH",
-    "JSON",
-    "METHODS",
-    "OCTETS",
-    "SANDBOXED",
-    "Call",
-    "Handler",
-    "Holder",
-    "InlineCall",
-    "Nothing",
-    "OnePieceResponse",
-    "PageQuery",
-    "Problem",
-    "Role",
-    "Route",
-    "Router",
-    "add_request_id",
-    "decode",
-    "json_response",
-    "read_body",
-    "read_inline_body",
-    "read_octets",
-    "read_query",
-    "respond_empty",
-    "respond_json",
-    "response_bytes",
-    "response_octets",
-    "retry_after",
-]
 
 _T = TypeVar("_T")
 
@@ -96,6 +57,8 @@ class Call:
     """The raw query string."""
     params: Mapping[str, str]
     """What stood in the `{...}` of the path, decoded."""
+    where: str = "unmatched"
+    """The pattern of its path, by which it is counted."""
     permitted: Callable[[], bool] | None = None
     """Whether who asks may still do so, for answers that go on; None: as he was admitted."""
 
@@ -149,6 +112,7 @@ class Route:
     answers: Mapping[int, Any] = field(default_factory=dict)
     events: Mapping[str, type] = field(default_factory=dict)
     problems: tuple[int, ...] = ()
+    """Beside those of whatever has a query or a body."""
     body_required: bool = True
     needs: frozenset[Role] = frozenset({Role.ADMIN})
     """A token must have one of these roles."""
@@ -163,8 +127,13 @@ class Route:
     status: int = field(init=False)
     """Of the good answer."""
 
+    no_query: bool = field(init=False)
+    """Nothing may stand behind a `?`: a name that is unknown is a mistake wherever clients ask."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "status", next(iter(self.answers), 200))
+        asked = self.path.startswith("/v1/") and self.method != ANY
+        object.__setattr__(self, "no_query", asked and self.query is None)
 
 
 _NOTHING: Mapping[str, str] = {}
@@ -203,7 +172,7 @@ class Router:
         route = methods.get(method) or methods.get("GET" if method == "HEAD" else ANY)
         route = route or methods.get(ANY)
         if route is None:
-            allow = ", ".join(sorted(methods))
+            allow = ", ".join(sorted({*methods, "HEAD"} if "GET" in methods else methods))
             raise Problem(405, "method", f"this path takes {allow} alone", headers={"Allow": allow})
         return route, params
 
@@ -254,31 +223,25 @@ class Holder(NamedTuple):
         )
 
 
+_NOBODY = Holder()
+
+
+@dataclass(eq=False, repr=False)
 class Problem(Exception):
     """Stops a request; `Service` turns it into its document.
 
     `kind` is a word for programs (the end of `type`), `detail` a sentence for people.
     """
 
-    def __init__(
-        self,
-        status: int,
-        kind: str,
-        detail: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        decision: Decision | None = None,
-        most: float | None = None,
-        held: Holder | None = None,
-    ) -> None:
-        super().__init__(status, kind, detail)
-        self.status = status
-        self.kind = kind
-        self.detail = detail
-        self.headers: dict[str, str] = dict(headers or {})
-        self.decision = decision
-        self.most = most
-        self.held: Holder = held or Holder()
+    status: int
+    kind: str
+    detail: str
+    _: KW_ONLY
+    headers: Mapping[str, str] = field(default_factory=dict)
+    decision: Decision | None = None
+    most: float | None = None
+    held: Holder = _NOBODY
+    why: str | None = None
 
     def with_decision(self, decision: Decision) -> Problem:
         """A problem with this status and text, and with a decision about the URL."""
@@ -297,6 +260,7 @@ class Problem(Exception):
             held_since=self.held.since,
             held_until=self.held.until,
             held_by=self.held.client,
+            why=self.why,
         )
 
     def response(self, request_id: str | None = None) -> web.Response:
@@ -395,40 +359,6 @@ def decode(text: str) -> str:
         raise Problem(400, "bad-request", "query: not UTF-8") from None
 
 
-class OnePieceResponse:
-    """An answer written in one piece, on a connection that stays open: JSON, or no body.
-
-    A `web.Response` is made for every kind of answer; it and its headers cost more than a
-    warm decision does: 81 us of CPU time for a request instead of 68. The head of this one is
-    always the same but for a number and the date. It has what aiohttp's server asks of a
-    response, and nothing else.
-    """
-
-    __slots__ = ("_body", "request_id", "status")
-
-    keep_alive = True
-    """The connection stays open: nobody asked otherwise (see `respond_json`)."""
-    prepared = False
-
-    def __init__(self, status: int, body: bytes) -> None:
-        self.status: int = status
-        self.request_id: str = ""
-        """Of the request that it answers; set by who knows."""
-        self._body = body
-
-    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter:
-        """Write head and body at once."""
-        writer = request.writer
-        body = self._body
-        await writer.write(response_bytes(self.status, body, self.request_id))
-        # A client that asks on and does not read has to wait for itself.
-        await writer.drain()
-        return writer
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        """Nothing is left to write."""
-
-
 _JSON_HEAD = (
     b"\r\nServer: gatekeeper\r\nDate: %b\r\nX-Request-Id: %b\r\n"
     b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -466,33 +396,11 @@ def response_octets(status: int, body: Octets, request_id: str) -> Octets:
     return [head + first, *rest]
 
 
-def add_request_id(response: web.StreamResponse | OnePieceResponse, request_id: str) -> None:
+def add_request_id(response: web.StreamResponse, request_id: str) -> None:
     """Say in an answer that is not yet on its way which request it answers, and who does."""
-    if isinstance(response, OnePieceResponse):
-        response.request_id = request_id
-    elif not response.prepared:
+    if not response.prepared:
         response.headers["X-Request-Id"] = request_id
         response.headers["Server"] = "gatekeeper"
-
-
-def respond_json(request: web.BaseRequest, value: Any, *, status: int = 200) -> web.StreamResponse:
-    """A struct, or bytes that are JSON already, as the answer to a request: in one piece where
-    the request allows it."""
-    body = value if type(value) is bytes else encode(value)
-    if _in_one_piece(request) and request.method != "HEAD":
-        return cast("web.StreamResponse", OnePieceResponse(status, body))
-    return json_response(body, status=status)
-
-
-def respond_empty(request: web.BaseRequest) -> web.StreamResponse:
-    """204, in one piece where the request allows it."""
-    if _in_one_piece(request):
-        return cast("web.StreamResponse", OnePieceResponse(204, b""))
-    return web.Response(status=204)
-
-
-def _in_one_piece(request: web.BaseRequest) -> bool:
-    return speedups.ON and request.version == HttpVersion11 and request.keep_alive
 
 
 _HALF_PAIR: Final = re.compile(rb"\\u[dD][89a-fA-F]")

@@ -28,7 +28,6 @@ CLIENT (who holds it) where nobody said. Earlier versions wrote neither TTL nor 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import errno
 import functools
@@ -61,8 +60,6 @@ if TYPE_CHECKING:
     from gatekeeper.gate import GateInternals, Gatekeeper
     from gatekeeper.sidecar.metrics import Sample
 
-__all__ = ["EARLIER", "ClientLease", "LeaseBook", "LeaseTable", "OpenLease"]
-
 _log = logging.getLogger(__name__)
 
 
@@ -70,12 +67,14 @@ _STORAGE = "storage"
 _TAKE_UP = 0.5
 """Seconds between two looks whether the leases of an earlier process can be held again."""
 _SLACK = 1000
-_IDS = 256
-"""Ids made at once: to ask the system costs more than all the rest of one."""
+_ID = 12
+"""Octets of randomness in the id of a lease."""
 EARLIER = "earlier"
 """The client of a lease that an earlier process gave out, where the journal does not name it."""
 _REMEMBERED = 10_000
 """Ended leases whose late or repeated report is still understood."""
+_LONGEST_ID = 64
+"""Characters of an id that a client makes up (`wire.LeaseId`)."""
 
 
 class ClientLease(msgspec.Struct, eq=False):
@@ -116,7 +115,8 @@ class LeaseTable:
         self._by_host: dict[str, list[ClientLease]] = {}
         self._by_client: dict[str, int] = {}
         self._ended: OrderedDict[str, Lease] = OrderedDict()
-        self._ids: list[str] = []
+        self._unwanted: OrderedDict[str, None] = OrderedDict()
+        """Ids given back by who hung up before we gave out, or even read of, such a lease."""
         self._due: list[tuple[float, str]] = []
         self._timer = SingleTimer(clock, self._sweep)
         self._idle = asyncio.Event()
@@ -179,9 +179,11 @@ class LeaseTable:
         if gone():
             lease.give_back()
             raise ConnectionResetError("the client hung up while its turn came")
-        return self._hold(lease, wanted.ttl, client, wanted.user_agent)
+        return self._hold(lease, wanted.ttl, client, wanted.user_agent, wanted.id)
 
-    def take(self, gate: GateInternals, url: str, ttl: float, client: str) -> ClientLease | None:
+    def take(
+        self, gate: GateInternals, url: str, ttl: float, client: str, lease_id: str | None = None
+    ) -> ClientLease | None:
         """The lease that can be had without waiting; None where it may have to wait: use
         `acquire`."""
         waiters = self.waiters
@@ -190,7 +192,7 @@ class LeaseTable:
         if self._by_client.get(client, 0) >= self._client_leases:
             return None
         lease = gate.take(url)
-        return None if lease is None else self._hold(lease, ttl, client, None)
+        return None if lease is None else self._hold(lease, ttl, client, None, lease_id)
 
     async def take_up(self, gate: GateInternals) -> None:
         """Hold again what an earlier process left open, so that its hosts stay busy.
@@ -269,9 +271,14 @@ class LeaseTable:
 
     def give_back(self, lease_id: str) -> None:
         """End it unused: nothing was sent. Raises Problem 404 for an unknown one, and 503
-        where the journal can't take it."""
+        where the journal can't take it. A client that hangs up and names the id may be heard
+        on another connection before its request is: then none is granted under that id."""
         held = self._held.get(lease_id)
         if held is None and lease_id not in self._left_over and lease_id not in self._ended:
+            if len(lease_id) <= _LONGEST_ID:
+                self._unwanted[lease_id] = None
+                if len(self._unwanted) > _REMEMBERED:
+                    self._unwanted.popitem(last=False)
             raise _unknown(lease_id)
         self._write_end(lease_id)
         self._left_over.pop(lease_id, None)
@@ -348,8 +355,15 @@ class LeaseTable:
             most=self._client_leases,
         )
 
-    def _hold(self, lease: Lease, ttl: float, client: str, agent: str | None) -> ClientLease:
-        lease_id = self._new_id()
+    def _hold(
+        self, lease: Lease, ttl: float, client: str, agent: str | None, lease_id: str | None
+    ) -> ClientLease:
+        if lease_id in self._unwanted:
+            lease.give_back()
+            raise Problem(410, "given-back", "a lease of that id was given back already")
+        taken = lease_id in self._held or lease_id in self._left_over or lease_id in self._ended
+        if lease_id is None or taken:
+            lease_id = secrets.token_urlsafe(_ID)  # nobody can guess it
         try:
             self._write(lease_id, lease, ttl, agent, client)
         except Problem:
@@ -424,13 +438,6 @@ class LeaseTable:
             del self._by_host[host]
         else:
             of_host.remove(held)
-
-    def _new_id(self) -> str:
-        """Nobody can guess it: 96 bits of the system's randomness, drawn for many at a time."""
-        if not self._ids:
-            text = base64.urlsafe_b64encode(secrets.token_bytes(_IDS * 12)).decode()
-            self._ids = [text[n : n + 16] for n in range(0, len(text), 16)]
-        return self._ids.pop()
 
     def _end(self, held: ClientLease, how: str) -> None:
         """Out of the table, and the slot is the next one's; what is to be kept is written."""
@@ -655,6 +662,8 @@ class LeaseBook:
                 self._rewrite(self._path)
             self._torn = False
         try:
+            if self._path is not None and os.fstat(self._fd).st_nlink == 0:
+                self._rewrite(self._path)  # it was removed: nobody would ever read that line
             written = os.write(self._fd, data)
         except OSError as error:
             if error.errno == errno.EBADF:
@@ -683,7 +692,8 @@ class LeaseBook:
         for lease_id in [one.id for one in self._over.values() if not one.reportable(self._clock)]:
             del self._over[lease_id]
         data = "".join(map(_line, (*self._over.values(), *self._open.values()))).encode()
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NONBLOCK
+        fd = os.open(fresh, flags, 0o600)
         try:
             if os.write(fd, data) < len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -718,10 +728,11 @@ def _quoted(text: str) -> str:
 def _read(path: Path) -> dict[str, OpenLease]:
     """What is open by the journal; a line that can't be read is passed over."""
     found: dict[str, OpenLease] = {}
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
+    if not path.exists():
         return found
+    if not path.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    text = path.read_text(encoding="utf-8", errors="replace")
     for line in text.split("\n")[:-1]:
         parts = line.split(" ")
         if parts[0] == "-" and len(parts) == 2:

@@ -25,29 +25,6 @@ from gatekeeper.library_internals import Octets, body_read, fail_broken_body, re
 from gatekeeper.sidecar.exchange import FORWARD_AUTH, Problem
 from gatekeeper.sidecar.security import UNIX
 
-__all__ = [
-    "FIRST_REQUEST",
-    "QUESTION",
-    "QUESTIONS",
-    "ConnectionLimits",
-    "KnownHeads",
-    "Server",
-    "activated_sockets",
-    "address_of",
-    "addresses",
-    "close_own",
-    "describe",
-    "describe_proxy",
-    "limit_accept_errors",
-    "loop_factory",
-    "notify",
-    "open_proxy_sockets",
-    "open_sockets",
-    "open_to_others",
-    "raise_file_limit",
-    "usual",
-]
-
 _log = logging.getLogger(__name__)
 
 
@@ -90,6 +67,9 @@ def _identity(path: Path) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
+_SOCKET = "--socket or server.socket"
+
+
 def open_sockets(server: ServerConfig) -> list[socket.socket]:
     """Bound sockets for the configuration. Raises ConfigError saying what is in the way."""
     if server.socket is not None:
@@ -108,7 +88,8 @@ def _open_tcp(host: str, port: int, setting: str) -> list[socket.socket]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise ConfigError(f"server.host: {host}: {error.strerror}") from error
+        remedy = "give an address or a name of this machine"
+        raise ConfigError(f"server.host: {host}: {error.strerror}; {remedy}") from error
     # A free port can't be the same one for two addresses, so one address it is.
     wanted = found[:1] if port == 0 else found
     sockets: list[socket.socket] = []
@@ -150,7 +131,11 @@ def _unix(path: Path) -> socket.socket:
         sock.bind_to(path)
     except OSError as error:
         sock.close()
-        raise ConfigError(f"server.socket: {path}: {error.strerror or error}") from error
+        remedy = "give a shorter one" if error.errno is None else f"{_SOCKET} names another path"
+        if error.errno == errno.ENOENT:
+            remedy = f"make its directory first, or {remedy}"
+        problem = f"server.socket: {path}: {error.strerror or error}; {remedy}"
+        raise ConfigError(problem) from error
     return sock
 
 
@@ -649,8 +634,8 @@ class _Protocol(web.RequestHandler):
         return answer
 
     def log_exception(self, *args: Any, **options: Any) -> None:
-        """Log an error of ours; what a client's body is made of is none."""
-        if not isinstance(options.get("exc_info"), web.RequestPayloadError):
+        """Log an error of ours; what a client's body is made of is none, nor that it hangs up."""
+        if not isinstance(options.get("exc_info"), web.RequestPayloadError | ConnectionError):
             super().log_exception(*args, **options)
 
     def handle_error(

@@ -29,19 +29,6 @@ from gatekeeper.sidecar.metrics import Sample, counter
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider
 
-__all__ = [
-    "DecisionLog",
-    "DecisionRecord",
-    "JsonFormatter",
-    "LogWriter",
-    "RequestHandler",
-    "Tracing",
-    "set_up",
-    "tracing",
-    "wants_json",
-    "write_lines",
-]
-
 
 class _Line(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag="log"

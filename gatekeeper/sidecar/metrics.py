@@ -20,9 +20,6 @@ from prometheus_client.registry import Collector
 from gatekeeper.fleet import FleetStats
 from gatekeeper.gate import GateStats
 
-__all__ = ["CONTENT_TYPE", "Metrics", "Sample", "counter", "gate_samples", "gauge"]
-
-
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Sample = CounterMetricFamily | GaugeMetricFamily
 

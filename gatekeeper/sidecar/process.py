@@ -64,17 +64,6 @@ if TYPE_CHECKING:
 
     from gatekeeper.sidecar.metrics import Sample
 
-__all__ = [
-    "MANY",
-    "QUIET",
-    "MemoryTrimmer",
-    "ServeOptions",
-    "running",
-    "serve",
-    "state_path",
-    "trim_memory",
-]
-
 _log = logging.getLogger(__name__)
 
 
@@ -129,8 +118,9 @@ async def _until_told(options: ServeOptions) -> None:
 
     # From the first moment on: without a handler SIGHUP would be the end of the process.
     loop.add_signal_handler(signal.SIGHUP, hang_up)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, tell, number)
+    loop.add_signal_handler(signal.SIGTERM, tell, signal.SIGTERM)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in `gatekeeper serve &`
+        loop.add_signal_handler(signal.SIGINT, tell, signal.SIGINT)
     async with running(options) as service:
         serving.append(service)
         if early:
@@ -148,7 +138,7 @@ async def _on_hangup(service: Service) -> None:
     notify(f"RELOADING=1\nMONOTONIC_USEC={stamp}", os.environ)
     try:
         with contextlib.suppress(ConfigError):
-            reload(service)
+            await reload(service)
     finally:
         await service.settle()
         # The manager waits for it, whatever the reload came to.

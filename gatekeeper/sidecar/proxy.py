@@ -20,7 +20,8 @@ from aiohttp import web
 
 from gatekeeper import urls
 from gatekeeper.errors import AddressRefused
-from gatekeeper.fetching.guard import Guard, GuardedResolver
+from gatekeeper.fetching.guard import GuardedResolver
+from gatekeeper.fetching.guard_policy import Guard
 from gatekeeper.library_internals import octets_after
 from gatekeeper.sidecar.exchange import METHODS, Call, Problem, read_octets
 from gatekeeper.sidecar.routes.fetch import (
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 
     from gatekeeper.gate.leases import Lease
     from gatekeeper.sidecar.service import Service
-
-__all__ = ["Proxy", "end_to_end"]
 
 _WHERE = "proxy"
 """Its name among the paths of the metrics."""
@@ -68,10 +67,11 @@ class Proxy:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; every error becomes a problem document."""
-        return await self._service.answer_by(request, _WHERE, self._act)
+        return await self._service.answer_by(request, self._act)
 
     async def _act(self, call: Call) -> web.StreamResponse:
-        service, request = self._service, call.request
+        service, request, call.where = self._service, call.request, _WHERE
+        await service.entered()
         call.client = service.admission.admit_to_proxy(request)
         tunnels = service.config.server.proxy_connect == "host"
         url = _authority(request) if tunnels and request.method == "CONNECT" else _wanted(request)
@@ -159,7 +159,7 @@ class Proxy:
             with suppress(OSError):
                 while piece := await read(_PIECE):
                     size += len(piece)
-                    if size > server.proxy_tunnel_bytes:
+                    if size > server.proxy_tunnel_bytes or limit.expired():  # in this very turn
                         return
                     if received is not None:
                         received(len(piece))

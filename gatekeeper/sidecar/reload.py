@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 from collections.abc import Callable
+from concurrent import futures
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
 
+from gatekeeper.clock import Clock, deadline
 from gatekeeper.config import Config, values_of
 from gatekeeper.errors import ConfigError
 from gatekeeper.gate import Gatekeeper
@@ -25,16 +29,6 @@ from gatekeeper.sidecar.workers import check_workers
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
-
-__all__ = [
-    "LIVE_TABLES",
-    "RESTART",
-    "Reloaded",
-    "check_config",
-    "check_server",
-    "needs_restart",
-    "reload",
-]
 
 _log = logging.getLogger(__name__)
 
@@ -95,6 +89,13 @@ def needs_restart(name: str) -> bool:
     return name.partition(".")[0] not in LIVE_TABLES or name in RESTART
 
 
+T = TypeVar("T")
+
+READ_DEADLINE = 10.0
+"""Seconds in which a reload reads the files of the configuration."""
+_REMEDY = "see whether the disk or the network mount that holds them answers"
+
+
 class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
     """What a reload came to: dotted names of the settings that differ."""
 
@@ -103,15 +104,62 @@ class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
     """Changed in the file, but in force only after a restart."""
 
 
-def reload(service: Service) -> Reloaded:
+class FileReader:
+    """Reads files beside the loop, for one reload at a time, which waits `READ_DEADLINE` at most.
+
+    Of threads that do not come to an end, as at a mount that is gone, there is one at most.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._turn = asyncio.Lock()
+        self._reading: futures.Future[Any] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._turn.acquire()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._turn.release()
+
+    async def run(self, read: Callable[[], T]) -> T:
+        """What `read` returns or raises; ConfigError where it takes too long."""
+        if self._reading is not None and not self._reading.done():
+            raise ConfigError(f"an earlier reload has not read its files yet: {_REMEDY}")
+        reading: futures.Future[T] = futures.Future()
+        reading.set_running_or_notify_cancel()
+
+        def work() -> None:
+            try:
+                reading.set_result(read())
+            except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+                reading.set_exception(error)
+
+        self._reading = reading
+        # No executor's thread: those are waited for when the process ends.
+        threading.Thread(target=work, name="reload", daemon=True).start()
+        try:
+            async with deadline(self._clock, READ_DEADLINE):
+                return await asyncio.wrap_future(reading)
+        except TimeoutError as error:
+            raise ConfigError(
+                f"its files were not read within {READ_DEADLINE:g} s: {_REMEDY}"
+            ) from error
+
+
+async def reload(service: Service) -> Reloaded:
     """Take over what may change while running. Raises ConfigError, having changed nothing.
 
-    Whatever goes wrong is counted, turns the metric red, and is one line in the log (T17).
+    Whatever goes wrong is counted, turns the metric red, and is one line in the log (T17). Files
+    are read beside the loop, which goes on to answer however long that takes.
     """
-    if service.reread is None:
+    reread = service.reread
+    if reread is None:
         raise ConfigError("there is no configuration to read again")
     try:
-        done = _put_in_force(service, _prepare(service, service.reread))
+        async with service.file_reader as reader:
+            plan = await reader.run(lambda: _prepare(service, reread))
+            done = _put_in_force(service, plan)
     except ConfigError as error:
         _failed(service, error)
         raise
@@ -166,11 +214,7 @@ def _prepare(service: Service, reread: Callable[[], Config]) -> _Plan:
 
 
 def _put_in_force(service: Service, plan: _Plan) -> Reloaded:
-    """No await and no grant in between: nothing sees half of it (T17).
-
-    What could still fail comes first, while nothing has changed: the certificate's files
-    may have become others since they were judged.
-    """
+    """No await, no grant and no file in between: nothing sees half of it (T17)."""
     applied, left = plan.applied, plan.left
     if service.certificates is not None and plan.certificates is not None:
         own, rest = service.certificates.take_over(plan.certificates)

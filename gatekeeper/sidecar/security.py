@@ -12,38 +12,18 @@ import re
 import secrets
 import socket
 import ssl
-import stat
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from aiohttp import web
 
 from gatekeeper.clock import Clock
-from gatekeeper.config import ServerConfig
+from gatekeeper.config import ServerConfig, read_file
 from gatekeeper.errors import ConfigError
 from gatekeeper.sidecar.exchange import ANY_ROLE, Problem, Role, retry_after
 from gatekeeper.sidecar.metrics import Sample, counter, gauge
-
-__all__ = [
-    "ANY_LITERAL",
-    "UNIX",
-    "Admission",
-    "Certificates",
-    "ClientLimits",
-    "Networks",
-    "Token",
-    "Tokens",
-    "accepted_hosts",
-    "demand_credentials",
-    "exposed_address",
-    "is_loopback",
-    "load_pair",
-    "read_tokens",
-    "tls_context",
-]
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +33,6 @@ UNIX = "unix:"
 MIN_TOKEN = 32
 _MOST_OF_ONE = 2
 _MOST_TOKENS = 1000
-_MAX_FILE = 1_048_576
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 _RESERVED = re.compile(r"token-[0-9]+|local|earlier|certificate")
 """What clients without a name of their own are called."""
@@ -158,15 +137,14 @@ def read_tokens(path: str | None, *, warn: bool = False) -> Tokens:
     if path is None:
         return Tokens()
     try:
-        with open(path, "rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            lines = [line.strip() for line in file.read(_MAX_FILE + 1).splitlines()]
+        text, mode = read_file(path)
     except OSError as error:
-        raise ConfigError(f"server.token_file: {path}: {error.strerror}") from error
+        remedy = "give a file that holds bearer tokens, one a line"
+        raise ConfigError(f"server.token_file: {path}: {error.strerror}; {remedy}") from error
     try:
         if os.name == "posix" and mode & 0o022:
             raise ConfigError(f"others may write to it (mode {mode:04o}): `chmod go-w` it")
-        found = _tokens_of(lines)
+        found = _tokens_of([line.strip() for line in text.splitlines()])
     except ConfigError as error:
         raise ConfigError(f"server.token_file: {path}: {error}") from None
     if warn and os.name == "posix" and mode & 0o044:
@@ -514,16 +492,29 @@ _SETTINGS = (*_OWN, "tls_client_ca")
 class Certificates:
     """The TLS context of the open sockets, and what its files held when they were read.
 
-    `context` is None without TLS. Raises ConfigError.
+    `context` is None without TLS. `authorities`: those of clients, where not what the file holds
+    now. Raises ConfigError.
     """
 
-    def __init__(self, server: ServerConfig) -> None:
+    def __init__(self, server: ServerConfig, authorities: str | None = None) -> None:
         self._server = server
         self._seen = _digests(server)
-        self.context: ssl.SSLContext | None = tls_context(server)
+        self._authorities = authorities
+        if server.tls_client_ca is not None and authorities is None:
+            self._authorities = _read_pem("tls_client_ca", server.tls_client_ca)
+        self.context: ssl.SSLContext | None = tls_context(server, authorities)
+        if self.context is not None:
+            self._shown = self.context
+            self.context.sni_callback = self._show
+
+    def _show(self, connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
+        """Asked once for each handshake, with a name or without: the sockets keep their context."""
+        if self._shown is not first:
+            connection.context = self._shown
 
     def renewal(self, server: ServerConfig) -> Certificates | None:
         """What the same paths hold now, loaded and found right; None where nothing differs.
+        The authorities are the old ones: a context takes no other while it is in force.
 
         Paths that `server` changes are not looked at: they need a restart. Raises
         ConfigError.
@@ -532,20 +523,20 @@ class Certificates:
             return None
         if _digests(server) == self._seen:
             return None
-        return Certificates(server)
+        return Certificates(server, self._authorities)
 
     def take_over(self, new: Certificates) -> tuple[list[str], list[str]]:
-        """Show the new certificate from the next connection on.
+        """Show the new certificate from the next connection on. It reads nothing, and can't fail.
 
-        Returns the settings whose files are in force now, and those that need a restart: a
-        context takes further authorities, but never lets one go. Raises ConfigError.
+        Returns the settings whose files are in force now, and those that need a restart: who was
+        let in by an authority might resume the session after it was let go.
         """
-        server, before, now = self._server, self._seen, new._seen
+        before, now = self._seen, new._seen
         changed = [name for name in _SETTINGS if before.get(name) != now.get(name)]
         own = [f"server.{name}" for name in changed if name in _OWN]
         left = [f"server.{name}" for name in changed if name not in _OWN]
-        if own and self.context is not None and server.tls_cert is not None:
-            load_pair(self.context, server.tls_cert, server.tls_key or server.tls_cert)
+        if own and new.context is not None:
+            self._shown = new.context
             self._seen = before | {name: now[name] for name in _OWN}
         return own, left
 
@@ -556,7 +547,7 @@ def _digests(server: ServerConfig) -> dict[str, bytes]:
         path = getattr(server, name)
         if path is not None:
             try:
-                found[name] = hashlib.sha256(Path(path).read_bytes()).digest()
+                found[name] = hashlib.sha256(read_file(path)[0]).digest()
             except OSError as error:
                 raise ConfigError(f"server.{name}: {path}: {error.strerror}") from error
     return found
@@ -591,8 +582,9 @@ def exposed_address(names: Iterable[tuple[str, int]]) -> str | None:
     return None
 
 
-def tls_context(server: ServerConfig) -> ssl.SSLContext | None:
-    """The TLS that is configured, or None. Raises ConfigError."""
+def tls_context(server: ServerConfig, authorities: str | None = None) -> ssl.SSLContext | None:
+    """The TLS that is configured, or None; `authorities` in PEM, if not those of the file. Raises
+    ConfigError."""
     if server.tls_cert is None or server.tls_key is None:
         if (server.tls_cert, server.tls_key, server.tls_client_ca) != (None, None, None):
             raise ConfigError("server.tls_cert and server.tls_key must be set together")
@@ -603,7 +595,11 @@ def tls_context(server: ServerConfig) -> ssl.SSLContext | None:
     if server.tls_client_ca is not None:
         _read_pem("tls_client_ca", server.tls_client_ca, _CERTIFICATE)
         try:
-            context.load_verify_locations(server.tls_client_ca)
+            if authorities is None:
+                context.load_verify_locations(server.tls_client_ca)
+            else:
+                plain = authorities.encode("ascii", "replace")  # comments may hold anything
+                context.load_verify_locations(cadata=plain.decode())
         except OSError as error:
             raise _unusable("tls_client_ca", server.tls_client_ca, error) from error
         # Optional here and demanded for each request, so that probes need no certificate.
@@ -649,7 +645,7 @@ _CERTIFICATE, _KEY = "CERTIFICATE-----", "PRIVATE KEY-----"
 
 def _read_pem(setting: str, path: str, mark: str = "") -> str:
     try:
-        text = Path(path).read_text("latin-1")
+        text = read_file(path)[0].decode("latin-1")
     except OSError as error:
         problem = f"server.tls_*: {setting} {path}: {error.strerror}"
         raise ConfigError(problem) from error

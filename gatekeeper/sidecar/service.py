@@ -20,7 +20,7 @@ import aiohttp
 from aiohttp import web
 
 from gatekeeper import speedups, urls
-from gatekeeper.clock import Clock, SystemClock, deadline
+from gatekeeper.clock import Clock, SystemClock, deadline, utc
 from gatekeeper.config import Config
 from gatekeeper.decision import Decision, Reason
 from gatekeeper.errors import (
@@ -41,10 +41,12 @@ from gatekeeper.sidecar.exchange import (
     Call,
     Holder,
     InlineCall,
+    Nothing,
     Problem,
     Role,
     Router,
     add_request_id,
+    read_query,
     response_octets,
     retry_after,
 )
@@ -54,6 +56,7 @@ from gatekeeper.sidecar.metrics import Metrics, gate_samples, gauge
 from gatekeeper.sidecar.pages.feeds import DecisionFeed
 from gatekeeper.sidecar.pages.shell import Sessions
 from gatekeeper.sidecar.pages.state import OperatorState
+from gatekeeper.sidecar.reload import FileReader
 from gatekeeper.sidecar.routes import check, fetch, forward_auth, hosts, leases, operators, pages
 from gatekeeper.sidecar.routes import service as own
 from gatekeeper.sidecar.routes.forward_auth import OriginLearner
@@ -67,8 +70,6 @@ if TYPE_CHECKING:
     from gatekeeper.sidecar.metrics import Sample
     from gatekeeper.sidecar.security import Certificates
     from gatekeeper.sidecar.workers import Acceptor, Workers
-
-__all__ = ["ROUTES", "Service"]
 
 _T = TypeVar("_T")
 _AT_ONCE = 250
@@ -132,6 +133,7 @@ class Service:
         self.learning: OriginLearner = OriginLearner(self.internals, self.clock)
         self.router: Router = Router(ROUTES)
         self.reread = reread
+        self.file_reader: FileReader = FileReader(self.clock)
         self._read_sources = sources
         self.certificates = certificates
         """The TLS of the listeners."""
@@ -332,66 +334,56 @@ class Service:
             self._tracing.retrieved(origin, retrieval, seconds)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        request_id = self.new_id()
-        where, call = "unmatched", None
-        try:
-            path, _, query = _target(request)
-            route, params = self.router.find(request.method, path)
-            where = route.path
-            if route.probe:
-                call = Call(request, request_id, "", query, params)
-                response = await route.handler(self, call)
-            else:
-                # Thousands may be read in one iteration of the loop: it must not be held up.
-                if (before := self._entrance.enter()) is not None:
-                    await before
-                client = self.admission.admit(request, route.needs)
-                self.clients.enter(client)
-                try:
-                    call = Call(request, request_id, client, query, params)
-                    if Role.ADMIN in route.needs:
-                        await self.settle()  # who looks at what happened sees all of it
-                    response = await route.handler(self, call)
-                finally:
-                    self.clients.leave(client)
-        except Exception as error:  # the one place where errors become answers
-            if _begun(request):
-                _break_off(request)
-                raise ConnectionResetError("the answer broke off") from error
-            response = self._problem(error, request_id, call).response(request_id)
-        except asyncio.CancelledError:
-            if _begun(request):
-                _break_off(request)
-            raise
-        self.metrics.answered(where, _method(request), response.status)
-        add_request_id(response, request_id)
-        return response
+        return await self.answer_by(request, self._by_route)
 
     async def answer_by(
         self,
         request: web.BaseRequest,
-        where: str,
         act: Callable[[Call], Coroutine[Any, Any, web.StreamResponse]],
     ) -> web.StreamResponse:
-        """Answer what no route serves, as everything is answered: `act` says who asks, and what
-        the answer is; `where` names it in the metrics."""
+        """Answer a request: `act` says who asks, what it is counted as, and what the answer is."""
         call = Call(request, self.new_id(), "", "", {})
         try:
-            if (before := self._entrance.enter()) is not None:
-                await before
             response = await act(call)
-        except Exception as error:  # as in `_answer`
+        except Exception as error:  # the one place where errors become answers
             if _begun(request):
                 _break_off(request)
+                self._problem(error, call)  # of what nobody foresaw the log alone tells
                 raise ConnectionResetError("the answer broke off") from error
-            response = self._problem(error, call.id, call).response(call.id)
+            response = self._problem(error, call).response(call.id)
         except asyncio.CancelledError:
             if _begun(request):
                 _break_off(request)
             raise
-        self.metrics.answered(where, _method(request), response.status)
+        self.metrics.answered(call.where, _method(request), response.status)
         add_request_id(response, call.id)
         return response
+
+    async def _by_route(self, call: Call) -> web.StreamResponse:
+        request = call.request
+        path, _, call.query = _target(request)
+        route, call.params = self.router.find(request.method, path)
+        call.where = route.path
+        if route.probe:
+            return await route.handler(self, call)
+        await self.entered()
+        call.client = self.admission.admit(request, route.needs)
+        self.clients.enter(call.client)
+        try:
+            if call.query and route.no_query:
+                read_query(call.query, Nothing)
+            if Role.ADMIN in route.needs:
+                await self.settle()  # who looks at what happened sees all of it
+            return await route.handler(self, call)
+        finally:
+            self.clients.leave(call.client)
+
+    async def entered(self) -> None:
+        """Return when a request may be looked at: thousands may be read in one iteration of the
+        loop, and it must not be held up."""
+        if (before := self._entrance.enter()) is not None:
+            await before
+            self._entrance.come_in()
 
     def answer_at_once(
         self,
@@ -411,7 +403,7 @@ class Service:
         path, _, query = target.partition("?")
         try:
             route, params = self.router.find(method, path)
-            if route.inline is None or method != route.method:
+            if route.inline is None or method != route.method or (query and route.no_query):
                 return None
             client = self.admission.admit_by(headers, remote, transport, route.needs)
             if not self.clients.passes(client):
@@ -447,7 +439,7 @@ class Service:
             float(self.internals.storage_failing is not None or not self.leases.writable),
         )
 
-    def _problem(self, error: Exception, request_id: str, call: Call | None) -> Problem:
+    def _problem(self, error: Exception, call: Call) -> Problem:
         """What an exception says to a client; what nobody foresaw is logged, not told."""
         if isinstance(error, Problem):
             return error
@@ -469,8 +461,8 @@ class Service:
             )
         if isinstance(error, asyncio.TimeoutError):
             return Problem(504, "timeout", "the answer did not come in time")
-        _log.error("request %s failed", request_id, exc_info=error)
-        return Problem(500, "internal", f"an error of ours; the log names it {request_id}")
+        _log.error("request %s failed", call.id, exc_info=error)
+        return Problem(500, "internal", f"an error of ours; the log names it {call.id}")
 
     def refusal(self, error: Denied) -> Problem:
         """403 for a denial; for a deferral 429, or 503 where it is our own disk or the store of
@@ -489,21 +481,24 @@ class Service:
 
     def too_late(self, error: LeaseTimeout, call: Call | None = None) -> Problem:
         """429 for a turn that did not come within `wait`; it says what holds the host."""
-        holder = self._holder(error.url, call)
+        try:
+            host = urls.parse(error.url).host
+        except InvalidURL:
+            host = ""
+        holder = self._holder(host, call)
+        why, until = self.internals.held_up(host)
         return Problem(
             429,
             "not-yet",
             f"{error}{holder}",
-            headers={"Retry-After": self.seconds_until(error.retry_at)},
+            headers={"Retry-After": self.seconds_until(error.retry_at or (until and utc(until)))},
             held=holder,
+            why=None if why == "turn" else why,
         )
 
-    def _holder(self, url: str, call: Call | None) -> Holder:
-        """The lease that holds the URL's host; whose it is only for whom that concerns (T15)."""
-        try:
-            held = self.leases.holding(urls.parse(url).host)
-        except InvalidURL:
-            held = None
+    def _holder(self, host: str, call: Call | None) -> Holder:
+        """The lease that holds the host; whose it is only for whom that concerns (T15)."""
+        held = self.leases.holding(host)
         if held is None:
             return Holder()
         told = call is not None and (

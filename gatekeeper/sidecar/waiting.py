@@ -32,8 +32,6 @@ from gatekeeper.sidecar.exchange import Problem
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper
 
-__all__ = ["LeaseWaiter", "LeaseWaiters", "OpenStreams", "WantedLease", "draining", "full"]
-
 
 class WantedLease(msgspec.Struct, frozen=True):
     """What a client asks for."""
@@ -43,31 +41,30 @@ class WantedLease(msgspec.Struct, frozen=True):
     ttl: float
     priority: int
     user_agent: str | None
+    id: str | None = None
 
 
-class LeaseWaiter:
+class LeaseWaiter(msgspec.Struct, eq=False):
     """One request that waits."""
 
-    __slots__ = (
-        *("client", "go", "host", "priority", "scope", "since", "standing", "stepping_back"),
-        *("wanted", "why"),
-    )
+    client: str
+    wanted: WantedLease
+    since: float
+    """Monotonic moment at which it began to wait."""
+    host: str
+    scope: asyncio.Timeout | None = None
+    """Ends the whole wait, with `why`."""
+    why: Problem | None = None
+    go: asyncio.Future[None] | None = None
+    """Set when it may stand in the host's line."""
+    standing: asyncio.Timeout | None = None
+    """While it stands there: takes it out again."""
+    stepping_back: bool = False
 
-    def __init__(self, client: str, wanted: WantedLease, since: float) -> None:
-        self.client = client
-        self.wanted = wanted
-        self.host: str = urls.parse(wanted.url).host
-        self.since = since
-        """Monotonic moment at which it began to wait."""
-        self.priority: int = wanted.priority
-        self.scope: asyncio.Timeout | None = None
-        """Ends the whole wait, with `why`."""
-        self.why: Problem | None = None
-        self.go: asyncio.Future[None] | None = None
-        """Set when it may stand in the host's line."""
-        self.standing: asyncio.Timeout | None = None
-        """While it stands there: takes it out again."""
-        self.stepping_back: bool = False
+    @property
+    def priority(self) -> int:
+        """Who goes first of one client's."""
+        return self.wanted.priority
 
     def end(self, why: Problem) -> None:
         """Wake it with this answer."""
@@ -188,7 +185,7 @@ class LeaseWaiters:
             why = full("requests wait for a turn already", self._most)
             if not self.make_way(client, why):
                 raise why
-        waiter = LeaseWaiter(client, wanted, self._clock.monotonic())
+        waiter = LeaseWaiter(client, wanted, self._clock.monotonic(), urls.parse(wanted.url).host)
         waiters = self._by_client.setdefault(client, OrderedDict())
         waiters[waiter] = None
         self._counted(client, len(waiters) - 1, len(waiters))

@@ -61,8 +61,6 @@ from gatekeeper.sidecar.logs import set_up
 from gatekeeper.sidecar.security import Token, Tokens
 from gatekeeper.sidecar.service import Service
 
-__all__ = ["main"]
-
 _log = logging.getLogger(__name__)
 
 _TELL: Final = 0.2
@@ -467,7 +465,7 @@ class _WorkerProcess:
             return
         feed = service.operators.feed
         given, feed.count = feed.count, 0
-        notes, likes, batches = feed.take_latest(_NOTES)
+        notes, bases, batches = feed.take_latest(_NOTES)
         told = [
             BatchNote(at, request, client, list(texts))
             for _, at, texts, request, client in batches[-_BATCHES:]
@@ -484,7 +482,7 @@ class _WorkerProcess:
                     OriginTally(origin, one.allow, one.deny, one.defer)
                     for origin, one in feed.take_counts().items()
                 ],
-                likes=likes,
+                bases=bases,
                 notes=notes,
                 batches=told,
                 unnoted=given - len(notes) - sum(len(one.decisions) for one in told),

@@ -60,8 +60,6 @@ if TYPE_CHECKING:
     from gatekeeper.sidecar.metrics import Sample
     from gatekeeper.sidecar.service import Service
 
-__all__ = ["Acceptor", "Workers", "check_workers"]
-
 _log = logging.getLogger(__name__)
 
 _START: Final = (
@@ -449,7 +447,7 @@ class Workers:
             counts.defer += one.defer
         feed.count += told.unnoted
         for note in told.notes:
-            feed.merge(note, told.likes[note.like])
+            feed.merge(note, told.bases[note.base])
         for batch in told.batches:
             feed.add_batch(batch.decisions, batch.request, batch.client, at=batch.at)
         service.log.count(*told.logged)

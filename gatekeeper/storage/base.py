@@ -19,23 +19,6 @@ import msgspec
 
 from gatekeeper.errors import StorageError
 
-__all__ = [
-    "ClockRecord",
-    "DiskFull",
-    "HistoryEntry",
-    "OriginRecord",
-    "Pending",
-    "Sighting",
-    "Storage",
-    "StorageStats",
-    "WriteBatch",
-    "overlay",
-    "pack_body",
-    "sighting",
-    "unpack_body",
-    "with_hash",
-]
-
 MAX_TEXT = 64 * 1024 * 1024
 """No body is inflated beyond this many bytes, whatever a tampered file holds."""
 

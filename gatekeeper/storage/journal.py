@@ -34,8 +34,6 @@ import msgspec
 from gatekeeper.errors import StorageError
 from gatekeeper.storage.base import NO_SPACE, ClockRecord, DiskFull
 
-__all__ = ["NOBODYS", "NOTHING", "DatabaseLock", "FileLock", "Journal", "read_generation"]
-
 HEADER = b"gatekeeper promises 1\n"
 _MAGIC = b"\xa5\x9c\xc3\x0a"
 _FRAME = struct.Struct("<4sII")
@@ -70,19 +68,6 @@ class Journal:
 
     Not thread-safe: its owner holds a lock around every call but `sync`.
     """
-
-    __slots__ = (
-        "_ahead",
-        "_fd",
-        "_generation",
-        "_limit",
-        "_path",
-        "_retired",
-        "_sick",
-        "_stalled",
-        "damaged",
-        "size",
-    )
 
     def __init__(self, database: Path, *, limit: int) -> None:
         self._path = database
@@ -210,10 +195,13 @@ class Journal:
     def sync(self) -> None:
         """fsync the open generation; called from the writer thread, which alone closes it.
 
-        Raises OSError: what of it is on the disk nobody knows then, nor by a later fsync.
+        Raises OSError: what of it is on the disk nobody knows then, nor by a later fsync; and
+        where it was removed.
         """
         if self._fd >= 0:
             os.fsync(self._fd)
+            if _removed(self._fd):
+                raise OSError(errno.ENOENT, "the journal was removed while it was in use")
 
     def abandon(self) -> None:
         """Nothing more goes to the open generation, if there is one; it waits to be absorbed."""
@@ -469,12 +457,25 @@ class DatabaseLock:
         self._inode = _inode_of(self._path)
         self._held.add(self._inode)
 
+    def check(self) -> None:
+        """Raises OSError where the database was removed, or put elsewhere, while it is open: what
+        is written to it then, nobody will ever read."""
+        if self._fd >= 0 and (_removed(self._fd) or not self._path.exists()):
+            raise OSError(
+                errno.ENOENT, "it was removed while it was in use: put it back, or start again"
+            )
+
     def release(self) -> None:
         """Let the next one in. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
             self._held.discard(self._inode)
+
+
+def _removed(fd: int) -> bool:
+    """Has the open file no name any more?"""
+    return os.fstat(fd).st_nlink == 0
 
 
 def _inode_of(path: Path) -> tuple[int, int]:

@@ -17,8 +17,6 @@ from gatekeeper.storage.base import (
 )
 from gatekeeper.storage.schema import ROW_COST
 
-__all__ = ["MemoryStorage"]
-
 
 class MemoryStorage:
     """A `Storage` for a gate that need not remember, and for tests of what puts and loads records.

@@ -46,32 +46,6 @@ from gatekeeper.storage.base import (
 )
 from gatekeeper.urls import host_of
 
-__all__ = [
-    "APPLICATION_ID",
-    "CLOCK_COLUMNS",
-    "ORIGIN_COLUMNS",
-    "ROW_COST",
-    "VERSION",
-    "connect",
-    "connect_readonly",
-    "entry_at",
-    "forget",
-    "get_meta",
-    "history_of",
-    "open_to_read",
-    "prepare",
-    "read_clock",
-    "read_clocks",
-    "read_origin",
-    "record_sightings",
-    "set_meta",
-    "shrink_history",
-    "text_of",
-    "unusable",
-    "write_clocks",
-    "write_origins",
-]
-
 APPLICATION_ID = 0x67617465
 """`gate`: in the header of every file that is ours."""
 VERSION = 6
@@ -81,8 +55,8 @@ _QUICK_CHECK_BELOW = 8 * 1024 * 1024
 """A file up to this size is checked page by page at the start; it takes milliseconds."""
 
 _REMEDIES = {
-    sqlite3.SQLITE_FULL: "make space: what is pending is kept in memory and written then",
-    sqlite3.SQLITE_IOERR: "look at the disk: what is pending is kept in memory and tried again",
+    sqlite3.SQLITE_FULL: "make space: what is pending is written then, or by the next start",
+    sqlite3.SQLITE_IOERR: "look at the disk: what is pending is tried again",
     sqlite3.SQLITE_READONLY: "make it and its directory writable for this user",
     sqlite3.SQLITE_CANTOPEN: "make it and its directory readable and writable for this user",
     sqlite3.SQLITE_BUSY: "stop the other program that holds it",
@@ -227,6 +201,8 @@ def unusable(path: Path, error: Exception, *, opening: bool = False) -> StorageE
     """What to tell people when SQLite gives up on a file; `opening`: at the start."""
     if opening and _lacks_space(path, error):
         return DiskFull(f"{path}: {error}; make space there, or look at the disk, to start")
+    if isinstance(error, OSError) and not opening:
+        return StorageError(f"{path}: {error.strerror or error}")
     remedy = _REMEDIES.get(
         getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF,
         f"move it away, with {path.name}-wal if there is one, and start again "
@@ -347,8 +323,11 @@ def open_to_read(path: Path) -> sqlite3.Connection:
 
     Raises StorageError also where there is no file, or a foreign one.
     """
+    remedy = "give the path of the gate's storage"
     if not path.exists():
-        raise StorageError(f"{path}: no such file; give the path of the gate's storage")
+        raise StorageError(f"{path}: no such file; {remedy}")
+    if not path.is_file():
+        raise StorageError(f"{path}: not a file; {remedy}")
     _inspect(path)
     return connect_readonly(path)
 

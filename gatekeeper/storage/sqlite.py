@@ -1,4 +1,5 @@
-"""`SqliteStorage`: one SQLite file, one journal beside it, one process at a time.
+"""`SqliteStorage`: one SQLite file, one journal beside it, one process at a time. And the files of
+a `PoliteQueue`: what it keeps, and what it has no room for in memory.
 
     <path>                  the database (WAL mode), with -wal and -shm while open
     <path>.promises-<n>     the journal: see journal.py
@@ -13,10 +14,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import msgspec
 
 from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import MEMORY, StorageConfig
@@ -31,8 +35,6 @@ from gatekeeper.storage.base import (
     unpack_body,
 )
 from gatekeeper.storage.writer import Writer
-
-__all__ = ["SqliteStorage"]
 
 T = TypeVar("T")
 
@@ -237,3 +239,238 @@ class SqliteStorage:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+# --- the files of a PoliteQueue -----------------------------------------------------------------
+
+
+Entry = tuple[float, int, str, Any]
+"""Rank (the negated priority), order of arrival, URL, payload: sorts as it is to be served, as
+no two have one order of arrival."""
+
+MAX_OBJECTS = 100_000
+"""Payloads that can't go to the file, of URLs that do: they stay in memory, and no more of them."""
+
+_BATCH = 500
+
+
+class OverflowFile:
+    """The URLs of every origin that has too many for memory, in one SQLite file.
+
+    The file is scratch: made empty at the first need, deleted when closed. Writing is
+    batched; reading is by primary key, some dozens of microseconds for a chunk. An
+    operation that fails raises StorageError and has changed nothing: it may be tried again.
+
+    A payload of plain values goes to the file as MessagePack, and an equal one comes back.
+    Any other object stays in memory, `max_objects` at most: to write it would take pickle, and
+    then whoever can write to the folder of scratch files could run code here.
+    """
+
+    def __init__(self, path: str | Path | None = None, max_objects: int = MAX_OBJECTS) -> None:
+        self._path = path
+        self._connection: sqlite3.Connection | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._pending: list[tuple[int, float, int, str, bytes | None]] = []
+        self._objects: dict[int, Any] = {}
+        """Order of arrival -> payload."""
+        self._max_objects = max_objects
+        self.rows: int = 0
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None:
+            if self._path is None:
+                self._folder = tempfile.TemporaryDirectory(
+                    prefix="gatekeeper-queue-", ignore_cleanup_errors=True
+                )
+                self._path = Path(self._folder.name) / "queue.sqlite"
+            connection = sqlite3.connect(self._path, isolation_level=None)
+            try:
+                _prepare(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+    @contextlib.contextmanager
+    def _usable(self) -> Iterator[sqlite3.Connection]:
+        """The file, inside one transaction: all of it or nothing."""
+        connection = None
+        try:
+            connection = self._open()
+            connection.execute("BEGIN")
+            yield connection
+            connection.execute("COMMIT")
+        except (sqlite3.Error, OSError) as error:
+            raise StorageError(
+                f"the queue's scratch file {self._path or tempfile.gettempdir()} can't be used "
+                f"({error}): make room there, or give PoliteQueue another `path`; no URL is lost"
+            ) from error
+        finally:
+            # A full disk, for one, has ended the transaction already.
+            if connection is not None and connection.in_transaction:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+
+    def make_room(self, data: Any) -> None:
+        """Write what is to be written, if that is much; see that one more payload has a place.
+
+        Raises StorageError.
+        """
+        if len(self._objects) >= self._max_objects and _packed(data) is None:
+            raise StorageError(
+                f"the queue keeps {self._max_objects:,} payloads in memory already that can't go "
+                f"to its scratch file, as this {type(data).__name__} can't: give plain values "
+                "(None, bool, int, float, str, bytes, lists and dicts of them), or fewer URLs at "
+                "a time (maxsize)"
+            )
+        if len(self._pending) >= _BATCH:
+            self._flush()
+
+    def add(self, queue: int, entry: Entry) -> None:
+        """Put away one URL of that queue, at first in memory: this can't fail."""
+        rank, arrival, url, data = entry
+        packed = None if data is None else _packed(data)
+        if data is not None and packed is None:
+            self._objects[arrival] = data
+        self._pending.append((queue, rank, arrival, url, packed))
+        self.rows += 1
+
+    def _flush(self) -> None:
+        if self._pending:
+            with self._usable() as connection:
+                connection.executemany("INSERT INTO waiting VALUES (?, ?, ?, ?, ?)", self._pending)
+            self._pending.clear()
+
+    def take(self, queue: int, count: int) -> list[Entry]:
+        """Take out the first URLs of that queue. Raises StorageError."""
+        self._flush()
+        with self._usable() as connection:
+            found: list[tuple[float, int, str, bytes | None]] = connection.execute(
+                "SELECT rank, arrival, url, data FROM waiting WHERE queue = ?"
+                " ORDER BY rank, arrival LIMIT ?",
+                (queue, count),
+            ).fetchall()
+            if found:
+                connection.execute(
+                    "DELETE FROM waiting WHERE queue = ? AND (rank, arrival) <= (?, ?)",
+                    (queue, *found[-1][:2]),
+                )
+        self.rows -= len(found)
+        return [
+            (rank, arrival, url, self._objects.pop(arrival, None) if data is None else _read(data))
+            for rank, arrival, url, data in found
+        ]
+
+    def close(self) -> None:
+        """Delete the file. Idempotent."""
+        self._pending.clear()
+        self._objects.clear()
+        # What can't be deleted now is not worth an error to anybody.
+        with contextlib.suppress(sqlite3.Error, OSError):
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+                if self._folder is None and self._path is not None:
+                    Path(self._path).unlink(missing_ok=True)
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = self._path = None
+
+
+class KeptEntries:
+    """The file in which a queue's URLs outlive the process, one row each until they are done.
+
+    Each change is in the system's hands before the call returns, so that kill -9 loses nothing;
+    a power cut may cost the last ones. One process at a time: the file is locked.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = path
+        with self._failing():
+            self._file = sqlite3.connect(path, isolation_level=None, timeout=0.0)
+            try:
+                self._file.executescript(
+                    "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL;"
+                    "PRAGMA synchronous = OFF;"
+                    "CREATE TABLE IF NOT EXISTS kept"
+                    " (arrival INTEGER PRIMARY KEY, rank REAL, url TEXT, data BLOB);"
+                    "BEGIN IMMEDIATE; COMMIT;"  # it takes the lock, or raises
+                )
+            except BaseException:
+                self._file.close()
+                raise
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise StorageError(
+                f"the kept queue {self._path} can't be used ({error}): one process at a time may "
+                "have it; make room there, or give PoliteQueue another `keep`"
+            ) from error
+
+    def load(self) -> list[Entry]:
+        """Everything that waits, the first in order of arrival first. Raises StorageError."""
+        with self._failing():
+            rows = self._file.execute(
+                "SELECT rank, arrival, url, data FROM kept ORDER BY arrival"
+            ).fetchall()
+            return [(*one[:3], None if one[3] is None else _read(one[3])) for one in rows]
+
+    def add(self, entry: Entry) -> None:
+        """Keep it. Raises TypeError for a payload that is no plain value, and StorageError."""
+        rank, arrival, url, data = entry
+        packed = None if data is None else _packed(data)
+        if data is not None and packed is None:
+            raise TypeError(
+                f"a queue with `keep` takes plain values as data, not this {type(data).__name__}: "
+                "None, bool, int, float, str, bytes, lists, and dicts with text as keys"
+            )
+        with self._failing():
+            self._file.execute("INSERT INTO kept VALUES (?, ?, ?, ?)", (arrival, rank, url, packed))
+
+    def remove(self, entry: Entry) -> None:
+        """It is done. Raises StorageError."""
+        with self._failing():
+            self._file.execute("DELETE FROM kept WHERE arrival = ?", (entry[1],))
+
+    def close(self) -> None:
+        """Leave the file to the next. Idempotent."""
+        with contextlib.suppress(sqlite3.Error):
+            self._file.close()
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    # Scratch: what a crash leaves of it is worth nothing. Not so what a full disk leaves,
+    # so that there is a journal, in memory.
+    connection.execute("PRAGMA journal_mode = MEMORY")
+    connection.execute("PRAGMA synchronous = OFF")
+    connection.execute("DROP TABLE IF EXISTS waiting")
+    connection.execute(
+        "CREATE TABLE waiting (queue INTEGER, rank REAL, arrival INTEGER, url TEXT, data BLOB,"
+        " PRIMARY KEY (queue, rank, arrival)) WITHOUT ROWID"
+    )
+
+
+_read = msgspec.msgpack.Decoder().decode
+_write = msgspec.msgpack.Encoder().encode
+_PLAIN = (type(None), bool, int, float, str, bytes)
+
+
+def _packed(data: Any) -> bytes | None:
+    """The payload as MessagePack; None where what is read back would not be the same."""
+    try:
+        return _write(data) if _is_plain(data) else None
+    except (OverflowError, UnicodeError, RecursionError, msgspec.MsgspecError):
+        return None  # an integer of more than 64 bits, half a character, a list in itself
+
+
+def _is_plain(data: Any) -> bool:
+    kind = type(data)  # not isinstance: a subclass would come back as what it is made of
+    if kind is list:
+        return all(map(_is_plain, data))
+    if kind is dict:
+        return all(type(key) is str for key in data) and all(map(_is_plain, data.values()))
+    return kind in _PLAIN

@@ -51,8 +51,6 @@ from gatekeeper.storage.schema import (
     write_origins,
 )
 
-__all__ = ["Committer", "Writer"]
-
 _log = logging.getLogger("gatekeeper.storage")
 
 MAX_PENDING_ORIGINS = 200_000
@@ -114,6 +112,7 @@ class Writer:
         # The thread's own; `append` alone is called from outside, under _wake:
         self._journal = Journal(path, limit=config.journal_bytes)
         self._committer: Committer | None = None
+        self._database: DatabaseLock | None = None
         self._gather = config.flush_interval
         self._failures = 0
         self._failed_batches = 0
@@ -396,6 +395,7 @@ class Writer:
         schema.prepare(self._path)
         database.hold()
         stack.callback(database.release)
+        self._database = database
         connection = schema.connect(self._path)
         stack.callback(connection.close)
         committer = Committer(connection, self._config, self._clock)
@@ -471,6 +471,7 @@ class Writer:
         all that is not committed goes to another generation."""
         try:
             self._journal.sync()
+            self._check_database()
         except OSError as error:
             with self._wake:
                 self._journal.abandon()
@@ -480,6 +481,11 @@ class Writer:
                 self._in_trouble(error)
             return False
         return True
+
+    def _check_database(self) -> None:
+        """Raises OSError where it was removed: what is written to it then is lost with us."""
+        if self._database is not None:
+            self._database.check()
 
     def _mend(self) -> None:
         """Have a journal that takes promises, and make up for those that it missed.
@@ -546,13 +552,14 @@ class Writer:
             else:
                 _log.warning("%s: no new journal can be begun: %s", self._path, error)
 
-    def _write(self, committer: Committer, batch: WriteBatch) -> sqlite3.Error | None:
+    def _write(self, committer: Committer, batch: WriteBatch) -> Exception | None:
         began = time.monotonic()
         retired = self._journal.retired()
         try:
             if len(batch):
                 committer.commit(batch)
-        except sqlite3.Error as error:
+            self._check_database()
+        except (sqlite3.Error, OSError) as error:
             self._failed(batch, error)
             return error
         self._journal.discard(retired)
@@ -572,7 +579,7 @@ class Writer:
             _log.warning("%s: upkeep failed, tried again later: %s", self._path, error)
         return None
 
-    def _failed(self, batch: WriteBatch, error: sqlite3.Error) -> None:
+    def _failed(self, batch: WriteBatch, error: Exception) -> None:
         """Keep what could not be written, and try again after a growing while."""
         if self._failures == 0:
             _log.error("%s: nothing can be written, tried again later: %s", self._path, error)

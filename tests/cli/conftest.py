@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def free_port() -> int:
-    """A port on which nobody listens."""
+def free_port() -> Iterator[int]:
+    """A port on which nobody listens, and nobody can meanwhile."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+        yield int(sock.getsockname()[1])

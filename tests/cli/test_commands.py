@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from gatekeeper.cli import COMMANDS, main
-from gatekeeper.cli.common import json_text, log_to_stderr
+from gatekeeper.cli import COMMANDS, json_text, log_to_stderr, main
 from tests.internet import FakeInternet, Page
 
 ROBOTS = "User-agent: *\nDisallow: /private\nCrawl-delay: 7\n"

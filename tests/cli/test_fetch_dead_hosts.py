@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextvars import copy_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gatekeeper.cli.crawl.sources import Limits
-from gatekeeper.clock import VirtualClock
+from gatekeeper.clock import Timer, VirtualClock
 from gatekeeper.config import Config, GuardConfig, PacingConfig
-from tests.cli.crawling import ROBOTS, fetch
+from tests.cli.crawling import ROBOTS, fetch, manifest
 from tests.internet import FakeInternet
 from tests.politeness.dead import KINDS, Dials, dead_hosts, dying_hosts
 
@@ -114,3 +116,28 @@ async def test_hosts_that_die_behind_their_robots_txt_keep_no_worker_from_the_li
     beside = await internet.drive(run)
     assert sum(request.path == ROBOTS for request in internet.requests) == 205
     assert beside <= alone / 0.95 + 3.0, "3 s: the living ones are met behind all the dead"
+
+
+async def test_a_worker_that_stands_in_waits_for_no_lease_of_its_own(
+    internet: FakeInternet,
+    clock: VirtualClock,
+    dials: Dials,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is started while another one's request connects, under that one's lease."""
+    call_at = clock.call_at
+
+    def in_context(when: float, callback: Callable[..., object], *args: Any) -> Timer:
+        return call_at(when, copy_context().run, callback, *args)  # as a loop's own timers do
+
+    monkeypatch.setattr(clock, "call_at", in_context)
+    (name,) = dying_hosts(internet, dials, 1)
+    pacing = PacingConfig(default_interval=0.2, own_wait=1.0)
+    config = Config(guard=PACED.guard, pacing=pacing)
+    urls = [f"http://{name}/{page}" for page in range(3)]
+    limits = Limits(concurrency=1, tries=1)
+    run = fetch(internet, *urls, config=config, output=tmp_path / "out", limits=limits)
+    assert await internet.drive(run) == 1
+    assert {entry["outcome"] for entry in manifest(tmp_path / "out").values()} == {"failed"}
+    assert manifest(tmp_path / "out").keys() == set(urls)

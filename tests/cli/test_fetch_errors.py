@@ -9,7 +9,7 @@ import pytest
 
 from gatekeeper import urls
 from tests.cli.crawling import OPEN, fetch, manifest, stored
-from tests.internet import FakeInternet, Page, redirect
+from tests.internet import FakeInternet, Page, Raw, redirect
 
 ODD = [
     *("http://xn--\u00df.com/", "http://xn--\u2167", "http://xn--\u017f/", "http://xn--\u2460/x"),
@@ -50,6 +50,18 @@ async def test_a_link_or_sitemap_that_is_no_url_costs_no_page(
     site.on("/x", Page("here", headers={"Link": f'<{octets}>; rel="license"'}))
     assert await fetch(internet, "http://a.test/x", output=folder) == 0
     assert stored(folder, "http://a.test/x") == b"here"
+
+
+async def test_an_answer_that_can_not_be_read_is_told_in_words(
+    internet: FakeInternet, folder: Path
+) -> None:
+    """It was told with aiohttp's status 400, which no site had sent."""
+    twice = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab"
+    internet.site("a.test").robots(OPEN).on("/x", Raw(twice))
+    assert await fetch(internet, "http://a.test/x", output=folder) == 1
+    said = manifest(folder)["http://a.test/x"]["error"]
+    assert said.startswith("the site's answer can't be read: ")
+    assert "400" not in said
 
 
 async def test_a_redirect_with_credentials_is_refused(internet: FakeInternet, folder: Path) -> None:

@@ -75,8 +75,10 @@ async def test_a_line_that_is_not_utf_8_is_a_bad_line_and_the_rest_goes_on(
     assert await fetch(internet, input=str(listed), output=folder) == 1
     assert site.paths == [ROBOTS, "/x"]
     out = capsys.readouterr().out
-    assert f"{listed}:1: " in out
-    assert f"{listed}:2: " in out
+    # In words, and with each octet as it was escaped once.
+    said = "no URL to fetch: is not UTF-8, or holds half of a character; write it in UTF-8"
+    assert f"{listed}:1: 'http://a.test/caf\\udce9'  {said}" in out
+    assert f"{listed}:2: 'http://\\udcff.test/'  {said}" in out
     assert {entry.get("where") for entry in manifest(folder).values()} == {
         f"{listed}:1", f"{listed}:2", None,
     }  # fmt: skip

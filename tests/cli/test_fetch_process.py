@@ -142,6 +142,25 @@ async def test_a_second_ctrl_c_ends_it_at_once(internet: FakeInternet) -> None:
     assert "Traceback" not in err
 
 
+def in_the_background() -> None:
+    """As a shell without job control starts what has an `&` behind it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+async def test_a_ctrl_c_for_what_runs_in_the_foreground_does_not_stop_it(
+    internet: FakeInternet,
+) -> None:
+    hold = Hold(Page("slow"))
+    internet.site("127.0.0.1").robots("").on("/slow", hold)
+    url = f"http://127.0.0.1:{internet.listener().port()}/slow"
+    process = await start(url, first=in_the_background)
+    await hold.waiting.acquire()
+    process.send_signal(signal.SIGINT)
+    hold.release()
+    code, out, err = await finish(process)
+    assert (code, out.splitlines()[0]) == (0, "fetched 1 (1 x 200), 4 bytes"), err
+
+
 def no_file_may_grow() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
 

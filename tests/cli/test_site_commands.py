@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gatekeeper.cli import main
+from gatekeeper.cli import main, texts
 from gatekeeper.cli.texts import SitemapText, sitemap_urls
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots.lint import CODES
@@ -214,6 +214,30 @@ def test_compose_writes_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert out.read_text() == printed
     assert "(owner ann, prefix /shop/)" in printed
     assert main(["lint", "--strict", str(out)]) == 0
+
+
+def test_what_can_not_be_written_is_named_as_it_was_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (one,) = written(tmp_path, a="User-agent: *\nDisallow: /x\n")
+    out = tmp_path / "nowhere" / "robots.txt"
+    assert main(["compose", one, "-o", str(out)]) == 2
+    assert capsys.readouterr().err == f"gatekeeper compose: {out}: No such file or directory\n"
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="the system has no /dev/zero")
+def test_a_file_without_an_end_is_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "_MOST", 1 << 20)
+    null = "/dev/null"
+    for command in (
+        *(["lint"], ["compose"], ["diff", null], ["diff", null, null, "--urls"]),
+        *(["test", null, "--sitemap"], ["test", null, "--expect"]),
+    ):
+        assert main([*command, "/dev/zero"]) == 2
+        said = capsys.readouterr().err
+        assert ": /dev/zero: more than 1 MiB; nothing that is read here is that long\n" in said
 
 
 def test_compose_with_a_conflict_writes_nothing(

@@ -249,6 +249,19 @@ async def test_robots_and_policy(world: FakeInternet, open_gate: Any) -> None:
     assert not (await gate.policy("http://down.test/robots.txt")).allowed("/x")
 
 
+async def test_a_conflict_is_told_where_the_declared_reading_decides(
+    internet: FakeInternet, open_gate: Any
+) -> None:
+    """DIA-03: by the 2.0 draft the rule is one path, by RFC 9309 a prefix."""
+    internet.site("a.test").robots("User-agent: *\nRobot-version: 2.0\nDisallow: /a\n")
+    gate = await open_gate(internet, robots={"conflicts": "declared"})
+    told = [(bool(d), d.conflict) for d in [await gate.check(f"http://a.test/{p}") for p in "abaa"]]
+    inside = await gate.check("http://a.test/a/b")
+    assert told == [(False, False), (True, False), (False, False), (False, False)]
+    assert (bool(inside), inside.conflict, inside.rule) == (True, True, None)
+    assert await gate.allowed("http://a.test/a/b")
+
+
 async def test_the_operator_s_word(world: FakeInternet, open_gate: Any) -> None:
     rules = [{"match": "a.test", "robots": "deny", "reason": "asked by mail"}]
     gate = await open_gate(world, host=rules)

@@ -111,11 +111,28 @@ async def test_a_blocked_and_a_paused_host_say_so(internet: FakeInternet, open_g
     found = await gate.try_acquire("http://a.test/x")
     assert isinstance(found, NotYet)
     assert 450.0 < found.due_at.timestamp() - internet.clock.wall() <= 501.0
+    assert (found.why, found.decision) == ("host_blocked", None)
     await gate.block("a.test", internet.clock.wall() - 1)
     await gate.pause("a.test")
-    assert isinstance(await gate.try_acquire("http://a.test/x"), NotYet)
+    found = await gate.try_acquire("http://a.test/x")
+    assert isinstance(found, NotYet)
+    assert found.why == "host_paused"
+    assert 30.0 < found.due_at.timestamp() - internet.clock.wall() <= 61.0
     await gate.resume("a.test")
     (await had(gate, "http://a.test/x", internet)).end()
+
+
+async def test_a_blocked_host_says_so_of_an_origin_that_nobody_asked_yet(
+    internet: FakeInternet, open_gate: Any
+) -> None:
+    """What is not known can't be asked for before the block ends: nobody need try until then."""
+    internet.site("a.test").robots("")
+    gate = await open_gate(internet)
+    await gate.block("a.test", internet.clock.wall() + 500)
+    found = await gate.try_acquire("http://a.test/x")
+    assert isinstance(found, NotYet)
+    assert found.why == "host_blocked"
+    assert 450.0 < found.due_at.timestamp() - internet.clock.wall() <= 501.0
 
 
 async def test_text_that_is_no_url_is_told(internet: FakeInternet, open_gate: Any) -> None:

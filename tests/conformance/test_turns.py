@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import datetime, timedelta
 from http import HTTPStatus
 from typing import Any
 
 import aiohttp
 import pytest
 
-from gatekeeper import Deferred, Denied, LeaseTimeout
+from gatekeeper import ConfigError, Deferred, Denied, LeaseTimeout
 from gatekeeper.clock import utc
 from gatekeeper.middleware import gate_middleware
 from tests.internet import FakeInternet, Hold, Page, Reset, redirect
@@ -185,6 +185,36 @@ async def test_a_turn_beyond_the_timeout_is_refused_at_once(
     with pytest.raises((LeaseTimeout, Deferred)):
         await drive(gate.acquire("http://a.test/x", timeout=500, owned=False))
     assert clock.monotonic() - before < 2.0
+
+
+@pytest.mark.parametrize("name", ["*", "*bot/1.0"])
+async def test_no_request_is_sent_as_everybody(
+    internet: FakeInternet, open_gate: Any, name: str
+) -> None:
+    """A question may be about `*`; a lease is for a request, and that has a name."""
+    internet.site("a.test").robots("User-agent: *\nDisallow: /x\n")
+    gate = await open_gate(internet)
+    url = "http://a.test/page"
+    assert await gate.check(url, user_agent=name)
+    with pytest.raises(ConfigError, match="means everybody"):
+        await gate.acquire(url, user_agent=name)
+    with pytest.raises(ConfigError, match="means everybody"):
+        await gate.try_acquire(url, user_agent=name)
+    with pytest.raises(ConfigError, match="means everybody"):
+        async with gate.lease(url, user_agent=name):
+            raise AssertionError("a request could be sent as everybody")
+
+
+@pytest.mark.parametrize("until", [float("nan"), datetime(2030, 1, 1)])
+async def test_a_block_until_no_moment_is_a_mistake(
+    internet: FakeInternet, open_gate: Any, until: float | datetime
+) -> None:
+    """A time without its zone could end the block hours early."""
+    gate = await open_gate(internet)
+    await gate.block("a.test", utc(internet.clock.wall() + 1000))
+    with pytest.raises(ConfigError, match=r"block of a\.test: until=.+ is no moment"):
+        await gate.block("a.test", until)
+    assert any(clock.kind == "block" for clock in await gate.why("a.test"))
 
 
 async def test_a_block_is_waited_out(virtual_internet: FakeInternet, open_gate: Any) -> None:

@@ -13,9 +13,10 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.fetching.fetcher import Fetcher
-from gatekeeper.fetching.guard import Guard
+from gatekeeper.fetching.guard_policy import Guard
 from gatekeeper.fetching.outcomes import Retrieval, Validators
 from gatekeeper.session import guarded_connector
+from gatekeeper.urls import Target
 from tests.internet import FakeInternet
 
 
@@ -30,7 +31,8 @@ class Asker:
         self.known: Callable[[str], Retrieval | None] | None = None
 
     @asynccontextmanager
-    async def take_turn(self, url: str) -> AsyncIterator[Any]:
+    async def take_turn(self, target: Target) -> AsyncIterator[Any]:
+        url = target.url
         self.turns.append(("take", url))
         asker = self
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
-from gatekeeper.fetching.directory import Directory, Record
+from gatekeeper.fetching.directory import Directory
 from gatekeeper.fetching.outcomes import Lifetime, Outcome, Retrieval, Validators
+from gatekeeper.fetching.records import Record
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.storage.base import Storage
 

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import pytest
 
+from gatekeeper import split_dict
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.decision import Verdict
@@ -16,6 +17,7 @@ from gatekeeper.fetching import cache as cache_module
 from gatekeeper.fetching.cache import RecordCache, SoftExpiry
 from gatekeeper.fetching.outcomes import OURS, Outcome, Retrieval
 from gatekeeper.fetching.records import OriginAnswer, Record, deflate, inflate
+from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage.memory import MemoryStorage
 from tests.fetching.directories import DAY, OLD, House, file, house
 
@@ -178,16 +180,14 @@ def lasting_until(moment: float, number: int) -> Record:
     )
 
 
+@pytest.mark.parametrize("set_back", [0.0, -3_600.0])
 async def test_what_the_guard_refused_is_forgotten_without_a_look_at_every_record(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, set_back: float
 ) -> None:
     """With 300,000 hot records a look at each would stop the loop for a tenth of a second."""
 
-    class Unlisted(dict[str, Record]):
-        def __iter__(self) -> NoReturn:
-            raise AssertionError("every record is looked at")
-
-        items = values = keys = __iter__
+    def listed(_self: object) -> NoReturn:
+        raise AssertionError("every record is looked at")
 
     async with house(cache={"hot_records": 5}) as it:
         await fill(it, 3)
@@ -198,9 +198,10 @@ async def test_what_the_guard_refused_is_forgotten_without_a_look_at_every_recor
         for _ in range(2):
             await it.get(origin(4))  # from the cold, and hot
         it.clock.advance(1.0)
-        cache = it.directory._cache
+        it.clock.jump_wall(set_back)
         with monkeypatch.context() as patched:
-            patched.setattr(cache, "_hot", Unlisted(cache._hot))
+            for name in ("__iter__", "items", "values", "keys", "oldest"):
+                patched.setattr(SplitDict, name, listed)
             it.directory.void_refusals()
         assert it.source.asked == []
         it.source.answer = file(OLD)
@@ -213,12 +214,15 @@ async def test_what_the_guard_refused_is_forgotten_without_a_look_at_every_recor
         assert len(it.source.asked) == 3  # no refusal was forgotten but those of the guard
 
 
+@pytest.mark.parametrize("most", [50, split_dict.MOST])
 async def test_expired_records_leave_in_steps_and_at_their_time(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
+    """Of one part, and of many, some of which become two while a look is under way."""
     monkeypatch.setattr(cache_module, "_AT_ONCE", 100)
+    monkeypatch.setattr(split_dict, "MOST", most)
     clock = VirtualClock(start=1000.0)
-    warm: dict[str, Record] = {}
+    warm: SplitDict[str, Record] = SplitDict()
     expiry = SoftExpiry(warm, clock)
     for number in range(1000):
         record = warm[origin(number)] = lasting_until(1050.0 + 50.0 * (number % 2), number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
+from typing import NoReturn
 
 import pytest
 from hypothesis import given
@@ -48,6 +49,29 @@ def test_many_failures_at_once_and_no_answer_are_our_own_fault() -> None:
     assert book.faults.active
     assert len(book.undone) == LEAST
     assert book.changes == [True]
+
+
+class Unlisted(dict[str, float]):
+    """Cannot be gone through whole."""
+
+    def items(self) -> NoReturn:
+        raise AssertionError("all of them were looked at, which stops the loop for 10 ms")
+
+    values = items
+
+
+def test_an_answer_of_one_more_origin_looks_at_no_other() -> None:
+    faults = Book().faults
+    faults.answered(origin("first"), 0.0)  # the start is in doubt until then
+    faults.heard = Unlisted()
+    for number in range(25_000):
+        faults.answered(origin(number), float(number))
+        if number >= 2_000:
+            faults.answered(origin(number % 2_000), float(number))
+        assert len(faults.heard) <= 10_000
+    kept = {*faults.heard}
+    assert {origin(number) for number in (*range(2_000), *range(18_000, 25_000))} <= kept
+    assert origin(2_001) not in kept
 
 
 def test_one_origin_failing_often_is_one_origin() -> None:

@@ -15,6 +15,7 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.outcomes import Lifetime, Outcome, Retrieval, Validators
+from gatekeeper.urls import Target
 from tests.fetching.conftest import Asker
 from tests.fetching.turns import HostTurns
 from tests.internet import (
@@ -537,8 +538,8 @@ async def test_waiting_for_a_turn_is_not_network_time(
     net.sites["a.test"].on("/1", Page(RULES, delay=5.0))
     take = ask.take_turn
 
-    def late(url: str) -> Any:
-        return _Late(started, take(url))
+    def late(target: Target) -> Any:
+        return _Late(started, take(target))
 
     ask.take_turn = late  # type: ignore[method-assign]
     got = await ask(A)

@@ -11,8 +11,16 @@ from gatekeeper import urls
 from gatekeeper.config import Config, GuardConfig
 from gatekeeper.decision import BLOCKED_NOTE
 from gatekeeper.errors import AddressRefused, ConfigError
-from gatekeeper.fetching.guard import Guard, Kind, Refusal, refuse_proxy
-from gatekeeper.fetching.guard_policy import ADDRESS_NOTE, NAME_NOTE, PORT_NOTE, USERINFO_NOTE
+from gatekeeper.fetching.guard import refuse_proxy
+from gatekeeper.fetching.guard_policy import (
+    ADDRESS_NOTE,
+    NAME_NOTE,
+    PORT_NOTE,
+    USERINFO_NOTE,
+    Guard,
+    Kind,
+    Refusal,
+)
 
 
 def guard_with(**settings: object) -> Guard:
@@ -238,8 +246,37 @@ def test_own_listener_means_address_and_port_together() -> None:
 def test_a_verdict_given_before_the_listener_opened_is_forgotten() -> None:
     guard = guard_with(allow=("127.0.0.0/8",))
     assert guard.refuses_url("http://127.0.0.1:8750/") is None
+    assert guard.refuses_answer("127.0.0.1", 8750, "127.0.0.1") is None
     guard.listens_on("127.0.0.1", 8750)
     assert guard.refuses_url("http://127.0.0.1:8750/").kind is Kind.SELF
+    assert guard.refuses_answer("127.0.0.1", 8750, "127.0.0.1").kind is Kind.SELF
+
+
+def test_an_address_that_passed_for_one_name_or_port_passes_for_no_other() -> None:
+    guard = guard_with(allow=("inner.example",), ports=(80,))
+    assert guard.refuses_answer("10.0.0.1", 80, "inner.example") is None
+    assert guard.refuses_answer("10.0.0.1", 80, "other.example").kind is Kind.PRIVATE
+    assert guard.refuses_answer("10.0.0.1", 80, "10.0.0.1").kind is Kind.PRIVATE
+    assert guard.refuses_address("10.0.0.1", 80).kind is Kind.PRIVATE
+
+
+def test_an_address_that_passed_is_judged_anew_by_other_settings() -> None:
+    guard = guard_with(allow=("127.0.0.0/8",))
+    assert guard.refuses_answer("127.0.0.1", 80, "127.0.0.1") is None
+    guard.adjust(GuardConfig())
+    assert guard.refuses_answer("127.0.0.1", 80, "127.0.0.1").kind is Kind.LOOPBACK
+
+
+def test_which_addresses_are_this_machines_is_looked_up_at_every_dial() -> None:
+    ours: set[str] = set()
+    guard = Guard(
+        Config.from_dict({"guard": {"allow": ["10.0.0.0/8"]}}),
+        is_local=lambda ip: str(ip) in ours,
+    )
+    guard.listens_on("0.0.0.0", 8750)
+    assert guard.refuses_answer("10.0.0.1", 8750, "a.example") is None
+    ours.add("10.0.0.1")
+    assert guard.refuses_answer("10.0.0.1", 8750, "a.example").kind is Kind.SELF
 
 
 @pytest.mark.parametrize(

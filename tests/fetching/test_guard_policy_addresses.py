@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gatekeeper.config import Config, GuardConfig
-from gatekeeper.fetching.guard import Guard
 from gatekeeper.fetching.guard_policy import (
     BAD_PORTS,
     IPV4_TABLE,
     IPV6_TABLE,
+    Guard,
     Kind,
     address_kind,
     inner_name,

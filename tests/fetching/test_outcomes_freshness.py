@@ -148,6 +148,13 @@ def test_retry_after_takes_precedence_over_rate_limit() -> None:
     assert wait_of({**spent, "Retry-After": "soon"}, NOW) == 30
 
 
+def test_a_quota_that_a_cache_tells_of_is_somebody_else_s() -> None:
+    """HTTP-11"""
+    cached = {"RateLimit": '"default";r=0;t=30', "Age": "0"}
+    assert wait_of(cached, NOW) is None
+    assert wait_of({**cached, "Retry-After": "90"}, NOW) == 90
+
+
 @given(st.text(max_size=200))
 def test_no_header_value_is_an_error(value: str) -> None:
     parse_retry_after(value, NOW)

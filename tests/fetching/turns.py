@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 from gatekeeper.clock import Clock
 from gatekeeper.fetching.outcomes import HostTurn
-from gatekeeper.urls import parse
+from gatekeeper.urls import Target
 
 
 class _Silent:
@@ -22,6 +22,10 @@ class _Silent:
         retry_after: float | None = None,
     ) -> None:
         """Heard."""
+
+
+AT_ONCE = nullcontext(_Silent())
+"""A turn that nobody waits for."""
 
 
 class _Host:
@@ -42,9 +46,9 @@ class HostTurns:
         self._hosts: dict[str, _Host] = {}
 
     @asynccontextmanager
-    async def __call__(self, url: str) -> AsyncIterator[HostTurn]:
-        """Wait for the turn of the URL's host; it ends with the block."""
-        name = parse(url).host
+    async def __call__(self, target: Target) -> AsyncIterator[HostTurn]:
+        """Wait for the turn of the host; it ends with the block."""
+        name = target.host
         host = self._hosts.get(name)
         if host is None:
             host = self._hosts[name] = _Host()

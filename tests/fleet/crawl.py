@@ -13,7 +13,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,7 +24,8 @@ from pathlib import Path
 
 from gatekeeper.fleet.scripts import FORMAT
 from tests.fleet.proxy import Proxy
-from tests.fleet.server import QUICK, Server, free_port
+from tests.fleet.server import QUICK, Server
+from tests.internet import free_port
 
 INTERVALS = (0.4, 0.6)
 """Seconds that each site's robots.txt asks for, now these, now those."""
@@ -79,9 +79,7 @@ class Sites:
         return [f"127.0.{1 + n // 200}.{1 + n % 200}" for n in range(self.hosts)]
 
     async def open(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         for name in self.names:
             self.servers.append(
                 await asyncio.start_server(partial(self.serve, name), name, self.port)
@@ -331,13 +329,20 @@ async def _script_flush(fleet: Fleet) -> None:
     fleet.store.ask("SCRIPT", "FLUSH")
 
 
-async def _kill_store(fleet: Fleet, away: float = 1.0) -> None:
+async def _kill_store(fleet: Fleet, away: float = 1.0, *, proxied: bool = False) -> None:
+    """`proxied`: what lies before it accepts connections meanwhile, and closes them."""
     fleet.lost()
     fleet.store.kill()
+    if not proxied:
+        for wire in fleet.wires:
+            wire.refuse()
     if away:
         await asyncio.sleep(away)
     fleet.lost()
     await asyncio.to_thread(fleet.store.start)
+    if not proxied:
+        for wire in fleet.wires:
+            await wire.open()
 
 
 async def _kill_store_for_a_moment(fleet: Fleet) -> None:
@@ -346,6 +351,14 @@ async def _kill_store_for_a_moment(fleet: Fleet) -> None:
 
 async def _kill_store_for_long(fleet: Fleet) -> None:
     await _kill_store(fleet, 8.0)
+
+
+async def _kill_store_behind_a_proxy(fleet: Fleet) -> None:
+    await _kill_store(fleet, 8.0, proxied=True)
+
+
+async def _kill_store_for_longer(fleet: Fleet) -> None:
+    await _kill_store(fleet, 30.0)
 
 
 async def _kill_store_with_file(fleet: Fleet) -> None:
@@ -430,6 +443,8 @@ _KINDS = {
     "kill -9 of the store, no file": _kill_store,
     "kill -9 of the store, back at once": _kill_store_for_a_moment,
     "kill -9 of the store, 8 s away": _kill_store_for_long,
+    "kill -9 of the store, 8 s away, behind a proxy": _kill_store_behind_a_proxy,
+    "kill -9 of the store, 30 s away": _kill_store_for_longer,
     "kill -9 of the store, AOF": _kill_store_with_file,
     "a replica promoted": _promote,
     "connections cut": _cut,
@@ -439,9 +454,8 @@ _KINDS = {
     "the wire half-closes": _half_close,
 }
 
-EVERYTHING = tuple(
-    kind for kind in _KINDS if kind not in ("nothing", "kill -9 of the store, back at once")
-)
+_APART = ("nothing", "kill -9 of the store, back at once", "kill -9 of the store, 30 s away")
+EVERYTHING = tuple(kind for kind in _KINDS if kind not in _APART)
 
 
 @dataclass

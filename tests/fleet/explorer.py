@@ -5,22 +5,27 @@ each message takes as long as its seed says, or is lost, and the store may die, 
 back with what it knew a while ago, before or after any message. Nothing here waits for the real
 clock, and the same seed brings the same run.
 
-`python -m tests.fleet.explorer 0 1999` explores those seeds and prints what breaks a promise.
+`python -m tests.fleet.explorer 0 1999` explores those seeds and prints what breaks a promise;
+with `--impatient` nothing breaks but everybody gives up soon, and each hold has to be somebody's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import random
 import selectors
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 from unittest.mock import patch
 
+import msgspec
 import redis
 
 from gatekeeper.clock import Timer
@@ -28,16 +33,20 @@ from gatekeeper.config import Config, FleetConfig, PacingConfig
 from gatekeeper.errors import LedgerLost
 from gatekeeper.fleet import RedisLedger
 from gatekeeper.fleet import ledger as ledger_module
-from gatekeeper.fleet.scripts import FORMAT
-from gatekeeper.fleet.store import CALL_DEADLINE, StoreIdentity
+from gatekeeper.fleet.scripts import FORMAT, TURN
+from gatekeeper.fleet.store import CALL_DEADLINE, StoreDown, StoreIdentity
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.scopes import RobotsInterval
+from gatekeeper.robots.timing import RobotsInterval
 
 HOLD = 2.0
 INTERVALS = (0.4, 0.4, 0.4, 3.0)
 """Seconds that each site asks for."""
 TOLERANCE = 1e-6
 BEGIN = 1_000_000.0
+_APART = 1e-6
+"""Seconds between two messages of a wire: timers of one moment fire in any order."""
+_SETTLED = 3.0
+"""Seconds after which a hold that its member has ended must be gone from the store."""
 T = TypeVar("T")
 SPEEDS = (
     *((0.001,), (0.001, 0.02), (0.001, 0.002, 0.02), (0.0005, 0.002, 0.01)),
@@ -45,6 +54,8 @@ SPEEDS = (
 )
 """Of messages: seconds one way, one of these for each."""
 KINDS = ("die", "die", "die and keep", "forget", "cut")
+_ACTING: ContextVar[str] = ContextVar("_ACTING", default="")
+"""The member whose store is being made."""
 
 
 # --- time ---------------------------------------------------------------------------------------
@@ -105,6 +116,8 @@ class Visit:
     head: float = float("inf")
     end: float = float("inf")
     block: float = 0.0
+    told: float = 0.0
+    """When the block could be known to others."""
 
 
 def violations(log: dict[str, list[Visit]], intervals: dict[str, float]) -> list[str]:
@@ -117,7 +130,7 @@ def violations(log: dict[str, list[Visit]], intervals: dict[str, float]) -> list
                     kind = "overlap"
                 elif after.arrived < before.head + intervals[name] - TOLERANCE:
                     kind = "early"
-                elif after.arrived < before.head + before.block - TOLERANCE:
+                elif before.told < after.arrived < before.head + before.block - TOLERANCE:
                     kind = "in a block"
                 else:
                     continue
@@ -156,6 +169,10 @@ class World:
         default_factory=list
     )
     told: list[str] = field(default_factory=list)
+    heard: list[tuple[float, str]] = field(default_factory=list)
+    """When the store was told of a block, and of which scope."""
+    parted: dict[str, float] = field(default_factory=dict)
+    """Until when a member's messages reach nobody, nor come any to it."""
     origin: Callable[[], object] | None = None
     """Has the store know what it did at the beginning."""
 
@@ -182,12 +199,20 @@ class World:
             self._forget(0)
         elif kind == "cut":
             self._cut()
-        elif kind in ("die", "die and keep"):
+        elif kind == "part":
+            who = self.rng.choice(sorted({wire.who for wire in self.wires if wire.open}) or [""])
+            self.parted[who] = max(self.parted.get(who, 0.0), self.loop.now + seconds)
+            self.note(f"{who} is parted")
+        elif kind in ("die", "die and keep") and self.alive:
             self.generation += 1
             self.alive = False
             self._cut()
             kept = len(self.calls) - self.rng.randrange(30) if kind != "die" else 0
             self.loop.call_later(seconds, self._back, kept)
+
+    def parts(self, who: str) -> bool:
+        """Does nothing come through, to or from that member?"""
+        return self.loop.now < self.parted.get(who, 0.0)
 
     def _back(self, kept: int) -> None:
         self._forget(max(0, kept))
@@ -218,6 +243,9 @@ class World:
         replayed: bool = False,
     ) -> Any:
         self.calls.append((text, keys, arguments, now))
+        if text == TURN:
+            told = msgspec.msgpack.decode(arguments[0])[5]
+            self.heard += [(self.loop.now, keys[one[1]]) for one in told if one[0] in "bc"]
         pipeline = self.client.pipeline(transaction=False)
         pipeline.set("{now}", now)
         if text:
@@ -234,7 +262,9 @@ class World:
 
     def _publish(self, channel: str, data: bytes) -> None:
         for wire, channels, heard in self.hearers:
-            if channel in channels and wire.open and self.passed():
+            if self.parts(wire.who):
+                wire.deaf = wire.dumb = True
+            elif channel in channels and wire.open and not wire.dumb and self.passed():
                 moment = wire.down = max(wire.down, self.loop.now + self.delay())
                 self.loop.call_at(moment, self._hear, wire, heard, channel, data)
 
@@ -248,8 +278,9 @@ class World:
 class Wire:
     """A connection: first in, first out, both ways."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, who: str) -> None:
         self.world = world
+        self.who = who
         self.generation = world.generation
         self.up = self.down = 0.0
         """When the latest message each way arrives."""
@@ -280,14 +311,14 @@ class Wire:
             if self.generation != world.generation or not world.alive:
                 return
             result = act()
-            self.dumb = self.dumb or not world.passed()
+            self.dumb = self.dumb or world.parts(self.who) or not world.passed()
             if not self.dumb:
-                self.down = max(self.down, loop.now + world.delay())
+                self.down = max(self.down + _APART, loop.now + world.delay())
                 loop.call_at(self.down, reply, result)
 
-        self.deaf = self.deaf or not world.passed()
+        self.deaf = self.deaf or world.parts(self.who) or not world.passed()
         if not self.deaf:
-            self.up = max(self.up, loop.now + world.delay())
+            self.up = max(self.up + _APART, loop.now + world.delay())
             loop.call_at(self.up, arrive)
         return await answer
 
@@ -301,6 +332,7 @@ class SimulatedStore:
         self.where = url
         self.config = config
         self.identity = StoreIdentity("", "")
+        self._who = _ACTING.get()
         self._wire: Wire | None = None
         self._hears: Wire | None = None
 
@@ -317,14 +349,17 @@ class SimulatedStore:
     async def connect(self, *, starting: bool = False) -> StoreIdentity:
         await self.hang_up()
         await self._connected()
-        wire = self._wire = Wire(self.world)
+        wire = self._wire = Wire(self.world, self._who)
         self.identity = await self._ask(wire, lambda: self.world.identity)
         return self.identity
 
     async def _connected(self) -> None:
         await asyncio.sleep(2 * self.world.delay())
+        if self.world.parts(self._who):
+            await asyncio.sleep(CALL_DEADLINE)
+            raise LedgerLost("no answer")
         if not self.world.alive:
-            raise LedgerLost("connection refused")
+            raise StoreDown("connection refused")
 
     async def _ask(self, wire: Wire | None, act: Callable[[], Any]) -> Any:
         if wire is None:
@@ -361,7 +396,7 @@ class SimulatedStore:
         subscribed: Callable[[int], None],
     ) -> None:
         await self._connected()
-        wire = self._hears = Wire(self.world)
+        wire = self._hears = Wire(self.world, self._who)
         await self._ask(wire, lambda: None)
         names: list[str] = []
         self.world.hearers.append((wire, names, heard))
@@ -398,11 +433,18 @@ class Plan:
     members: int = 2
     seconds: float = 15.0
     faults: dict[int, tuple[str, float]] = field(default_factory=dict)
+    """What breaks at which message, and for how long ..."""
+    moments: tuple[tuple[float, str, float], ...] = ()
+    """... or after how many seconds."""
     losing: float = 0.0
     newcomers: int = 0
     speeds: tuple[float, ...] = (0.001, 0.002, 0.02)
     hosts: int = 4
     leaving: int = 0
+    hold: float = HOLD
+    patience: float = math.inf
+    """Seconds after which, at most, a waiter gives up, and a request is broken off. Nothing else
+    goes wrong then, so that each hold in the store must be a living member's."""
 
 
 @dataclass
@@ -425,6 +467,11 @@ class _Run:
         self.hosts = {f"h{n}": self.rng.choice(INTERVALS) for n in range(plan.hosts)}
         self.log: dict[str, list[Visit]] = {name: [] for name in self.hosts}
         self.clock = LoopClock(loop)
+        self.ledgers: list[RedisLedger] = []
+        self.orphans: dict[str, float] = {}
+        """Holds that no member knows of, and since when ..."""
+        self.left: set[str] = set()
+        """... and those that stayed."""
 
     def long_since(self) -> None:
         """The epoch began long ago."""
@@ -433,8 +480,10 @@ class _Run:
 
     async def member(self, name: str, begin: float, seconds: float, killed: bool) -> None:
         await asyncio.sleep(begin)
-        config = FleetConfig(hold=HOLD)
+        _ACTING.set(name)
+        config = FleetConfig(hold=self.plan.hold)
         ledger = RedisLedger("redis://store", clock=self.clock, config=config, member=name)
+        self.ledgers.append(ledger)
         pacing = PacingConfig(max_in_flight=1000, backoff_jitter=0.0)
         scheduler = Scheduler(
             Config(pacing=pacing),
@@ -445,9 +494,8 @@ class _Run:
         self.world.note(f"{name} opens")
         await scheduler.open()
         self.world.note(f"{name} is open")
-        workers = [
-            self.loop.create_task(self.work(name, scheduler)) for _ in range(self.plan.hosts)
-        ]
+        work = self.work if self.plan.patience == math.inf else self.give_up
+        workers = [self.loop.create_task(work(name, scheduler)) for _ in range(self.plan.hosts)]
         await asyncio.sleep(seconds)
         for worker in workers:
             worker.cancel()
@@ -468,7 +516,11 @@ class _Run:
             except LedgerLost:
                 await asyncio.sleep(0.05)
                 continue
-            await asyncio.sleep(rng.choice((0.0, 0.0, 0.01, 0.3)))  # connect
+            try:
+                await asyncio.sleep(rng.choice((0.0, 0.0, 0.01, 0.3)))  # connect
+            except asyncio.CancelledError:
+                grant.give_back()
+                raise
             if grant.stale:
                 grant.give_back()
                 continue
@@ -488,11 +540,36 @@ class _Run:
                 visit.end = self.loop.now
                 grant.release()
 
+    async def give_up(self, name: str, scheduler: Scheduler) -> None:
+        """Work, but never for long at one thing."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.rng.random() * self.plan.patience):
+                    await self.work(name, scheduler)
+
+    async def watch_holds(self) -> None:
+        """Of a store that nothing befalls: note what stands there for nobody."""
+        client = self.world.client
+        while True:
+            await asyncio.sleep(0.1)
+            known = set[str]().union(*(one._held for one in self.ledgers if one._open))
+            texts = filter(None, map(client.get, client.scan_iter("{gatekeeper}:s:*")))
+            holds = [hold for one in texts for hold in msgspec.msgpack.decode(one).get("h", ())]
+            now = self.loop.now
+            self.orphans = {
+                token: self.orphans.get(token, now)
+                for token, end, *_ in holds
+                if token not in known and end / 1e6 > now
+            }
+            self.left |= {token for token, since in self.orphans.items() if now > since + _SETTLED}
+
     async def run(self) -> Outcome:
         plan, rng = self.plan, self.rng
         self.world.client.flushall()
         self.long_since()
         self.world.calls.clear()
+        for moment, kind, away in plan.moments:
+            self.loop.call_later(moment, self.world.breaks, kind, away)
         ways: list[Coroutine[Any, Any, None]] = []
         for number in range(plan.members + plan.newcomers):
             begin = rng.choice((0.0, 0.0, 0.001, 0.01, 0.05))
@@ -503,13 +580,33 @@ class _Run:
                 left *= rng.random()
             killed = 0 < number <= plan.leaving and rng.random() < 0.5
             ways.append(self.member(f"m{number}", begin, left, killed))
+        watching = None
+        if plan.patience < math.inf:
+            watching = self.loop.create_task(self.watch_holds())
         await asyncio.gather(*ways)
+        if watching is not None:
+            await asyncio.sleep(2 * _SETTLED)
+            watching.cancel()
+        if plan.losing or self.world.parted:
+            self.excuse()
         return Outcome(
-            violations(self.log, self.hosts),
+            [
+                *violations(self.log, self.hosts),
+                *(f"left for nobody: {token}" for token in sorted(self.left)),
+            ],
             self.world.messages,
             sum(map(len, self.log.values())),
             self.world.told,
         )
+
+    def excuse(self) -> None:
+        """Wires went dead: a block counts from when the store's message of it is there, for a hold
+        that nobody renews runs out meanwhile."""
+        trip = max(self.world.speeds)
+        for host, visits in self.log.items():
+            told = [at for at, key in self.world.heard if key.endswith(f":s:{host}")]
+            for visit in visits:
+                visit.told = next((at + trip for at in told if at > visit.head), float("inf"))
 
 
 def explore(plan: Plan, client: Any) -> Outcome:
@@ -583,8 +680,11 @@ def told_after(client: Any, *, hosts: int, trip: float) -> tuple[list[float], li
 
 def plan_of(seed: int) -> Plan:
     """A plan at random: how many members and messages, what is slow, what breaks when. Every other
-    one is short and breaks while members join."""
+    one is short and breaks while members join, and of the rest every other one has outages that
+    last for longer than lists of members count."""
     rng = random.Random(f"plan {seed}")
+    if seed % 4 == 2:
+        return _outlasting(seed, rng)
     return _joining(seed, rng) if seed % 2 else _crawling(seed, rng)
 
 
@@ -624,11 +724,50 @@ def _crawling(seed: int, rng: random.Random) -> Plan:
     )
 
 
+def _outlasting(seed: int, rng: random.Random) -> Plan:
+    kinds, long = ("die", "die", "die and keep", "part", "forget"), (3.0, 5.0, 6.0, 9.0, 12.0)
+    first = rng.uniform(1.0, 8.0)
+    away = rng.choice(long)
+    moments = [(first, rng.choice(("die", "part", "part")), away)]
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        soon, about = rng.uniform(0.0, 1.0), away - rng.uniform(0.0, 3.0)
+        moment = first + rng.choice((soon, about, about, rng.uniform(4.0, 14.0)))
+        moments += [(moment, rng.choice(kinds), rng.choice((0.0, 0.1, 1.0, *long)))]
+        if rng.random() < 0.7:  # and somebody can't tell
+            moments += [(moment - rng.choice((0.0, 0.01, 0.1)), "part", rng.choice(long))]
+    return Plan(
+        seed,
+        members=rng.choice((1, 1, 2, 3)),
+        seconds=25.0,
+        moments=tuple(moments),
+        losing=rng.choice((0.0, 0.0, 0.002)),
+        newcomers=rng.choice((1, 1, 2, 3)),
+        speeds=rng.choice(SPEEDS),
+        leaving=rng.choice((0, 1, 2)),
+    )
+
+
+def impatient(seed: int) -> Plan:
+    """Nothing breaks, but everybody gives up soon, and messages take long, some much longer."""
+    rng = random.Random(f"impatient {seed}")
+    return Plan(
+        seed,
+        members=rng.choice((1, 2, 3)),
+        seconds=12.0,
+        speeds=rng.choice((*SPEEDS, (0.001, 0.1, 0.4), (0.05, 0.05, 0.2, 0.4))),
+        leaving=0,
+        hold=20.0,
+        patience=rng.choice((0.02, 0.2, 1.0, 3.0)),
+    )
+
+
 def main() -> None:
     """Explore the seeds from one to another; one alone is told in full."""
     from tests.fleet.server import Server
 
-    first, last = int(sys.argv[1]), int(sys.argv[-1])
+    plan_for = impatient if "--impatient" in sys.argv else plan_of
+    first, *rest = [int(one) for one in sys.argv[1:] if one.isdecimal()]
+    last = rest[-1] if rest else first
     server = Server()
     server.start()
     client = redis.Redis(unix_socket_path=str(server.socket))
@@ -636,12 +775,12 @@ def main() -> None:
     begun = time.process_time()
     try:
         for seed in range(first, last + 1):
-            outcome = explore(plan_of(seed), client)
+            outcome = explore(plan_for(seed), client)
             messages += outcome.messages
             visits += outcome.visits
             broken += bool(outcome.violations)
             if outcome.violations or first == last:
-                print(seed, plan_of(seed), *outcome.violations[:2], flush=True)
+                print(seed, plan_for(seed), *outcome.violations[:2], flush=True)
             if first == last:
                 print("\n".join(outcome.told))
         print(

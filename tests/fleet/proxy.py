@@ -8,6 +8,8 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
+from tests.internet import free_port
+
 __all__ = ["Proxy"]
 
 How = Literal["pass", "drop", "delay", "half-close", "swallow replies"]
@@ -31,11 +33,7 @@ class Proxy:
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
-
-    @property
-    def port(self) -> int:
-        assert self._server is not None
-        return int(self._server.sockets[0].getsockname()[1])
+        self.port: int = 0
 
     @property
     def url(self) -> str:
@@ -43,7 +41,15 @@ class Proxy:
         return f"redis://127.0.0.1:{self.port}/0"
 
     async def open(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        """Listen, on the same port as before."""
+        self.port = self.port or free_port()
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+
+    def refuse(self) -> None:
+        """Be as a store that is gone, until `open`: it refuses connections."""
+        assert self._server is not None
+        self._server.close()
+        self.cut()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1

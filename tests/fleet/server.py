@@ -14,6 +14,8 @@ import threading
 from pathlib import Path
 from typing import IO
 
+from tests.internet import free_port
+
 BINARY = shutil.which("valkey-server") or shutil.which("redis-server")
 
 
@@ -37,7 +39,7 @@ class Output:
             self._ended = True
             self._more.notify_all()
 
-    def wait_for(self, text: str, seconds: float = 15.0) -> None:
+    def wait_for(self, text: str, seconds: float = 60.0) -> None:
         """Until a line holds that text."""
 
         def there() -> bool:
@@ -122,7 +124,7 @@ class Server:
     def ask(self, *words: str) -> bytes:
         """One command, its answer as it comes."""
         with socket.socket(socket.AF_UNIX) as wire:
-            wire.settimeout(5.0)
+            wire.settimeout(60.0)
             wire.connect(str(self.socket))
             parts = [f"*{len(words)}"] + [f"${len(one.encode())}\r\n{one}" for one in words]
             wire.sendall(("\r\n".join(parts) + "\r\n").encode())
@@ -141,12 +143,6 @@ class Server:
     def close(self) -> None:
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 QUICK = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1")

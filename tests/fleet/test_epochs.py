@@ -13,7 +13,7 @@ from gatekeeper.fleet import RedisLedger
 from gatekeeper.pacing.ledger import End, Granted, NotBefore, Report, ScopeClock
 from tests.fleet.conftest import FleetTime, Join
 from tests.fleet.server import Server
-from tests.pacing.ledger_rules import Listener, granted, near, take, wait_of
+from tests.pacing.ledger_rules import PATIENCE, Listener, granted, near, take, wait_of
 
 HOLD = 20.0
 
@@ -51,6 +51,16 @@ async def test_who_starts_on_an_empty_store_waits(join: Join, time: FleetTime) -
     # An interval that is longer than the quarantine counts from when the last hold of those
     # who were there before, if anybody was, ran out.
     assert near(await wait_of(ledger, "a:2", "slow", interval=60.0), 50.0, 1.0)
+
+
+@pytest.mark.parametrize(("hold", "quarantine"), [(1.0, 4.0), (2.0, 4.0), (3.0, 4.5), (20.0, 30.0)])
+async def test_a_quarantine_is_not_over_before_lists_of_members_count_no_more(
+    join: Join, hold: float, quarantine: float
+) -> None:
+    """Else one with an older list could end the next one without those who came in this one."""
+    ledger = await join(wait=False, hold=hold)
+    assert near(await wait_of(ledger, "a:1", "h"), quarantine, 0.9)
+    assert ledger._members._remembered <= quarantine
 
 
 async def test_who_joins_a_fleet_need_not_wait(join: Join, time: FleetTime) -> None:
@@ -296,10 +306,9 @@ async def test_a_server_that_dies_and_comes_back_empty(time: FleetTime) -> None:
         assert listener.losses == [True]
         server.start()
         server.ask("SET", "{shift}", str(round(time.clock.by * 1e6)))
-        for _ in range(200):
-            if listener.losses == [True, False]:
-                break
-            await asyncio.sleep(0.02)
+        async with asyncio.timeout(PATIENCE):
+            while listener.losses != [True, False]:
+                await asyncio.sleep(0.02)
         assert ledger.state == "connected"
         assert await granted(ledger, "a:2", "x")
         assert not await granted(ledger, "a:3", "h")
@@ -425,6 +434,42 @@ async def test_a_newcomer_waits_until_each_member_has_read_a_list_with_it(
     assert await granted(newcomer, "n:1", "h")
 
 
+async def test_a_newcomer_need_not_wait_for_one_that_is_silent_beside_one_that_lives(
+    join: Join, server: Server
+) -> None:
+    """A is cut off, and its list counts. B lives, and A knows of B; so where the store forgets, A
+    waits for B, and B tells of C."""
+    a, b = await join(), await join()
+    await a._sign()
+    await cut_off(a)
+    c = await join()
+    for _ in range(2):  # B reads a list with it, and says so
+        await b._sign()
+    await c._sign()
+    assert await granted(c, "c:1", "h")
+    await cut_off(c)
+    server.ask("FLUSHALL")
+    assert (await again(a, "a:1", "x")).seconds > HOLD
+    assert (await again(b, "b:1", "x")).seconds > HOLD
+    for _ in range(2):  # the first one finds out that there is no connection
+        with contextlib.suppress(LedgerLost):
+            await take(c, "c:2", "z")
+    assert await granted(a, "a:2", "y")
+    assert not await granted(a, "a:3", "h")
+
+
+async def test_a_newcomer_does_not_rely_on_another_that_nobody_knows(join: Join) -> None:
+    """A is cut off. B and C come, and read lists with one another: A would wait for neither."""
+    a = await join()
+    await cut_off(a)
+    b, c = await join(), await join()
+    for _ in range(3):
+        await b._sign()
+        await c._sign()
+    assert not b._members.known
+    assert not c._members.known
+
+
 async def test_a_store_without_an_epoch_lists_nobody(join: Join, server: Server) -> None:
     """One that lost it, asked by a member that knows of that: nothing is to be read there."""
     one, _ = await join(), await join()
@@ -440,11 +485,11 @@ async def test_a_store_without_an_epoch_lists_nobody(join: Join, server: Server)
 
 
 @pytest.mark.parametrize("away", [0.5 * HOLD, 3 * HOLD])
-async def test_after_a_long_outage_no_list_counts_any_more(
+async def test_who_was_cut_off_for_long_has_no_list_that_counts(
     join: Join, server: Server, time: FleetTime, away: float
 ) -> None:
-    """Nobody could read one for longer than newcomers wait: some may have come, and gone. After a
-    shorter one it is enough that those who were there come back."""
+    """Both read none for longer than newcomers wait: some may have come, and gone. After a shorter
+    time it is enough that those who were there come back."""
     one, other = await join(), await join()
     await one._sign()
     await other._sign()
@@ -459,6 +504,49 @@ async def test_after_a_long_outage_no_list_counts_any_more(
         with contextlib.suppress(LedgerLost):
             await take(other, "b:1", "h")
         assert await granted(other, "b:1", "h")
+
+
+@pytest.mark.parametrize("every", [0.75 * HOLD, 1.5 * HOLD])
+async def test_an_outage_for_all_ends_when_all_are_back_however_long_it_was(
+    time: FleetTime, every: float
+) -> None:
+    """The store itself is down, which each one sees: nobody came meanwhile. Who does not see that
+    for longer than a hold can't tell whether it was down all the time."""
+    server = Server()
+    server.start()
+    members = [RedisLedger(server.url, clock=time.clock) for _ in range(2)]
+    one, other = members
+    time.server = server
+    try:
+        server.ask("SET", "{shift}", "0")
+        await one.open()
+        await time.tick(1000.0)
+        await one._sign()
+        await other.open()
+        for ledger in (one, other):
+            await ledger._sign()
+        assert await granted(other, "b:0", "h")
+        for ledger in (one, other):
+            await cut_off(ledger)
+        server.kill()
+        for passed in (0.0, *[every] * 5):
+            time.clock.by += passed
+            for ledger in members:
+                with pytest.raises(LedgerLost):
+                    await take(ledger, f"{ledger.member}:1", "h")
+        server.start()
+        server.ask("SET", "{shift}", str(round(time.clock.by * 1e6)))
+        assert (await again(one, "a:1", "h")).seconds > HOLD  # the other is known, and not here yet
+        if every > HOLD:
+            assert (await again(other, "b:1", "x")).seconds > HOLD
+        else:
+            assert await granted(other, "b:1", "x")
+            assert not await granted(one, "a:1", "h")  # the other's, which told so
+            assert await granted(one, "a:2", "y")
+    finally:
+        for ledger in members:
+            await ledger.close()
+        server.close()
 
 
 async def test_a_member_that_has_spoken_in_an_epoch_must_read_its_list_before_the_next(
@@ -493,17 +581,14 @@ async def test_a_member_that_meets_what_nobody_foresaw_goes_on_beating(
 
     monkeypatch.setattr(ledger._store, "script", breaks)
     ledger._beat_now.set()
-    for _ in range(500):
-        if broken:
-            break
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(PATIENCE):
+        while not broken:
+            await asyncio.sleep(0.005)
     monkeypatch.setattr(ledger._store, "script", script)
     monkeypatch.setattr(ledger._store, "run", run)
-    assert broken
-    for _ in range(500):
-        if ledger._epoch:
-            break
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(PATIENCE):
+        while not ledger._epoch:
+            await asyncio.sleep(0.005)
     assert await granted(ledger, "a:1", "h")
     assert "a beat failed" in caplog.text
 

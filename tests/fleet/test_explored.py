@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import redis
 
 from gatekeeper.fleet.members import MemberList
-from tests.fleet.explorer import explore, plan_of, told_after
+from tests.fleet.explorer import explore, impatient, plan_of, told_after
 from tests.fleet.server import BINARY, Server
 
 pytestmark = pytest.mark.skipif(BINARY is None, reason="no redis-server here")
@@ -46,6 +46,24 @@ def test_who_forgets_a_member_is_found_out(client: Any, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(MemberList, "tells", alone)
     assert any(explore(plan_of(seed), client).violations for seed in range(60))
+
+
+OVERTAKEN = (15, 29, 58)
+"""Runs in which an end is in time and what it ends is not, or both leave together."""
+
+
+@pytest.mark.parametrize("seeds", [OVERTAKEN, range(5)], ids=["overtaken", "others"])
+def test_no_hold_is_left_for_nobody(client: Any, seeds: Sequence[int]) -> None:
+    """Everybody gives up soon, waiting or under way, far from the store and near it."""
+    for seed in seeds:
+        assert not explore(impatient(seed), client).violations, impatient(seed)
+
+
+def test_a_hold_that_is_left_is_found_out(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gatekeeper.fleet.ledger.ends_once_more", lambda calls, is_over: [])
+    found = [one for seed in OVERTAKEN for one in explore(impatient(seed), client).violations]
+    assert found
+    assert all(one.startswith("left for nobody") for one in found)
 
 
 def test_a_head_is_told_within_two_round_trips_and_a_lease_is_late_by_three(client: Any) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,7 +18,7 @@ from gatekeeper.pacing.ledger import End, Granted
 from tests.fleet.conftest import FleetTime, Join
 from tests.fleet.proxy import Proxy
 from tests.fleet.server import Server
-from tests.pacing.ledger_rules import Listener, granted, listen, take, wait_of
+from tests.pacing.ledger_rules import PATIENCE, Listener, granted, listen, take, wait_of
 
 
 class FarMember:
@@ -31,7 +32,7 @@ class FarMember:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(PATIENCE):
         while not true():
             await asyncio.sleep(0.002)
 
@@ -88,6 +89,59 @@ async def test_flights_take_effect_in_the_order_in_which_they_left(far: FarMembe
     assert not view.holds
 
 
+async def overtaken(far: FarMember, call: Awaitable[Any], end: End) -> Any:
+    """What `call` brings where it comes later than it should have, so that the store does nothing,
+    and is sent again behind an end, which had more time as more was under way."""
+    far.wire.how, far.wire.delay = "delay", 0.2
+    calls: list[Awaitable[Any]] = [call, *(far.ledger.look(["other"]) for _ in range(4))]
+    tasks = []
+    for one in (*calls, far.ledger.end([end])):
+        tasks.append(asyncio.ensure_future(one))
+        for _ in range(3):  # a flight of its own
+            await asyncio.sleep(0)
+    assert len(far.ledger._air.flights) == len(tasks)
+    answers = await asyncio.gather(*tasks)
+    far.wire.how = "pass"
+    return answers[0]
+
+
+async def test_an_end_that_overtakes_its_take_leaves_no_hold(far: FarMember) -> None:
+    """As of a lease that is cancelled at once."""
+    await overtaken(far, take(far.ledger, "a:1", "h", "all"), End("a:1", "undone"))
+    for view in await far.ledger.look(["h", "all"]):
+        assert (view.holds, view.waiting) == ((), 0)
+
+
+async def test_an_end_that_overtakes_a_question_leaves_no_ticket(far: FarMember) -> None:
+    assert await granted(far.ledger, "a:1", "h")
+    answer = await overtaken(far, take(far.ledger, "a:2", "h"), End("a:2", "undone"))
+    assert not isinstance(answer, Granted)
+    (view,) = await far.ledger.look(["h"])
+    assert (len(view.holds), view.waiting) == (1, 0)
+
+
+async def test_an_end_that_overtakes_a_renewal_leaves_no_hold(far: FarMember) -> None:
+    assert await granted(far.ledger, "a:1", "h")
+    await overtaken(far, far.ledger.renew(["a:1"]), End("a:1"))
+    (view,) = await far.ledger.look(["h"])
+    assert not view.holds
+
+
+@pytest.mark.parametrize("what", ["take", "renewal"])
+async def test_an_end_in_the_same_flight_leaves_no_hold(far: FarMember, what: str) -> None:
+    """Ends stand before takes and renewals there, so that a slot is free for whom it can be."""
+    if what == "renewal":
+        assert await granted(far.ledger, "a:1", "h")
+        calls = [far.ledger.renew(["a:1"]), far.ledger.end([End("a:1")])]
+    else:
+        calls = [take(far.ledger, "a:1", "h"), far.ledger.end([End("a:1", "undone")])]
+    before = far.ledger.stats().calls
+    await asyncio.gather(*calls)
+    assert far.ledger.stats().calls - before <= 3  # a beat may be among them
+    (view,) = await far.ledger.look(["h"])
+    assert not view.holds
+
+
 async def test_flights_are_bounded_and_what_comes_meanwhile_travels_together(
     far: FarMember,
 ) -> None:
@@ -107,7 +161,7 @@ async def test_flights_are_bounded_and_what_comes_meanwhile_travels_together(
 async def test_a_sign_of_life_keeps_no_flight_waiting(join: Join) -> None:
     ledger = await join()
     async with ledger._using:  # as a beat that awaits its answer
-        async with asyncio.timeout(1.0):
+        async with asyncio.timeout(PATIENCE):
             assert await granted(ledger, "a:1", "h")
 
 
@@ -233,7 +287,7 @@ async def test_a_member_closes_in_the_very_moment_of_its_beat(join: Join, time: 
         ledger._beat_now.set()
         for _ in range(turns):
             await asyncio.sleep(0)
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(PATIENCE):
             await ledger.close()
         assert time.server.ask("ZCARD", "{gatekeeper}:members") == b":0\r\n"
 

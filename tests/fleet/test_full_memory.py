@@ -15,7 +15,7 @@ from gatekeeper.fleet import RedisLedger
 from gatekeeper.pacing.ledger import End, NotBefore, Report
 from tests.fleet.conftest import Join
 from tests.fleet.server import Server
-from tests.pacing.ledger_rules import Listener, granted, near, take, wait_of
+from tests.pacing.ledger_rules import PATIENCE, Listener, granted, near, take, wait_of
 
 JUNK = 50_000
 """Octets of a value that takes memory."""
@@ -45,7 +45,7 @@ def empty(server: Server) -> None:
 
 
 async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(PATIENCE):
         while not reached():
             await asyncio.sleep(0.01)
 

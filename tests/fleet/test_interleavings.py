@@ -15,7 +15,16 @@ from tests.fleet.conftest import FleetTime, Join
 from tests.fleet.proxy import Proxy
 from tests.fleet.server import Replicated
 from tests.fleet.test_epochs import HOLD, Knowing, again
-from tests.pacing.ledger_rules import Listener, asks, granted, listen, near, take, wait_of
+from tests.pacing.ledger_rules import (
+    PATIENCE,
+    Listener,
+    asks,
+    granted,
+    listen,
+    near,
+    take,
+    wait_of,
+)
 
 
 class Failover:
@@ -65,14 +74,14 @@ async def failover(time: FleetTime) -> AsyncIterator[Failover]:
 
 async def replicated(failover: Failover) -> None:
     """Everything so far is on the replica."""
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(PATIENCE):
         while failover.pair.master.ask("WAIT", "1", "1000") != b":1\r\n":
             await asyncio.sleep(0.01)
 
 
 async def hears(ledger: RedisLedger) -> None:
     """Until then it is sent to ask again each second."""
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(PATIENCE):
         while not ledger.hearing:
             await asyncio.sleep(0.01)
 
@@ -216,7 +225,7 @@ async def test_two_slots_and_a_block_between_grant_and_send(join: Join) -> None:
     assert await granted(one, "a:1", two)
     assert await granted(other, "b:1", two)
     await one.end([End("a:1", "sent", (Report("h", 30.0, "429"),))])
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(PATIENCE):
         while not second.reports:
             await asyncio.sleep(0.005)
     assert second.reports == [Report("h", 30.0, "429")]
@@ -237,7 +246,7 @@ async def test_a_lost_reply_over_a_wire_that_swallows_it(time: FleetTime, join: 
         assert await granted(ledger, "a:0", "x")  # the script is known there
         wire.how = "swallow replies"
         call = asyncio.create_task(take(ledger, "a:1", "h"))
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(PATIENCE):
             while time.server.ask("EXISTS", "{gatekeeper}:s:h") == b":0\r\n":
                 await asyncio.sleep(0.005)
         wire.how = "pass"

@@ -23,7 +23,7 @@ URL = "http://a.test/x"
 TwoGates = tuple[Gatekeeper, Gatekeeper]
 
 
-async def until(true: Callable[[], Any], seconds: float = 10.0) -> None:
+async def until(true: Callable[[], Any], seconds: float = 20.0) -> None:
     async with asyncio.timeout(seconds):
         while True:
             found = true()

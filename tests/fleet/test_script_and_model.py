@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import hypothesis.strategies as st
 import msgspec
@@ -21,8 +21,8 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.fleet import RedisLedger, scripts
-from gatekeeper.fleet.ledger import _OUTCOMES, _Held
-from gatekeeper.fleet.operations import reported, scope_view
+from gatekeeper.fleet.ledger import _Held
+from gatekeeper.fleet.operations import ended, reported, scope_view
 from gatekeeper.pacing import ledger as ledger_module
 from gatekeeper.pacing.ledger import (
     End,
@@ -144,7 +144,7 @@ class BothLedgers(RuleBasedStateMachine):
 
     @rule(
         token=TOKENS,
-        outcome=st.sampled_from(list(_OUTCOMES)),
+        outcome=st.sampled_from(get_args(Outcome)),
         report=st.none() | st.builds(Report, HOSTS, SECONDS, st.just("429"), SECONDS, SECONDS),
         size=st.sampled_from([0, 0, 400, 900]),
     )
@@ -153,8 +153,7 @@ class BothLedgers(RuleBasedStateMachine):
         if not scopes:
             return
         reports = () if report is None else (report,)
-        told = (size,) if size else ()
-        operations = [*map(reported, reports), ("e", token, _OUTCOMES[outcome], scopes, *told)]
+        operations = [*map(reported, reports), ended(token, scopes, outcome, size)]
         self.model.end_nowait([End(token, outcome, reports, size)])
         self.script.turn(operations)
         self.script.ledger._held.pop(token, None)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import random
-import socket
 import time as wall
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
@@ -20,10 +20,20 @@ from gatekeeper.fetching.outcomes import Outcome, Retrieval
 from gatekeeper.fleet import ShardedLedger
 from gatekeeper.pacing.ledger import LAPSE, End, Ledger, Report, ScopeRequest
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.scopes import RobotsInterval
+from gatekeeper.robots.timing import RobotsInterval
 from tests.fleet.conftest import FleetTime
 from tests.fleet.server import BINARY, Server
-from tests.pacing.ledger_rules import LedgerRules, Listener, Time, granted, listen, near, wait_of
+from tests.internet import free_port
+from tests.pacing.ledger_rules import (
+    PATIENCE,
+    LedgerRules,
+    Listener,
+    Time,
+    granted,
+    listen,
+    near,
+    wait_of,
+)
 
 
 async def joined(url: str, time: FleetTime, shards: int = 3) -> ShardedLedger:
@@ -117,30 +127,14 @@ async def test_two_members_share_the_clock_of_a_group(server: Server, time: Flee
     assert min(gaps) > 0.04, gaps  # as seen here: the store's clock counted from the heads
 
 
-def free_ports(count: int) -> list[int]:
-    """Below 55,000: a cluster's servers talk on a second port, 10,000 higher."""
-    found: list[int] = []
-    for port in range(21_000 + wall.time_ns() % 20_000, 54_000):
-        if len(found) == count:
-            break
-        with socket.socket() as one, socket.socket() as other:
-            try:
-                one.bind(("127.0.0.1", port))
-                other.bind(("127.0.0.1", port + 10_000))
-            except OSError:
-                continue
-        found.append(port)
-    return found
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[list[Server]]:
     """Three masters that share the slots."""
     if BINARY is None:
         pytest.skip("no redis-server here")
-    servers = [
-        Server("--cluster-enabled", "yes", "--cluster-node-timeout", "2000", port=port)
-        for port in free_ports(3)
+    servers = [  # each talks to the others on a second port, 10,000 higher
+        Server("--cluster-enabled", "yes", "--cluster-node-timeout", "20000", port=free_port())
+        for _ in range(3)
     ]
     try:
         for number, server in enumerate(servers):
@@ -149,7 +143,7 @@ def cluster() -> Iterator[list[Server]]:
             slots = [str(slot) for slot in range(first, last + 1)]
             assert server.ask("CLUSTER", "ADDSLOTS", *slots).startswith(b"+OK")
             server.ask("CLUSTER", "MEET", "127.0.0.1", str(servers[0].port))
-        end = wall.monotonic() + 20.0
+        end = wall.monotonic() + 60.0
         while not all(b"cluster_state:ok" in server.ask("CLUSTER", "INFO") for server in servers):
             assert wall.monotonic() < end
             wall.sleep(0.05)
@@ -199,7 +193,7 @@ async def test_a_real_cluster(cluster: list[Server], member: ShardedLedger) -> N
     await member.end([End("a:0", "sent", (Report("h0", 60.0, "429"),))])
     assert near(await wait_of(member, "b:0", "h0"), 60.0, 1.0)
     await member.pause(hosts[6:9])
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(PATIENCE):
         while len(listener.pauses) < 3 or not listener.reports:
             await asyncio.sleep(0.01)
     views = await member.look(hosts)
@@ -228,7 +222,7 @@ async def test_a_slot_that_moves_is_another_memory(
     for server in (new, old, *cluster):
         answer = server.ask("CLUSTER", "SETSLOT", str(slot), "NODE", identity)
         assert answer.startswith(b"+OK"), answer
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(PATIENCE):
         while True:
             try:
                 assert not await granted(member, "a:2", "moving")
@@ -244,3 +238,34 @@ def _has(server: Server, slot: int) -> bool:
 
 def _key_in(slot: int) -> str:
     return next(key for number in range(200_000) if key_slot((key := str(number)).encode()) == slot)
+
+
+async def test_what_all_shards_meet_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A loss and a return were one line for each of the sixteen, and so was the member's name."""
+    monkeypatch.setattr("gatekeeper.fleet.ledger._GRACE", 0.1)
+    monkeypatch.setattr("gatekeeper.fleet.ledger.BEAT_EVERY", 0.05)
+    caplog.set_level(logging.INFO, "gatekeeper.fleet")
+    store = Server()
+    store.start()
+
+    async def until(*, lost: bool) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while {shard.state == "lost" for shard in ledger.shards} != {lost}:
+                await asyncio.sleep(0.01)
+
+    def times(words: str) -> int:
+        return sum(words in message for message in caplog.messages)
+
+    try:
+        ledger = ShardedLedger(store.url, config=FleetConfig(hold=1.0), shards=4)
+        async with ledger:
+            store.kill()
+            await until(lost=True)
+            store.start()
+            await until(lost=False)
+    finally:
+        store.close()
+    assert times("can't be reached") == times("is back after") == times(" of the fleet at ") == 1
+    assert times("nobody gets a turn") == 1

@@ -73,6 +73,18 @@ async def test_the_same_rule_gives_the_same_answer(
     assert recalled.id != built.id
 
 
+@pytest.mark.parametrize("path", ["/a", "/private/x", "/private/open", "/x.pdf", "/a#b", "/\u00e4"])
+async def test_what_a_glance_finds_welcome_is_allowed(
+    virtual_internet: FakeInternet, gate: Gatekeeper, path: str
+) -> None:
+    url = f"http://a.test{path}"
+    assert not internals(gate).is_welcome(url)  # nothing is known
+    decision = await asked(virtual_internet, gate, path)
+    assert not internals(gate).is_welcome(url) or decision.verdict is Verdict.ALLOW
+    assert internals(gate).is_welcome(url) == (path in ("/a", "/private/open"))
+    assert not internals(gate).is_welcome("")
+
+
 @pytest.mark.parametrize("path", ["/private/x", "/private/open/x", "/x.pdf", "/robots.txt"])
 async def test_a_rule_not_met_before_gives_the_decision_of_a_cold_origin(
     virtual_internet: FakeInternet, gate: Gatekeeper, path: str
@@ -236,23 +248,6 @@ async def test_what_is_not_plainly_welcome_is_not_leased_at_once(
     assert gate.stats().pacing.in_flight == 0
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/a", "/private", "/private/open/x", "/x.pdf", "/x.pdf/y", "/robots.txt", "/@:"]
-)
-async def test_a_plain_path_is_answered_as_the_whole_url_is(
-    virtual_internet: FakeInternet, gate: Gatekeeper, path: str
-) -> None:
-    whole, plain = gate._decider.recall_lease, gate._decider.recall_plain
-    assert plain("http://a.test", path) is None  # nothing is known yet
-    await asked(virtual_internet, gate, "/a")
-
-    assert plain("http://a.test", path) is whole(f"http://a.test{path}")
-    assert plain("http://b.test", path) is None
-    assert (plain("http://a.test", path) is not None) is bool(
-        await asked(virtual_internet, gate, path)
-    )
-
-
 async def test_a_turn_that_is_not_free_is_not_had_at_once(
     virtual_internet: FakeInternet, gate: Gatekeeper
 ) -> None:
@@ -399,7 +394,8 @@ async def test_decisions_are_kept_of_origins_that_are_asked_about_often(
     virtual_internet: FakeInternet, gate: Gatekeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decision_cache, "_OFTEN", 3)
-    monkeypatch.setattr(decision_cache, "_APART", 2)
+    monkeypatch.setattr(decision_cache, "_ERA", 1)
+    gate._decider._cache._left = 1
     hosts = [f"h{number}.test" for number in range(4)]
     for host in hosts:
         virtual_internet.site(host).robots(ROBOTS)

@@ -111,6 +111,7 @@ async def test_what_it_is_told_to_forget_or_to_obey_counts_at_once(gate: Gatekee
         other.adjust(Config(guard=GuardConfig(allow=("127.0.0.0/8",), deny=("a.test",))))
         assert verdict() is Verdict.DENY
         other.adjust(CONFIG)
+        assert verdict() is Verdict.ALLOW  # the record stays
     other.close()
 
 

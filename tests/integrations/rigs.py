@@ -335,6 +335,7 @@ class Mcp(Rig):
             user_agent=page["user_agent"],
             rule=None if page["line"] is None else Rule(page["line"], "", "", ""),
             retry_at=page["retry_at"] and datetime.fromisoformat(page["retry_at"]),
+            note=page["why"].partition(": blocked (")[2].removesuffix(")") or None,
         )
         raise (ToolDenied if decision.verdict is Verdict.DENY else ToolDeferred)(decision)
 

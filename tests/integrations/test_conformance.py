@@ -96,6 +96,20 @@ async def test_retry_after_holds_that_host_only(internet: FakeInternet, rig_on: 
     assert site.paths == ["/robots.txt", "/x"]
 
 
+@pytest.mark.parametrize("cached", [{}, {"Age": "0"}, {"Age": "30"}])
+async def test_a_spent_quota_slows_unless_a_cache_tells_of_it(
+    internet: FakeInternet, rig_on: Any, cached: dict[str, str]
+) -> None:
+    """HTTP-11: what a cache repeats was said to somebody else (RFC 9111 section 5.1)."""
+    page = Page("x", headers={"RateLimit": '"default";r=0;t=300'} | cached)
+    internet.site("a.test").robots("").on("/x", page)
+    rig = await rig_on(internet)
+    await rig.get("http://a.test/x")
+    await settled(rig)
+    clocks = await rig.ask("why", "a.test")
+    assert any("RateLimit" in clock.source for clock in clocks) is not bool(cached)
+
+
 @pytest.mark.parametrize("budget", ["max_pages_per_day", "max_bytes_per_day"])
 async def test_a_budget_defers_until_its_day_is_over(
     internet: FakeInternet, rig_on: Any, budget: str
@@ -276,6 +290,24 @@ async def test_a_private_address_is_refused(internet: FakeInternet, rig_on: Any)
     assert not internet.dialled("10.1.2.3")
 
 
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://a.test:22/", "port 22"),
+        ("http://10.1.2.3/", "addresses that are not public"),
+        ("http://printer.internal/", "names of an inner network"),
+    ],
+)
+async def test_what_was_refused_is_told_apart_as_by_a_check(
+    internet: FakeInternet, rig_on: Any, url: str, said: str
+) -> None:
+    """It was told as "what this name or a redirect leads to", whatever it was."""
+    rig = await rig_on(internet, guard={"allow": ["127.0.0.0/8", "*.test"]})
+    with pytest.raises(Denied, match=said) as caught:
+        await rig.get(url)
+    assert caught.value.decision.note == (await rig.ask("check", url)).note
+
+
 async def test_an_address_that_a_name_is_rebound_to_is_refused(
     internet: FakeInternet, rig_on: Any
 ) -> None:
@@ -295,8 +327,9 @@ async def test_an_address_that_a_name_is_rebound_to_is_refused(
 
 async def test_what_is_no_url_of_ours_is_told(internet: FakeInternet, rig_on: Any) -> None:
     rig = await rig_on(internet)
-    with pytest.raises((InvalidURL, *rig.base_error(), ValueError)):
+    with pytest.raises((InvalidURL, *rig.base_error(), ValueError)) as caught:
         await rig.get("http://a%zz.test/")
+    assert not isinstance(caught.value, Denied)  # it is not the guard that refuses it
 
 
 async def test_tls_is_checked_by_name(internet: FakeInternet, rig_on: Any) -> None:

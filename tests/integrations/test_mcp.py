@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,7 +19,7 @@ from gatekeeper.session import polite_session
 from gatekeeper.sidecar.security import Tokens
 from tests.conformance.ways import AGENT, settings, until
 from tests.documents.blocks import SITE
-from tests.internet import FakeInternet, Hold, Page, redirect
+from tests.internet import FakeInternet, Hold, Page, free_port, redirect
 from tests.robots.test_cost_of_values import least
 
 mcp = pytest.importorskip("mcp")
@@ -177,9 +176,7 @@ async def test_the_command_serves_over_http_to_several_with_one_gate(
 ) -> None:
     port = internet.listener().port()
     site = internet.site("a.test").robots(DENYING).page("/x", "hello", content_type="text/plain")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        own = free.getsockname()[1]
+    own = free_port()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gatekeeper", "mcp", "--http", str(own)),
         env=environment(tmp_path, port),

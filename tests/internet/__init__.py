@@ -26,7 +26,7 @@ All share 127.0.0.1; `address=internet.address()` gives a host an address of its
 `address=["127.1.0.1", "::1"]` several (`has_ipv6()` says whether ::1 is there). `tls`:
 "good", "self-signed", "expired", "wrong-name", or "none" (plain HTTP on 443; needs an own
 address). `internet.refusing(name)`, `.blackhole(name)` and `.rude(name)` are hosts that
-refuse, never complete, or reset each connection.
+refuse, never complete, or reset each connection. `free_port()` is for servers of other programs.
 
 Paths. `site.on(path, *behaviours)`: successive requests get successive behaviours, the
 last repeats; `site.otherwise(behaviour)` for all other paths (else 404). A behaviour is
@@ -82,7 +82,7 @@ from tests.internet.behaviours import (
     redirect,
 )
 from tests.internet.names import Fail, Names, Query
-from tests.internet.net import FakeInternet, Listener, has_ipv6
+from tests.internet.net import FakeInternet, Listener, free_port, has_ipv6
 from tests.internet.sites import Site
 from tests.internet.wire import Connection, Exchange, Request
 
@@ -112,6 +112,7 @@ __all__ = [
     "Site",
     "Stall",
     "Truncated",
+    "free_port",
     "has_ipv6",
     "html",
     "redirect",

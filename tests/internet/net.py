@@ -21,15 +21,13 @@ from tests.internet.names import Names, Step
 from tests.internet.sites import NOT_FOUND, Site
 from tests.internet.wire import Connection, Request, Wire
 
-__all__ = ["FakeInternet", "Listener", "has_ipv6"]
+__all__ = ["FakeInternet", "Listener", "free_port", "has_ipv6"]
 
 T = TypeVar("T")
 
 _SHARED = "127.0.0.1"
 _TRIPS = 5
 """Ways through the kernel, before nothing is on its way any more."""
-_LEAP = 5.0
-"""Seconds that are not skipped before a second look whether the network is quiet."""
 _TLS_PORTS = frozenset({443, 8443})
 
 
@@ -365,7 +363,7 @@ class FakeInternet:
                     return task.result()
                 when = clock.next_timer()
                 if when is not None and when <= end:
-                    if when - clock.monotonic() > _LEAP and await self._stirs(clock, task):
+                    if when > clock.monotonic() and await self._stirs(clock, task):
                         continue
                     clock.advance(max(0.0, when - clock.monotonic()))
                     continue
@@ -387,3 +385,18 @@ def has_ipv6() -> bool:
     except OSError:
         return False
     return True
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 for a server that can't choose one itself; 10,000 above it another.
+
+    Both below 32,768, where no connection and no port 0 of anybody's gets one: else it might be
+    taken by the time the server binds it, or while the server is away for a moment. Where to look
+    is the system's own chance: the tests' is the same in each process of a run.
+    """
+    while True:
+        port = random.SystemRandom().randrange(11_000, 22_000)
+        with socket.socket() as one, socket.socket() as other, contextlib.suppress(OSError):
+            one.bind((_SHARED, port))
+            other.bind((_SHARED, port + 10_000))
+            return port

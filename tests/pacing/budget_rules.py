@@ -12,8 +12,8 @@ from gatekeeper.errors import LeaseTimeout
 from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.rules import DAY, BudgetSpent
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.scopes import RobotsInterval
 from gatekeeper.pacing.waiting import received
+from gatekeeper.robots.timing import RobotsInterval
 from tests.pacing.turns_together import PATIENCE, Member, Time
 
 HOST = "a.example"

@@ -13,16 +13,10 @@ from hypothesis import strategies as st
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import PacingConfig
 from gatekeeper.pacing.grants import Grant
+from gatekeeper.pacing.rules import ScopeSettings
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.scopes import (
-    UNKNOWN,
-    BackOff,
-    RequestReport,
-    RobotsInterval,
-    ScopeHistory,
-    ScopeSettings,
-    interval_for,
-)
+from gatekeeper.pacing.scopes import UNKNOWN, BackOff, RequestReport, ScopeHistory, interval_for
+from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.storage.base import ClockRecord
 from tests.effort import of_many
 from tests.pacing_support import FakeStorage
@@ -468,7 +462,7 @@ async def test_latency_and_refusals_slow_beside_each_other(make: Make, clock: Vi
     grant = await scheduler.acquire("u", HOST, admit=lambda: FAST)
     grant.report(429, elapsed=0.2, retry_after=1)
     grant.release()
-    back_off = scheduler._engine.scopes[HOST].past().back_off
+    back_off = scheduler._memory.scopes[HOST].past().back_off
     assert back_off is not None
     assert back_off.refused == 0.05  # the latency was not in force for that request
     (view,) = [view for view in scheduler.why(HOST) if view.decides]
@@ -573,7 +567,7 @@ async def test_what_was_learnt_and_when_it_is_tried_again_survive(
     assert await leases(scheduler, clock, 21, FAST) == pytest.approx(1.0, abs=0.25)
     await refuse(scheduler, clock, FAST, retry_after=1)
     scheduler = await runs.again(crash=crash)
-    back_off = scheduler._engine.scopes[HOST].past().back_off
+    back_off = scheduler._memory.scopes[HOST].past().back_off
     assert back_off is not None
     assert back_off.wait == 2 * HOUR  # the trial was refused at once
 

@@ -8,7 +8,8 @@ import pytest
 
 from gatekeeper.errors import ConfigError, LeaseTimeout
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.scopes import RobotsInterval
+from gatekeeper.pacing.waiting import late
+from gatekeeper.robots.timing import RobotsInterval
 
 A = "a.example"
 DELAY = RobotsInterval(10.0, "crawl-delay 10 s from robots.txt line 2")
@@ -36,7 +37,7 @@ async def test_why_names_the_source_of_what_a_report_just_slowed(scheduler: Sche
     grant.report(200, rate_limit='"day";r=0;t=3600')
     grant.release()
     said = {view.kind: view for view in scheduler.why(A)}
-    assert said["next"].source == "RateLimit field: one in 3.6e+03 s"
+    assert said["next"].source == "RateLimit field: one in 3600 s"
     assert said["next"].seconds == pytest.approx(3600.0)
 
 
@@ -48,7 +49,49 @@ async def test_who_can_not_wait_for_a_slot_is_counted(scheduler: Scheduler) -> N
     assert scheduler.stats().timeouts == 1
 
 
+async def test_who_gets_no_turn_in_time_is_told_what_holds_the_host_up(
+    scheduler: Scheduler,
+) -> None:
+    async def told() -> str:
+        with pytest.raises(LeaseTimeout) as caught:
+            await scheduler.acquire("u", A, admit=lambda: DELAY, timeout=0)
+        return str(caught.value).partition("; ")[2]
+
+    wall = scheduler._clock.wall()
+    scheduler.block(A, wall + 2_000_000.0, "a visitor complained")
+    assert await told() == "the next is due in 2000000 s (a visitor complained)"
+    scheduler.pause(A)
+    assert await told() == "the operator paused it"
+    scheduler.block(A, wall - 1.0)
+    assert await told() == "the operator paused it"
+    scheduler.resume(A)
+    grant = await scheduler.acquire("u", A, admit=lambda: DELAY)
+    grant.report(503, retry_after=86_400.0)
+    grant.release()
+    assert await told() == "the next is due in 86400 s (503, Retry-After 86400)"
+
+
+async def test_who_waits_for_no_more_than_an_interval_is_told_when_it_ends(
+    scheduler: Scheduler,
+) -> None:
+    (await scheduler.acquire("u", A, admit=lambda: DELAY)).release()
+    with pytest.raises(
+        LeaseTimeout, match=r"no turn of a\.example in time; the next is due in 10 s$"
+    ):
+        await scheduler.acquire("u", A, admit=lambda: DELAY, timeout=0)
+
+
 async def test_a_block_until_no_moment_is_refused(scheduler: Scheduler) -> None:
     with pytest.raises(ConfigError, match=r"block of a\.example: until=nan"):
         scheduler.block(A, float("nan"))
     assert scheduler.hosts() == ()
+
+
+async def test_a_fleet_that_tells_what_it_knows_is_named_where_nothing_else_holds_a_host_up(
+    scheduler: Scheduler,
+) -> None:
+    scope, now = scheduler._memory.host(A), scheduler._clock.monotonic()
+    assert late(scope, now, recovers=True)[1].startswith("; the fleet's store has just come back")
+    assert late(scope, now, recovers=False)[1] == ""
+    scheduler.pause(A)
+    assert late(scope, now, recovers=True)[1] == "; the operator paused it"

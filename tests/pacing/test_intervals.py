@@ -5,15 +5,9 @@ import random
 import pytest
 
 from gatekeeper.config import PacingConfig
-from gatekeeper.pacing.scopes import (
-    LONGEST,
-    RequestReport,
-    RobotsInterval,
-    ScopeHistory,
-    ScopeSettings,
-    interval_for,
-    jittered,
-)
+from gatekeeper.pacing.rules import ScopeSettings
+from gatekeeper.pacing.scopes import LONGEST, RequestReport, ScopeHistory, interval_for, jittered
+from gatekeeper.robots.timing import RobotsInterval
 
 TEXT = "crawl-delay 10 s from robots.txt line 7"
 PACING = PacingConfig(latency_factor=5.0, latency_cap=20.0, latency_floor=0.2)

@@ -10,8 +10,8 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.scopes import RobotsInterval
 from gatekeeper.pacing.simulation import Account, Judge
+from gatekeeper.robots.timing import RobotsInterval
 from tests.pacing.test_ledger import FarLedger
 
 WISH = RobotsInterval(1.0, "crawl-delay 1 s")

@@ -13,7 +13,7 @@ from gatekeeper.config import Config, PacingConfig
 from gatekeeper.errors import StorageError
 from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.scopes import RobotsInterval
+from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.storage.base import ClockRecord
 from tests.pacing_support import FakeStorage
 

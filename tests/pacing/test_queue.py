@@ -132,6 +132,21 @@ async def test_a_deferred_origin_comes_back_by_itself_and_holds_nobody(
     assert crawl.got == [(page("b", 0), 0.0), (page("a", 0), 50.0), (page("a", 1), 51.0)]
 
 
+async def test_a_deferral_is_told_of(gate: FakeGate, clock: VirtualClock) -> None:
+    gate.said["https://a.example"] = DEFER
+    gate.retry_at = clock.wall() + 50.0
+    told: list[Decision] = []
+    async with PoliteQueue(gate, on_deferred=told.append) as queue:
+        await queue.put(page("a", 0))
+        await queue.put(page("b", 0))
+        crawl = Crawl(queue, clock)
+        crawl.start()
+        await clock.elapse(40.0)
+        assert [one.origin for one in told] == ["https://a.example"]
+        assert crawl.urls == [page("b", 0)]
+        await crawl.stop()
+
+
 async def test_a_slow_origin_holds_nobody_up(
     gate: FakeGate, queue: PoliteQueue, crawl: Crawl, clock: VirtualClock
 ) -> None:

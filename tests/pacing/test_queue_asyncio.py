@@ -7,9 +7,10 @@ import asyncio
 import pytest
 
 from gatekeeper.clock import VirtualClock
+from gatekeeper.decision import Decision
 from gatekeeper.errors import GateClosed
 from gatekeeper.queue import PoliteQueue, Turn
-from tests.queue_support import DENY, FakeGate, page
+from tests.queue_support import DEFER, DENY, FakeGate, page
 
 
 async def soon(queue: PoliteQueue, clock: VirtualClock) -> Turn:
@@ -99,3 +100,194 @@ async def test_task_done_may_be_called_once_a_turn(queue: PoliteQueue) -> None:
     await queue.join()
     with pytest.raises(ValueError, match="task_done"):
         queue.task_done()
+
+
+# --- join, while nobody is in `get` ----------------------------------------------------------
+
+
+async def joined(queue: PoliteQueue, clock: VirtualClock, seconds: float = 60.0) -> bool:
+    """Whether `join` ends in so many seconds."""
+    joining = asyncio.ensure_future(queue.join())
+    await clock.elapse(seconds)
+    ended = joining.done()
+    joining.cancel()
+    [failed] = await asyncio.gather(joining, return_exceptions=True)
+    if failed is not None and not isinstance(failed, asyncio.CancelledError):
+        raise failed
+    return ended
+
+
+@pytest.mark.parametrize("cold", [0.0, 2.0])
+async def test_what_is_denied_needs_nobody_to_get_it(
+    gate: FakeGate, clock: VirtualClock, cold: float
+) -> None:
+    told: list[str] = []
+    gate.said = {f"https://{host}.example": DENY for host in "abc"}
+    gate.cold = {f"https://{host}.example": cold for host in "abc" if cold}
+    given = [page(host, number) for host in "abc" for number in range(70)]
+    async with PoliteQueue(gate, on_denied=lambda decision: told.append(decision.url)) as queue:
+        for url in given:
+            await queue.put(url)
+        assert await joined(queue, clock)
+        assert sorted(told) == sorted(given)
+        assert (queue.qsize(), queue.stats().unfinished, queue.stats().denied) == (0, 0, 210)
+
+
+async def test_what_is_put_while_somebody_joins_is_looked_at_too(
+    gate: FakeGate, queue: PoliteQueue, clock: VirtualClock
+) -> None:
+    gate.said = {"https://a.example": DENY, "https://b.example": DENY}
+    gate.cold = {"https://a.example": 5.0}
+    await queue.put(page("a", 0))
+    joining = [asyncio.ensure_future(queue.join()) for _ in range(2)]
+    await clock.elapse(1.0)
+    await queue.put(page("b", 0))
+    await clock.settle()
+    assert queue.stats().denied == 1
+    assert not any(one.done() for one in joining)
+    await clock.elapse(10.0)
+    assert all(one.done() for one in joining)
+
+
+async def test_a_deferred_url_that_is_denied_in_the_end_ends_it(
+    gate: FakeGate, queue: PoliteQueue, clock: VirtualClock
+) -> None:
+    gate.said, gate.retry_at = {page("a", 0): DEFER}, clock.wall() + 20.0
+    await queue.put(page("a", 0))
+    joining = asyncio.ensure_future(queue.join())
+    await clock.elapse(10.0)
+    assert not joining.done()
+    gate.said = {page("a", 0): DENY}
+    await clock.elapse(15.0)
+    assert joining.done()
+
+
+async def test_what_may_be_fetched_waits_for_a_get_and_costs_nothing_meanwhile(
+    gate: FakeGate, queue: PoliteQueue, clock: VirtualClock
+) -> None:
+    gate.said = {page("a", 1): DENY, page("b", 0): DENY}
+    for url in (page("a", 0), page("a", 1), page("b", 0)):
+        await queue.put(url)
+    peeks = 0
+    peek = gate.peek
+
+    def counting(url: str, **options: str | None) -> Decision | None:
+        nonlocal peeks
+        peeks += 1
+        return peek(url, **options)
+
+    gate.peek = counting  # type: ignore[method-assign]
+    joining = asyncio.ensure_future(queue.join())
+    await clock.elapse(600.0)
+    assert not joining.done()
+    assert peeks == 2, "each origin was looked at once"
+    assert queue.stats().unfinished == 2
+    async with await queue.get() as lease:
+        assert lease.grant.url == page("a", 0)
+    await clock.elapse(10.0)
+    assert joining.done()
+    assert queue.stats().denied == 2
+
+
+async def test_a_join_looks_no_further_at_what_is_seen_to_be_welcome(
+    gate: FakeGate, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While workers are busy, most URLs that come to the front are such."""
+    gate.said = {page("a", 1): DENY}
+    looked: list[str] = []
+    peek = gate.peek
+    monkeypatch.setattr(
+        gate, "peek", lambda url, **options: (looked.append(url), peek(url, **options))[1]
+    )
+    monkeypatch.setattr(gate, "is_welcome", lambda url: url == page("a", 0), raising=False)
+    queue = PoliteQueue(gate)
+    for number in range(2):
+        await queue.put(page("a", number))
+    joining = asyncio.ensure_future(queue.join())
+    await clock.elapse(60.0)
+    assert looked == []
+    assert queue.stats().denied == 0
+    async with await queue.get() as lease:
+        assert lease.grant.url == page("a", 0)
+    await clock.elapse(10.0)
+    assert looked.count(page("a", 1)) == 1  # by the `join`
+    assert queue.stats().denied == 1
+    assert joining.done()
+    await queue.close()
+
+
+async def test_what_on_denied_raises_ends_the_join_and_the_url_is_done(
+    gate: FakeGate, clock: VirtualClock
+) -> None:
+    gate.said = {"https://a.example": DENY}
+
+    def fail(decision: Decision) -> None:
+        raise LookupError(decision.url)
+
+    async with PoliteQueue(gate, on_denied=fail) as queue:
+        await queue.put(page("a", 0))
+        await queue.put(page("a", 1))
+        for left in (1, 0):
+            with pytest.raises(LookupError):
+                await joined(queue, clock)
+            assert queue.stats().unfinished == left
+        assert await joined(queue, clock)
+
+
+async def test_what_one_join_meets_with_an_error_another_goes_on_with(
+    gate: FakeGate, clock: VirtualClock
+) -> None:
+    errors = [LookupError("once")]
+
+    def fail_once(decision: Decision) -> None:
+        if errors:
+            raise errors.pop()
+
+    async with PoliteQueue(gate, on_denied=fail_once) as queue:
+        for host in "abc":
+            await queue.put(page(host, 0))
+        waiting = asyncio.ensure_future(queue.join())
+        await clock.settle()
+        gate.said = {f"https://{host}.example": DENY for host in "abc"}
+        with pytest.raises(LookupError):
+            await queue.join()
+        await clock.settle()
+        assert waiting.done()
+
+
+async def test_asynchronous_callbacks_are_waited_for_and_bounded(
+    gate: FakeGate, clock: VirtualClock
+) -> None:
+    gate.said = {"https://a.example": DENY}
+    running = most = 0
+
+    async def slowly(decision: Decision) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await clock.sleep(3.0)
+        running -= 1
+
+    async with PoliteQueue(gate, on_denied=slowly) as queue:
+        for number in range(250):
+            await queue.put(page("a", number))
+        assert await joined(queue, clock)
+        assert (running, most) == (0, 100)
+
+
+async def test_a_join_that_is_cancelled_leaves_everything_to_a_get(
+    gate: FakeGate, queue: PoliteQueue, clock: VirtualClock
+) -> None:
+    await queue.put(page("a", 0))
+    assert not await joined(queue, clock, 1.0)
+    async with await queue.get() as lease:
+        assert lease.grant.url == page("a", 0)
+    await queue.join()
+
+
+async def test_closing_the_queue_ends_it(queue: PoliteQueue, clock: VirtualClock) -> None:
+    await queue.put(page("a", 0))
+    joining = asyncio.ensure_future(queue.join())
+    await clock.settle()
+    await queue.close()
+    await joining

@@ -11,7 +11,8 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.scopes import RobotsInterval, Scope
+from gatekeeper.pacing.scopes import Scope
+from gatekeeper.robots.timing import RobotsInterval
 
 Make = Callable[..., Awaitable[Scheduler]]
 URL, HOST = "https://a.example/", "a.example"
@@ -90,7 +91,7 @@ class Crawl:
                     one.unheaded,
                     one.history is None,
                 )
-                for one in engine.scopes.values()
+                for one in self.scheduler._memory.scopes.values()
             ],
             self.keeper.promises,
             self.scheduler.stats(),
@@ -205,7 +206,7 @@ async def test_jitter_is_drawn_for_each_turn(make: Make, clock: VirtualClock) ->
     intervals = set()
     for _ in range(5):
         await known(scheduler)
-        intervals.add(scheduler._engine.scopes[HOST].interval)
+        intervals.add(scheduler._memory.scopes[HOST].interval)
         clock.advance(2.0)
     assert len(intervals) == 5
 

@@ -15,7 +15,7 @@ from gatekeeper.config import Config, GroupRule, HostRule
 from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.rules import DAY, BudgetSpent
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.scopes import RobotsInterval
+from gatekeeper.robots.timing import RobotsInterval
 
 HOST = "a.example"
 PATIENCE = 20.0

@@ -285,3 +285,26 @@ async def test_closing_tells_everybody_who_waits(world: World) -> None:
     for task in waiting:
         with pytest.raises(GateClosed):
             await task
+
+
+class Text(str):
+    """What frameworks hand over as text, such as lxml's results."""
+
+    __slots__ = ()
+
+
+async def test_a_kind_of_str_is_text_to_both_gates(world: World) -> None:
+    world.internet.site("a.test").robots("User-agent: *\nDisallow: /no")
+    sidecar = await world.sidecar()
+    near, far = sidecar.service.gate, await world.client(sidecar.where)
+    agent = Text("otherbot/2.0")
+    for gate in (near, far):
+        for path, allowed in (("", True), ("no", False)):
+            url = Text(f"http://a.test/{path}")
+            assert await world.drive(gate.allowed(url)) is allowed
+            decision = await world.drive(gate.check(url, user_agent=agent))
+            assert (bool(decision), decision.user_agent) == (allowed, "otherbot")
+        assert await world.drive(gate.why(Text("a.test")))
+        lease = await world.drive(gate.acquire(Text("http://a.test/x"), user_agent=agent))
+        lease.end()
+        await until(lambda: not len(sidecar.service.leases))

@@ -18,6 +18,7 @@ from gatekeeper import (
     SidecarError,
     Verdict,
 )
+from gatekeeper.remote.leases import RemoteLease
 from tests.conformance.ways import World, decided, until
 from tests.internet import Hold, NeverAnswer, Page, Stall
 
@@ -194,6 +195,31 @@ async def test_a_lease_that_arrives_with_the_cancellation_is_given_back(world: W
     assert site.requests[-1].method == "DELETE"
 
 
+async def test_no_lease_stays_with_the_sidecar_whenever_its_client_is_cancelled(
+    world: World,
+) -> None:
+    """Not where the answer is on its way, either: the host stood still for a minute."""
+    world.internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0\n")
+    sidecar = await world.sidecar()
+    gate = await world.client(sidecar.where)
+    (await world.drive(gate.acquire("http://a.test/", owned=False))).give_back()
+    leases, answered = sidecar.service.leases, 0
+    for turns in range(400):
+        waiter = asyncio.create_task(gate.acquire("http://a.test/x", owned=False))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        waiter.cancel()
+        (lease,) = await asyncio.gather(waiter, return_exceptions=True)
+        if isinstance(lease, RemoteLease):
+            lease.give_back()
+            answered += 1
+        await until(lambda: not len(leases) and not gate._outbox and not gate._tasks)
+        if answered == 3:
+            break
+    assert answered == 3, "no turn was late enough"
+    assert sidecar.gate.stats().pacing.in_flight == 0
+
+
 async def test_long_polls_are_bounded_here_too(world: World) -> None:
     world.internet.site("a.test").robots("")
     sidecar = await world.sidecar()
@@ -279,12 +305,32 @@ def test_a_queue_says_at_once_that_it_needs_a_gate() -> None:
         PoliteQueue("http://127.0.0.1:1")  # type: ignore[arg-type]
 
 
+async def test_what_the_sidecar_denies_needs_no_get_before_a_join_ends(world: World) -> None:
+    world.internet.site("no.test").robots("User-agent: *\nDisallow: /")
+    world.internet.site("yes.test").robots("User-agent: *\nDisallow: /no")
+    gate = await world.client((await world.sidecar()).where)
+    told: list[str] = []
+    async with PoliteQueue(gate, on_denied=lambda decision: told.append(decision.url)) as queue:
+        for url in ("http://no.test/a", "http://no.test/b", "http://yes.test/no"):
+            await queue.put(url)
+        await world.drive(queue.join())
+        assert sorted(told) == ["http://no.test/a", "http://no.test/b", "http://yes.test/no"]
+        await queue.put("http://yes.test/a")
+        joining = asyncio.ensure_future(queue.join())
+        await world.clock.elapse(60.0)
+        assert not joining.done(), "somebody has to get what may be fetched"
+        async with await world.drive(queue.get()):
+            pass
+        await joining
+
+
 async def test_the_body_of_a_poll_says_what_was_asked(world: World) -> None:
     where = world.scripted("/v1/leases", Page("{}", status=400))
     gate = await world.client(where, user_agent="mybot/1.0")
     with pytest.raises(SidecarError):
         await world.drive(gate.acquire("http://a.test/x", priority=5000, timeout=7.0))
     body = json.loads(world.internet.requests[-1].body)
+    assert len(body.pop("id")) == 16
     assert body == {
         "url": "http://a.test/x",
         "wait": 7.0,

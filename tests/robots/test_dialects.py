@@ -29,8 +29,11 @@ def test_stricter_reading_wins_and_is_named() -> None:
 
 
 def test_declared_reading_alone_can_be_asked_for() -> None:
+    """DIA-03: that the RFC reads it otherwise is still told."""
     match = ask(EXPLICIT, "/pics/y", conflicts="declared")
-    assert (match.allowed, match.dialect, match.conflict) == (True, Dialect.V2, False)
+    assert (match.allowed, match.dialect, match.conflict) == (True, Dialect.V2, True)
+    assert (match.rule, match.candidates) == (None, ())
+    assert not ask(EXPLICIT, "/pics", conflicts="declared").conflict
 
 
 def test_readings_that_agree_are_no_conflict() -> None:
@@ -64,6 +67,8 @@ def test_blank_line_ends_a_versioned_set_but_not_for_the_rfc() -> None:
         "User-agent: X\n\nRobot-version: 2.0\n",
         "User-agent: X\nDisallow: /other\nRobot-version: 2.0\n",
         "Robot-version: 2.0\nUser-agent: X\n",
+        "User-agent: Y\nRobot-version: 2.0\nUser-agent: X\n",
+        "User-agent: X\nRobot-version: 2.0\nUser-agent: Y\n",
         "User-agent: X\nRobot-version: two\n",
         "User-agent: X\nRobot-version: 0.2\n",
     ],
@@ -72,6 +77,15 @@ def test_misplaced_or_unreadable_version_counts_for_nothing(head: str) -> None:
     """V2-06, V2-08, DIA-07"""
     match = ask(head + "Disallow: /pics\n", "/pics/y")
     assert (match.allowed, match.dialect) == (False, Dialect.RFC9309)
+
+
+def test_the_version_behind_the_last_agent_is_the_group_s() -> None:
+    """V2-06: the one between two user-agent lines is no version, nor the first of two (V2-07)."""
+    text = "User-agent: Y\nRobot-version: 2.0\nUser-agent: X\nRobot-version: 1.0\nDisallow: /a\n"
+    assert [(g.version, g.dialect) for g in RobotsTxt.parse(text).groups] == [("1.0", "1996")]
+    for agent in "XY":
+        assert not RobotsTxt.parse(text, dialect="2.0").policy(agent).allowed("/ab")
+        assert RobotsTxt.parse(text, dialect="2.0").policy(agent).match("/ab").dialect == "1996"
 
 
 def test_comment_lines_do_not_part_version_and_agent() -> None:
@@ -123,6 +137,7 @@ def test_same_name_with_and_without_version_is_not_merged() -> None:
     assert not ask(text, "/a.shtml").allowed
     assert not ask(text, "/data/x").allowed
     assert ask(text, "/data/x", conflicts="declared").allowed
+    assert ask(text, "/data/x", conflicts="declared").conflict
     assert ask(text, "/data/index.html", conflicts="declared").allowed
 
 

@@ -76,7 +76,7 @@ def test_a_long_path_is_left_to_the_policy() -> None:
     assert flat.score("/a" + "x" * 3_000) is None
 
 
-@pytest.mark.parametrize("value", ["/a{}*a", "/a*{}a", "*{}/a", "/*a{}$"])
+@pytest.mark.parametrize("value", ["/a{}*x", "/a*{}x", "*{}/a", "/*a{}$"])
 def test_many_patterns_that_may_match_are_left_to_the_policy(value: str) -> None:
     text = "User-agent: *\n" + "".join(
         f"Disallow: {value.format('a' * (n % 20))}\n" for n in range(300)
@@ -100,7 +100,7 @@ def test_a_file_at_rest_takes_no_more_than_its_lines() -> None:
     rules = [f"Disallow: /{number}*/private\n" for number in range(100)]
     flat = RobotsTxt.parse("User-agent: *\n" + "".join(rules)).policy("bot").flat()
     assert flat is not None
-    kept = flat.denied, flat.allowed, flat.patterns, flat.pieces
+    kept = flat.rules, flat.patterns, flat.pieces
     assert sum(map(len, kept)) <= sum(map(len, rules))
 
 

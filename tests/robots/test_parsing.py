@@ -266,6 +266,7 @@ def test_rendered_file_keeps_every_verdict(text: str) -> None:
             assert again.policy(agent).allowed(path) is robots.policy(agent).allowed(path)
 
 
+@pytest.mark.usefixtures("speedups_on")
 def test_kept_policy_is_small() -> None:
     """Four times smaller than what the peers keep of an ordinary file."""
     body = "".join(["User-agent: *\n", *(f"Disallow: /some/path-{n}/\n" for n in range(20))])

@@ -75,7 +75,11 @@ def test_rule_is_quoted_as_it_stands(policy: Policy) -> None:
 def test_candidates_stand_by_length(policy: Policy) -> None:
     match = policy.match("/shop/open/a.gif")
     assert [(each.line, each.length) for each in match.candidates] == [(3, 10), (4, 7), (2, 6)]
-    assert match.candidates[0].value == match.rule.value
+    assert match.candidates[0] == match.rule
+    assert match.candidates.index(match.rule) == 0
+    assert {match.rule: "decides"}[match.candidates[0]] == "decides"
+    assert match.candidates[1] != match.rule
+    assert match.rule != match.rule.text
 
 
 def test_no_more_than_a_thousand_candidates_are_named() -> None:
@@ -270,3 +274,13 @@ def test_two_threads_that_read_the_rules_do_not_disturb_each_other(
     assert source.said == expected
     assert [rules.allows(path) for path in ("/a", "/a/b", "/x.gif", "/c", "/*")] == expected
     assert rules.allows("/a") is False
+
+
+@pytest.mark.parametrize("value", ["h", "https", "https://a.example/x", "-", "x/", " ", "xyz"])
+def test_a_value_that_is_no_path_decides_about_no_url(value: str) -> None:
+    policy = RobotsTxt.parse(f"User-agent: *\nDisallow: {value}\nDisallow: /p").policy("bot")
+    for _ in range(2):
+        for url in ("https://a.example/x", "https://a.example-/x", "https://a.examplex/y", "/x"):
+            assert policy.allowed(url)
+        assert not policy.allowed("https://b.example/p")
+        assert not policy.allowed("https://a.example/p")

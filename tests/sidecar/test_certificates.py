@@ -36,16 +36,21 @@ def issue(authority: trustme.CA, server: ServerConfig, name: str) -> None:
     pair.private_key_pem.write_to_path(server.tls_key)
 
 
-def shown(certificates: Certificates, authority: trustme.CA) -> str:
-    """The name in the certificate that a client is shown, without a network."""
+def shown(
+    certificates: Certificates, authority: trustme.CA, own: trustme.LeafCert | None = None
+) -> str:
+    """The name in the certificate that a client is shown, without a network; `own` is the
+    client's."""
     context = ssl.create_default_context()
     context.check_hostname = False
     authority.configure_trust(context)
+    if own is not None:
+        own.configure_cert(context)
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     assert certificates.context is not None
     ours = certificates.context.wrap_bio(to_server, to_client, server_side=True)
     theirs = context.wrap_bio(to_client, to_server)
-    for one in (theirs, ours, theirs):
+    for one in (theirs, ours, theirs, ours):
         try:
             one.do_handshake()
         except ssl.SSLWantReadError:
@@ -145,3 +150,36 @@ def test_another_authority_for_clients_needs_a_restart(server: ServerConfig) -> 
 
     assert new is not None
     assert certificates.take_over(new) == ([], ["server.tls_client_ca"])
+
+
+def test_a_renewed_certificate_lets_in_whom_the_old_authorities_do(
+    server: ServerConfig, authority: trustme.CA
+) -> None:
+    certificates, other = Certificates(server), trustme.CA()
+    assert server.tls_client_ca is not None
+    issue(authority, server, "new.test")
+    comment = "# Autorité, not of ASCII\n".encode()
+    Path(server.tls_client_ca).write_bytes(comment + other.cert_pem.bytes())
+    for name in ("new.test", "newer.test"):
+        issue(authority, server, name)
+        new = certificates.renewal(server)
+        assert new is not None
+        certificates.take_over(new)
+        assert shown(certificates, authority, authority.issue_cert("client.test")) == name
+        with pytest.raises(ssl.SSLError):
+            shown(certificates, authority, other.issue_cert("client.test"))
+    restarted = Certificates(server)
+    assert shown(restarted, authority, other.issue_cert("client.test")) == "newer.test"
+
+
+def test_no_file_is_read_to_show_a_certificate_that_was_judged(
+    server: ServerConfig, authority: trustme.CA
+) -> None:
+    certificates = Certificates(server)
+    issue(authority, server, "new.test")
+    new = certificates.renewal(server)
+    assert new is not None
+    for path in (server.tls_cert, server.tls_key, server.tls_client_ca):
+        Path(str(path)).unlink()
+    assert certificates.take_over(new)[0] == ["server.tls_cert", "server.tls_key"]
+    assert shown(certificates, authority) == "new.test"

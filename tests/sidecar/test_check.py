@@ -43,7 +43,7 @@ class ScriptedGate:
 
     def stats(self) -> SimpleNamespace:
         """Nothing was asked yet."""
-        return SimpleNamespace(decisions={}, directory=SimpleNamespace(outcomes={}))
+        return SimpleNamespace(fleet=None, decisions={}, directory=SimpleNamespace(outcomes={}))
 
     def on_retrieval(self, callback: object) -> None:
         """Nothing is retrieved here."""
@@ -218,7 +218,7 @@ async def test_a_wrong_method_names_the_right_ones(
 ) -> None:
     async with client.delete(f"{base}/v1/check") as response:
         assert response.status == 405
-        assert response.headers["Allow"] == "GET, POST"
+        assert response.headers["Allow"] == "GET, HEAD, POST"
 
 
 async def test_an_error_of_ours_tells_nothing_but_its_id(

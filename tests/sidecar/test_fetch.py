@@ -136,6 +136,29 @@ async def test_a_redirect_to_what_is_no_url_is_502(door: Any, site: Any, locatio
     assert (await service.get("/v1/fetch", params={"url": "http://a.test/go"}))[0] == 502
 
 
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+            "the site's answer can't be read: ",  # and how aiohttp calls it
+        ),
+        (b"\x00\xff no HTTP\r\n\r\n", "the site's answer can't be read: "),
+        (b"", "the site broke the connection off"),
+    ],
+    ids=["two lengths", "no HTTP", "nothing"],
+)
+async def test_what_is_no_answer_is_told_in_words(
+    door: Any, site: Any, data: bytes, why: str
+) -> None:
+    site.on("/odd", Raw(data))
+    service = await door()
+    status, problem = await service.get("/v1/fetch", params={"url": "http://a.test/odd"})
+    assert (status, problem["detail"][: len(why)]) == (502, why)
+    assert "Error" not in problem["detail"]
+    assert "b'" not in problem["detail"]
+
+
 async def test_a_redirect_without_location_is_passed_on(door: Any, site: Any) -> None:
     site.on("/go", Page("nowhere", status=302))
     service = await door()

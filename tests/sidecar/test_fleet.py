@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.fleet.server import BINARY, Server, free_port
-from tests.internet import FakeInternet
+from tests.fleet.server import BINARY, Server
+from tests.internet import FakeInternet, free_port
 
 pytestmark = pytest.mark.skipif(BINARY is None, reason="no redis-server here")
 
@@ -115,3 +115,51 @@ async def everything(door: Any) -> str:
         async with door.session.get(door.base + path) as response:
             texts.append(await response.text())
     return "\n".join(texts)
+
+
+async def test_the_answer_of_an_operator_shows_what_was_just_said(
+    door: Open, store: Server, page: str
+) -> None:
+    """Not what the store held before it heard of that: on any member, however often in a row."""
+    fleet = {"url": store.url, "hold": 1.0}
+    one, other = await door(fleet=fleet), await door(fleet=fleet)
+    await one.post(f"/v1/leases/{await until_201(one, page)}/report", {"status": 200})
+    told = []
+    for asked, what, body in (
+        (one, "pause", {}),
+        (other, "resume", {}),
+        (other, "block", {"seconds": 60.0}),
+        (one, "block", {"seconds": 0.0}),
+        (one, "pause", {}),
+        (one, "resume", {}),
+    ):
+        status, said = await asked.post(f"/v1/hosts/127.0.0.1/{what}", body)
+        assert status == 200, said
+        (scope,) = said["fleet"]
+        held_up = said["state"] if said["state"] in ("paused", "blocked") else None
+        told.append((held_up, scope["paused"], scope["blocked_until"] is not None))
+    paused, free = ("paused", True, False), (None, False, False)
+    assert told == [paused, free, ("blocked", False, True), free, paused, free]
+
+
+async def test_readiness_tells_the_state_of_the_fleet_and_its_members(
+    door: Open, store: Server, page: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gatekeeper.fleet")
+    fleet = {"url": store.url, "hold": 1.0}
+    one = await door(fleet=fleet)
+    status, said = await one.get("/readyz")
+    assert (status, said) == (
+        200,
+        {"status": "ready", "fleet": {"state": "recovering", "members": 1}},
+    )
+    await until_201(one, page)
+    status, said = await one.get("/readyz")
+    assert (status, said["fleet"]) == (200, {"state": "connected", "members": 1})
+    # Whoever looks at the log learns why nobody got a turn for a while, and that it is over.
+    async with asyncio.timeout(10.0):
+        while not any("turns are given again" in one for one in caplog.messages):
+            await asyncio.sleep(0.01)
+    waits = [one for one in caplog.messages if "nobody gets a turn" in one]
+    assert len(waits) == 1
+    assert store.url in waits[0]

@@ -105,8 +105,10 @@ async def test_rfc20_robots_txt_itself_is_let_through_though_nothing_is_known(
 
 async def test_a_short_configured_wait_answers_the_first_question(door: Any, site: Any) -> None:
     service = await door(forward_auth=True, forward_auth_wait=0.15)
-    answers = [(await ask(service, FORWARDED)).status for _ in range(2)]
-    assert answers[1] == 200
+    await ask(service, FORWARDED)
+    while service.service.learning:  # on a busy machine it may take longer than that
+        await asyncio.sleep(0)
+    assert (await ask(service, FORWARDED)).status == 200
 
 
 async def test_one_question_is_one_decision(door: Any, site: Any) -> None:
@@ -366,8 +368,9 @@ async def test_t15_a_proxy_is_bounded_like_any_client(door: Any, site: Any) -> N
 
 
 async def test_t15_its_requests_at_once_are_bounded(door: Any, internet: FakeInternet) -> None:
-    internet.site("a.test").on("/robots.txt", Hold(Page(ROBOTS)))
-    service = await door(forward_auth=True, client_concurrency=1, forward_auth_wait=0.15)
+    hold = Hold(Page(ROBOTS))
+    internet.site("a.test").on("/robots.txt", hold)
+    service = await door(forward_auth=True, client_concurrency=1, forward_auth_wait=20.0)
     clients = service.service.clients
     entered = asyncio.Event()
     enter = clients.enter
@@ -381,6 +384,7 @@ async def test_t15_its_requests_at_once_are_bounded(door: Any, internet: FakeInt
     await entered.wait()
     assert (await ask(service, FORWARDED)).status == 403
     assert clients.refused["concurrency"] == 1
+    hold.release()
     await first
     assert clients.stats() == {}
 

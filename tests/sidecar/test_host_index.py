@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -107,6 +108,20 @@ async def test_hosts_that_come_and_go_are_followed() -> None:
         assert (await index.page(order=NEXT)).total == 501
 
 
+async def least_time(work: Callable[[], Awaitable[None]]) -> float:
+    """Seconds of the processor, of the fastest of a few: see `tests.effort.processor_time`."""
+    took = []
+    for _ in range(5):
+        gc.disable()
+        try:
+            began = time.process_time()
+            await work()
+            took.append(time.process_time() - began)
+        finally:
+            gc.enable()
+    return min(took)
+
+
 async def test_a_page_of_very_many_hosts_neither_waits_nor_holds_up_the_loop() -> None:
     """Counted in slices of the loop and in CPU time of the page, not by the wall clock."""
     async with index_of(200_000, VirtualClock()) as (index, scopes, _):
@@ -114,17 +129,21 @@ async def test_a_page_of_very_many_hosts_neither_waits_nor_holds_up_the_loop() -
         index.follow()
         while index.behind:
             await asyncio.sleep(0)
-        began = time.process_time()
-        found = await index.page(first=150_000)
-        assert (found.hosts[0], found.total, found.complete) == ("h0150000.test", 200_000, True)
-        assert time.process_time() - began < 0.01
+
+        async def deep() -> None:
+            found = await index.page(first=150_000)
+            assert (found.hosts[0], found.total, found.complete) == ("h0150000.test", 200_000, True)
+
+        assert await least_time(deep) < 0.01
         found = await index.page(order=NEXT, descending=True)
         while not found.complete:
             await asyncio.sleep(0)
             found = await index.page(order=NEXT, descending=True)
-        began = time.process_time()
-        assert (await index.page(order=NEXT, descending=True, first=5000)).total == 200_000
-        assert time.process_time() - began < 0.05
+
+        async def sorted_page() -> None:
+            assert (await index.page(order=NEXT, descending=True, first=5000)).total == 200_000
+
+        assert await least_time(sorted_page) < 0.05
 
 
 async def test_what_was_found_answers_while_it_is_looked_for_anew() -> None:

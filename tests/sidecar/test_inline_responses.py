@@ -107,9 +107,10 @@ async def doors(door: Any, internet: FakeInternet) -> AsyncIterator[Any]:
         await doors.close()
 
 
-def alike(answer: bytes) -> bytes:
-    """Without what is another in each answer."""
-    return _OWN.sub(b"", answer)
+def alike(answer: bytes) -> tuple[list[bytes], bytes]:
+    """Without what is another in each answer; its header fields in whichever order."""
+    head, _, body = _OWN.sub(b"", answer).partition(b"\r\n\r\n")
+    return sorted(head.splitlines()), body
 
 
 @pytest.mark.parametrize(
@@ -161,6 +162,17 @@ async def test_a_warm_check_a_free_turn_and_a_report_are_answered_at_once(doors:
     assert [answer is not None for answer in both.inline] == [True, True, True]
     assert report.startswith(b"HTTP/1.1 204 ")
     assert both.service.leases.ended["reported"] == 1
+
+
+async def test_another_agent_is_answered_at_once_as_well(doors: Any) -> None:
+    both = await doors()
+    connection = await both.connect()
+    for number in range(5):
+        target = f"/v1/check?url=http://a.test/private{number}&user_agent=other"
+        assert b'"user_agent":"other"' in await connection.ask(get(target))
+
+    assert both.inline[0] is None  # nothing is kept for it yet
+    assert both.inline[-1] is not None
 
 
 async def test_answers_keep_the_order_of_their_requests(doors: Any, internet: FakeInternet) -> None:
@@ -227,7 +239,7 @@ async def test_a_head_that_came_before_is_read_as_it_was_then(doors: Any, kept: 
         answers = []
         for one in (connection, usual):
             answers.append(alike(await one.ask(*requests)))
-            if b"HTTP/1.1 200" not in answers[-1]:  # it was closed
+            if b"HTTP/1.1 200 OK" not in answers[-1][0]:  # it was closed
                 fresh = await both.connect(usual=one is usual)
                 connection, usual = (connection, fresh) if one is usual else (fresh, usual)
         assert answers[0] == answers[1]

@@ -378,3 +378,26 @@ async def test_a_lease_that_had_run_out_before_the_end_of_the_process_is_reporta
     table.report(lease_id, LeaseReport(status=429, retry_after=600.0))
     assert kept.gate._scheduler.blocked("a.test") is not None
     table.close()
+
+
+def test_a_journal_that_was_removed_is_written_again_with_all_that_is_open(path: Path) -> None:
+    book = LeaseBook(path, clock=VirtualClock(wall=0.0))
+    book.granted(OpenLease("a", 5.0, URL))
+    path.unlink()
+    book.granted(OpenLease("b", 5.0, URL))
+    assert set(left_in(path)) == {"a", "b"}
+    book.ended("a")
+    book.close()
+    assert set(left_in(path)) == {"b"}
+
+
+@pytest.mark.usefixtures("speedups_on")
+async def test_a_client_may_name_its_lease_unless_the_name_is_taken(kept: Kept) -> None:
+    mine = "client-made-id-0"
+    one = kept.table.take(internals(kept.gate), URL, 60.0, "client", mine)
+    assert one is not None
+    assert one.id == mine
+    kept.table.give_back(mine)
+    other = kept.table.take(internals(kept.gate), URL, 60.0, "another", mine)
+    assert other is not None
+    assert other.id != mine  # whoever had it may still speak of it

@@ -103,6 +103,44 @@ async def test_a_report_ends_the_lease_and_reaches_the_scheduler(
     assert len(table) == 0
 
 
+def given_back_unheard(table: LeaseTable, lease_id: str) -> None:
+    with pytest.raises(Problem) as caught:
+        table.give_back(lease_id)
+    assert caught.value.status == 404
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["before it is asked for", "while it waits"])
+async def test_what_was_given_back_first_is_not_granted(
+    table: LeaseTable, gate: ScriptedGate, waits: bool
+) -> None:
+    """Its client hung up, and what it said of that came on another connection, and sooner."""
+    name = "made-up-by-a-client"
+    if waits:
+        gate.turn.clear()
+        asking = asyncio.ensure_future(held(table, gate, id=name, wait=9.0))
+        await asyncio.sleep(0)
+    given_back_unheard(table, name)
+    if not waits:
+        asking = asyncio.ensure_future(held(table, gate, id=name))
+    gate.turn.set()
+    with pytest.raises(Problem) as caught:
+        await asking
+    assert caught.value.status == 410
+    assert gate.lease.log == ["give back"]
+    assert len(table) == 0
+
+
+async def test_few_ids_are_kept_that_were_given_back_first(
+    table: LeaseTable, gate: ScriptedGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gatekeeper.sidecar.leases._REMEMBERED", 3)
+    for number in range(9):
+        given_back_unheard(table, f"made-up-{number}")
+    given_back_unheard(table, 65 * "x")
+    assert list(table._unwanted) == ["made-up-6", "made-up-7", "made-up-8"]
+    assert await held(table, gate, id="made-up-1") == "made-up-1"
+
+
 async def test_a_repeated_report_is_no_error_and_ends_nothing_twice(
     table: LeaseTable, gate: ScriptedGate
 ) -> None:

@@ -6,13 +6,20 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp import web
 
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import ConfigError
 from gatekeeper.sidecar import listening
+from gatekeeper.sidecar.exchange import Call
+from gatekeeper.sidecar.routes.hosts import ROUTES
 
 
 @pytest.fixture
@@ -143,3 +150,38 @@ def test_t5_a_name_without_a_file_has_no_rights_to_judge() -> None:
 def test_what_is_no_unix_socket_has_no_file_to_judge() -> None:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         assert listening.open_to_others([sock]) is None
+
+
+async def test_that_a_client_hangs_up_at_the_grant_is_no_error_in_the_log(
+    door: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was one, with a traceback, as often as a client liked."""
+
+    async def gone(*_: object, **__: object) -> None:
+        raise ConnectionResetError("the client hung up while its turn came")
+
+    service = await door()
+    monkeypatch.setattr(service.service.leases, "acquire", gone)
+    with suppress(aiohttp.ClientError):
+        await service.post("/v1/leases", {"url": "http://a.test/", "wait": 1})
+    assert [one.getMessage() for one in caplog.records if one.levelname == "ERROR"] == []
+
+
+async def test_an_error_of_ours_in_the_middle_of_an_answer_stands_in_the_log(
+    door: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client sees a connection that breaks: nothing else tells of it."""
+
+    async def half(_service: object, call: Call) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(call.request)
+        await response.write(b"half of it")
+        raise RuntimeError("a mistake of ours")
+
+    service = await door()
+    route = replace(ROUTES[0], handler=half)
+    monkeypatch.setattr(service.service.router, "find", lambda *_: (route, {}))
+    with suppress(aiohttp.ClientError):
+        await service.get("/v1/hosts")
+    errors = [one for one in caplog.records if one.levelname == "ERROR"]
+    assert [str(one.exc_info[1]) for one in errors if one.exc_info] == ["a mistake of ours"]

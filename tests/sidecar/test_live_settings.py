@@ -137,9 +137,9 @@ async def service(door: Any, internet: FakeInternet) -> Any:
     return sidecar.service
 
 
-def reread(service: Any, config: Config) -> Reloaded:
+async def reread(service: Any, config: Config) -> Reloaded:
     service.reread = lambda: config
-    return reload(service)
+    return await reload(service)
 
 
 ALONE = TLS | {"identity.key"}
@@ -155,7 +155,7 @@ async def test_what_needs_a_restart_is_named_and_stays_as_it_was(
     before = service.config
     assert "gatekeeper_config_restart_required{" not in service.metrics.render().decode()
     with caplog.at_level(logging.INFO):
-        told = reread(service, changed(before, name, another(before, name)))
+        told = await reread(service, changed(before, name, another(before, name)))
 
     assert told == Reloaded(applied=[], needs_restart=[name])
     assert service.config == service.gate.config == before
@@ -163,7 +163,7 @@ async def test_what_needs_a_restart_is_named_and_stays_as_it_was(
     metric = f'gatekeeper_config_restart_required{{setting="{name}"}} 1.0'
     assert metric in service.metrics.render().decode()
 
-    assert reread(service, before) == Reloaded(applied=[], needs_restart=[])
+    assert await reread(service, before) == Reloaded(applied=[], needs_restart=[])
     assert "gatekeeper_config_restart_required{" not in service.metrics.render().decode()
 
 
@@ -190,7 +190,7 @@ async def test_what_is_live_is_in_force_everywhere_after_a_reload(
     tokens.write_text("t" * 32, encoding="utf-8")
     value = str(tokens) if name == "server.token_file" else another(old, name)
     new = changed(old, name, value)
-    told = reread(service, new)
+    told = await reread(service, new)
 
     assert told == Reloaded(applied=[name], needs_restart=[])
     assert value_of(service.config, name) == value_of(service.gate.config, name)
@@ -282,11 +282,11 @@ async def test_a_range_that_is_allowed_opens_what_was_refused_before(
     internet.site("inner.example").robots("").page("/", "inside")
     url = "http://inner.example/"
     shut = changed(service.config, "guard.allow", ("*.test",))
-    reread(service, shut)
+    await reread(service, shut)
     assert await decide(service, url) == (Verdict.DENY, Reason.BLOCKED)
     assert await decide(service, url) == (Verdict.DENY, Reason.BLOCKED)  # from memory
 
-    reread(service, changed(shut, "guard.allow", ("127.0.0.0/8",)))
+    await reread(service, changed(shut, "guard.allow", ("127.0.0.0/8",)))
     assert (await decide(service, url))[0] is Verdict.ALLOW
 
 
@@ -299,7 +299,7 @@ async def test_a_range_that_is_denied_closes_connections_that_are_open(
             return int(response.status)
 
     assert await page() == 200
-    reread(service, changed(service.config, "guard.deny", ("127.0.0.0/8",)))
+    await reread(service, changed(service.config, "guard.deny", ("127.0.0.0/8",)))
     with pytest.raises(Exception, match="blocked"):
         await page()
     assert internet.requests[-1].path == "/page"
@@ -310,17 +310,17 @@ async def test_a_name_that_is_denied_is_refused_at_once_though_it_is_warm(servic
     url = "http://a.test/page"
     for _ in range(3):
         assert await service.gate.allowed(url)
-    reread(service, changed(service.config, "guard.deny", ("a.test",)))
+    await reread(service, changed(service.config, "guard.deny", ("a.test",)))
     assert not await service.gate.allowed(url)
     assert await decide(service, url) == (Verdict.DENY, Reason.BLOCKED)
-    reread(service, changed(service.config, "guard.deny", ()))
+    await reread(service, changed(service.config, "guard.deny", ()))
     assert await service.gate.allowed(url)
 
 
 async def test_another_default_interval_holds_for_hosts_in_memory(service: Any) -> None:
     url, gate = "http://a.test/page", service.gate
     for seconds in (0.3, 0.0, 0.7):
-        reread(service, changed(service.config, "pacing.default_interval", seconds))
+        await reread(service, changed(service.config, "pacing.default_interval", seconds))
         async with gate.lease(url) if seconds == 0.0 else gate.lease(url, timeout=9) as lease:
             lease.report(status=200)
         shown = [one.seconds for one in await gate.why("a.test") if one.kind == "interval"]
@@ -330,10 +330,10 @@ async def test_another_default_interval_holds_for_hosts_in_memory(service: Any) 
 
 
 async def test_more_leases_at_once_are_granted_to_those_who_wait(service: Any) -> None:
-    reread(service, changed(service.config, "pacing.max_in_flight", 1))
+    await reread(service, changed(service.config, "pacing.max_in_flight", 1))
     first = await service.gate.acquire("http://a.test/page")
     assert service.gate._scheduler._engine._room == 1
-    reread(service, changed(service.config, "pacing.max_in_flight", 5))
+    await reread(service, changed(service.config, "pacing.max_in_flight", 5))
     assert service.gate._scheduler._engine._room == 5
     first.end()
 
@@ -345,13 +345,13 @@ async def test_limits_tokens_and_hosts_are_in_force(
     service = sidecar.service
     body = {"urls": ["http://a.test/"] * 3}
     assert (await sidecar.post("/v1/check", body))[0] == 200
-    reread(service, changed(service.config, "server.max_batch", 2))
+    await reread(service, changed(service.config, "server.max_batch", 2))
     assert (await sidecar.post("/v1/check", body))[0] == 413
 
     tokens = tmp_path / "tokens"
     for line in ("a" * 32, f"news:check:{'b' * 32}"):
         tokens.write_text(line, encoding="utf-8")
-        reread(service, changed(service.config, "server.token_file", str(tokens)))
+        await reread(service, changed(service.config, "server.token_file", str(tokens)))
         bearer = {"Authorization": f"Bearer {line[-32:]}"}
         assert (await sidecar.get("/v1/hosts"))[0] == 401
         status = (await sidecar.get("/v1/hosts", headers=bearer))[0]
@@ -360,16 +360,16 @@ async def test_limits_tokens_and_hosts_are_in_force(
 
 async def test_a_host_header_is_accepted_once_it_is_listed(service: Any) -> None:
     service._addresses = [("127.0.0.1", 8750)]
-    reread(service, service.config)
+    await reread(service, service.config)
     for hosts, accepted in (((), False), (("gate.internal",), True), ((), False)):
-        reread(service, changed(service.config, "server.allowed_hosts", hosts))
+        await reread(service, changed(service.config, "server.allowed_hosts", hosts))
         assert ("gate.internal" in service.admission._hosts) is accepted
         assert "127.0.0.1:8750" in service.admission._hosts
 
 
 def test_a_guard_that_cannot_be_read_changes_nothing() -> None:
     from gatekeeper.errors import ConfigError
-    from gatekeeper.fetching.guard import Guard
+    from gatekeeper.fetching.guard_policy import Guard
 
     guard = Guard(Config(guard=GuardConfig(allow=("10.0.0.0/8",))))
     with pytest.raises(ConfigError):

@@ -113,6 +113,27 @@ async def test_sigterm_ends_it_with_exit_code_0(start: Any) -> None:
     assert await sidecar.stopped() == 0
 
 
+def in_the_background_of_nohup() -> None:
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+async def test_in_the_background_a_ctrl_c_is_not_for_it_and_reloads_and_the_end_are(
+    start: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "gatekeeper.toml"
+    path.write_text("[server]\nmax_batch = 5\n", encoding="utf-8")
+    sidecar = await start("--config", str(path), first=in_the_background_of_nohup)
+    sidecar.tell(signal.SIGINT)
+    path.write_text("[server]\nmax_batch = 7\n", encoding="utf-8")
+    sidecar.tell(signal.SIGHUP)
+    while (await post(sidecar, "/v1/check", {"urls": ["http://10.0.0.1/"] * 6}))[0] == 413:
+        await asyncio.sleep(0)
+    assert (await get(sidecar, "/readyz"))[0] == 200
+    sidecar.tell(signal.SIGTERM)
+    assert await sidecar.stopped() == 0
+
+
 async def test_t16_a_draining_service_takes_reports_and_grants_nothing(
     start: Any, origin: str
 ) -> None:

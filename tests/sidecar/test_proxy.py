@@ -375,17 +375,36 @@ async def test_a_host_has_one_tunnel_at_once_and_all_have_a_bound(
     assert len(made) == 2
 
 
-@pytest.mark.parametrize(
-    ("bound", "octets"), [({"proxy_idle": 0.05}, 5), ({"proxy_tunnel_bytes": 1024}, 3000)]
-)
-async def test_what_is_idle_or_carries_too_much_is_closed(
-    echo: tuple[list[Echo], str], proxy: Any, bound: dict[str, Any], octets: int
+@pytest.mark.parametrize("late", [b"", b"late"])
+async def test_what_is_idle_is_closed_also_in_the_very_moment_in_which_more_comes(
+    echo: tuple[list[Echo], str],
+    proxy: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    late: bytes,
 ) -> None:
     made, port = echo
-    client = await proxy(**bound, **WELCOME)
+    client = await proxy(proxy_idle=30.0, **WELCOME)
     _, reader, writer = await client.connect(f"a.test:{port}")
-    writer.write(b"x" * octets)
-    assert len(await reader.read()) in ({octets} if octets == 5 else range(1025))
+    writer.write(b"x" * 5)
+    assert await reader.readexactly(5) == b"x" * 5
+    writer.write(late)  # the proxy sees it in the turn of the loop in which the time is over
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now() + 31.0)
+    assert await reader.read() in (b"", late)
+    writer.close()
+    await made[0].gone.wait()
+    await until(lambda: client.service.gate.stats().pacing.in_flight == 0)
+    assert [one.message for one in caplog.records if one.levelname == "ERROR"] == []
+
+
+async def test_what_carries_too_much_is_closed(echo: tuple[list[Echo], str], proxy: Any) -> None:
+    made, port = echo
+    client = await proxy(proxy_tunnel_bytes=1024, **WELCOME)
+    _, reader, writer = await client.connect(f"a.test:{port}")
+    writer.write(b"x" * 3000)
+    assert len(await reader.read()) in range(1025)
     writer.close()
     await made[0].gone.wait()
     await until(lambda: client.service.gate.stats().pacing.in_flight == 0)

@@ -7,6 +7,7 @@ import logging
 import signal
 import socket
 import tempfile
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ import pytest
 from msgspec.structs import replace
 
 from gatekeeper import HostRule
+from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, GroupRule, GuardConfig
 from gatekeeper.errors import ConfigError
 from gatekeeper.sidecar import process
 from gatekeeper.sidecar.process import ServeOptions, running
-from gatekeeper.sidecar.reload import Reloaded, reload
+from gatekeeper.sidecar.reload import READ_DEADLINE, FileReader, Reloaded, reload
 from tests.internet import FakeInternet
 
 Open = Callable[..., Awaitable[Any]]
@@ -27,13 +29,13 @@ TOKEN = "t" * 40
 URL = "http://a.test/page"
 
 
-def reread(service: Any, **changes: Any) -> Reloaded:
+async def reread(service: Any, **changes: Any) -> Reloaded:
     """Reload with these settings changed; `server` is a dictionary."""
     config: Config = service.config
     if "server" in changes:
         changes["server"] = replace(config.server, **changes["server"])
     service.reread = lambda: replace(config, **changes)
-    return reload(service)
+    return await reload(service)
 
 
 def raising(error: Exception) -> Callable[[], Config]:
@@ -63,7 +65,7 @@ async def test_a_file_that_no_start_would_take_changes_nothing(
     changes = {"host": (HostRule(match="*.test", interval=9.0),), **BAD[why]}
     changes["server"] = {"max_batch": 5, **changes.get("server", {})}
     with caplog.at_level(logging.ERROR), pytest.raises(ConfigError):
-        reread(service, **changes)
+        await reread(service, **changes)
 
     assert service.config is before
     assert service.gate._overrides.find("a.test") is None
@@ -77,9 +79,55 @@ async def test_what_nobody_foresaw_is_a_failed_reload_like_any_other(door: Open)
     service = (await door()).service
     service.reread = raising(RuntimeError("a surprise"))
     with pytest.raises(ConfigError, match="a surprise"):
-        reload(service)
+        await reload(service)
 
     assert (service.metrics.reloads["failure"], service.metrics.last_reload_ok) == (1, False)
+
+
+async def test_the_sidecar_answers_while_the_files_are_read(door: Open) -> None:
+    admission = await door()
+    service, config = admission.service, admission.service.config
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly() -> Config:
+        begun.set()
+        assert go_on.wait(60)
+        return replace(config, server=replace(config.server, max_batch=5))
+
+    service.reread = slowly
+    first = asyncio.ensure_future(admission.post("/v1/admin/reload", {}))
+    assert await asyncio.to_thread(begun.wait, 60)
+    for path in ("/healthz", "/readyz", "/v1/hosts"):
+        assert (await admission.get(path))[0] == 200
+    assert service.config is config
+    service.reread = lambda: replace(config, server=replace(config.server, max_batch=7))
+    second = asyncio.ensure_future(reload(service))
+    await asyncio.sleep(0)
+    go_on.set()
+    assert (await first)[0] == 200
+    assert (await second).applied == ["server.max_batch"]
+    assert service.config.server.max_batch == 7, "one after the other, in the order of the calls"
+
+
+async def test_files_that_never_come_change_nothing_and_cost_one_thread() -> None:
+    clock, never = VirtualClock(), threading.Event()
+    files = FileReader(clock)
+    reading = asyncio.ensure_future(files.run(never.wait))
+    await clock.elapse(READ_DEADLINE - 1.0)
+    assert not reading.done()
+    await clock.elapse(2.0)
+    with pytest.raises(ConfigError, match="were not read within 10 s: see whether the disk"):
+        await reading
+    with pytest.raises(ConfigError, match="an earlier reload has not read its files yet"):
+        await files.run(never.wait)
+    never.set()
+    while True:  # until the thread has ended
+        try:
+            assert await files.run(lambda: 5) == 5
+        except ConfigError:
+            await asyncio.sleep(0)
+        else:
+            break
 
 
 async def test_sighup_ends_with_ready_whatever_the_reload_came_to(
@@ -105,12 +153,12 @@ async def test_a_pace_for_a_pattern_is_in_force_after_a_reload_and_gone_after_th
     service = (await door()).service
     async with service.gate.lease(URL) as lease:
         lease.report(status=200)
-    told = reread(service, host=(HostRule(match="*.test", interval=6.0),))
+    told = await reread(service, host=(HostRule(match="*.test", interval=6.0),))
 
     assert told.applied == ["host"]
     assert 6.0 in [clock.seconds for clock in await service.gate.why("a.test")]
 
-    reread(service, host=())
+    await reread(service, host=())
     assert 6.0 not in [
         clock.seconds for clock in await service.gate.why("a.test") if clock.kind == "interval"
     ]
@@ -123,11 +171,11 @@ async def test_a_word_that_moves_to_another_match_lets_nobody_through_in_between
     service = (await door()).service
     async with service.gate.lease(URL) as lease:
         lease.report(status=200)
-    reread(service, host=(HostRule(match="*.test", interval=900.0),))
+    await reread(service, host=(HostRule(match="*.test", interval=900.0),))
     waiter = asyncio.create_task(service.gate.acquire(URL))
     while not service.gate.stats().pacing.waiting:
         await asyncio.sleep(0)
-    reread(
+    await reread(
         service, host=(HostRule(match="*", interval=0.0), HostRule(match="a.test", interval=900.0))
     )
     for _ in range(10):
@@ -140,11 +188,11 @@ async def test_a_word_that_moves_to_another_match_lets_nobody_through_in_between
 
 async def test_a_group_that_is_new_needs_a_restart_and_says_so(door: Open) -> None:
     service = (await door()).service
-    told = reread(service, group=(GroupRule(name="g", interval=5.0),))
+    told = await reread(service, group=(GroupRule(name="g", interval=5.0),))
     assert told == Reloaded(applied=[], needs_restart=["group"])
 
     with pytest.raises(ConfigError, match="restart"):
-        reread(
+        await reread(
             service,
             group=(GroupRule(name="g", interval=5.0),),
             host=(HostRule(match="a.test", group="g"),),
@@ -154,7 +202,8 @@ async def test_a_group_that_is_new_needs_a_restart_and_says_so(door: Open) -> No
 async def test_the_format_of_the_log_is_the_processs_own(door: Open) -> None:
     service = (await door()).service
 
-    assert reread(service, server={"log_format": "json"}).needs_restart == ["server.log_format"]
+    told = await reread(service, server={"log_format": "json"})
+    assert told.needs_restart == ["server.log_format"]
 
 
 async def test_t5_an_open_socket_keeps_its_token_though_the_file_names_loopback_now(
@@ -165,7 +214,7 @@ async def test_t5_an_open_socket_keeps_its_token_though_the_file_names_loopback_
     service = (await door(token_file=str(tokens))).service
     service.exposed = "0.0.0.0 port 8750"
     with pytest.raises(ConfigError, match=r"0\.0\.0\.0 port 8750 can be reached"):
-        reread(service, server={"host": "127.0.0.1", "token_file": None})
+        await reread(service, server={"host": "127.0.0.1", "token_file": None})
 
     assert service.config.server.token_file == str(tokens)
 
@@ -208,7 +257,7 @@ async def test_t5_a_handed_unix_socket_that_others_may_write_to_needs_a_token(
                     pass
             async with running(options(keyed)) as service:
                 with pytest.raises(ConfigError, match="SocketMode=0600"):
-                    reload(service)  # to a configuration without a token
+                    await reload(service)  # to a configuration without a token
         else:
             async with running(options(plain)) as service:
                 assert service.exposed is None

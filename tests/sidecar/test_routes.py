@@ -164,6 +164,24 @@ async def test_a_lease_given_back_frees_the_turn(door: Any, site: Any) -> None:
     assert (await service.post("/v1/leases", {"url": "http://a.test/page", "wait": 5}))[0] == 201
 
 
+@pytest.mark.parametrize("met", [False, True], ids=["new host", "met host"])
+async def test_nothing_is_granted_under_an_id_that_was_given_back(
+    door: Any, site: Any, met: bool
+) -> None:
+    service = await door()
+    wanted = {"url": "http://a.test/page", "wait": 5}
+    if met:  # the turn comes at once, without a task
+        _, lease = await service.post("/v1/leases", wanted)
+        await service.post(f"/v1/leases/{lease['id']}/report", {"status": 200})
+    name = "a_name-of-its-client"
+    async with service.session.delete(f"{service.base}/v1/leases/{name}") as response:
+        assert response.status == 404
+    status, told = await service.post("/v1/leases", {**wanted, "id": name})
+    assert (status, told["type"]) == (410, "urn:gatekeeper:problem:given-back")
+
+    assert (await service.post("/v1/leases", wanted))[0] == 201
+
+
 async def test_a_lease_is_renewed(door: Any, site: Any) -> None:
     service = await door()
     _, lease = await service.post("/v1/leases", {"url": "http://a.test/page", "wait": 5, "ttl": 10})
@@ -219,6 +237,7 @@ async def test_t12_a_fetched_page_can_do_nothing_in_a_browser(door: Any, site: A
     assert headers["Content-Security-Policy"] == "sandbox; default-src 'none'"
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert headers["Content-Disposition"] == "attachment"
+    assert headers["Referrer-Policy"] == "no-referrer"
 
 
 async def test_fetch_passes_conditions_and_status_on(door: Any, site: Any) -> None:

@@ -129,7 +129,7 @@ async def test_reading_it_at_the_start_and_at_a_reload_warns(
 
     service = (await door(token_file=write(ONE, mode=0o644))).service
     with caplog.at_level(logging.WARNING):
-        reread(service)
+        await reread(service)
     assert caplog.text.count("others may read it") == 1
 
 

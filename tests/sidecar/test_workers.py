@@ -263,7 +263,7 @@ async def test_a_reload_brings_nothing_that_does_not_go_with_workers(door: Any) 
     later = msgspec.structs.replace(server, workers=0, client_rate=5.0)  # workers: after a restart
     service.reread = lambda: msgspec.structs.replace(service.config, server=later)
     with pytest.raises(ConfigError, match="client_rate is counted by one process"):
-        reload(service)
+        await reload(service)
     assert service.config.server.client_rate is None
 
 

@@ -7,6 +7,7 @@ import logging
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import Context
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from gatekeeper.decision import Decision
 from gatekeeper.errors import Deferred, Denied, GatekeeperError, InvalidURL
 from gatekeeper.fetching.guard import connecting
 from gatekeeper.fetching.limits import within_files
+from gatekeeper.http_fields import unreadable
 from gatekeeper.middleware import signals
 from gatekeeper.robots.signals import PAGE_FIELDS, page_signals
 from gatekeeper.urls import mask
@@ -33,8 +35,6 @@ from gatekeeper.urls import mask
 if TYPE_CHECKING:
     from gatekeeper.gate.leases import Lease
     from gatekeeper.queue import PoliteQueue, Turn
-
-__all__ = ["Answer", "Crawl", "Place", "Story", "exchange", "headers_of"]
 
 
 # --- one URL and its answer ------------------------------------------------------------------
@@ -87,14 +87,10 @@ class Story(msgspec.Struct, frozen=True):
 
     def fetched(self, answer: Answer, decision: Decision, **stored: Any) -> Entry:
         """It was, and is stored as said."""
-        return Entry(
-            url=self.url,
-            outcome=Result.FETCHED,
-            at=answer.at,
+        return self._entry(
+            Result.FETCHED,
+            answer.at,
             status=answer.status,
-            final_url=self.last if self.redirects else None,
-            redirects=self.redirects,
-            tries=self.tries,
             decision=decision,
             elapsed=round(answer.elapsed, 6),
             took=round(answer.took, 6),
@@ -316,7 +312,8 @@ class Crawl:
                 await self._wind_up()
 
     def _add_worker(self) -> None:
-        worker = self._group.create_task(self._work())
+        # Nobody's child: one that stands in for another must not seem to wait for its lease.
+        worker = self._group.create_task(self._work(), context=Context())
         self._workers.add(worker)
         worker.add_done_callback(self._workers.discard)
 
@@ -544,6 +541,8 @@ class Crawl:
         if story.tries < self._limits.tries:
             self._go_on(url, story.tried_again())
             await self._on_setback(url)
+        elif isinstance(error, aiohttp.ClientResponseError):  # the status in it is aiohttp's own
+            self._fail(story, unreadable(error.message))
         else:
             self._fail(story, f"{type(error).__name__}: {error}".rstrip(": "))
 

@@ -23,19 +23,6 @@ from gatekeeper.decision import Decision, Reason
 from gatekeeper.errors import StorageError
 from gatekeeper.fetching.limits import within_files
 
-__all__ = [
-    "NO_LINK",
-    "Entry",
-    "Folder",
-    "Manifest",
-    "Result",
-    "Trails",
-    "WarcPlace",
-    "digest",
-    "refuse_links",
-]
-
-
 # --- the folder ------------------------------------------------------------------------------
 
 NO_LINK: Final = getattr(os, "O_NOFOLLOW", 0)

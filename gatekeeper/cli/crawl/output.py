@@ -24,20 +24,6 @@ from gatekeeper import urls
 from gatekeeper.cli.crawl.manifest import Folder, WarcPlace
 from gatekeeper.errors import ConfigError, StorageError
 
-__all__ = [
-    "Body",
-    "Damaged",
-    "Response",
-    "Warc",
-    "WarcHead",
-    "is_compressed",
-    "name_for",
-    "parts",
-    "record_ends",
-    "warc_writer",
-]
-
-
 # --- a file a page ---------------------------------------------------------------------------
 
 _PARTS = ".parts"

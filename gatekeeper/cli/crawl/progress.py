@@ -6,41 +6,19 @@ import heapq
 import math
 import sys
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 from gatekeeper import urls
-from gatekeeper.cli.common import paint
+from gatekeeper.cli import paint
 from gatekeeper.cli.crawl.manifest import Entry, Result
 from gatekeeper.clock import Clock
 from gatekeeper.decision import Decision, Reason, State, Verdict
-from gatekeeper.errors import Deferred, InvalidURL, StorageError
-
-if TYPE_CHECKING:
-    from gatekeeper.origin_queues import QueueGate, QueueLease
-
-__all__ = [
-    "TURN",
-    "Explains",
-    "Holdup",
-    "Hosts",
-    "ListeningGate",
-    "NextTurn",
-    "Plain",
-    "Progress",
-    "Silent",
-    "Speed",
-    "Speedometer",
-    "Tally",
-    "Told",
-    "cause",
-    "line_of",
-    "no_url",
-    "watcher",
-]
+from gatekeeper.errors import InvalidURL, StorageError, quoted
+from gatekeeper.pacing.waiting import ClockView
 
 # --- what holds a crawl up -------------------------------------------------------------------
 
@@ -95,69 +73,6 @@ class Told:
             self._say("waiting for still more hosts, which are not named one by one")
         else:
             self._say(f"waiting {origin}: {holdup}" + (f"; then {slowed}" if slowed else ""))
-
-
-class ListeningGate:
-    """The gate that a queue asks, with an ear for deferrals.
-
-    The queue brings a deferred origin back by itself and tells nobody: here nothing is asked
-    that it does not ask anyway.
-    """
-
-    def __init__(self, gate: QueueGate, on_deferred: Callable[[Decision], object]) -> None:
-        self._gate = gate
-        self._on_deferred = on_deferred
-        self.take: Callable[[str], QueueLease | None] = gate.take
-        self.is_due: Callable[[str], bool] | None = getattr(gate, "is_due", None)
-        self._meet: Callable[[str], Awaitable[Decision | None]] = getattr(gate, "meet", gate.check)
-
-    @property
-    def clock(self) -> Clock:
-        """Where the gate reads the time."""
-        return self._gate.clock
-
-    def _heard(self, decision: Decision | None) -> Decision | None:
-        if decision is not None and decision.verdict is Verdict.DEFER:
-            self._on_deferred(decision)
-        return decision
-
-    def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
-        """As the gate says it."""
-        return self._heard(self._gate.peek(url, user_agent=user_agent))
-
-    async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
-        """As the gate says it."""
-        decision = await self._gate.check(url, user_agent=user_agent)
-        self._heard(decision)
-        return decision
-
-    async def meet(self, url: str) -> Decision | None:
-        """As the gate says it."""
-        return self._heard(await self._meet(url))
-
-    async def acquire(
-        self,
-        url: str,
-        *,
-        priority: int = 0,
-        timeout: float | None = None,
-        user_agent: str | None = None,
-        owned: bool = True,
-    ) -> QueueLease:
-        """As the gate gives it, or what it raises."""
-        try:
-            return await self._gate.acquire(
-                url, priority=priority, timeout=timeout, user_agent=user_agent, owned=owned
-            )
-        except Deferred as error:
-            self._on_deferred(error.decision)
-            raise
-
-    def when_due(
-        self, host: str, callback: Callable[[], object], *, priority: float = 0
-    ) -> Callable[[], None]:
-        """As the gate does it."""
-        return self._gate.when_due(host, callback, priority=priority)
 
 
 # --- counts ----------------------------------------------------------------------------------
@@ -291,7 +206,8 @@ def _by(decision: Decision) -> str:
 
 def no_url(entry: Entry) -> str:
     """A text that is no URL, and where it stands: "urls.txt:6: 'not a url'"."""
-    return f"{entry.where}: {entry.url!r}" if entry.where else repr(entry.url)
+    shown = quoted(entry.url)
+    return f"{entry.where}: {shown}" if entry.where else shown
 
 
 def _subject(entry: Entry) -> str:
@@ -628,38 +544,10 @@ _HELD = frozenset({"pause"})
 """Kinds of clock that no time ends, but somebody."""
 
 
-class Clockwork(Protocol):
-    """One clock of a host, as the gate explains it."""
-
-    @property
-    def kind(self) -> str:
-        """What sort of clock it is."""
-
-    @property
-    def source(self) -> str:
-        """Where it comes from."""
-
-    @property
-    def seconds(self) -> float | None:
-        """Of an interval: its length."""
-
-    @property
-    def decides(self) -> bool:
-        """Among the intervals: the one in force."""
-
-    @property
-    def until(self) -> datetime | None:
-        """When it ends; None where an event ends it."""
-
-    @property
-    def since(self) -> datetime | None:
-        """When the answer came that drew it; None where none did."""
-
-
 class Explains(Protocol):
     """What of a gate is asked here: nothing that waits for a site."""
 
-    async def why(self, host: str) -> Iterable[Clockwork]:
+    async def why(self, host: str) -> Iterable[ClockView]:
         """Every clock of the host."""
 
     def peek(self, url: str) -> Decision | None:
@@ -715,7 +603,7 @@ class Hosts:
         count, url = self._waiting.get(origin, (0, ""))
         wall, seconds, holdup, interval = clock.wall(), 0.0, None, 0.0
         slowed = ""
-        views: Iterable[Clockwork] = ()
+        views: Iterable[ClockView] = ()
         with suppress(StorageError):  # nothing can be read: the decision says so
             views = await gate.why(urls.parse(origin).host)
         for view in views:

@@ -19,7 +19,7 @@ import aiohttp
 import msgspec
 
 from gatekeeper import __version__
-from gatekeeper.cli.common import DENIED, OK, json_text
+from gatekeeper.cli import DENIED, OK, json_text
 from gatekeeper.cli.crawl.engine import Crawl, Place, headers_of
 from gatekeeper.cli.crawl.manifest import Entry, Folder, Manifest, Result, refuse_links
 from gatekeeper.cli.crawl.output import Response, Warc, warc_writer
@@ -28,7 +28,6 @@ from gatekeeper.cli.crawl.progress import (
     Explains,
     Holdup,
     Hosts,
-    ListeningGate,
     Progress,
     Speedometer,
     Tally,
@@ -44,19 +43,6 @@ from gatekeeper.queue import PoliteQueue
 from gatekeeper.session import polite_session, session_gate
 from gatekeeper.storage.journal import FileLock
 from gatekeeper.urls import mask
-
-__all__ = [
-    "INTERRUPTED",
-    "INTERRUPTED_BY_SIGNAL",
-    "MAX_WAIT",
-    "Ending",
-    "HeldUp",
-    "Job",
-    "crawl",
-    "ending",
-    "rare_collections",
-]
-
 
 # --- the end ---------------------------------------------------------------------------------
 
@@ -354,7 +340,7 @@ def _work(
     work = Crawl(
         client,
         lambda on_denied: PoliteQueue(
-            ListeningGate(internals(gate), deferred), maxsize=_MAX_QUEUED, on_denied=on_denied
+            gate, maxsize=_MAX_QUEUED, on_denied=on_denied, on_deferred=deferred
         ),
         clock=clock,
         limits=job.limits,
@@ -374,6 +360,8 @@ async def _interruptible(
 
     Both go through the loop: a KeyboardInterrupt that Python raises wherever it happens to be
     can fall between two callbacks and take one with it, and its task would wait for ever.
+    A Ctrl-C that is ignored from the start stays ignored: it is meant for what runs in the
+    foreground (POSIX, Shell Command Language, section 2.11).
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     caught: list[int] = []
@@ -389,6 +377,8 @@ async def _interruptible(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         handler = signal.getsignal(number)
+        if number is signal.SIGINT and handler is signal.SIG_IGN:
+            continue
         try:
             loop.add_signal_handler(number, stop, number)
         except (NotImplementedError, RuntimeError, ValueError):

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from gatekeeper.cli.common import BOM, standard_input, url_of_line
+from gatekeeper.cli import BOM, standard_input, url_of_line
 from gatekeeper.errors import ConfigError
 from gatekeeper.urls import MAX_URL
-
-__all__ = ["MANIFEST", "STATE", "Given", "Limits", "Listed", "given", "opened"]
 
 _BLOCK = 65_536
 _LONGEST_URL = 4 * MAX_URL

@@ -28,18 +28,6 @@ if TYPE_CHECKING:
     from gatekeeper.gate import GateStats
     from gatekeeper.sidecar.service import Service
 
-__all__ = [
-    "POINTS",
-    "STEP",
-    "Counts",
-    "DecisionFeed",
-    "DecisionNote",
-    "GivenDecision",
-    "Series",
-    "SeriesBody",
-    "retrievals",
-]
-
 _RING: Final = 4096
 """Decisions given one at a time that are kept."""
 _BATCHES: Final = 8
@@ -94,7 +82,7 @@ class DecisionNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Wall seconds."""
     request: str
     client: str
-    like: int
+    base: int
     """The place among those told with it of one that differs from it in URL and id alone."""
     url: str
     id: str
@@ -103,7 +91,7 @@ class DecisionNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class _NotedDecision(msgspec.Struct, frozen=True, gc=False):
     """A decision of another process; it is read when somebody looks."""
 
-    like: msgspec.Raw
+    base: msgspec.Raw
     """One that differs from it in URL and id alone, in MessagePack."""
     url: str
     id: str
@@ -111,7 +99,7 @@ class _NotedDecision(msgspec.Struct, frozen=True, gc=False):
     @property
     def decision(self) -> Decision:
         """What was given, read anew each time."""
-        return replace(_packed_decision.decode(self.like), url=self.url, id=self.id)
+        return replace(_packed_decision.decode(self.base), url=self.url, id=self.id)
 
 
 _Entry = tuple[int, float, Decision | WrittenDecision | _NotedDecision, str, str]
@@ -220,27 +208,27 @@ class DecisionFeed:
         """The latest decisions that were given one at a time, `most` of them, with those that they
         are like, in MessagePack; and the latest batches. None is kept here any more."""
         places: dict[CachedDecision, int] = {}
-        likes: list[msgspec.Raw] = []
+        bases: list[msgspec.Raw] = []
         notes: list[DecisionNote] = []
         for _, at, given, request, client in list(self._ring)[-most:]:
             # What is the same for all that a rule decides is told once.
             cached = given.cached if isinstance(given, WrittenDecision) else None
             place = None if cached is None else places.get(cached)
             if place is None:
-                place = len(likes)
-                likes.append(msgspec.Raw(_pack(given if cached is None else cached.decision)))
+                place = len(bases)
+                bases.append(msgspec.Raw(_pack(given if cached is None else cached.decision)))
                 if cached is not None:
                     places[cached] = place
             notes.append(DecisionNote(at, request, client, place, given.url, given.id))
         batches = list(self._batches)
         self._ring.clear()
         self._batches.clear()
-        return notes, likes, batches
+        return notes, bases, batches
 
-    def merge(self, note: DecisionNote, like: msgspec.Raw) -> None:
+    def merge(self, note: DecisionNote, base: msgspec.Raw) -> None:
         """Keep what another process gave; it is not counted here."""
         self.count += 1
-        noted = _NotedDecision(like, note.url, note.id)
+        noted = _NotedDecision(base, note.url, note.id)
         self._append((self.count, note.at, noted, note.request, note.client))
 
     # --- reading ------------------------------------------------------------------------

@@ -23,17 +23,6 @@ from gatekeeper.wire import HostState
 if TYPE_CHECKING:
     from gatekeeper.pacing.scopes import Scope
 
-__all__ = [
-    "DEEPEST",
-    "PATIENCE",
-    "STATES",
-    "HostIndex",
-    "HostOrder",
-    "HostPage",
-    "SortedNames",
-    "state_of",
-]
-
 PATIENCE: Final = 0.01
 """Seconds that a question waits for a look at every host."""
 KEPT: Final = 1.0

@@ -13,26 +13,6 @@ from datetime import datetime
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-__all__ = [
-    "Child",
-    "Html",
-    "age",
-    "badge",
-    "duration",
-    "field",
-    "fold",
-    "hidden",
-    "moment",
-    "num",
-    "num_head",
-    "number",
-    "row",
-    "search_form",
-    "shown",
-    "table",
-    "tag",
-]
-
 
 class Html(str):
     """Markup: what `tag` made."""

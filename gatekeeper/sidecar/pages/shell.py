@@ -26,21 +26,6 @@ from gatekeeper.sidecar.exchange import ANY_ROLE, Problem, Role
 from gatekeeper.sidecar.pages.html import Child, Html, badge, hidden, tag
 from gatekeeper.sidecar.security import Admission, Token
 
-__all__ = [
-    "ASSETS",
-    "COOKIE",
-    "HEADERS",
-    "IDLE",
-    "LONGEST",
-    "Page",
-    "Sessions",
-    "Visitor",
-    "asset",
-    "assets_hash",
-    "page_response",
-    "set_cookie",
-]
-
 # --- visitors ---------------------------------------------------------------------------------
 
 COOKIE: Final = "gatekeeper_session"

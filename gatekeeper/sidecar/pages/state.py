@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
     from gatekeeper.sidecar.waiting import LeaseWaiter
 
-__all__ = ["LeaseView", "OperatorState", "Overview", "Reloads", "host_body"]
-
 
 class LeaseView(msgspec.Struct, frozen=True, kw_only=True):
     """A lease that a client holds, or a request that waits for one."""

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from gatekeeper import urls
 from gatekeeper.clock import utc
-from gatekeeper.robots.model import octets
+from gatekeeper.robots.parser import octets
 from gatekeeper.robots.patterns import rfc_path, rfc_pattern
 from gatekeeper.sidecar.pages.feeds import GivenDecision
 from gatekeeper.sidecar.pages.html import (
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
     from gatekeeper.storage.base import HistoryEntry
     from gatekeeper.wire import Explanation
-
-__all__ = ["explain_page", "group_lines", "history_page", "line_changes", "live_page", "story"]
 
 _SHOWN: Final = 400
 """Lines of a text that are shown at once."""
@@ -125,7 +123,7 @@ def _because(decision: Decision) -> Child:
         else None,
         [" - ", decision.note] if decision.note else None,
         [". Ask again at ", moment(decision.retry_at)] if decision.retry_at is not None else None,
-        " The declared dialect and RFC 9309 disagree about it; the stricter one holds."
+        " The declared dialect and RFC 9309 disagree about it; robots.conflicts decides."
         if decision.conflict
         else None,
     ]

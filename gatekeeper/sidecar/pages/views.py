@@ -43,14 +43,6 @@ if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
     from gatekeeper.wire import HostBody
 
-__all__ = [
-    "config_page",
-    "host_page",
-    "hosts_page",
-    "overview_page",
-    "waiting_page",
-]
-
 REFRESH: Final = 3.0
 _KINDS: Final = {
     "free": "idle",

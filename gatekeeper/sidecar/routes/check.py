@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 from aiohttp import web
@@ -14,6 +14,7 @@ from gatekeeper import urls
 from gatekeeper.clock import utc
 from gatekeeper.decision import Decision, Reason, State
 from gatekeeper.fetching.outcomes import Outcome, is_binary, judge, readable
+from gatekeeper.fetching.records import NO_TEXT
 from gatekeeper.gate.decision_cache import DecisionBatch
 from gatekeeper.robots import Finding, Group, Policy, RobotsTxt
 from gatekeeper.sidecar.exchange import (
@@ -27,23 +28,11 @@ from gatekeeper.sidecar.exchange import (
     read_body,
     read_inline_body,
     read_query,
-    respond_json,
 )
-from gatekeeper.wire import Batch, Decisions, Explanation, FetchStory, UserAgent, encode
+from gatekeeper.wire import Batch, Decisions, Explanation, FetchStory, Timing, UserAgent, encode
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
-
-__all__ = [
-    "ROUTES",
-    "CheckQuery",
-    "RobotsFile",
-    "RobotsQuery",
-    "WhatIf",
-    "as_read",
-    "explanation",
-    "what_if_explanation",
-]
 
 
 class CheckQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,33 +44,31 @@ class CheckQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 async def check(service: Service, call: Call) -> web.StreamResponse:
     """One decision; 200 whatever the verdict."""
-    query = _plain_question(call.query) or read_query(call.query, CheckQuery)
+    query = _question(call.query)
     decision = await service.gate.check(query.url, user_agent=query.user_agent)
     service.decided(decision, call)
-    return respond_json(call.request, decision)
+    return json_response(decision)
 
 
 def check_inline(service: Service, call: InlineCall) -> bytes | None:
-    """`check`, where the file is known and the question has one parameter; else None."""
-    question = _plain_question(call.query)
-    if question is None:
-        return None
-    written = service.internals.write(question.url)
+    """`check`, where the file is known; else None."""
+    query = _question(call.query)
+    written = service.internals.write(query.url, user_agent=query.user_agent)
     if written is not None:
         service.decided_inline(written.cached.decision, call, written)
         return written.json()
-    decision = service.internals.recall(question.url)
+    decision = service.internals.recall(query.url, user_agent=query.user_agent)
     if decision is None:
         return None
     service.decided_inline(decision, call)
     return encode(decision)
 
 
-def _plain_question(text: str) -> CheckQuery | None:
-    """The usual question, of one parameter, read without a dictionary; else None."""
-    if text.startswith("url=") and "&" not in text:
+def _question(text: str) -> CheckQuery:
+    """The query string as it is meant. Raises Problem 400."""
+    if text.startswith("url=") and "&" not in text:  # the usual one: no dictionary is needed
         return CheckQuery(decode(text[4:]))
-    return None
+    return read_query(text, CheckQuery)
 
 
 async def check_batch(service: Service, call: Call) -> web.StreamResponse:
@@ -95,7 +82,7 @@ async def check_batch(service: Service, call: Call) -> web.StreamResponse:
     if missing := kept.missing():
         asked = [batch.urls[place] for place in missing]
         rest = await service.gate.check_all(asked, user_agent=batch.user_agent)
-    return respond_json(call.request, b"".join(_batch_told(service, call, kept, rest)))
+    return json_response(b"".join(_batch_told(service, call, kept, rest)))
 
 
 def check_batch_inline(service: Service, call: InlineCall) -> list[bytes] | None:
@@ -145,7 +132,6 @@ _CHECK_ROUTES = (
         query=CheckQuery,
         answers={200: Decision},
         needs=CHECK,
-        problems=(400,),
         inline=check_inline,
     ),
     Route(
@@ -157,7 +143,6 @@ _CHECK_ROUTES = (
         body=Batch,
         answers={200: Decisions},
         needs=CHECK,
-        problems=(400, 413, 415),
         inline=check_batch_inline,
     ),
 )
@@ -205,14 +190,6 @@ class History(msgspec.Struct, frozen=True):
 
     origin: str
     versions: tuple[Version, ...]
-
-
-class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """What the text says to one agent about when and how often."""
-
-    crawl_delay: float | None
-    request_rates: list[str]
-    visit_times: list[str]
 
 
 class RobotsFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -311,24 +288,34 @@ async def robots(service: Service, call: Call) -> web.StreamResponse:
         raise Problem(403, "denied", decision.explain(), decision=decision)
     found = await gate.robots(target.origin + "/")
     policy = await gate.policy(target.origin + "/", user_agent=query.user_agent)
-    answer = RobotsFile(
+    answer = _file(
+        found,
+        policy,
         origin=target.origin,
         user_agent=decision.user_agent,
         state=decision.state,
         status=decision.robots_status,
         fetched_at=decision.fetched_at,
         expires_at=decision.expires_at,
-        size=found.size if found is not None else None,
-        truncated=found.truncated if found is not None else False,
-        groups=found.groups if found is not None else (),
-        sitemaps=tuple(found.sitemaps) if found is not None else (),
-        licenses=tuple(found.licenses) if found is not None else (),
-        hosts=tuple(found.hosts) if found is not None else (),
-        timing=_timing(policy),
-        content_signal=dict(policy.content_signal),
-        findings=tuple(found.findings) if found is not None else (),
     )
     return json_response(answer)
+
+
+def _file(robots: RobotsTxt | None, policy: Policy, **known: Any) -> RobotsFile:
+    """The file as it was parsed; `known` is what is known of it beside the text."""
+    text = robots or NO_TEXT
+    return RobotsFile(
+        size=None if robots is None else robots.size,
+        truncated=text.truncated,
+        groups=text.groups,
+        sitemaps=text.sitemaps,
+        licenses=text.licenses,
+        hosts=text.hosts,
+        timing=Timing.of(policy),
+        content_signal=dict(policy.content_signal),
+        findings=() if robots is None else robots.findings,
+        **known,
+    )
 
 
 async def past_version(service: Service, origin: str, query: RobotsQuery) -> RobotsFile:
@@ -341,22 +328,15 @@ async def past_version(service: Service, origin: str, query: RobotsQuery) -> Rob
         raise Problem(404, "not-found", f"no such version of {origin} is kept; see /v1/history")
     robots = as_read(service, body)
     agent = query.user_agent or service.gate.user_agent
-    return RobotsFile(
+    return _file(
+        robots,
+        robots.policy(agent),
         origin=origin,
         user_agent=agent,
         state=None,
         status=entry.status,
         fetched_at=utc(entry.first_seen),
         expires_at=None,
-        size=robots.size,
-        truncated=robots.truncated,
-        groups=robots.groups,
-        sitemaps=tuple(robots.sitemaps),
-        licenses=tuple(robots.licenses),
-        hosts=tuple(robots.hosts),
-        timing=_timing(robots.policy(agent)),
-        content_signal=dict(robots.policy(agent).content_signal),
-        findings=tuple(robots.findings),
         version=query.version,
         robots_txt=body.decode("utf-8", "replace"),
     )
@@ -386,14 +366,6 @@ async def history(service: Service, call: Call) -> web.StreamResponse:
     return json_response(History(urls.parse(query.origin).origin, versions))
 
 
-def _timing(policy: Policy) -> Timing:
-    return Timing(
-        crawl_delay=policy.crawl_delay,
-        request_rates=[f"{one.documents}/{one.seconds:g}s" for one in policy.request_rates],
-        visit_times=[f"{one.start:%H:%M}-{one.end:%H:%M}" for one in policy.visit_times],
-    )
-
-
 async def _text(service: Service, url: str) -> str | None:
     body = await service.internals.source(url)
     return None if body is None else body.decode("utf-8", "replace")
@@ -410,7 +382,6 @@ ROUTES = (
         query=CheckQuery,
         answers={200: Explanation},
         needs=CHECK,
-        problems=(400,),
     ),
     Route(
         "POST",
@@ -421,7 +392,6 @@ ROUTES = (
         body=WhatIf,
         answers={200: Explanation},
         needs=CHECK,
-        problems=(400, 413, 415),
     ),
     Route(
         "GET",
@@ -432,7 +402,7 @@ ROUTES = (
         query=RobotsQuery,
         answers={200: RobotsFile},
         needs=CHECK,
-        problems=(400, 403, 404),
+        problems=(403, 404),
     ),
     Route(
         "GET",
@@ -443,6 +413,5 @@ ROUTES = (
         query=HistoryQuery,
         answers={200: History},
         needs=CHECK,
-        problems=(400,),
     ),
 )

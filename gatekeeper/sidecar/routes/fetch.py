@@ -16,6 +16,7 @@ from gatekeeper.clock import deadline
 from gatekeeper.decision import Decision, refuse
 from gatekeeper.errors import AddressRefused, Denied, InvalidURL, LeaseTimeout, StorageError
 from gatekeeper.gate.leases import Lease
+from gatekeeper.http_fields import unreadable
 from gatekeeper.middleware import counting_bytes
 from gatekeeper.robots.signals import parse_challenges
 from gatekeeper.sidecar.exchange import CRAWL, OCTETS, SANDBOXED, Call, Problem, Route, read_query
@@ -23,17 +24,6 @@ from gatekeeper.sidecar.waiting import WantedLease
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
-
-__all__ = [
-    "ROUTES",
-    "decision_headers",
-    "hold_while_read",
-    "in_time",
-    "in_turn",
-    "open_session",
-    "pass_on",
-    "refuse_unsendable",
-]
 
 _T = TypeVar("_T")
 
@@ -82,6 +72,7 @@ _HARMLESS = {
     **SANDBOXED,
     "Content-Disposition": "attachment",
     "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",  # our own URL holds the page's, with its query
 }
 _UNSENDABLE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 """What no header may hold: controls (RFC 9110 section 5.5), and octets that were no UTF-8."""
@@ -154,10 +145,10 @@ async def in_time(service: Service) -> AsyncIterator[float]:
         if isinstance(error.os_error, AddressRefused):
             raise Problem(403, "blocked", "blocked") from error  # T2: this one word
         raise Problem(502, "no-answer", "the site could not be reached") from error
+    except aiohttp.ClientResponseError as error:
+        raise Problem(502, "no-answer", unreadable(error.message)) from error
     except aiohttp.ClientError as error:
-        raise Problem(502, "no-answer", f"the site's answer failed: {type(error).__name__}") from (
-            error
-        )
+        raise Problem(502, "no-answer", "the site broke the connection off") from error
 
 
 async def _travel(service: Service, call: Call, url: str, end: float) -> web.StreamResponse:
@@ -318,6 +309,6 @@ ROUTES = (
         headers=(*_SAID, "Content-Location", *_ANSWERED, *_TOLD, "WWW-Authenticate"),
         relays=True,
         needs=CRAWL,
-        problems=(400, 403, 429, 502, 503, 504),
+        problems=(403, 429, 502, 503, 504),
     ),
 )

@@ -30,8 +30,6 @@ from gatekeeper.sidecar.routes.fetch import decision_headers
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
 
-__all__ = ["ROUTES", "OriginLearner", "asked_url"]
-
 _log = logging.getLogger(__name__)
 
 
@@ -43,7 +41,9 @@ async def forward_auth(service: Service, call: Call) -> web.StreamResponse:
     """200: pass the request on. 403: don't. Nothing else, since nginx makes a 500 of it."""
     if not service.config.server.forward_auth:
         if call.request.method not in ("GET", "HEAD"):  # as of any path: the contract lists GET
-            raise Problem(405, "method", "this path takes GET alone", headers={"Allow": "GET"})
+            raise Problem(
+                405, "method", "this path takes GET, HEAD alone", headers={"Allow": "GET, HEAD"}
+            )
         raise Problem(404, "not-found", "server.forward_auth is off")
     peer = call.request.remote
     if peer and peer not in service.trusted_peers:

@@ -26,19 +26,10 @@ from gatekeeper.sidecar.exchange import (
     read_query,
 )
 from gatekeeper.sidecar.pages.state import host_body
-from gatekeeper.wire import (
-    BlockBody,
-    FleetHold,
-    FleetScope,
-    HostBody,
-    HostState,
-    RefreshBody,
-)
+from gatekeeper.wire import BlockBody, FleetHold, FleetScope, HostBody, HostState, RefreshBody
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
-
-__all__ = ["ROUTES", "HostList", "HostQuery", "host_list", "host_of"]
 
 _REFRESH = 2.0
 """Seconds that the answer waits for a refresh; it goes on without."""
@@ -241,7 +232,7 @@ def _control(action: str, handler: Handler, summary: str, body: type, *statuses:
         operation=f"{action}Host",
         body=body,
         answers=dict.fromkeys((200, *statuses), HostBody),
-        problems=(400, 413, 415, 503) if 202 in statuses else (400, 413, 415),
+        problems=(503,) if 202 in statuses else (),
     )
 
 
@@ -254,7 +245,6 @@ ROUTES = (
         operation="listHosts",
         query=HostQuery,
         answers={200: HostList},
-        problems=(400,),
     ),
     Route(
         "GET",

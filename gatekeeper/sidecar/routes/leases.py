@@ -19,8 +19,6 @@ from gatekeeper.sidecar.exchange import (
     json_response,
     read_body,
     read_inline_body,
-    respond_empty,
-    respond_json,
 )
 from gatekeeper.sidecar.leases import ClientLease
 from gatekeeper.sidecar.waiting import WantedLease
@@ -28,8 +26,6 @@ from gatekeeper.wire import LeaseBody, LeaseReport, LeaseRequestBody, Renewal, e
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
-
-__all__ = ["ROUTES"]
 
 
 _lease_wanted = msgspec.json.Decoder(LeaseRequestBody)
@@ -52,7 +48,9 @@ async def acquire(service: Service, call: Call) -> web.StreamResponse:
     try:
         held = await service.leases.acquire(
             service.gate,
-            WantedLease(asked.url, asked.wait, asked.ttl, asked.priority, asked.user_agent),
+            WantedLease(
+                asked.url, asked.wait, asked.ttl, asked.priority, asked.user_agent, asked.id
+            ),
             call.client,
             gone=lambda: transport is None or transport.is_closing(),
         )
@@ -61,7 +59,7 @@ async def acquire(service: Service, call: Call) -> web.StreamResponse:
         raise
     service.metrics.queue_wait.observe(service.clock.monotonic() - started)
     service.decided(held.lease.decision, call)
-    return respond_json(call.request, _body(held), status=201)
+    return json_response(_body(held), status=201)
 
 
 def acquire_inline(service: Service, call: InlineCall) -> bytes | None:
@@ -70,7 +68,7 @@ def acquire_inline(service: Service, call: InlineCall) -> bytes | None:
     asked = read_inline_body(call, _lease_wanted, limit=server.max_body)
     if asked is None or asked.user_agent is not None or asked.wait > server.max_wait:
         return None
-    held = service.leases.take(service.internals, asked.url, asked.ttl, call.client)
+    held = service.leases.take(service.internals, asked.url, asked.ttl, call.client, asked.id)
     if held is None:
         return None
     service.metrics.queue_wait.observe(0.0)
@@ -95,7 +93,7 @@ async def report(service: Service, call: Call) -> web.StreamResponse:
     left_over = service.leases.report(call.params["id"], told)
     if left_over is not None:
         await _block(service, left_over.url, told)
-    return respond_empty(call.request)
+    return web.Response(status=204)
 
 
 def report_inline(service: Service, call: InlineCall) -> bytes | None:
@@ -124,7 +122,7 @@ async def _block(service: Service, url: str, told: LeaseReport) -> None:
 async def give_back(service: Service, call: Call) -> web.StreamResponse:
     """Ends the lease unused: nothing was sent."""
     service.leases.give_back(call.params["id"])
-    return respond_empty(call.request)
+    return web.Response(status=204)
 
 
 def _body(held: ClientLease) -> LeaseBody:
@@ -147,7 +145,7 @@ ROUTES = (
         body=LeaseRequestBody,
         answers={201: LeaseBody},
         needs=CRAWL,
-        problems=(400, 403, 413, 415, 429, 503),
+        problems=(403, 410, 429, 503),
         inline=acquire_inline,
     ),
     Route(
@@ -160,7 +158,7 @@ ROUTES = (
         body_required=False,
         answers={200: LeaseBody},
         needs=CRAWL,
-        problems=(400, 404, 413, 415, 503),
+        problems=(404, 503),
     ),
     Route(
         "POST",
@@ -172,7 +170,7 @@ ROUTES = (
         body_required=False,
         answers={204: None},
         needs=CRAWL,
-        problems=(400, 404, 413, 415, 503),
+        problems=(404, 503),
         inline=report_inline,
     ),
     Route(

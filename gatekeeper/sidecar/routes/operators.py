@@ -35,21 +35,6 @@ from gatekeeper.sidecar.waiting import full
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
 
-__all__ = [
-    "ROUTES",
-    "ConfigBody",
-    "DecisionEvent",
-    "Dropped",
-    "EventQuery",
-    "LeaseList",
-    "LeaseQuery",
-    "PastDecision",
-    "SettingView",
-    "config_body",
-    "lease_list",
-    "stream_events",
-]
-
 TICK: Final = 0.1
 """Seconds between two looks of a stream at the decisions."""
 MOST: Final = 250
@@ -235,6 +220,8 @@ async def stream_events(service: Service, call: Call) -> web.StreamResponse:
     )
     with _counted(service, call.client), service.streams, contextlib.suppress(ConnectionError):
         await response.prepare(request)
+        if request.method == "HEAD":
+            return response
         await response.write(stream.opening())
         look_again = service.clock.monotonic() + _ASKED_AGAIN
         while service.phase == "serving":
@@ -466,7 +453,6 @@ ROUTES = (
         operation="listLeases",
         query=LeaseQuery,
         answers={200: LeaseList},
-        problems=(400,),
     ),
     Route(
         "POST",
@@ -476,7 +462,7 @@ ROUTES = (
         operation="dropLease",
         body=Nothing,
         answers={204: None},
-        problems=(400, 404, 413, 415, 503),
+        problems=(404, 503),
     ),
     Route(
         "GET",
@@ -496,7 +482,7 @@ ROUTES = (
         query=EventQuery,
         answers={200: "text/event-stream"},
         events={"decision": DecisionEvent, "dropped": Dropped},
-        problems=(400, 429, 503),
+        problems=(429, 503),
     ),
     Route(
         "GET",

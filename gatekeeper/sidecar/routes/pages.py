@@ -61,8 +61,6 @@ if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
     from gatekeeper.storage.base import HistoryEntry
 
-__all__ = ["ROUTES"]
-
 ADMIN: Final = frozenset({Role.ADMIN})
 _MAX_FORM: Final = 16_384
 _REFRESH: Final = 2.0

@@ -30,13 +30,21 @@ from gatekeeper.wire import Alive, ProblemDocument
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
 
-__all__ = ["Health", "Index", "Link", "document"]
+
+class FleetHealth(msgspec.Struct, frozen=True):
+    """The fleet in `/readyz`."""
+
+    state: str
+    """connected, lost, or recovering: nobody gets a turn until the members told what they know."""
+    members: int
 
 
-class Health(msgspec.Struct, frozen=True):
+class Health(msgspec.Struct, frozen=True, omit_defaults=True):
     """The body of `/readyz`."""
 
     status: str
+    fleet: FleetHealth | None = None
+    """None: this gate shares no store."""
 
 
 async def healthz(service: Service, call: Call) -> web.StreamResponse:
@@ -49,7 +57,9 @@ async def readyz(service: Service, call: Call) -> web.StreamResponse:
     while promises can't be kept."""
     if not service.ready:
         raise Problem(503, "not-ready", service.unready, headers={"Retry-After": "1"})
-    return json_response(Health("ready"))
+    fleet = service.gate.stats().fleet
+    shared = None if fleet is None else FleetHealth(fleet.state, fleet.members)
+    return json_response(Health("ready", shared))
 
 
 _HEALTH = (
@@ -156,7 +166,7 @@ async def reload_config(service: Service, call: Call) -> web.StreamResponse:
     """Read the configuration again; a bad one changes nothing."""
     await read_body(call.request, Nothing, limit=service.config.server.max_body)
     try:
-        done = reload(service)
+        done = await reload(service)
     except ConfigError as error:
         raise Problem(409, "config", str(error)) from error
     await service.settle()
@@ -172,7 +182,7 @@ _ADMIN = (
         operation="reloadConfiguration",
         body=Nothing,
         answers={200: Reloaded},
-        problems=(400, 409, 413, 415),
+        problems=(409,),
     ),
 )
 
@@ -185,6 +195,8 @@ ROUTES = (*_ADMIN, *_HEALTH, *_DOCS)
 _REF = "#/components/schemas/{name}"
 _ALWAYS = (401, 403, 429, 500)
 """Credentials, the bounds of a client, and internal errors."""
+_OF_A_BODY = frozenset({400, 408, 413, 415})
+"""It can't be read, is too long on its way, too large, or of another type."""
 _WITH_RETRY_AFTER = frozenset({429, 503})
 _BINARY = {"type": "string", "format": "binary"}
 """A body of octets, in the form that generators of clients know."""
@@ -437,8 +449,10 @@ def _responses(route: Route, names: dict[type, Any]) -> dict[str, Any]:
         if route.headers:
             answer["headers"] = {name: {"schema": {"type": "string"}} for name in route.headers}
     problems = set(route.problems) if route.probe else {*route.problems, *_ALWAYS}
+    if route.query is not None:
+        problems.add(400)
     if route.body is not None:
-        problems.add(408)  # a body that is too long on its way
+        problems |= _OF_A_BODY
     for status in sorted(problems):
         responses[str(status)] = _problem(status, names)
         if route.relays:

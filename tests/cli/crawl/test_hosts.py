@@ -14,7 +14,7 @@ from gatekeeper.clock import VirtualClock, utc
 from gatekeeper.config import Config, PacingConfig
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.scopes import RobotsInterval
+from gatekeeper.robots.timing import RobotsInterval
 
 
 class Gate:

@@ -19,7 +19,7 @@ from pathlib import Path
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, StorageConfig
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.scopes import RobotsInterval
+from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.sidecar.leases import LeaseBook, OpenLease
 from gatekeeper.storage import OriginRecord, SqliteStorage, pack_body
 

@@ -1,4 +1,4 @@
-"""Leases of origins that were met just now: had without a decision, which is there all the same."""
+"""Leases of origins that were met just now: each has the decision of a check."""
 
 from __future__ import annotations
 
@@ -54,21 +54,6 @@ async def test_each_of_the_first_leases_has_the_decision_of_a_check(
         url = f"http://{host}{path}"
         had = await net.drive(leased(gate, url))
         assert common(had) == common(await net.drive(gate.check(url)))
-
-
-@pytest.mark.usefixtures("speedups_on")
-async def test_the_first_leases_build_no_decision_that_nobody_looks_at(
-    virtual_internet: FakeInternet, gate: Gatekeeper
-) -> None:
-    async def crawl() -> None:
-        for path in ("/a", "/private/open/x", "/b"):
-            async with gate.lease(f"http://a.test{path}") as lease:
-                lease.report(status=200)
-
-    await virtual_internet.drive(crawl())
-
-    assert gate.stats().decisions == {}
-    assert gate.stats().pacing.granted == 4  # one for the file
 
 
 async def test_what_is_denied_is_never_leased(

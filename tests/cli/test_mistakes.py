@@ -1,0 +1,150 @@
+"""Mistakes that users make with each command: one line that names the input and the remedy."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from gatekeeper.cli import COMMANDS, main
+from gatekeeper.clock import VirtualClock
+from gatekeeper.config import Config, ServerConfig
+from gatekeeper.errors import ConfigError
+from gatekeeper.sidecar.leases import LeaseBook
+from gatekeeper.sidecar.listening import open_sockets
+
+Capture = pytest.CaptureFixture[str]
+
+
+def refused(capsys: Capture, *arguments: str) -> str:
+    """The line that ends the command, which exits with 2."""
+    try:
+        code = main(arguments)
+    except SystemExit as end:
+        code = int(str(end.code))
+    said = capsys.readouterr()
+    assert code == 2, said
+    assert "Traceback" not in said.err
+    return said.err.splitlines()[-1]
+
+
+NUMBERS = {
+    "serve --port": "a whole number",
+    "serve --proxy": "a whole number",
+    "serve --workers": "a whole number",
+    "healthcheck --port": "a whole number",
+    "top --port": "a whole number",
+    "mcp --http": "a whole number",
+    "mcp --wait": "seconds, more than 0",
+    "top --every": "seconds, more than 0",
+    "fetch --tries": "a whole number, 1 or more",
+    "fetch --timeout": "seconds, more than 0",
+}
+
+
+@pytest.mark.parametrize("text", ["abc", "5s", "", "nan", "1e999", "1.5.0"])
+@pytest.mark.parametrize("option", NUMBERS)
+def test_what_is_no_number_is_told_with_what_is(capsys: Capture, option: str, text: str) -> None:
+    command, name = option.split()
+    said = refused(capsys, command, f"{name}={text}")
+    assert said == f"gatekeeper {command}: error: argument {name}: {text!r}; give {NUMBERS[option]}"
+
+
+@pytest.mark.parametrize("option", ["top --every", "fetch --timeout", "mcp --wait"])
+@pytest.mark.parametrize("text", ["0", "-1"])
+def test_a_time_is_above_nothing(capsys: Capture, option: str, text: str) -> None:
+    command, name = option.split()
+    assert refused(capsys, command, f"{name}={text}").endswith("; give seconds, more than 0")
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_a_misspelt_option_is_told_with_the_one_that_may_be_meant(
+    capsys: Capture, command: str
+) -> None:
+    needs = {"check": ["http://a.test/"], "lint": ["x"], "test": ["x"], "diff": ["x", "y"]}
+    needs |= {"compose": ["x"], "history": ["http://a.test/"]}
+    needs |= {"identity": ["show"], "config": ["show"]}
+    said = refused(capsys, command, *needs.get(command, []), "--confg=x", "--zzz")
+    assert "unrecognized arguments: --confg=x --zzz; did you mean --config?" in said
+
+
+@pytest.mark.parametrize("port", ["70000", "-1"])
+def test_mcp_takes_a_port_that_there_is(capsys: Capture, port: str) -> None:
+    pytest.importorskip("mcp")
+    assert f"--http: {port!r}: " in (said := refused(capsys, "mcp", f"--http={port}"))
+    assert said.endswith("; give another port")
+
+
+def test_mcp_at_a_port_in_use_is_one_line(capsys: Capture) -> None:
+    pytest.importorskip("mcp")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = refused(capsys, "mcp", "--user-agent", "b/1", "--http", str(port))
+    assert said.endswith(f"--http: '{port}': Address already in use; give another port")
+
+
+@pytest.mark.parametrize(
+    ("server", "told"),
+    [
+        (
+            {"host": "nowhere.invalid"},
+            "server.host: nowhere.invalid: .*; give an address or a name of this machine",
+        ),
+        ({"socket": "/nowhere/s"}, r"server\.socket: /nowhere/s: .*; make its directory first"),
+        ({"socket": "/tmp/" + "x" * 200}, r"path too long; give a shorter one"),
+    ],
+)
+def test_a_place_where_nothing_can_listen(server: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        open_sockets(ServerConfig(port=0, **server))
+
+
+def test_a_file_of_tokens_that_is_not_there(capsys: Capture) -> None:
+    said = refused(capsys, "serve", "--token-file", "/nowhere/tokens", "--storage", "memory")
+    assert (
+        "--token-file: /nowhere/tokens: No such file or directory; give a file that holds" in said
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("user_agent = 'b/1'\n".encode("utf-16"), "not UTF-8; save it as that"),
+        (b"user_agent = 'b\xfc'\n", "not UTF-8; save it as that"),
+    ],
+)
+def test_a_configuration_in_another_encoding(tmp_path: Path, text: bytes, told: str) -> None:
+    path = tmp_path / "x.toml"
+    path.write_bytes(text)
+    with pytest.raises(ConfigError, match=f"x.toml: not valid TOML: {told}"):
+        Config.load(path)
+
+
+def test_the_mark_that_some_editors_write_is_no_part_of_a_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_bytes(b"\xef\xbb\xbfuser_agent = 'b/1'\n")
+    assert Config.load(path).user_agent == "b/1"
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["fifo", "dir"])
+def test_a_history_is_kept_in_a_file(capsys: Capture, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x"
+    path.mkdir() if kind == "dir" else os.mkfifo(path)
+    said = refused(capsys, "history", "https://a.test", "--storage", str(path))
+    assert f"{path}: not a file; give the path of the gate's storage" in said
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["leases", "leases.new"])
+def test_a_journal_of_leases_that_is_a_pipe_holds_no_start_up(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(OSError, match=r"no regular file|No such device"):
+        LeaseBook(tmp_path / "leases", clock=VirtualClock(), wait=True)
+
+
+def test_healthcheck_says_what_to_look_at(capsys: Capture, tmp_path: Path) -> None:
+    assert main(["healthcheck", "--socket", str(tmp_path / "s")]) == 1
+    assert "; is `gatekeeper serve` running there?" in capsys.readouterr().out

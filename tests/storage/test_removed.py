@@ -1,0 +1,81 @@
+"""Files that are removed while they are in use: nothing is promised that nobody could read."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from gatekeeper.config import StorageConfig
+from gatekeeper.errors import StorageError
+from gatekeeper.storage import ClockRecord, SqliteStorage, writer
+from gatekeeper.storage.journal import read_generation
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="open files can't be deleted")
+
+SLOW = StorageConfig(flush_interval=3600.0)
+REMOVED = "it was removed while it was in use: put it back, or start again"
+
+
+def clock(scope: str) -> ClockRecord:
+    return ClockRecord(scope=scope, next_at=1.0)
+
+
+def promised(path: Path) -> set[str]:
+    """What a process that starts after a kill would find in the journal."""
+    found = (read_generation(one)[0] for one in path.parent.glob(f"{path.name}.promises-*"))
+    return {record.scope for frames in found for _, record in frames if record.scope}
+
+
+async def test_a_database_that_is_removed_takes_no_promise_until_it_is_back(path: Path) -> None:
+    aside = path.with_name("aside")
+    async with SqliteStorage(path) as storage:
+        storage.promise(clock("before.example"))
+        await storage.flush()
+        path.rename(aside)
+        storage.put_clock(clock("meanwhile.example"))
+        with pytest.raises(StorageError, match=REMOVED):
+            await storage.flush()
+        assert storage.failing == REMOVED
+        with pytest.raises(StorageError, match=REMOVED):
+            storage.promise(clock("after.example"))
+        aside.rename(path)
+        await storage.flush()
+        assert storage.failing is None
+        storage.promise(clock("back.example"))
+    async with SqliteStorage(path) as storage:
+        names = {record.scope for record in await storage.load_clocks()}
+    assert names == {f"{when}.example" for when in ("before", "meanwhile", "after", "back")}
+
+
+async def test_a_database_that_was_deleted_is_told_of_and_its_journal_is_kept(path: Path) -> None:
+    storage = SqliteStorage(path)
+    await storage.open()
+    path.unlink()
+    storage.promise(clock("a.example"))
+    with pytest.raises(StorageError, match=REMOVED):
+        await storage.flush()
+    await storage.close()
+    assert promised(path) == {"a.example"}
+    async with SqliteStorage(path) as storage:  # started again, it makes another
+        assert [record.scope for record in await storage.load_clocks()] == ["a.example"]
+
+
+async def test_a_journal_that_was_deleted_is_written_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "SYNC_INTERVAL", 0.01)
+    monkeypatch.setattr(writer, "MEND_INTERVAL", 0.01)
+    async with SqliteStorage(path, config=SLOW) as storage:
+        (generation,) = path.parent.glob(f"{path.name}.promises-*")
+        generation.unlink()
+        storage.promise(clock("a.example"))
+        async with asyncio.timeout(10.0):
+            while promised(path) != {"a.example"}:
+                await asyncio.sleep(0)
+            while storage.failing is not None:
+                await asyncio.sleep(0)
+        storage.promise(clock("b.example"))
+        assert promised(path) == {"a.example", "b.example"}
