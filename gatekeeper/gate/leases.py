@@ -359,13 +359,16 @@ class LeaseRequest(msgspec.Struct, eq=False):
     """The lease. Before, where it is awaited itself: None at first, False outside, and then the
     coroutine that waits for the turn."""
 
-    if not TYPE_CHECKING:
+    if TYPE_CHECKING:  # as checkers have to see it, to take this for a context manager
+
+        async def __aenter__(self) -> Lease: ...
+
+    else:
         report = renew = give_back = end = decision = expires_at = Unentered()
 
-    def __aenter__(self) -> Coroutine[Any, Any, Lease]:
-        if self._manager.entrance.crowded and self._timeout is None:
-            return self
-        return self._wait()
+        def __aenter__(self):
+            outside = self._manager.entrance.crowded and self._timeout is None
+            return self if outside else self._wait()
 
     async def __aexit__(self, *error: object) -> None:
         if self._held is not None:
@@ -409,8 +412,7 @@ class LeaseRequest(msgspec.Struct, eq=False):
         """What the task waits for next; StopIteration with the lease."""
         if self._held is None:
             self._held = False
-            outside = self._manager.entrance.line_up()
-            return next(outside.__await__())  # itself, marked as awaited
+            return next(self._manager.entrance.line_up().__await__())  # itself, marked as awaited
         if self._held is False:
             self._held = self._wait(entered=True)
         return self._held.send(None)
