@@ -19,20 +19,6 @@ from gatekeeper.http_fields import utc
 from gatekeeper.robots import Rule
 from gatekeeper.urls import printable
 
-__all__ = [
-    "BLOCKED_NOTE",
-    "Decision",
-    "Deferred",
-    "Denied",
-    "LeaseTimeout",
-    "NotYet",
-    "Reason",
-    "State",
-    "Verdict",
-    "not_yet",
-    "refuse",
-]
-
 
 class Verdict(StrEnum):
     """What to do with the URL."""

@@ -36,32 +36,6 @@ from gatekeeper.identity import Signer
 from gatekeeper.robots import PageSignals, page_signals, product_token
 from gatekeeper.urls import UrlCache, sendable, url_of
 
-__all__ = [
-    "UNLIMITED",
-    "ConnectionInUse",
-    "DeadlineMiddleware",
-    "Gate",
-    "HeldLease",
-    "RequestDeadline",
-    "Unentered",
-    "Unlimited",
-    "adopt",
-    "counting_bytes",
-    "enter_detached",
-    "gate_middleware",
-    "gate_middleware_with",
-    "held_leases",
-    "hold_in_context",
-    "inherited",
-    "judge_adopted",
-    "open_leases",
-    "other_agent",
-    "refuse_one_text",
-    "signals",
-    "unnamed",
-    "wrong_report",
-]
-
 
 class ConnectionInUse(Protocol):
     """What a request travels on, as long as somebody holds it: aiohttp's Connection, for one."""

@@ -30,29 +30,6 @@ from gatekeeper.speedups import lazy_pattern
 if TYPE_CHECKING:
     from yarl import URL
 
-__all__ = [
-    "MAX_PATH",
-    "MAX_URL",
-    "SURELY_SHORT",
-    "Target",
-    "UrlCache",
-    "host_of",
-    "is_sent_as_written",
-    "join",
-    "make_room",
-    "mask",
-    "not_text",
-    "parse",
-    "path_of",
-    "plain_octets",
-    "printable",
-    "redirected",
-    "sendable",
-    "split",
-    "split_ordinary",
-    "url_of",
-    "without_credentials",
-]
 
 MAX_URL = 65_536
 """Characters of a URL, as it is written and as it is sent. Servers refuse a request line beyond

@@ -30,7 +30,6 @@ from gatekeeper.robots.patterns import is_robots_txt
 from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.split_dict import MASK, SplitDict
 
-__all__ = ["CachedDecision", "CachedOrigin", "DecisionBatch", "DecisionCache", "WrittenDecision"]
 
 _encode = msgspec.json.Encoder().encode
 _MAX_RULES = 256
