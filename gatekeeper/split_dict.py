@@ -6,7 +6,6 @@ from collections.abc import Iterator, MutableMapping, ValuesView
 from itertools import chain, islice
 from typing import Any, Final, TypeVar, overload
 
-
 K = TypeVar("K")
 V = TypeVar("V")
 T = TypeVar("T")

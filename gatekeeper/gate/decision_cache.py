@@ -30,7 +30,6 @@ from gatekeeper.robots.patterns import is_robots_txt
 from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.split_dict import MASK, SplitDict
 
-
 _encode = msgspec.json.Encoder().encode
 _MAX_RULES = 256
 """Rules of one file whose decision is kept; the URLs of a file meet few of its rules."""

@@ -144,16 +144,6 @@ class HostRules:
         else:
             self._exact[match] = rule
 
-    def unsay(self, match: str) -> None:
-        """Remove the rule for that match, if there is one. Raises ConfigError."""
-        match = match_named(match)
-        if match == "*":
-            self._any = None
-        elif match.startswith("*."):
-            self._suffix.pop(match[2:], None)
-        else:
-            self._exact.pop(match, None)
-
     def replace(self, rules: Iterable[HostRule]) -> None:
         """Put these in the place of all. Raises ConfigError, having changed nothing."""
         new = HostRules(rules)
@@ -270,12 +260,6 @@ class Rules:
         self._check_group(rule)
         self._hosts.say(rule)
         self._said.add(match_named(rule.match))
-        self._kept.clear()
-
-    def unsay(self, match: str) -> None:
-        """Remove the rule for that match, a configured one too. Raises ConfigError."""
-        self._hosts.unsay(match)
-        self._said.discard(match_named(match))
         self._kept.clear()
 
     def replace(self, rules: tuple[HostRule, ...]) -> None:

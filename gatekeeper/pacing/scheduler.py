@@ -598,11 +598,6 @@ class Scheduler:
         self._rules.say(rule)
         self._rules_changed(match_named(rule.match))
 
-    def unsay(self, match: str) -> None:
-        """Remove the rule for that match, a configured one too. Raises ConfigError."""
-        self._rules.unsay(match)
-        self._rules_changed(match_named(match))
-
     def replace_words(self, rules: tuple[HostRule, ...]) -> None:
         """Put another configuration's `[[host]]` tables in the place of all rules.
 

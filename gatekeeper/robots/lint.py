@@ -534,45 +534,27 @@ def findings(robots: RobotsTxt) -> tuple[Finding, ...]:
     """
     from gatekeeper.robots.fixes import located  # noqa: PLC0415 - it knows our codes
 
-    text = robots.octets
-    found = lint(
-        text, robots.groups, truncated=robots.truncated, bom=robots.bom, dialect=robots.forced
-    )
-    return located(found, text) if found else ()
-
-
-def lint(
-    text: str,
-    groups: Sequence[Group],
-    *,
-    truncated: bool = False,
-    bom: str = "",
-    dialect: Dialect | None = None,
-) -> tuple[Finding, ...]:
-    """`findings` from the parts of a file: the decoded text, its groups, and the dialect if forced.
-
-    `text` is octets in a str (see `model`).
-    """
-    report = FindingList()
-    cut = False
+    text, report, cut = robots.octets, FindingList(), False
     try:
-        html = _check_file(report, text, truncated=truncated, bom=bom)
-        reader = _LineChecks(report, dialect, html=html)
+        html = _check_file(report, robots, text)
+        reader = _LineChecks(report, robots.forced, html=html)
         for line in iter_lines(text):
             reader.read(line)
         reader.end()
-        check_groups(report, groups)
+        check_groups(report, robots.groups)
     except TooManyFindings:
         cut = True
-    return report.result(cut=cut)
+    found = report.result(cut=cut)
+    return located(found, text) if found else ()
 
 
-def _check_file(report: FindingList, text: str, *, truncated: bool, bom: str) -> bool:
-    if bom == "utf-8":
+def _check_file(report: FindingList, robots: RobotsTxt, text: str) -> bool:
+    """What the file as a whole shows; whether it is a page."""
+    if robots.bom == "utf-8":
         report.add(1, "bom")
-    elif bom:
-        report.add(1, "encoding", f"It is in {bom}.")
-    if truncated:
+    elif robots.bom:
+        report.add(1, "encoding", f"It is in {robots.bom}.")
+    if robots.truncated:
         report.add(text.count("\n") + 1, "truncated")
     if _HTML.match(text) is None:
         return False

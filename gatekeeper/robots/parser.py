@@ -460,7 +460,7 @@ class RobotsTxt:
         return hash(self._key())
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _restore, self._key()
+        return RobotsTxt, self._key()
 
     def __repr__(self) -> str:
         from gatekeeper.robots.policy import group_starts  # noqa: PLC0415
@@ -492,9 +492,3 @@ def _packed(text: str) -> str | bytes:
 
 def _unpacked(text: str | bytes) -> str:
     return text if isinstance(text, str) else zlib.decompress(text).decode("latin-1")
-
-
-def _restore(
-    text: str, read: str, size: int, truncated: bool, bom: str, forced: Dialect | None
-) -> RobotsTxt:
-    return RobotsTxt(text, read, size, truncated, bom, forced)

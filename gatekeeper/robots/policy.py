@@ -578,11 +578,11 @@ class Policy:
 
     def may_visit(self, at: datetime) -> bool:
         """Whether a visit is welcome at that moment. Raises ValueError for a naive one."""
-        return self._said().may_visit(at)
+        return parts.timing.may_visit(self.visit_times, at)
 
     def next_visit(self, at: datetime) -> datetime:
         """The first moment from `at` on at which a visit is welcome, in UTC."""
-        return self._said().next_visit(at)
+        return parts.timing.next_visit(self.visit_times, at)
 
     @property
     def asks_steadily(self) -> bool:
@@ -595,7 +595,10 @@ class Policy:
         `took`: seconds that the last retrieval took. Only a rule set of the 2.0 draft has a
         rule of thumb for a file that names no rate (V2-31).
         """
-        return self._said().interval(at, took, rule_of_thumb=self._by_thumb)
+        said, thumb = self._said(), self._by_thumb
+        return parts.timing.effective_interval(
+            said.crawl_delay, said.request_rates, rule_of_thumb=thumb, at=at, took=took
+        )
 
     @property
     def _by_thumb(self) -> bool:

@@ -142,11 +142,7 @@ def rate_in_force(rates: Iterable[RequestRate], at: datetime) -> RequestRate | N
             always.append(rate)
         elif _holds(rate.window, moment):
             timed.append(rate)
-    return max(timed or always, key=_slowness, default=None)
-
-
-def _slowness(rate: RequestRate) -> float:
-    return rate.interval
+    return max(timed or always, key=lambda rate: rate.interval, default=None)
 
 
 def effective_interval(
@@ -196,20 +192,6 @@ class Directives(NamedTuple):
     """What the Content-Signal lines say together (SIG-12)."""
     usage: Sequence[str]
     """Content-Usage lines, which speak of paths."""
-
-    def may_visit(self, at: datetime) -> bool:
-        """Whether a visit is welcome then."""
-        return may_visit(self.visit_times, at)
-
-    def next_visit(self, at: datetime) -> datetime:
-        """The first moment from `at` on at which one is."""
-        return next_visit(self.visit_times, at)
-
-    def interval(self, at: datetime, took: float | None, *, rule_of_thumb: bool) -> float | None:
-        """Seconds between two requests: see `effective_interval`."""
-        return effective_interval(
-            self.crawl_delay, self.request_rates, rule_of_thumb=rule_of_thumb, at=at, took=took
-        )
 
 
 def read_directives(said: Mapping[str, Sequence[str]]) -> Directives:

@@ -145,8 +145,7 @@ class DailyBudgets:
         await spent(one)
         one.say(HostRule(match="*.example", max_bytes_per_day=5))  # less exact
         await spent(one)
-        one.unsay(HOST)
-        one.unsay("*.example")
+        one.replace_words(())
         one.adjust(PacingConfig())
         await sent(one)
         one.say(HostRule(match=HOST, max_pages_per_day=1))

@@ -41,19 +41,18 @@ def test_a_word_at_run_time_replaces_the_configured_one_whole() -> None:
     assert rules.overridden("a.example")
 
 
-def test_every_word_for_a_match_is_taken_back_the_configured_one_too() -> None:
+def test_other_tables_take_every_word_back_the_configured_one_too() -> None:
     rules = Rules(
         Config(
             host=(HostRule(match="a.example", interval=3.0), HostRule(match="*", interval=2.0)),
         )
     )
     rules.say(HostRule(match="a.example", interval=9.0))
-    rules.unsay("http://a.example/")
+    rules.replace((HostRule(match="*", interval=2.0),))
     assert rules.for_host("a.example").own == 2.0
-    rules.unsay("*")
-    assert rules.for_host("a.example").own is None
-    rules.unsay("*.never.said")
     assert not rules.overridden("a.example")
+    rules.replace(())
+    assert rules.for_host("a.example").own is None
 
 
 def test_of_two_tables_for_one_match_the_first_counts() -> None:
