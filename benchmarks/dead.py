@@ -241,7 +241,7 @@ async def _insist(world: World, dead: list[str], get: Callable[[str], Awaitable[
 
 
 async def _fetch(world: World, dead: list[str]) -> None:
-    from gatekeeper.cli.crawl.progress import Silent
+    from gatekeeper.cli.crawl.progress import Progress
     from gatekeeper.cli.crawl.runner import Job, crawl
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
@@ -250,7 +250,7 @@ async def _fetch(world: World, dead: list[str]) -> None:
         listed.write_text("\n".join((*dead, *living)), encoding="utf-8")
         job = Job(identity=_AGENT, config=_CONFIG, input=str(listed))
         extra: dict[str, Any] = {"resolver": Names()}
-        await crawl(job, Silent(), **extra)
+        await crawl(job, Progress(), **extra)
 
 
 _DOORS: dict[str, Works] = {"embedded": _embedded, "sidecar": _sidecar, "fetch": _fetch}

@@ -8,7 +8,7 @@ from typing import Any
 
 from warcio.archiveiterator import ArchiveIterator
 
-from gatekeeper.cli.crawl.progress import Silent
+from gatekeeper.cli.crawl.progress import Progress
 from gatekeeper.cli.crawl.runner import Job, crawl
 from gatekeeper.config import Config, GuardConfig, PacingConfig
 from tests.internet import FakeInternet
@@ -23,7 +23,7 @@ ROBOTS = "/robots.txt"
 async def fetch(net: FakeInternet, *urls: str, config: Config = CONFIG, **job: Any) -> int:
     """One run of the command, on the fake internet and its clock."""
     made = Job(identity="examplebot/1.0", config=config, urls=urls, **job)
-    return await crawl(made, Silent(), clock=net.clock, resolver=net.resolver, trace_configs=[])
+    return await crawl(made, Progress(), clock=net.clock, resolver=net.resolver, trace_configs=[])
 
 
 def manifest(folder: Path) -> dict[str, dict[str, Any]]:

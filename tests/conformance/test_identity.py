@@ -16,7 +16,7 @@ import pytest
 from aiohttp.http import SERVER_SOFTWARE
 
 from gatekeeper import ConfigError, Denied, Gatekeeper, PoliteQueue, RemoteGatekeeper
-from gatekeeper.cli.crawl.progress import Silent
+from gatekeeper.cli.crawl.progress import Progress
 from gatekeeper.cli.crawl.runner import Job, crawl
 from gatekeeper.middleware import gate_middleware
 from gatekeeper.session import polite_session
@@ -291,7 +291,7 @@ async def test_fetch(
     world: FakeInternet, name: str, token: str, welcome: str, refused: str
 ) -> None:
     job = Job(identity=name, config=settings(), urls=(HOST + welcome, HOST + refused))
-    assert await crawl(job, Silent(), resolver=world.resolver) == 1
+    assert await crawl(job, Progress(), resolver=world.resolver) == 1
     site = world.sites["a.test"]
     assert site.paths == ["/robots.txt", welcome]
     assert {request.headers["User-Agent"] for request in site.requests} == {name}

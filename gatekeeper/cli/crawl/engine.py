@@ -25,6 +25,7 @@ from gatekeeper.cli.crawl.sources import Given, Limits
 from gatekeeper.clock import Clock, SingleTimer, deadline, utc
 from gatekeeper.decision import Decision
 from gatekeeper.errors import Deferred, Denied, GatekeeperError, InvalidURL
+from gatekeeper.fetching.fetcher import send_once
 from gatekeeper.fetching.guard import connecting
 from gatekeeper.fetching.limits import within_files
 from gatekeeper.http_fields import unreadable
@@ -139,7 +140,8 @@ async def exchange(
     # The session reads a plain text faster than it looks through a URL for what could be in it.
     url = lease.url if _PLAIN.fullmatch(lease.url) else URL(lease.url, encoded=True)
     started, at = clock.monotonic(), utc(clock.wall())
-    request = session.get(url, allow_redirects=False, middlewares=(_Once(),))
+    # Tries are counted, and the times of one are written down: the queue brings the URL back.
+    request = session.get(url, allow_redirects=False, middlewares=(send_once,))
     async with request as response:
         elapsed = clock.monotonic() - started
         location = response.headers.get(hdrs.LOCATION)
@@ -191,27 +193,6 @@ def _said(response: aiohttp.ClientResponse) -> dict[str, Any] | None:
         return None
     plain: dict[str, Any] = msgspec.to_builtins(found)
     return plain
-
-
-class _Once:
-    """Middleware for one request: aiohttp sends a GET again by itself when the connection
-    breaks, in a turn of its own. Here tries are counted, and the times of one are written
-    down: the second time, the first error stands, and the queue brings the URL back.
-    """
-
-    def __init__(self) -> None:
-        self._error: aiohttp.ClientError | None = None
-
-    async def __call__(
-        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
-    ) -> aiohttp.ClientResponse:
-        if self._error is not None:
-            raise self._error
-        try:
-            return await handler(request)
-        except aiohttp.ClientError as error:
-            self._error = error
-            raise
 
 
 # --- the crawl -------------------------------------------------------------------------------

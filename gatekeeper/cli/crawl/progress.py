@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol, Self, TextIO
 
 from gatekeeper import urls
 from gatekeeper.cli import paint
@@ -310,30 +310,11 @@ class NextTurn:
         return f"{self.host} in {duration(self.seconds)} ({self.waiting:,} waiting{why})"
 
 
-class Progress(Protocol):
-    """Shows a crawl while it runs. `every` is the seconds between two `show`s."""
-
-    every: float
-
-    def __enter__(self) -> Progress: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def entry(self, entry: Entry) -> None:
-        """One URL is done with."""
-
-    def show(self, tally: Tally, turns: Sequence[NextTurn], speed: Speed | None = None) -> None:
-        """The state of things, the hosts whose turns come next, and how fast it goes."""
-
-    def say(self, text: str) -> None:
-        """Show a text that was asked for, at once."""
-
-
 def watcher(*, quiet: bool, stream: TextIO | None = None) -> Progress:
     """What fits: nothing, a live display on a terminal with rich, or plain lines."""
     stream = stream or sys.stderr
     if quiet:
-        return Silent()
+        return Progress()
     if stream.isatty():
         try:
             return Live(stream)
@@ -342,40 +323,36 @@ def watcher(*, quiet: bool, stream: TextIO | None = None) -> Progress:
     return Plain(stream)
 
 
-class Silent:
-    """Shows nothing of itself."""
+class Progress:
+    """What is told how a crawl goes while it runs. This one shows nothing of it."""
 
     every: float = 5.0
+    """Seconds between two `show`s."""
 
-    def __enter__(self) -> Silent:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         pass
 
     def entry(self, entry: Entry) -> None:
-        """Nothing."""
+        """One URL is done with."""
 
     def show(self, tally: Tally, turns: Sequence[NextTurn], speed: Speed | None = None) -> None:
-        """Nothing."""
+        """The state of things, the hosts whose turns come next, and how fast it goes."""
 
     def say(self, text: str) -> None:
-        """Whoever presses Ctrl-C reads along."""
+        """Show a text that was asked for, at once: whoever presses Ctrl-C reads along."""
         print(text, file=sys.stderr, flush=True)
 
 
-class Plain:
+class Plain(Progress):
     """A line for every URL, and one for the state of things every few seconds."""
-
-    every: float = 5.0
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._state = ""
         self._left_out = 0
-
-    def __enter__(self) -> Plain:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._stream.flush()
@@ -406,7 +383,7 @@ class Plain:
         print(text, file=self._stream, flush=True)
 
 
-class Live:
+class Live(Progress):
     """A bar and the hosts whose turns come next, redrawn in place; needs rich."""
 
     every: float = 0.5
@@ -419,7 +396,7 @@ class Live:
         # Drawn when told to: a thread of rich's own would race with the crawl's numbers.
         self._live = RichLive(console=self._console, auto_refresh=False)
 
-    def __enter__(self) -> Live:
+    def __enter__(self) -> Self:
         self._live.start()
         return self
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from gatekeeper.cli.crawl.progress import Silent
+from gatekeeper.cli.crawl.progress import Progress
 from gatekeeper.cli.crawl.runner import _interruptible
 
 
@@ -42,7 +42,7 @@ def test_the_first_stops_it_cleanly(
     work = Running()
 
     async def crawl() -> bool:
-        async with _interruptible(work, Silent(), 5.0) as interrupted:  # type: ignore[arg-type]
+        async with _interruptible(work, Progress(), 5.0) as interrupted:  # type: ignore[arg-type]
             signal.raise_signal(number)
             await turns_of_the_loop()
         return interrupted()
@@ -63,7 +63,7 @@ def test_the_second_ends_it_and_every_task_winds_up(number: signal.Signals) -> N
             wound_up.append(name)
 
     async def crawl() -> None:
-        crawling = _interruptible(work, Silent(), 5.0)  # type: ignore[arg-type]
+        crawling = _interruptible(work, Progress(), 5.0)  # type: ignore[arg-type]
         async with crawling, asyncio.TaskGroup() as group:
             for name in range(20):
                 group.create_task(task(name))
@@ -93,7 +93,7 @@ def test_the_second_may_come_in_the_very_moment_of_the_end(
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(loop, "add_signal_handler", add)
         try:
-            async with _interruptible(Running(), Silent(), 5.0):  # type: ignore[arg-type]
+            async with _interruptible(Running(), Progress(), 5.0):  # type: ignore[arg-type]
                 for _ in range(2):
                     handlers[signal.SIGINT]()
                 if error is not None:
@@ -112,7 +112,7 @@ def test_later_ones_are_the_runners_again() -> None:
 
     async def crawl() -> None:
         before = signal.getsignal(signal.SIGINT)
-        async with _interruptible(Running(), Silent(), 5.0):  # type: ignore[arg-type]
+        async with _interruptible(Running(), Progress(), 5.0):  # type: ignore[arg-type]
             assert signal.getsignal(signal.SIGINT) is not before
         assert signal.getsignal(signal.SIGINT) is before
         assert before is not signal.default_int_handler

@@ -14,7 +14,7 @@ from gatekeeper.cli.crawl.progress import (
     Live,
     NextTurn,
     Plain,
-    Silent,
+    Progress,
     Speed,
     Speedometer,
     Tally,
@@ -268,7 +268,7 @@ def test_the_colour_of_what_is_said_is_not_that_of_the_bar(
 def test_a_terminal_gets_the_live_display_and_a_file_plain_lines() -> None:
     assert isinstance(watcher(quiet=False, stream=Terminal()), Live)
     assert isinstance(watcher(quiet=False, stream=io.StringIO()), Plain)
-    assert isinstance(watcher(quiet=True, stream=Terminal()), Silent)
+    assert isinstance(watcher(quiet=True, stream=Terminal()), Progress)
 
 
 def test_without_rich_a_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,5 +287,5 @@ def test_what_is_said_is_shown_at_once(make: type[Plain] | type[Live]) -> None:
 def test_what_is_said_for_machines_goes_past_their_lines(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    Silent().say("stopping")
+    Progress().say("stopping")
     assert capsys.readouterr() == ("", "stopping\n")
