@@ -110,12 +110,13 @@ def parse(raw: str) -> Target:
     Only malformed text is refused here: which names, ports and addresses may be visited is
     the Guard's business.
     """
-    found = split_ordinary(raw) or _met_first(raw)
+    found = _plain(raw)
     if found is None:
         return _parse_whole(raw)
-    origin, path = found
-    place = _seen[raw[: raw.find("/", 8) + 1]]
-    return Target(scheme=place.scheme, host=place.host, port=place.port, origin=origin, path=path)
+    place, path = found
+    return Target(
+        scheme=place.scheme, host=place.host, port=place.port, origin=place.origin, path=path
+    )
 
 
 def _parse_whole(raw: str) -> Target:
@@ -237,9 +238,9 @@ def split(raw: str) -> tuple[str, str]:
     >>> split("https://example.com/a?b")
     ('https://example.com', '/a?b')
     """
-    found = split_ordinary(raw) or _met_first(raw)
+    found = _plain(raw)
     if found is not None:
-        return found
+        return found[0].origin, found[1]
     target = _parse_whole(raw)
     return target.origin, target.path
 
@@ -323,13 +324,27 @@ class _Place(msgspec.Struct, frozen=True, gc=False):
 _seen: dict[str, _Place] = {}
 
 
-def _met_first(raw: str) -> tuple[str, str] | None:
-    """What `split_ordinary` gives, of an authority not seen before and spelt as most are.
+def _plain(raw: str) -> tuple[_Place, str] | None:
+    """What `split_ordinary` gives, also of an authority not seen before that is spelt as most are;
+    with all that is known of it."""
+    try:
+        end = raw.find("/", 8)
+    except (AttributeError, TypeError):
+        raise not_text(raw) from None
+    written = raw[: end + 1]
+    place = _seen.get(written) or _met_first(written)
+    if place is None or len(raw) > MAX_URL:
+        return None
+    path = raw[end:]
+    return (place, path) if is_sent_as_written(path) else None
+
+
+def _met_first(written: str) -> _Place | None:
+    """An authority not seen before, with its slash, that is spelt as most are.
 
     Names of letters, digits, hyphens and underscores in lower case, and canonical dotted
     quads: what every reader of URLs leaves as it is.
     """
-    written = raw[: raw.find("/", 8) + 1]
     found = _PLAIN_AUTHORITY.fullmatch(written) if len(written) < _MAX_AUTHORITY else None
     if found is None:
         return None
@@ -337,13 +352,13 @@ def _met_first(raw: str) -> tuple[str, str] | None:
     port = int(digits) if digits else _PORTS[scheme]
     if port > _MAX_PORT:
         return None
-    _remember(written, _Place(_origin_of(scheme, host, port), scheme, host, port))
-    return split_ordinary(raw)
+    return _remember(written, _Place(_origin_of(scheme, host, port), scheme, host, port))
 
 
-def _remember(written: str, place: _Place) -> None:
+def _remember(written: str, place: _Place) -> _Place:
     make_room(_seen, _MAX_AUTHORITIES)
     _seen[written] = place
+    return place
 
 
 def make_room(known: dict[Any, Any], most: int) -> None:

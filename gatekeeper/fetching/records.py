@@ -15,7 +15,7 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -84,7 +84,7 @@ PRIMER: Final = _primer()
 _MAX_AWAKE: Final = 1_000
 """Texts that are awake: each is some ten objects for the garbage collector to walk."""
 _AWAKE: Final = 1_500
-_PER_OCTET: Final = 2
+_PER_OCTET: Final = 3
 """What a text costs more while it is awake: so many bytes, and so many an octet."""
 _CHANCES: Final = 8
 """Texts in use that are passed over in search of one that may rest."""
@@ -124,21 +124,20 @@ class FileText(msgspec.Struct, gc=False, eq=False):
 
     It is *awake*, parsed and with the policies chosen so far, or *at rest*: packed, and with no
     more than what answers plain questions of the gate's own agent. The garbage collector never
-    looks at it, and at rest there is nothing else that it would look at. The octets as they were
-    fetched are not kept where the parsed text gives them back, which is all but always.
+    looks at it, and at rest there is nothing else that it would look at. The octets are kept as
+    they were fetched while it is awake: the parsed text would give most of them back, but not all.
     """
 
     size: int
     """Octets of the body."""
     how: tuple[str, int]
     """The dialect it is read in, and how many octets of it."""
-    crlf: bool
     parsed: RobotsTxt | None
     """None: it is at rest."""
     kept: bytes | None = None
-    """The body packed, if it was packed."""
-    plain: bytes | None = None
-    """The body as it is; at rest, if it is short and was not packed."""
+    """The body packed; or else ..."""
+    plain: bytes = b""
+    """... as it is, which at rest only a short one is."""
     policy: Policy | None = None
     """That of the first agent that asked, and ..."""
     others: dict[str, Policy] | None = None
@@ -166,12 +165,8 @@ class FileText(msgspec.Struct, gc=False, eq=False):
         """Keep the body alone, packed unless it is short; the rules of the gate's own agent stay
         in the form that takes least."""
         ready = self.ready
-        if self.kept is None:
-            body = self._restored()
-            if self.size <= _AS_IT_IS:
-                self.plain = body
-            else:
-                self.kept = deflate(body)
+        if self.size > _AS_IT_IS:
+            self.packed()
         if isinstance(ready, Policy):
             self.ready = ready.flat() if speedups.ON else None
         self.parsed = self.policy = self.others = None
@@ -179,22 +174,16 @@ class FileText(msgspec.Struct, gc=False, eq=False):
     def packed(self) -> bytes:
         """The body as it is kept while nobody asks; packed once."""
         if self.kept is None:
-            self.kept, self.plain = deflate(self.body()), None
+            self.kept, self.plain = deflate(self.plain), b""
         return self.kept
 
     def body(self) -> bytes:
         """The octets as they were fetched."""
-        if self.plain is not None:
-            return self.plain
-        return self._restored() if self.kept is None else inflate(self.kept)
+        return self.plain if self.kept is None else inflate(self.kept)
 
     def same_as(self, body: bytes) -> bool:
         """Whether that is the body."""
         return len(body) == self.size and self.body() == body
-
-    def _restored(self) -> bytes:
-        octets = self.robots.octets.encode("latin-1")
-        return octets.replace(b"\n", b"\r\n") if self.crlf else octets
 
     def policy_for(self, agent: str) -> Policy | None:
         """What was chosen for that product token, if it was."""
@@ -247,7 +236,7 @@ class FileTexts:
             return found
         if packed is None:
             return self.read(body)
-        return FileText(len(body), self._how, False, None, packed, key=hash(body) & _KEY)
+        return FileText(len(body), self._how, None, packed, key=hash(body) & _KEY)
 
     def find(self, body: bytes) -> FileText | None:
         """The text with that body, if it is in use."""
@@ -259,10 +248,9 @@ class FileTexts:
         """Parse a body; touches nothing shared, so it may run in a thread."""
         dialect, limit = self._how
         robots = RobotsTxt.parse(readable(body), dialect=dialect, limit=limit)
-        text = FileText(len(body), self._how, b"\r" in body, robots, key=hash(body) & _KEY)
-        if len(body) >= LARGE or text._restored() != body:
-            # A mark, tags, or the end of it went in parsing; or packing it later would be felt.
-            text.kept = deflate(body)
+        text = FileText(len(body), self._how, robots, plain=body, key=hash(body) & _KEY)
+        if len(body) >= LARGE:
+            text.packed()  # later it would be felt
         return text
 
     def hold(self, text: FileText) -> None:
@@ -330,7 +318,7 @@ class TwoClocks(Protocol):
         """Seconds since 1970-01-01 UTC."""
 
 
-class Moment(NamedTuple):
+class Moment(msgspec.Struct, frozen=True, gc=False):
     """A moment as both clocks tell it, in seconds. It stands in for a clock that stands still."""
 
     now: float

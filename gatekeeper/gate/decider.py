@@ -14,7 +14,6 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -89,7 +88,7 @@ class DecisionIds:
         return f"{self.prefix}{next(self.numbers):x}"
 
 
-class _Judged(NamedTuple):
+class _Judged(msgspec.Struct, frozen=True, gc=False):
     """What a policy says about a path at a moment."""
 
     verdict: Verdict
@@ -454,6 +453,8 @@ class Decider:
 
     def interval(self, record: Record, agent: str, moment: Moment) -> RobotsInterval:
         """The interval between two requests that the text asks for, with the line that says so."""
+        if record.reachable:
+            return self.interval_of(record, record.text, record.current.took, agent, moment)
         standing = record.standing(moment)
         if not standing.speaks:
             return UNKNOWN
@@ -473,15 +474,15 @@ class Decider:
         if text is not None and ours and text.interval is not None:
             return text.interval
         policy = self.policy(record, text, agent)
-        found = self._interval_now(policy, took, moment)
-        if text is not None and ours and policy.asks_steadily:
+        steadily = policy.asks_steadily
+        quick = steadily and policy.crawl_delay is None
+        found = NO_RATE if quick else self._interval_now(policy, took, moment)
+        if text is not None and ours and steadily:
             text.interval = found
         return found
 
     @staticmethod
     def _interval_now(policy: Policy, took: float | None, moment: Moment) -> RobotsInterval:
-        if policy.asks_steadily and policy.crawl_delay is None:
-            return NO_RATE
         wall = moment.wall_time
         at = utc(wall)
         seconds = policy.interval(at, took)

@@ -253,20 +253,20 @@ def _plain_of(
 ) -> list[str]:
     """Those that are no patterns. The others are added to one of the lists, and how long they are
     up to their first wildcard to `heads`."""
-    plain: list[str] = []
-    for value in values:
+    wild = [value for value in values if "*" in value or value[-1:] == "$"]
+    if not wild:
+        return values
+    for value in wild:
         fixed = value.find("*")
         if fixed < 0:
-            if value[-1:] != "$":
-                plain.append(value)
-                continue
             fixed = len(value) - 1
         if fixed > 1:
             odd.append(value + mark)
             heads.append(fixed)
         elif value[0] in "/*":
             patterns.append(sign + value)
-    return plain
+    left_out = {*wild}
+    return [value for value in values if value not in left_out]
 
 
 def _trimmed(values: list[str]) -> list[str]:

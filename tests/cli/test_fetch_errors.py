@@ -87,7 +87,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(urls, "_read", fail)
     # Ordinary text is read without it.
     monkeypatch.setattr(urls, "split_ordinary", lambda _: None)
-    monkeypatch.setattr(urls, "_met_first", lambda _: None)
+    monkeypatch.setattr(urls, "_plain", lambda _: None)
 
 
 @pytest.mark.usefixtures("faulty")

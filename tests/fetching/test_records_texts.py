@@ -53,7 +53,7 @@ def test_a_text_at_rest_has_its_body_and_is_packed_when_it_is_asked_for_so(
     text.rest()
     assert text.body() == BODIES[name]
     assert inflate(text.packed()) == BODIES[name]
-    assert text.plain is None, "one of the two is enough"
+    assert not text.plain, "one of the two is enough"
     assert text.body() == BODIES[name]
 
 
