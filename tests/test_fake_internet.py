@@ -261,7 +261,7 @@ async def test_a_black_hole_never_connects(virtual_internet: FakeInternet) -> No
     net = virtual_internet
     address = net.blackhole("a.test")
     task = asyncio.create_task(get(net, "http://a.test/"))
-    await net.settle(100)
+    await net.settle()
     assert not task.done()
     assert not net.dialled(address)
     task.cancel()

@@ -8,7 +8,7 @@ import ipaddress
 import random
 import socket
 import ssl
-from collections.abc import Awaitable, Coroutine, Iterable
+from collections.abc import Awaitable, Coroutine, Iterable, Sized
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -309,17 +309,31 @@ class FakeInternet:
         """Whether anybody connected to that address."""
         return any(connection.address == address for connection in self.connections)
 
-    async def settle(self, quiet: int = 20) -> None:
-        """Let the loop run until nothing has moved on the network, and no thread has been at
-        work for it, for `quiet` turns."""
+    async def settle(self) -> None:
+        """Let the loop run until nothing moves on the network, nothing is on its way, and no
+        thread is at work for it."""
+        while True:
+            await self._rest()
+            seen = self.activity
+            await self._through_the_kernel()
+            await self._rest()
+            if seen == self.activity:
+                return
+
+    async def _rest(self) -> None:
+        """Let the loop run until it has nothing to do but to wait; of a loop that does not say so,
+        for twenty turns in which no octet has moved."""
+        ready: Sized | None = getattr(asyncio.get_running_loop(), "_ready", None)
         seen, still = self.activity, 0
-        while still < quiet:
+        while still < 20:
             await asyncio.sleep(0)
             if self._in_threads:
                 await asyncio.wait(self._in_threads, timeout=0.001)
                 still = 0
                 continue
-            still = still + 1 if seen == self.activity else 0
+            if ready is not None and not ready:  # nor has the selector brought anything
+                return
+            still = still + 1 if ready is None and seen == self.activity else 0
             seen = self.activity
 
     async def _through_the_kernel(self) -> None:
@@ -342,7 +356,7 @@ class FakeInternet:
         """Whether something was still on its way: a busy kernel may take its time."""
         before = self.activity, clock.next_timer()
         await self._through_the_kernel()
-        await self.settle()
+        await self._rest()
         return task.done() or before != (self.activity, clock.next_timer())
 
     async def drive(self, awaitable: Awaitable[T], *, limit: float = 86_400.0) -> T:
@@ -358,7 +372,7 @@ class FakeInternet:
         end, patience = clock.monotonic() + limit, 200
         try:
             while True:
-                await self.settle()
+                await self._rest()
                 if task.done():
                     return task.result()
                 when = clock.next_timer()

@@ -74,7 +74,7 @@ class Crawler:
         """The crawler's word once nothing moves any more, here or there."""
         said, seen, still = "", -1, 0
         while still < 3:
-            await self._internet.settle(5)
+            await self._internet.settle()
             now = await self._tell("look")
             same = (now, self._internet.activity) == (said, seen)
             still = still + 1 if same else 0
