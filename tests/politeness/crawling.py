@@ -50,7 +50,9 @@ async def crawl(fetch: Fetch, urls: Iterable[str], clock: Clock) -> None:
                     return
             except Deferred as refusal:
                 at = refusal.retry_at
-                await clock.sleep(1.0 if at is None else max(0.0, at.timestamp() - clock.wall()))
+                # A moment is told to the microsecond: at that very one it may still be too early.
+                left = 1.0 if at is None else at.timestamp() - clock.wall()
+                await clock.sleep(max(1e-6, left))
             except Denied:
                 return
 
