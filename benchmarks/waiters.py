@@ -178,13 +178,14 @@ async def _queue(stack: AsyncExitStack) -> tuple[Wait, Waiting]:
 
 def _polls(clients: int) -> Callable[[AsyncExitStack], Awaitable[tuple[Wait, Waiting]]]:
     async def polls(stack: AsyncExitStack) -> tuple[Wait, Waiting]:
-        from gatekeeper.sidecar.waiting import LeaseWaiters, WantedLease
+        from gatekeeper.sidecar.waiting import LeaseWaiters
+        from gatekeeper.wire import LeaseRequestBody
 
         gate = await _gate(stack)
         room = LeaseWaiters(gate.config.server, gate.clock)
 
         async def wait(number: int, url: str) -> None:
-            wanted = WantedLease(url, 5000.0, 60.0, 0, None)
+            wanted = LeaseRequestBody(url=url, wait=5000.0)
             (await room.turn(gate, wanted, f"client {number % clients}")).end()
 
         return wait, lambda: len(room)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar
 from urllib.parse import unquote, unquote_plus
 
 import msgspec
-from aiohttp import web
+from aiohttp import StreamReader, web
 
 from gatekeeper.decision import Decision
 from gatekeeper.library_internals import Octets
@@ -380,17 +380,13 @@ def _date() -> bytes:
     return _last_date[1]
 
 
-def response_bytes(status: int, body: bytes, request_id: str) -> bytes:
-    """A whole answer, on a connection that stays open: JSON, or nothing with 204."""
+def response_octets(status: int, body: Octets, request_id: str) -> Octets:
+    """A whole answer, on a connection that stays open: JSON, perhaps in pieces, or nothing with
+    204."""
     if status == 204:
         return _NO_CONTENT % (_date(), request_id.encode())
-    return _HEADS[status] % (_date(), request_id.encode(), len(body)) + body
-
-
-def response_octets(status: int, body: Octets, request_id: str) -> Octets:
-    """`response_bytes`, also of a body in pieces."""
     if isinstance(body, bytes):
-        return response_bytes(status, body, request_id)
+        return _HEADS[status] % (_date(), request_id.encode(), len(body)) + body
     first, *rest = body
     head = _HEADS[status] % (_date(), request_id.encode(), sum(map(len, body)))
     return [head + first, *rest]
@@ -471,36 +467,31 @@ def read_inline_body(
 
 async def read_octets(request: web.BaseRequest, limit: int) -> bytes:
     """A body as it came. Raises Problem 413, 408 or 400."""
-    try:
-        return await _read_bytes(request, limit)
-    except web.RequestPayloadError:
-        raise Problem(400, "bad-request", "body: its framing is broken") from None
-
-
-async def _read_bytes(request: web.BaseRequest, limit: int) -> bytes:
     if (request.content_length or 0) > limit:
         raise _too_large(limit)
-    if request.content.is_eof():  # the common case: it is all here
-        body = request.content.read_nowait()
-        if len(body) > limit:
-            raise _too_large(limit)
-        return body
     try:
-        async with asyncio.timeout(BODY_TIMEOUT):
-            return await _read_all(request, limit)
+        if request.content.is_eof():  # the common case: it is all here
+            body = request.content.read_nowait()
+        else:
+            async with asyncio.timeout(BODY_TIMEOUT):
+                body = await _read_all(request.content, limit)
     except TimeoutError:
         raise Problem(408, "too-slow", f"the body took over {BODY_TIMEOUT:g} s") from None
+    except web.RequestPayloadError:
+        raise Problem(400, "bad-request", "body: its framing is broken") from None
+    if len(body) > limit:
+        raise _too_large(limit)
+    return body
 
 
-async def _read_all(request: web.BaseRequest, limit: int) -> bytes:
+async def _read_all(content: StreamReader, limit: int) -> bytes:
+    """The body, or more than `limit` of it."""
     parts: list[bytes] = []
     size = 0
-    while part := await request.content.readany():
+    while size <= limit and (part := await content.readany()):
         size += len(part)
-        if size > limit:
-            raise _too_large(limit)
         parts.append(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    return b"".join(parts)
 
 
 def _too_large(limit: int) -> Problem:

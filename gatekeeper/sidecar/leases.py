@@ -52,9 +52,9 @@ from gatekeeper.gate import internals
 from gatekeeper.gate.leases import Lease
 from gatekeeper.sidecar.exchange import Problem
 from gatekeeper.sidecar.metrics import counter, gauge
-from gatekeeper.sidecar.waiting import LeaseWaiters, WantedLease, draining, full
+from gatekeeper.sidecar.waiting import LeaseWaiters, draining, full
 from gatekeeper.storage.base import NO_SPACE
-from gatekeeper.wire import LeaseReport
+from gatekeeper.wire import LeaseReport, LeaseRequestBody
 
 if TYPE_CHECKING:
     from gatekeeper.gate import GateInternals, Gatekeeper
@@ -149,7 +149,7 @@ class LeaseTable:
         return lease_id in self._held
 
     async def acquire(
-        self, gate: Gatekeeper, wanted: WantedLease, client: str, gone: Callable[[], bool]
+        self, gate: Gatekeeper, wanted: LeaseRequestBody, client: str, gone: Callable[[], bool]
     ) -> ClientLease:
         """Wait for the turn and hand out the lease.
 
@@ -168,7 +168,7 @@ class LeaseTable:
             raise problem.with_decision(decision) from problem.__cause__
 
     async def _acquire(
-        self, gate: Gatekeeper, wanted: WantedLease, client: str, gone: Callable[[], bool]
+        self, gate: Gatekeeper, wanted: LeaseRequestBody, client: str, gone: Callable[[], bool]
     ) -> ClientLease:
         self._admit(client)
         lease = await self.waiters.turn(gate, wanted, client)
@@ -518,7 +518,7 @@ _JOURNALLED = 10_000
 
 
 class OpenLease(msgspec.Struct, frozen=True, gc=False):
-    """A lease without an end in the journal."""
+    """A lease without an end in the journal: the words of its line, in their order."""
 
     id: str
     expires_at: float
@@ -738,29 +738,8 @@ def _read(path: Path) -> dict[str, OpenLease]:
         if parts[0] == "-" and len(parts) == 2:
             found.pop(parts[1], None)
         elif parts[0] == "+" and len(parts) in (4, 5, 6, 9) and len(found) < _MAX_OPEN:
-            with contextlib.suppress(ValueError):
-                found[parts[1]] = _lease_of(*parts[1:])
+            said = dict(zip(OpenLease.__struct_fields__, parts[1:], strict=False))
+            names = {name: unquote(said.get(name, "")) or None for name in ("agent", "client")}
+            with contextlib.suppress(msgspec.ValidationError):
+                found[parts[1]] = msgspec.convert({**said, **names}, OpenLease, strict=False)
     return found
-
-
-def _lease_of(
-    lease_id: str,
-    expires_at: str,
-    url: str,
-    agent: str = "",
-    client: str = "",
-    ttl: str = f"{_TTL}",
-    boot_id: str = "",
-    boot_at: str = "0",
-) -> OpenLease:
-    """Raises ValueError for what is no number."""
-    return OpenLease(
-        lease_id,
-        float(expires_at),
-        url,
-        unquote(agent) or None,
-        unquote(client) or None,
-        float(ttl),
-        boot_id,
-        float(boot_at),
-    )

@@ -229,28 +229,30 @@ def open_to_others(sockets: list[socket.socket]) -> str | None:
 
 def describe(sock: socket.socket, server: ServerConfig) -> tuple[str, str]:
     """Where a socket listens, as a URL or path, and a curl line to try it."""
-    scheme = "http" if server.tls_cert is None else "https"
     if sock.family == socket.AF_UNIX:
         path = sock.getsockname()
-        where, base = f"{UNIX}{path}", f"{scheme}://localhost"
-        at = f"--unix-socket {shlex.quote(path)} {base}"
+        where = f"{UNIX}{path}"
+        at = f"--unix-socket {shlex.quote(path)} {_scheme(server)}://localhost"
     else:
-        host, port = sock.getsockname()[:2]
-        host = f"[{host}]" if ":" in host else host
+        where = _url_of(sock, server)
         # In brackets curl would see a range of URLs.
-        where = base = f"{scheme}://{host}:{port}"
-        at = f"-g {base}" if "[" in host else base
+        at = f"-g {where}" if "[" in where else where
     query = "--data-urlencode url=https://www.wikipedia.org/"
     return where, f"curl -sG{_credentials(server)} {at}/v1/check {query}"
 
 
 def describe_proxy(sockets: list[socket.socket], server: ServerConfig) -> str | None:
     """Where the forward proxy listens, as clients name it; None: there is none."""
-    if not sockets:
-        return None
-    host, port = sockets[0].getsockname()[:2]
-    host = f"[{host}]" if ":" in host else host
-    return f"{'http' if server.tls_cert is None else 'https'}://{host}:{port}"
+    return _url_of(sockets[0], server) if sockets else None
+
+
+def _url_of(sock: socket.socket, server: ServerConfig) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"{_scheme(server)}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _scheme(server: ServerConfig) -> str:
+    return "http" if server.tls_cert is None else "https"
 
 
 def _credentials(server: ServerConfig) -> str:

@@ -10,9 +10,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent import futures
 from datetime import datetime
-from queue import SimpleQueue
-from typing import IO, TYPE_CHECKING, Final
+from functools import partial
+from typing import IO, TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -28,6 +29,9 @@ from gatekeeper.sidecar.metrics import Sample, counter
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider
+
+
+_T = TypeVar("_T")
 
 
 class _Line(
@@ -75,48 +79,28 @@ def set_up(server: ServerConfig) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
-# --- A thread that writes a log: who reads it, or does not, holds up no answer.
+# --- Written by threads: who reads a log, or does not, holds up no answer.
 
 
 _ATOMIC: Final = 4096
 """Octets that a pipe takes in one piece (PIPE_BUF): other writers' lines go between pieces."""
 
 
-class LogWriter:
-    """Calls `write(page)` for one page at a time, in a daemon thread of its own.
+def in_thread(work: Callable[[], _T], *, name: str) -> futures.Future[_T]:
+    """What `work` comes to, in a thread of its own, for what may take as long as it likes: a pipe
+    that nobody empties, a mount that is gone. The end of the process does not wait for it, as it
+    does for an executor's threads."""
+    done: futures.Future[_T] = futures.Future()
+    done.set_running_or_notify_cancel()
 
-    A pipe that nobody empties blocks its writer for as long as it likes. Here that is this
-    thread, which does not keep the process from ending either.
-    """
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            done.set_exception(error)
 
-    def __init__(self, write: Callable[[list[str]], object]) -> None:
-        self._write = write
-        self._pages: SimpleQueue[list[str] | None] = SimpleQueue()
-        self._free = threading.Event()
-        self._free.set()
-        self._thread = threading.Thread(target=self._run, name="decision-log", daemon=True)
-        self._thread.start()
-
-    @property
-    def free(self) -> bool:
-        """The page before has been written."""
-        return self._free.is_set()
-
-    def write(self, page: list[str]) -> None:
-        """Have a page written: only when `free`, or as the last one."""
-        self._free.clear()
-        self._pages.put(page)
-
-    def finish(self, patience: float) -> bool:
-        """End after what was given; False if that is not done within `patience` seconds."""
-        self._pages.put(None)
-        self._thread.join(patience)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        while (page := self._pages.get()) is not None:
-            self._write(page)
-            self._free.set()
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return done
 
 
 def write_lines(stream: IO[str], lines: list[str]) -> None:
@@ -249,15 +233,15 @@ class DecisionLog:
         Where the log's reader has stopped, the ring fills up and what it has no room for is
         dropped: only the writer waits.
         """
-        writer = LogWriter(self._put)
+        page: futures.Future[None] | None = None
         try:
             while True:
                 await self._clock.sleep(_PAUSE)
-                if self._ring and writer.free:
-                    writer.write(self._page())
+                if self._ring and (page is None or page.done()):
+                    page = in_thread(partial(self._put, self._page()), name="decision-log")
         finally:
-            writer.write(self._page())
-            writer.finish(_PATIENCE)
+            last = in_thread(partial(self._put, self._page(), after=page), name="decision-log")
+            futures.wait([last], _PATIENCE)
 
     def write(self) -> None:
         """Write a pause's worth at once."""
@@ -275,8 +259,10 @@ class DecisionLog:
             self._dropped += excess
         return lines
 
-    def _put(self, lines: list[str]) -> None:
-        # The writer's thread: nobody else touches `written` and `_lost` while it writes.
+    def _put(self, lines: list[str], *, after: futures.Future[None] | None = None) -> None:
+        # One page at a time: nobody else touches `written` and `_lost` while it writes.
+        if after is not None:
+            after.result()
         try:
             write_lines(self._stream, lines)
         except (OSError, ValueError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable
 from concurrent import futures
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from gatekeeper.clock import Clock, deadline
 from gatekeeper.config import Config, values_of
 from gatekeeper.errors import ConfigError
 from gatekeeper.gate import Gatekeeper
+from gatekeeper.sidecar.logs import in_thread
 from gatekeeper.sidecar.security import (
     Certificates,
     Networks,
@@ -126,18 +126,7 @@ class FileReader:
         """What `read` returns or raises; ConfigError where it takes too long."""
         if self._reading is not None and not self._reading.done():
             raise ConfigError(f"an earlier reload has not read its files yet: {_REMEDY}")
-        reading: futures.Future[T] = futures.Future()
-        reading.set_running_or_notify_cancel()
-
-        def work() -> None:
-            try:
-                reading.set_result(read())
-            except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
-                reading.set_exception(error)
-
-        self._reading = reading
-        # No executor's thread: those are waited for when the process ends.
-        threading.Thread(target=work, name="reload", daemon=True).start()
+        self._reading = reading = in_thread(read, name="reload")
         try:
             async with deadline(self._clock, READ_DEADLINE):
                 return await asyncio.wrap_future(reading)
@@ -160,11 +149,11 @@ async def reload(service: Service) -> Reloaded:
         async with service.file_reader as reader:
             plan = await reader.run(lambda: _prepare(service, reread))
             done = _put_in_force(service, plan)
-    except ConfigError as error:
-        _failed(service, error)
-        raise
     except Exception as error:
-        _failed(service, error)
+        service.metrics.reloaded(ok=False)
+        _log.error("the configuration was not taken over: %s", " ".join(str(error).split()))
+        if isinstance(error, ConfigError):
+            raise
         raise ConfigError(f"it could not be read again: {error}") from error
     service.metrics.reloaded(ok=True)
     _log.info("the configuration was read again; changed: %s", _listed(done.applied))
@@ -175,11 +164,6 @@ async def reload(service: Service) -> Reloaded:
 
 def _listed(names: list[str]) -> str:
     return ", ".join(names) or "nothing"
-
-
-def _failed(service: Service, error: Exception) -> None:
-    service.metrics.reloaded(ok=False)
-    _log.error("the configuration was not taken over: %s", " ".join(str(error).split()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from aiohttp import web
 from gatekeeper.clock import Clock
 from gatekeeper.config import ServerConfig, read_file
 from gatekeeper.errors import ConfigError
-from gatekeeper.sidecar.exchange import ANY_ROLE, Problem, Role, retry_after
+from gatekeeper.sidecar.exchange import ANY_ROLE, CRAWL, Problem, Role, retry_after
 from gatekeeper.sidecar.metrics import Sample, counter, gauge
 
 _log = logging.getLogger(__name__)
@@ -232,20 +232,11 @@ class Admission:
         needs: frozenset[Role] = ANY_ROLE,
     ) -> str:
         """`admit`, by a request's headers, the address that it came from, and its connection."""
-        if self._hosts is not None:
-            self._check_browser(headers, self._hosts)
-        if self._certificates and not self._tokens:
-            return self._by_certificate(transport)
-        if not self._tokens:
-            return remote or "local"
-        token = self._tokens.match(headers.get("Authorization", ""))
-        if token is not None:
-            if token.roles.isdisjoint(needs):
-                raise _no_role(token, needs)
-            return token.name
-        if self._certificates:
-            return self._by_certificate(transport)
-        raise _no_token(headers)
+        self.check_browser(headers)
+        client = self._client(headers.get("Authorization", ""), remote, transport, needs)
+        if client is None:
+            raise _no_token(headers)
+        return client
 
     def admit_to_proxy(self, request: web.BaseRequest) -> str:
         """The name of a client of the forward proxy. Raises Problem 401, 403 or 407.
@@ -254,23 +245,35 @@ class Admission:
         send what a proxy is asked. The token stands in Proxy-Authorization, as `Bearer TOKEN` or as
         the password of `Basic`, which is all that browsers know.
         """
-        if self._certificates and not self._tokens:
-            return self._by_certificate(request.transport)
-        if not self._tokens:
-            return request.remote or "local"
-        token = self._tokens.match(_as_bearer(request.headers.get("Proxy-Authorization", "")))
-        if token is not None:
-            if Role.CRAWL not in token.roles:
-                raise _no_role(token, frozenset({Role.CRAWL}))
-            return token.name
-        if self._certificates:
-            return self._by_certificate(request.transport)
-        raise Problem(
-            407,
-            "unauthorized",
-            "the proxy needs a token of server.token_file, as a password",
-            headers={"Proxy-Authenticate": 'Basic realm="gatekeeper"'},
-        )
+        bearer = _as_bearer(request.headers.get("Proxy-Authorization", ""))
+        client = self._client(bearer, request.remote, request.transport, CRAWL)
+        if client is None:
+            raise Problem(
+                407,
+                "unauthorized",
+                "the proxy needs a token of server.token_file, as a password",
+                headers={"Proxy-Authenticate": 'Basic realm="gatekeeper"'},
+            )
+        return client
+
+    def _client(
+        self,
+        header: str,
+        remote: str | None,
+        transport: asyncio.Transport | None,
+        needs: frozenset[Role],
+    ) -> str | None:
+        """Who asks: by the token in the header, by certificate, or, where neither is wanted, by
+        address. None: it needs a token, and this is none."""
+        if self._tokens:
+            token = self._tokens.match(header)
+            if token is not None:
+                if token.roles.isdisjoint(needs):
+                    raise _no_role(token, needs)
+                return token.name
+            if not self._certificates:
+                return None
+        return self._by_certificate(transport) if self._certificates else remote or "local"
 
     @property
     def tokens(self) -> Tokens:
@@ -278,17 +281,11 @@ class Admission:
         return self._tokens
 
     def check_browser(self, headers: Mapping[str, str]) -> None:
-        """Raises Problem 403 for what a page of somebody else sent (T4)."""
-        if self._hosts is not None:
-            self._check_browser(headers, self._hosts)
-
-    def roles(self, headers: Mapping[str, str]) -> frozenset[Role]:
-        """What somebody who was admitted with these headers may do."""
-        token = self._tokens.match(headers.get("Authorization", "")) if self._tokens else None
-        return ANY_ROLE if token is None else token.roles
-
-    def _check_browser(self, headers: Mapping[str, str], hosts: frozenset[str]) -> None:
-        """T4: a page whose name was rebound to us has its own name in Host and Origin."""
+        """Raises Problem 403 for what a page of somebody else sent: one whose name was rebound to
+        us has its own name in Host and Origin (T4)."""
+        hosts = self._hosts
+        if hosts is None:
+            return
         host = headers.get("Host", "").lower()
         if host not in hosts and not (ANY_LITERAL in hosts and _is_literal(host)):
             raise Problem(
@@ -299,6 +296,11 @@ class Admission:
             raise Problem(403, "origin", "requests from other origins are refused")
         if headers.get("Sec-Fetch-Site") not in _SAME_SITE:
             raise Problem(403, "origin", "requests from other sites are refused")
+
+    def roles(self, headers: Mapping[str, str]) -> frozenset[Role]:
+        """What somebody who was admitted with these headers may do."""
+        token = self._tokens.match(headers.get("Authorization", "")) if self._tokens else None
+        return ANY_ROLE if token is None else token.roles
 
     @staticmethod
     def _by_certificate(transport: asyncio.Transport | None) -> str:

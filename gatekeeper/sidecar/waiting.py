@@ -28,27 +28,17 @@ from gatekeeper.errors import LeaseTimeout
 from gatekeeper.gate import internals
 from gatekeeper.gate.leases import Lease
 from gatekeeper.sidecar.exchange import Problem
+from gatekeeper.wire import LeaseRequestBody
 
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper
-
-
-class WantedLease(msgspec.Struct, frozen=True):
-    """What a client asks for."""
-
-    url: str
-    wait: float
-    ttl: float
-    priority: int
-    user_agent: str | None
-    id: str | None = None
 
 
 class LeaseWaiter(msgspec.Struct, eq=False):
     """One request that waits."""
 
     client: str
-    wanted: WantedLease
+    wanted: LeaseRequestBody
     since: float
     """Monotonic moment at which it began to wait."""
     host: str
@@ -160,7 +150,7 @@ class LeaseWaiters:
         self._leave(waiter)
         return True
 
-    async def turn(self, gate: Gatekeeper, wanted: WantedLease, client: str) -> Lease:
+    async def turn(self, gate: Gatekeeper, wanted: LeaseRequestBody, client: str) -> Lease:
         """The lease, once the turn has come that is this client's.
 
         Raises what `gate.acquire` raises, or Problem 503 when the room is full or closed.
@@ -176,7 +166,7 @@ class LeaseWaiters:
         return lease
 
     @asynccontextmanager
-    async def _inside(self, client: str, wanted: WantedLease) -> AsyncIterator[LeaseWaiter]:
+    async def _inside(self, client: str, wanted: LeaseRequestBody) -> AsyncIterator[LeaseWaiter]:
         """Counted as waiting; raises the problem with which the wait was ended."""
         if self.closed:
             raise draining()
@@ -222,7 +212,7 @@ class LeaseWaiters:
         if now > self._greatest or self._greatest not in self._with:
             self._greatest = now  # it was the last one with most, and has one less
 
-    async def _learn(self, gate: Gatekeeper, wanted: WantedLease) -> None:
+    async def _learn(self, gate: Gatekeeper, wanted: LeaseRequestBody) -> None:
         """The file first, and in no queue: a slow origin delays no other of its host. Raises
         what it says of the URL, and LeaseTimeout where it does not come in time."""
         decision = gate.peek(wanted.url, user_agent=wanted.user_agent)
@@ -243,7 +233,7 @@ class LeaseWaiters:
             ) from None
 
     async def _stand(
-        self, gate: Gatekeeper, wanted: WantedLease, waiter: LeaseWaiter, end: float
+        self, gate: Gatekeeper, wanted: LeaseRequestBody, waiter: LeaseWaiter, end: float
     ) -> Lease:
         """Wait until no other of the client stands in the host's line; then stand there.
 

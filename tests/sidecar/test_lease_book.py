@@ -15,8 +15,7 @@ from gatekeeper.config import ServerConfig
 from gatekeeper.gate import internals
 from gatekeeper.sidecar.exchange import Problem
 from gatekeeper.sidecar.leases import LeaseBook, LeaseTable, OpenLease
-from gatekeeper.sidecar.waiting import WantedLease
-from gatekeeper.wire import LeaseReport
+from gatekeeper.wire import LeaseReport, LeaseRequestBody
 from tests.internet import FakeInternet
 
 URL = "http://a.test/page"
@@ -226,7 +225,7 @@ class Kept:
         self.table = LeaseTable(ServerConfig(), self.clock, book)
 
     async def take(self, **wanted: Any) -> str:
-        asked = WantedLease(URL, 0.0, wanted.pop("ttl", 60.0), 0, None)
+        asked = LeaseRequestBody(url=URL, ttl=wanted.pop("ttl", 60.0))
         return (await self.table.acquire(self.gate, asked, "client", lambda: False)).id
 
     @property

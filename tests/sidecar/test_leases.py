@@ -15,8 +15,7 @@ from gatekeeper.config import ServerConfig
 from gatekeeper.decision import Verdict
 from gatekeeper.sidecar.exchange import Problem
 from gatekeeper.sidecar.leases import LeaseTable
-from gatekeeper.sidecar.waiting import WantedLease
-from gatekeeper.wire import LeaseReport
+from gatekeeper.wire import LeaseReport, LeaseRequestBody
 from tests.internet import FakeInternet
 
 URL = "https://a.example/"
@@ -76,9 +75,9 @@ def gate() -> ScriptedGate:
     return ScriptedGate()
 
 
-def wanted(**changes: Any) -> WantedLease:
+def wanted(**changes: Any) -> LeaseRequestBody:
     fields = {"url": URL, "wait": 0.0, "ttl": 60.0, "priority": 0, "user_agent": None} | changes
-    return WantedLease(**fields)
+    return LeaseRequestBody(**fields)
 
 
 async def held(

@@ -14,8 +14,7 @@ from aiohttp import web
 from gatekeeper.errors import LeaseTimeout
 from gatekeeper.sidecar import service as sidecar_service
 from gatekeeper.sidecar.exchange import Problem
-from gatekeeper.sidecar.waiting import WantedLease
-from gatekeeper.wire import LeaseReport
+from gatekeeper.wire import LeaseReport, LeaseRequestBody
 from tests.internet import FakeInternet, NeverAnswer
 
 URL = "http://a.test/page"
@@ -32,18 +31,18 @@ class ClientLimits:
         self.tasks: list[asyncio.Task[None]] = []
 
     async def take(self, client: str = "first", url: str = URL) -> str:
-        wanted = WantedLease(url, 0.0, 60.0, 0, None)
+        wanted = LeaseRequestBody(url=url)
         return (await self.leases.acquire(self.service.gate, wanted, client, lambda: False)).id
 
     async def poll(
         self, client: str, *, priority: int = 0, url: str = URL, wait: float = 60.0
     ) -> None:
         """Returns when the poll waits, or is over."""
-        wanted = WantedLease(url, wait, 60.0, priority, None)
+        wanted = LeaseRequestBody(url=url, wait=wait, priority=priority)
         self.tasks.append(asyncio.create_task(self._poll(wanted, client)))
         await settled()
 
-    async def _poll(self, wanted: WantedLease, client: str) -> None:
+    async def _poll(self, wanted: LeaseRequestBody, client: str) -> None:
         gate = self.service.gate
         held = await self.leases.acquire(gate, wanted, client, lambda: False)
         self.order.append(f"{client}{wanted.priority or ''}")

@@ -20,7 +20,7 @@ from gatekeeper.http_fields import unreadable
 from gatekeeper.middleware import counting_bytes
 from gatekeeper.robots.signals import parse_challenges
 from gatekeeper.sidecar.exchange import CRAWL, OCTETS, SANDBOXED, Call, Problem, Route, read_query
-from gatekeeper.sidecar.waiting import WantedLease
+from gatekeeper.wire import LeaseRequestBody
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
@@ -219,7 +219,7 @@ async def _turn(service: Service, call: Call, url: str, end: float) -> Lease:
             if view.kind in ("block", "pause"):
                 raise LeaseTimeout(url, f"{urls.mask(url)}: {view}", retry_at=view.until)
     started = service.clock.monotonic()
-    wanted = WantedLease(url, (end - started) * _FOR_THE_TURN, 0.0, 0, None)
+    wanted = LeaseRequestBody(url=url, wait=(end - started) * _FOR_THE_TURN)
     lease = await service.leases.waiters.turn(service.gate, wanted, call.client)
     service.metrics.queue_wait.observe(service.clock.monotonic() - started)
     return lease

@@ -12,11 +12,12 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
+from multidict import MultiMapping
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, deadline
@@ -28,6 +29,7 @@ from gatekeeper.sidecar.metrics import Sample, counter
 from gatekeeper.sidecar.routes.fetch import decision_headers
 
 if TYPE_CHECKING:
+    from gatekeeper.gate import GateInternals
     from gatekeeper.sidecar.service import Service
 
 _log = logging.getLogger(__name__)
@@ -153,20 +155,7 @@ _IS_PATH = re.compile(r"/[^#]*", re.DOTALL)
 _WHOLE = re.compile(rf"(https?)://({_HOST})(/.*)", re.DOTALL)
 
 
-class Headers(Protocol):
-    """Those of a request."""
-
-    def __contains__(self, name: object) -> bool:
-        """Whether there is one of that name, in whatever case."""
-
-    def __getitem__(self, name: str) -> str:
-        """The first of that name."""
-
-    def getall(self, name: str, default: tuple[str, ...]) -> Sequence[str]:
-        """All of that name."""
-
-
-def asked_url(headers: Headers, behind: str) -> str:
+def asked_url(headers: MultiMapping[str], behind: str) -> str:
     """The URL, from either style of headers or the path `behind` ours, as Envoy asks.
 
     Raises Problem 403 where it can't be told for certain.
@@ -198,7 +187,7 @@ def asked_url(headers: Headers, behind: str) -> str:
     return f"{scheme}://{host}{path}"
 
 
-def _all(headers: Headers, *names: str) -> set[str]:
+def _all(headers: MultiMapping[str], *names: str) -> set[str]:
     return {headers[name] for name in names if name in headers}
 
 
@@ -221,17 +210,10 @@ MOST = 1000
 """Origins at once; a further one is learnt when somebody asks about it later."""
 
 
-class LearningGate(Protocol):
-    """A gate, as far as it matters here."""
-
-    async def learn(self, origin: str) -> object:
-        """Ask the origin for its file if need be."""
-
-
 class OriginLearner:
     """Has the gate learn origins in the background."""
 
-    def __init__(self, gate: LearningGate, clock: Clock) -> None:
+    def __init__(self, gate: GateInternals, clock: Clock) -> None:
         self._gate = gate
         self._clock = clock
         self._tasks: dict[str, asyncio.Task[None]] = {}

@@ -21,7 +21,6 @@ from gatekeeper.sidecar.exchange import (
     read_inline_body,
 )
 from gatekeeper.sidecar.leases import ClientLease
-from gatekeeper.sidecar.waiting import WantedLease
 from gatekeeper.wire import LeaseBody, LeaseReport, LeaseRequestBody, Renewal, encode
 
 if TYPE_CHECKING:
@@ -48,9 +47,7 @@ async def acquire(service: Service, call: Call) -> web.StreamResponse:
     try:
         held = await service.leases.acquire(
             service.gate,
-            WantedLease(
-                asked.url, asked.wait, asked.ttl, asked.priority, asked.user_agent, asked.id
-            ),
+            asked,
             call.client,
             gone=lambda: transport is None or transport.is_closing(),
         )
