@@ -52,7 +52,7 @@ from gatekeeper.remote.connection import (
     read,
 )
 from gatekeeper.remote.leases import RemoteLease, RemoteLeaseRequest, RemoteLeases
-from gatekeeper.remote.questions import BatchSender, Question, Questions, RememberedDecisions
+from gatekeeper.remote.questions import Question, Questions, RememberedDecisions
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.wire import Alive, BlockBody, Explanation, HostBody, RefreshBody, encode
 
@@ -158,7 +158,7 @@ class RemoteGatekeeper:
         self._tasks = OwnedTasks()
         self._answers = RememberedDecisions(self._clock, size=remember_most, cap=remember)
         self._questions = Questions(
-            BatchSender(self._connection),
+            self._connection,
             self._answers,
             self._tasks,
             self._unanswered_question,

@@ -100,10 +100,6 @@ class RemoteLease(msgspec.Struct, eq=False):
     _left: bool = False
     """Its block was left while the connection was in use."""
 
-    def disown(self) -> None:
-        """No task holds it any more."""
-        self.owner = None
-
     def settle(self) -> bool:
         """True once: the sidecar is to be told what came of it."""
         before, self._settled = self._settled, True
@@ -165,7 +161,7 @@ class RemoteLease(msgspec.Struct, eq=False):
         """Let requests of this context adopt it; the current task is its owner from now on."""
         if self.ended:
             return
-        self._held.own(self)
+        self.holdings.own(self, asyncio.current_task())
         held = open_leases.get()
         if self not in held:
             open_leases.set((*held, self))
@@ -350,10 +346,6 @@ class HeldRemoteLeases:
         self._renew_later(lease.id)
         return lease
 
-    def own(self, lease: RemoteLease) -> None:
-        """The current task is its owner from now on."""
-        self.holdings.own(lease, asyncio.current_task())
-
     def tell(self, lease: RemoteLease, told: LeaseReport) -> None:
         """Report it, once; that ends it in the sidecar."""
         self._drop(lease)
@@ -385,8 +377,7 @@ class HeldRemoteLeases:
         if self._held.pop(lease.id, None) is None:
             return
         self._renewals.pop(lease.id, None)
-        self.holdings.drop(lease)
-        lease.disown()
+        self.holdings.own(lease, None)
 
     def _renew_later(self, lease_id: str) -> None:
         self._renewals[lease_id] = when = self._clock.monotonic() + TTL / 2
@@ -459,7 +450,6 @@ class RemoteLeases:
         rng: random.Random,
     ) -> None:
         self._connection = connection
-        self._outbox = outbox
         self._tasks = tasks
         self._unanswered = unanswered
         self._poll = poll
@@ -550,7 +540,7 @@ class RemoteLeases:
         except LeaseTimeout as error:
             return not_yet(self._clock.wall(), error.why, error.retry_at)
         if owned:
-            self.held.own(lease)
+            self.held.holdings.own(lease, asyncio.current_task())
             hold_in_context(lease)
         return lease
 

@@ -100,13 +100,15 @@ class Questions:
 
     def __init__(
         self,
-        post: BatchSender,
+        connection: SidecarConnection,
         answers: RememberedDecisions,
         tasks: OwnedTasks,
         unanswered: Callable[[Question, str], Decision],
         clock: Clock,
     ) -> None:
-        self._batches = post
+        self._connection = connection
+        self._longest = MAX_BATCH
+        """URLs that a batch may have, as far as is known: server.max_batch may be less."""
         self._monotonic = clock.monotonic
         self._turn = 0.0
         """When the first question of this turn of the loop was asked."""
@@ -155,7 +157,7 @@ class Questions:
         self._start_batches(self._cold)
 
     def _start_batches(self, queues: _BatchQueues) -> None:
-        length = queues.length(self._batches.longest)
+        length = queues.length(self._longest)
         while (key := queues.next()) is not None:
             batch = self._take(queues.queues[key], length)
             if not queues.queues[key]:
@@ -185,7 +187,7 @@ class Questions:
 
     async def _send_batch(self, queues: _BatchQueues, key: BatchKey, batch: list[Question]) -> None:
         try:
-            decisions = await self._batches.post([question.key[0] for question in batch], key[1])
+            decisions = await self._post([question.key[0] for question in batch], key[1])
         except SidecarUnreachable as error:
             why = str(error)
             self._settle(batch, [self._unanswered(question, why) for question in batch])
@@ -197,6 +199,25 @@ class Questions:
         finally:
             queues.came_back(key)
             self._start_batches(queues)
+
+    async def _post(self, urls: list[str], agent: str | None) -> list[Decision]:
+        """The decisions in the order of the URLs. Raises SidecarError, or
+        SidecarUnreachable. A refusal says how long batches may be, from then on."""
+        answer = await self._connection.ask("POST", "/v1/check", encode(Batch(urls, agent)))
+        if answer.status == 413 and len(urls) > 1:
+            most = bound_in(answer)
+            if most is not None:
+                self._longest = max(1, min(self._longest, int(most)))
+            # Without a number it was the octets: server.max_body.
+            length = min(self._longest, len(urls) - 1) if most is not None else len(urls) // 2
+            parts = [urls[at : at + length] for at in range(0, len(urls), length)]
+            return [decision for part in parts for decision in await self._post(part, agent)]
+        decisions = read(answer, Decisions).decisions
+        if len(decisions) != len(urls):
+            raise SidecarError(
+                answer.status, "unreadable", f"{len(decisions)} answers to {len(urls)} questions"
+            )
+        return decisions
 
     def _settle(self, batch: list[Question], decisions: list[Decision]) -> None:
         asked = self._asked
@@ -221,36 +242,6 @@ class Questions:
             queues.queues.clear()
         left = list(self._asked.values())
         self._fail(left, GateClosed("the gate was closed before the answer came"))
-
-
-# --- `BatchSender`: many questions in one request, no more of them than the sidecar takes.
-
-
-class BatchSender:
-    """Sends batches, and learns from a refusal how long they may be."""
-
-    def __init__(self, connection: SidecarConnection) -> None:
-        self._connection = connection
-        self.longest: int = MAX_BATCH
-        """URLs that a batch may have, as far as is known: server.max_batch may be less."""
-
-    async def post(self, urls: list[str], agent: str | None) -> list[Decision]:
-        """The decisions in the order of the URLs. Raises SidecarError, or SidecarUnreachable."""
-        answer = await self._connection.ask("POST", "/v1/check", encode(Batch(urls, agent)))
-        if answer.status == 413 and len(urls) > 1:
-            most = bound_in(answer)
-            if most is not None:
-                self.longest = max(1, min(self.longest, int(most)))
-            # Without a number it was the octets: server.max_body.
-            length = min(self.longest, len(urls) - 1) if most is not None else len(urls) // 2
-            parts = [urls[at : at + length] for at in range(0, len(urls), length)]
-            return [decision for part in parts for decision in await self.post(part, agent)]
-        decisions = read(answer, Decisions).decisions
-        if len(decisions) != len(urls):
-            raise SidecarError(
-                answer.status, "unreadable", f"{len(decisions)} answers to {len(urls)} questions"
-            )
-        return decisions
 
 
 # --- What a client remembers: decisions while they hold, and which origins answer at once.

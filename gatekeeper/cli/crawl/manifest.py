@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
@@ -21,17 +20,13 @@ import msgspec
 
 from gatekeeper.decision import Decision, Reason
 from gatekeeper.errors import StorageError
-from gatekeeper.fetching.limits import within_files
 
 # --- the folder ------------------------------------------------------------------------------
 
 NO_LINK: Final = getattr(os, "O_NOFOLLOW", 0)
 """For os.open: fail at a symbolic link. 0 where the system has no such thing (Windows)."""
 _DIRECTORY: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
-_FROM_ABOVE: Final = {os.open, os.mkdir, os.rename, os.unlink} <= os.supports_dir_fd
-_MOST_OPEN: Final = max(64, within_files(8192) // 8)
-"""Directories that stay open, of the files that this process may open; at least the two of one
-call. Hosts are asked by turns: with one less than there are, each file would open its own anew."""
+_FROM_ABOVE: Final = {os.open, os.rename, os.unlink} <= os.supports_dir_fd
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_LINK | getattr(os, "O_BINARY", 0)
 _T = TypeVar("_T")
 _At = tuple[str, int | None]
@@ -40,20 +35,11 @@ _At = tuple[str, int | None]
 class Folder:
     """A directory, and the files in the directories that it holds.
 
-    Those used last stay open, so that a file costs the calls that make it, and no more. Use it as
-    a context. Each method raises StorageError that names the file.
+    Each method raises StorageError that names the file.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._above: int | None = None
-        self._open: OrderedDict[str, int] = OrderedDict()
-
-    def __enter__(self) -> Folder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
 
     def create(self, directory: str, name: str) -> IO[bytes]:
         """A new, empty file, whatever had its name before; the directory is made as needed."""
@@ -90,49 +76,34 @@ class Folder:
         self._do(unlink, directory)
 
     def _do(self, action: Callable[..., _T], *directories: str) -> _T:
-        """Call it with where each directory is; once more where somebody took one away."""
+        """Call it with where each directory is, made as needed."""
+        opened: list[int] = []
         try:
-            try:
-                return action(*map(self._at, directories))
-            except FileNotFoundError:
-                self._close()
-                return action(*map(self._at, directories))
+            return action(*[self._at(directory, opened) for directory in directories])
         except OSError as error:
             for directory in directories:
                 if (path := self.path / directory).is_symlink():
                     raise _link(path) from error
             raise StorageError(f"{self.path / directories[-1]}: {error.strerror}") from error
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
 
-    def _at(self, directory: str) -> _At:
+    def _at(self, directory: str, opened: list[int]) -> _At:
         """What a name in the directory begins with, and the descriptor that it starts from."""
+        path = f"{self.path}{os.sep}{directory}"
         if not _FROM_ABOVE:
-            path = self.path / directory
-            path.mkdir(exist_ok=True)
-            if path.is_symlink():
-                raise _link(path)
+            Path(path).mkdir(exist_ok=True)
+            if Path(path).is_symlink():
+                raise _link(Path(path))
             return f"{path}{os.sep}", None
-        found = self._open.get(directory)
-        if found is not None:
-            self._open.move_to_end(directory)
-            return "", found
-        if self._above is None:
-            self._above = os.open(self.path, _DIRECTORY)
         try:
-            found = os.open(directory, _DIRECTORY | NO_LINK, dir_fd=self._above)
+            found = os.open(path, _DIRECTORY | NO_LINK)
         except FileNotFoundError:
-            os.mkdir(directory, dir_fd=self._above)
-            found = os.open(directory, _DIRECTORY | NO_LINK, dir_fd=self._above)
-        if len(self._open) >= _MOST_OPEN:
-            os.close(self._open.popitem(last=False)[1])
-        self._open[directory] = found
+            os.mkdir(path)
+            found = os.open(path, _DIRECTORY | NO_LINK)
+        opened.append(found)
         return "", found
-
-    def _close(self) -> None:
-        while self._open:
-            os.close(self._open.popitem()[1])
-        if self._above is not None:
-            os.close(self._above)
-            self._above = None
 
 
 def _created(at: _At, name: str) -> int:

@@ -256,7 +256,7 @@ def _place(job: Job, stack: AsyncExitStack) -> Place:
     if path is None:
         return Place()
     retry = job.retry_denied
-    folder = stack.enter_context(Folder(job.output)) if job.output is not None else None
+    folder = Folder(job.output) if job.output is not None else None
     if job.warc is None:
         manifest = _told_of(stack.enter_context(Manifest(path, retry_denied=retry)))
         return Place(manifest, folder)
