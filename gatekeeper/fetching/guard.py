@@ -359,7 +359,7 @@ class GuardedConnector(DialConnector):
         if req.proxy is not None:
             refuse_proxy(self.guard.mode, req.proxy)
         url, cache = req.url, self._url_cache
-        passed = url is cache.last and cache.origin in self.guard.passed
+        passed = url is cache.last and self.guard.passed(cache.origin)
         if not passed and (refusal := self.guard.refuses_request(url)) is not None:
             raise self._denied(req, refusal.note)
         if (lapsed := before_send.get()) is not None:

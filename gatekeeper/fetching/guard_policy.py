@@ -249,8 +249,6 @@ _Network = IPv4Network | IPv6Network
 _MAX_REMEMBERED = 50_000  # origins whose verdict is kept
 _MAX_ADDRESSES = 4_096  # addresses whose text needs not be read again
 _ORDINARY = 8_000  # octets of a path that is not looked at twice
-_OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-_QUAD = re.compile(r"\.".join([_OCTET] * 4)).fullmatch
 _ODD = re.compile(r"[^!-~]").search
 _MAX_LOGGED = 1_024  # refusals that are logged once until so many others were
 _REASONS = {
@@ -328,9 +326,8 @@ class Guard:
         self._is_local = is_local or _is_local
         self._listeners: set[tuple[_Address, int]] = set()
         self._verdicts: SplitDict[str, Refusal | None] = SplitDict()
-        self.passed: SplitDict[str, None] = SplitDict()
-        """Scheme and authority of what may be requested, whatever ordinary path follows. A set, or
-        pairs, the garbage collector would walk."""
+        """By scheme and authority, of targets as of requests; None: whatever ordinary path follows
+        may be asked for."""
         self._passed_addresses: SplitDict[str, None] = SplitDict()
         """Port, address and name of what may be dialled: each is judged before it is looked up or
         used, and again as it is dialled."""
@@ -352,7 +349,6 @@ class Guard:
         self._allowed, self._allowed_names = allowed, allowed_names
         self._denied, self._denied_names = denied, denied_names
         self._verdicts.clear()
-        self.passed.clear()
         self._passed_addresses.clear()
         self._logged.clear()
         self.version += 1
@@ -372,18 +368,17 @@ class Guard:
         origin = f"{url.scheme}://{url.raw_authority}"
         path = url.raw_path_qs
         # A verdict is about the authority; of the rest only malformed text is refused.
-        ordinary = len(path) < _ORDINARY and not _ODD(path)
-        if ordinary and origin in self.passed:
+        if len(path) < _ORDINARY and not _ODD(path) and self.passed(origin):
             return None
-        # One that is spelt as its origin, and holds no credentials, was judged with it.
-        if ordinary and self._verdicts.get(origin, _UNKNOWN) is None:
-            refusal = None
-        else:
-            refusal = self.refuses_url(str(url))
+        refusal = self.refuses_url(str(url))
         if refusal is None and "@" not in origin:
-            self.passed.make_room(_MAX_REMEMBERED)
-            self.passed[origin] = None
+            self._verdicts.make_room(_MAX_REMEMBERED)
+            self._verdicts[origin] = None
         return refusal
+
+    def passed(self, origin: str) -> bool:
+        """May each ordinary path behind that scheme and authority be requested, as is known?"""
+        return self._verdicts.get(origin, _UNKNOWN) is None
 
     def refuses_target(self, target: urls.Target) -> Refusal | None:
         """Judge a URL that was read already, such as where a redirect leads. None: it may be asked.
@@ -413,7 +408,6 @@ class Guard:
             raise ConfigError(f"{address!r} is no numeric address to listen on") from None
         self._listeners.add((_unmapped(own), port))
         self._verdicts.clear()
-        self.passed.clear()
         self._passed_addresses.clear()
 
     def count(self, refused: Mapping[str, int]) -> None:
@@ -564,8 +558,6 @@ def _as_address(text: str) -> _Address | None:
     Each is judged several times on its way to the socket, and read once.
     """
     plain, percent, _ = text.partition("%")
-    if _QUAD(plain) and not percent:  # what every reader reads alike may be read in C
-        return IPv4Address(socket.inet_aton(plain))
     if ":" not in plain and not plain[-1:].isdecimal():
         return None  # a name: every such address ends with a digit
     try:
