@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from gatekeeper.config import Config
 from gatekeeper.decision import BLOCKED_NOTE, Decision, Reason, State, Verdict
-from gatekeeper.errors import InvalidURL
+from gatekeeper.errors import InvalidURL, LedgerLost
 from gatekeeper.fetching.guard_policy import Guard
 from gatekeeper.fetching.outcomes import OutcomeRow
 from gatekeeper.fetching.records import (
@@ -41,7 +41,7 @@ from gatekeeper.gate.decision_cache import (
     WrittenDecision,
 )
 from gatekeeper.http_fields import utc
-from gatekeeper.pacing.rules import HostRules
+from gatekeeper.pacing.rules import BudgetSpent, HostRules
 from gatekeeper.pacing.scopes import NO_RATE, UNKNOWN
 from gatekeeper.robots import Match, Policy, RobotsTxt, Rule, product_token
 from gatekeeper.robots.compiled import ROBOTS_FILE
@@ -64,7 +64,10 @@ _AFTER_AN_ERROR = 60.0
 
 _AFTER_A_FULL_DISK = 5.0
 _AFTER_A_LOSS = 2.0
-"""Seconds after which to ask again where the state file can't be written."""
+"""Seconds after which to ask again where the state file can't be written, or a store is lost."""
+
+NoTurn = LedgerLost | BudgetSpent
+"""What keeps every page of a host from its turn, beside a state file that can't be written."""
 
 _DENY_ALL = RobotsTxt.parse("User-agent: *\nDisallow: /\n")
 
@@ -643,24 +646,21 @@ class Decider:
         note = f"robots.txt would wait for {held}, {whose}"
         return self._defer(Reason.OWN_LEASE, raw, target, agent, moment, _SOON, note)
 
-    def unkept(self, raw: str, target: Target, agent: str, why: str, moment: Moment) -> Decision:
-        """DEFER: the clock that a turn would start can't be written to the state file."""
-        note = f"the clock of {target.host} can't be kept: {why}"
-        return self._defer(Reason.STORAGE, raw, target, agent, moment, _AFTER_A_FULL_DISK, note)
-
-    def ledger_lost(
-        self, raw: str, target: Target, agent: str, why: str, moment: Moment
+    def no_turn(
+        self, raw: str, target: Target, agent: str, why: str | NoTurn, moment: Moment
     ) -> Decision:
-        """DEFER: the ledger that a fleet shares can't say whose turn it is."""
-        decision = self._simple(Verdict.DEFER, Reason.FLEET, raw, target, agent, note=why)
-        return replace(decision, retry_at=utc(moment.wall_time + _AFTER_A_LOSS))
-
-    def budget_spent(
-        self, raw: str, target: Target, agent: str, why: str, seconds: float, moment: Moment
-    ) -> Decision:
-        """DEFER: no page of the host for so many seconds, by what the operator gives it a day."""
-        decision = self._simple(Verdict.DEFER, Reason.BUDGET, raw, target, agent, note=why)
-        return replace(decision, retry_at=utc(moment.wall_time + seconds))
+        """DEFER: no turn of the host can be had. `why`: the ledger that a fleet shares can't say
+        whose it is, or the budget is spent; or in words why the clock that a turn would start
+        can't be written to the state file."""
+        note = str(why)
+        if isinstance(why, BudgetSpent):
+            reason, seconds = Reason.BUDGET, why.seconds
+        elif isinstance(why, LedgerLost):
+            reason, seconds = Reason.FLEET, _AFTER_A_LOSS
+        else:
+            reason, seconds = Reason.STORAGE, _AFTER_A_FULL_DISK
+            note = f"the clock of {target.host} can't be kept: {why}"
+        return self._defer(reason, raw, target, agent, moment, seconds, note)
 
     def what_if(
         self, raw: str, target: Target, agent: str, policy: Policy, row: OutcomeRow, wall: float

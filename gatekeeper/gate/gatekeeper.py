@@ -38,11 +38,10 @@ from gatekeeper.gate.decider import Decider, DecisionIds
 from gatekeeper.gate.decision_cache import CachedOrigin
 from gatekeeper.gate.leases import Lease, LeaseManager, LeaseRequest
 from gatekeeper.gate.questions import GateQuestions, GateStats
-from gatekeeper.gate.robots_pacing import RobotsPacing
+from gatekeeper.gate.robots_pacing import RobotsPacing, RobotsTurn
 from gatekeeper.identity import Signer
 from gatekeeper.middleware import UNLIMITED, HeldLease, gate_middleware_with
 from gatekeeper.pacing.ledger import Ledger
-from gatekeeper.pacing.rules import HostRules
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.robots import Policy, RobotsTxt
@@ -119,18 +118,18 @@ class Gatekeeper:
         ids = DecisionIds()
         self._guard = Guard(config) if session is None else None
         self._dns = HostAddresses.of(config, self._clock, self._guard, resolver)
-        self._overrides = HostRules(config.host)
+        self._ledger = ledger or configured_ledger(config.fleet, self._clock)
+        self._signer = Signer.of(config.identity, self._clock)
+        self._scheduler = Scheduler(
+            config, clock=self._clock, rng=self._rng, storage=self._storage, ledger=self._ledger
+        )
+        self._overrides = self._scheduler.host_rules
         self._decider = Decider(
             config,
             agent=self._agent,
             ids=ids,
             guard=self._guard,
             overrides=self._overrides,
-        )
-        self._ledger = ledger or configured_ledger(config.fleet, self._clock)
-        self._signer = Signer.of(config.identity, self._clock)
-        self._scheduler = Scheduler(
-            config, clock=self._clock, rng=self._rng, storage=self._storage, ledger=self._ledger
         )
         self._waits: WaitGraph[Lease] = WaitGraph(
             self._clock, config.pacing.own_wait, self._scheduler.needs
@@ -241,7 +240,7 @@ class Gatekeeper:
             config=self.config,
             clock=self._clock,
             rng=self._rng,
-            take_turn=self._pacing.robots_turn,
+            take_turn=partial(RobotsTurn, self._pacing),
             refuse=self._refuse_hop,
             known=self._fresh_of,
             signer=self._signer,
@@ -475,7 +474,6 @@ class Gatekeeper:
 
     def _follow(self, rule: HostRule) -> None:
         self._scheduler.say(rule)
-        self._overrides.say(rule)
         self._decider.forget()
         for follower in self._followers:
             follower.rules_changed()

@@ -124,7 +124,7 @@ class GateInternals:
 
     def unkept(self, url: str, target: Target, user_agent: str | None, why: str) -> Decision:
         """DEFER, since the clock of the turn can't be written to the state file."""
-        return self._gate._open.questions.unkept(url, target, user_agent, why)
+        return self._gate._open.questions.no_turn(url, target, user_agent, why)
 
     def what_if(
         self, url: str, robots: RobotsTxt, row: OutcomeRow, *, user_agent: str
@@ -291,7 +291,6 @@ class GateInternals:
             Guard(config)  # raises, if anything does
         if config.host != old.host:
             self._scheduler.replace_words(config.host)
-            gate._overrides.replace(config.host)
         if config.pacing != old.pacing:
             self._scheduler.adjust(config.pacing)
             gate._waits.adjust(config.pacing.own_wait)

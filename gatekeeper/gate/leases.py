@@ -595,7 +595,9 @@ class LeaseManager:
                 scopes=scopes,
             )
         except (StorageError, LedgerLost, BudgetSpent) as error:
-            raise Deferred(self._no_turn(url, target, user_agent, error)) from error
+            unkept = self._scheduler.unkept(target.host) or "the state can't be read or written"
+            why = unkept if isinstance(error, StorageError) else error
+            raise Deferred(self.questions.no_turn(url, target, user_agent, why)) from error
         except asyncio.CancelledError as error:
             error.__traceback__ = None  # the task keeps the error, and that what stood here
             if waiting is not None:
@@ -606,17 +608,6 @@ class LeaseManager:
                 self._waits.end(waiting)
         self.uplink.wake()
         return self._lease(grant, target, owner, asked.decision, user_agent)
-
-    def _no_turn(
-        self, url: str, target: Target, user_agent: str | None, error: GatekeeperError
-    ) -> Decision:
-        """DEFER, since no turn of the host can be had."""
-        if isinstance(error, BudgetSpent):
-            return self.questions.budget_spent(url, target, user_agent, error)
-        if isinstance(error, LedgerLost):
-            return self.questions.ledger_lost(url, target, user_agent, str(error))
-        why = self._scheduler.unkept(target.host) or "the state can't be read or written"
-        return self.questions.unkept(url, target, user_agent, why)
 
     async def attempt(
         self, url: str, *, priority: int, user_agent: str | None, owned: bool
@@ -720,7 +711,7 @@ class LeaseManager:
             refuse(decision)
         # Else the file waits for the end of the host's block, as this lease will.
         if (why := self._scheduler.unkept(target.host)) is not None:
-            refuse(self.questions.unkept(url, target, user_agent, why))
+            refuse(self.questions.no_turn(url, target, user_agent, why))
         if (spent := self._scheduler.budget_spent(target.host)) is not None:
             raise spent
         return decision

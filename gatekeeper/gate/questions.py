@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -26,10 +26,9 @@ from gatekeeper.fetching.guard_policy import GuardStats
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Moment, Record
 from gatekeeper.fleet import FleetStats
-from gatekeeper.gate.decider import ON_THE_WAY, Decider, UnbuiltDecision
+from gatekeeper.gate.decider import ON_THE_WAY, Decider, NoTurn, UnbuiltDecision
 from gatekeeper.middleware import inherited, refuse_one_text
 from gatekeeper.pacing.queues import REFETCH, Offer
-from gatekeeper.pacing.rules import BudgetSpent
 from gatekeeper.pacing.scheduler import PacingStats
 from gatekeeper.pacing.scopes import NO_RATE
 from gatekeeper.robots import Policy, RobotsTxt
@@ -161,20 +160,11 @@ class GateQuestions:
         made.append(decision)
         return offer if decision else REFETCH
 
-    def unkept(self, url: str, target: Target, user_agent: str | None, why: str) -> Decision:
-        """DEFER, since the clock of the turn can't be written to the state file."""
-        return self._decider.unkept(url, target, self.token(user_agent), why, self.moment())
-
-    def ledger_lost(self, url: str, target: Target, user_agent: str | None, why: str) -> Decision:
-        """DEFER, since the ledger that a fleet shares can't be asked."""
-        return self._decider.ledger_lost(url, target, self.token(user_agent), why, self.moment())
-
-    def budget_spent(
-        self, url: str, target: Target, user_agent: str | None, spent: BudgetSpent
+    def no_turn(
+        self, url: str, target: Target, user_agent: str | None, why: str | NoTurn
     ) -> Decision:
-        """DEFER, since the host was asked for enough today."""
-        why, agent = str(spent), self.token(user_agent)
-        return self._decider.budget_spent(url, target, agent, why, spent.seconds, self.moment())
+        """DEFER, since no turn of the host can be had; see `Decider.no_turn`."""
+        return self._decider.no_turn(url, target, self.token(user_agent), why, self.moment())
 
     # --- many URLs ----------------------------------------------------------------------
 
@@ -184,38 +174,66 @@ class GateQuestions:
             return [decision async for decision in decisions]
 
     async def check_many(self, raws: Iterable[str], agent: str) -> AsyncGenerator[Decision, None]:
-        """Decisions in the order of the URLs; unknown origins are asked in parallel."""
+        """Decisions in the order of the URLs; unknown origins are asked in parallel.
+
+        A slow one holds up only what comes after it. Each is asked once for all its URLs among the
+        `WINDOW` that are looked at ahead.
+        """
         refuse_one_text(raws)
         asker = asyncio.current_task(self._loop)
+        waiting = iter(raws)
+        window: deque[tuple[str, Decision | str]] = deque()
+        asking: dict[str, asyncio.Task[Record | WaitsForItself]] = {}
+        users: Counter[str] = Counter()
+        try:
+            while True:
+                for url in waiting:
+                    found = self._answer(url, agent)
+                    if isinstance(found, str):
+                        if found not in asking:
+                            ask = self._ask_for(found, asker, agent)
+                            asking[found] = self._loop.create_task(ask)
+                        users[found] += 1
+                    window.append((url, found))
+                    if len(window) >= WINDOW:
+                        break
+                if not window:
+                    return
+                url, found = window.popleft()
+                if isinstance(found, str):
+                    known = await asking[found]
+                    users[found] -= 1
+                    if not users[found]:
+                        del users[found], asking[found]
+                    found = self._settle(url, agent, known)
+                yield found
+        finally:  # whoever stops early leaves no task behind
+            for task in asking.values():
+                task.cancel()
+            await asyncio.gather(*asking.values(), return_exceptions=True)
 
-        async def ask(origin: str) -> Record | WaitsForItself:
-            # In a task of the batch's own; the leases that count are the asker's.
-            try:
-                return await self.record(urls.parse(f"{origin}/"), asker, agent)
-            except WaitsForItself as error:
-                return error
-
-        recall, clock = self._decider.recall, self._clock
-
-        def answer(url: str) -> Decision | str:
-            try:
-                decision = recall(url, agent, clock)
-                return self._answer(url, agent) if decision is None else decision
-            except Exception as error:  # noqa: BLE001 - see `_instead`
-                return self._instead(url, agent, error)
-
-        def settle(url: str, known: Record | WaitsForItself) -> Decision:
-            return self._settle(url, agent, known)
-
-        async for decision in in_order(raws, answer, ask, settle):
-            yield decision
+    async def _ask_for(
+        self, origin: str, asker: asyncio.Task[object] | None, agent: str
+    ) -> Record | WaitsForItself:
+        """What is known of an origin, in a task of its own; the leases that count are the
+        asker's."""
+        try:
+            return await self.record(urls.parse(f"{origin}/"), asker, agent)
+        except WaitsForItself as error:
+            return error
 
     def _answer(self, url: str, agent: str) -> Decision | str:
         """The decision, or the origin that has to be asked first."""
-        target = urls.parse(url)
-        fresh = self.fresh(target.origin, agent)
-        decision = self._decider.decide(url, target, agent, fresh, self.moment())
-        return target.origin if decision is None else decision
+        try:
+            decision = self._decider.recall(url, agent, self._clock)
+            if decision is not None:
+                return decision
+            target = urls.parse(url)
+            fresh = self.fresh(target.origin, agent)
+            decision = self._decider.decide(url, target, agent, fresh, self.moment())
+            return target.origin if decision is None else decision
+        except Exception as error:  # noqa: BLE001 - see `_instead`
+            return self._instead(url, agent, error)
 
     def _settle(self, url: str, agent: str, known: Record | WaitsForItself) -> Decision:
         """The decision, now that the origin was asked."""
@@ -382,47 +400,3 @@ class GateQuestions:
             f"ask again at {retry_at:%Y-%m-%dT%H:%M:%SZ}",
             retry_at=retry_at,
         )
-
-
-async def in_order(
-    raws: Iterable[str],
-    answer: Callable[[str], Decision | str],
-    ask: Callable[[str], Coroutine[Any, Any, Known]],
-    settle: Callable[[str, Known], Decision],
-) -> AsyncIterator[Decision]:
-    """Decisions in the order of `raws`; a slow origin holds up only what comes after it.
-
-    `answer(raw)` gives the decision, or the origin that has to be asked first;
-    `ask(origin)` brings what is known then, and `settle(raw, known)` decides by it. Each
-    origin of the window is asked by one task, owned here: a consumer that stops early
-    leaves none behind.
-    """
-    waiting = iter(raws)
-    window: deque[tuple[str, Decision | str]] = deque()
-    asking: dict[str, asyncio.Task[Known]] = {}
-    users: dict[str, int] = {}
-    try:
-        while True:
-            for raw in waiting:
-                found = answer(raw)
-                if isinstance(found, str):
-                    if found not in asking:
-                        asking[found] = asyncio.create_task(ask(found))
-                    users[found] = users.get(found, 0) + 1
-                window.append((raw, found))
-                if len(window) >= WINDOW:
-                    break
-            if not window:
-                return
-            raw, found = window.popleft()
-            if isinstance(found, str):
-                known = await asking[found]
-                users[found] -= 1
-                if not users[found]:
-                    del users[found], asking[found]
-                found = settle(raw, known)
-            yield found
-    finally:
-        for task in asking.values():
-            task.cancel()
-        await asyncio.gather(*asking.values(), return_exceptions=True)

@@ -65,15 +65,9 @@ class RobotsPacing:
         self._recall = recall
         self._holder = holder
 
-    def robots_turn(self, target: Target) -> RobotsTurn:
-        """The turn of a robots.txt request, which takes the host's turn and starts its clock as
-        a page does. For one `async with`.
-        """
-        return RobotsTurn(self, target)
-
     async def take_robots_turn(self, target: Target) -> Grant:
-        """Wait for it. Its interval is what the last known text of the origin asks for, though
-        that may have expired.
+        """Wait for the turn of a robots.txt request. Its interval is what the last known text of
+        the origin asks for, though that may have expired.
         """
         host = target.host
         scopes: tuple[str, ...] = ()
@@ -180,7 +174,8 @@ class _TurnWatch:
 
 
 class RobotsTurn:
-    """The turn of a robots.txt request, given back at the end of the block."""
+    """The turn of a robots.txt request, which takes the host's turn and starts its clock as a page
+    does; given back at the end of the block."""
 
     __slots__ = ("_grant", "_look", "_pacing", "_target")
 

@@ -172,7 +172,7 @@ class Rules:
 
     def __init__(self, config: Config) -> None:
         self.pacing: PacingConfig = config.pacing
-        self._hosts = HostRules(config.host)
+        self.hosts: HostRules = HostRules(config.host)
         self._kept: dict[HostRule | None, ScopeSettings] = {}
         self._said: set[str] = set()
         self._groups = {group.name: group for group in config.group}
@@ -193,12 +193,12 @@ class Rules:
     def budgeted(self) -> bool:
         """Has any host a budget?"""
         return _budget(self.pacing, None) is not None or any(
-            _budget(self.pacing, rule) is not None for rule in self._hosts.everyone()
+            _budget(self.pacing, rule) is not None for rule in self.hosts.everyone()
         )
 
     def for_host(self, host: str) -> ScopeSettings:
         """The settings of a host's own scope; one object for all hosts of a rule."""
-        rule = self._hosts.find(host) if self._hosts else None
+        rule = self.hosts.find(host) if self.hosts else None
         settings = self._kept.get(rule)
         if settings is None:
             settings = self._kept[rule] = self._settings(rule)
@@ -227,7 +227,7 @@ class Rules:
         names: list[str] = []
         if self._domain_of is not None and (domain := self._domain_of(host)) is not None:
             names.append(f"domain:{domain}")
-        rule = self._hosts.find(host)
+        rule = self.hosts.find(host)
         if rule is not None and rule.group is not None:
             names.append(f"group:{rule.group}")
         return tuple(names)
@@ -258,7 +258,7 @@ class Rules:
         Raises ConfigError, and changes nothing then.
         """
         self._check_group(rule)
-        self._hosts.say(rule)
+        self.hosts.say(rule)
         self._said.add(match_named(rule.match))
         self._kept.clear()
 
@@ -266,7 +266,7 @@ class Rules:
         """Put these rules in the place of all. Raises ConfigError, and changes nothing then."""
         for rule in rules:
             self._check_group(rule)
-        self._hosts.replace(rules)
+        self.hosts.replace(rules)
         self._said.clear()
         self._kept.clear()
 

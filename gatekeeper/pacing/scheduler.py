@@ -25,7 +25,7 @@ from gatekeeper.pacing.ledger import Ledger, Report, ScopeClock, ScopeView
 from gatekeeper.pacing.ledger_calls import Hold, LedgerAnswers, LedgerCalls
 from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.queues import ROBOTS, ScopeQueue
-from gatekeeper.pacing.rules import CONFIGURED, SHARED, BudgetSpent, Rules
+from gatekeeper.pacing.rules import CONFIGURED, SHARED, BudgetSpent, HostRules, Rules
 from gatekeeper.pacing.scopes import INF, UNDERIVED, Scope, learn, report_of
 from gatekeeper.pacing.waiting import (
     AT_ONCE,
@@ -115,6 +115,8 @@ class Scheduler:
         self._clock = clock
         self._pacing = config.pacing
         self._rules = Rules(config)
+        self.host_rules: HostRules = self._rules.hosts
+        """The operator's rules about hosts that are in force, those said at run time too."""
         self._memory = ScopeMemory(self._rules, clock, storage)
         self._remote: LedgerCalls | None = None
         if ledger is not None:
