@@ -1,9 +1,9 @@
 """Every use that the package makes of private names of aiohttp, and of Scrapy's engine.
 
 They don't promise these names. Each function says what holds where a name is missing. What exists
-for speed alone, `read_inline`, `start_connection` and a connector's `_factory`, is also off where
-`speedups` are: what is left then is the public way, which gives the same answers. The others serve
-a promise that has no public way.
+for speed alone, `read_inline` and `start_connection`, is also off where `speedups` are: what is
+left then is the public way, which gives the same answers. The others serve a promise that has no
+public way.
 
 ===================  ========================================  =====================================
 function             what it buys                              without its names
@@ -35,7 +35,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any, Final, Protocol, cast
 
 import aiohttp
@@ -88,13 +87,6 @@ def close_pooled(connector: aiohttp.BaseConnector) -> None:
 
 class DialConnector(aiohttp.TCPConnector):
     """A connector that lets `dialled` wrap the making of each connection that is not pooled."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        if speedups.ON and hasattr(self, "_factory"):
-            # As `limit_interim` leaves them. An object whose class is changed later finds each of
-            # its attributes by a slower road: 1 us a page.
-            self._factory = cast("Any", partial(_Limited, loop=asyncio.get_running_loop()))
 
     def _create_connection(
         self, req: Any, traces: Any, timeout: Any

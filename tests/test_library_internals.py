@@ -23,7 +23,6 @@ from gatekeeper import Gatekeeper
 from gatekeeper import library_internals as interim
 from gatekeeper.config import Config
 from gatekeeper.decision import Verdict
-from gatekeeper.fetching import guard
 from gatekeeper.gate import internals
 from gatekeeper.library_internals import MOST_INTERIM, MOST_OCTETS, limit_interim
 from gatekeeper.session import guarded_connector, polite_session
@@ -269,25 +268,6 @@ async def test_a_connection_holds_no_parser_of_an_earlier_request(
     protocol.set_response_params()
     references = sys.getrefcount(parser)
     assert references <= 2  # ours, and that of the call
-
-
-async def test_a_guarded_connection_is_of_one_class_from_the_start(
-    internet: FakeInternet, speedups_on: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Changed later, it would find each attribute by a slower road for as long as it lasts."""
-    internet.site("a.test").page("/", "x")
-    given: list[object] = []
-    limit = interim.limit_interim
-    monkeypatch.setattr(
-        guard, "limit_interim", lambda protocol: (given.append(type(protocol)), limit(protocol))
-    )
-    connector = guarded_connector(CONFIG, resolver=internet.resolver)
-    async with (
-        aiohttp.ClientSession(connector=connector) as session,
-        session.get("http://a.test/") as response,
-    ):
-        await response.read()
-    assert given == [interim._Limited]
 
 
 async def test_a_protocol_of_another_kind_is_left_alone() -> None:

@@ -650,15 +650,7 @@ class RecordUpdates:
         old = self._cache.get(other)
         if old is not None and now < old.fresh_until:
             return
-        direct = Retrieval(
-            outcome=said.outcome,
-            status=said.status,
-            body=said.body,
-            etag=said.etag,
-            last_modified=said.last_modified,
-            lifetime=said.lifetime,
-            took=said.took,
-        )
+        direct = msgspec.structs.replace(said, hops=())
         record = self._good(other, direct, said.outcome, old, now, text)
         self._keep(record)
         self._tell(other, old, record)

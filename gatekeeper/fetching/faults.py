@@ -27,6 +27,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from functools import cache, lru_cache, partial
 from ipaddress import ip_address
+from operator import itemgetter
 from typing import Final
 
 import aiohttp
@@ -338,7 +339,7 @@ class LocalFaults:
         chosen = {origin for origin, one in [*self._hints.items()][-FEW:] if one.lately}
         sites = {site_of(origin) for origin in (*self._suspects, *self._hints)}
         others = 0
-        for origin, when in sorted(self.heard.items(), key=_when, reverse=True):
+        for origin, when in sorted(self.heard.items(), key=itemgetter(1), reverse=True):
             if others >= FEW or now - when > LATELY:
                 break
             if site_of(origin) not in sites:
@@ -449,10 +450,6 @@ def _private_suffix() -> Callable[[str], str | None]:
         return lambda _host: None
     suffix: Callable[[str], str | None] = PublicSuffixList().privatesuffix
     return suffix
-
-
-def _when(heard: tuple[str, float]) -> float:
-    return heard[1]
 
 
 def _plain(address: str) -> str:

@@ -273,7 +273,7 @@ class RequestSender:
                 if self._dials_first is not None and precedence.get() != ANSWERED:
                     first = await self._dials_first.dial(target)
                 async with session.get(
-                    _url_of(target),
+                    URL(target.url, encoded=True),
                     headers=headers,
                     allow_redirects=False,
                     ssl=self._ssl,
@@ -328,7 +328,7 @@ class RequestSender:
             try:
                 with watch:
                     async with session.get(
-                        _url_of(target),
+                        URL(target.url, encoded=True),
                         allow_redirects=False,
                         middlewares=(_connect_only,),
                         ssl=self._ssl,
@@ -353,18 +353,6 @@ class _NewConnection:
 
 class _ConnectedError(Exception):
     """Raised in place of sending a request: there is a connection, which aiohttp closes now."""
-
-
-def _url_of(target: Target) -> URL:
-    """`URL(target.url, encoded=True)`, of parts that need not be told apart again."""
-    path, _, query = target.path.partition("?")
-    return URL.build(
-        scheme=target.scheme,
-        authority=target.origin.partition("//")[2],
-        path=path,
-        query_string=query,
-        encoded=True,
-    )
 
 
 def _laid_over(

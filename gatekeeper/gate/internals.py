@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -61,7 +61,7 @@ class GateInternals:
         self.check: Final = gate.check
         self.acquire: Final = gate.acquire
         self._scheduler = gate._scheduler
-        self._take: Callable[..., object] = gate._scheduler.take
+        self._take = gate._scheduler.take
 
     # -- questions that wait for nothing ---------------------------------------------
 

@@ -488,7 +488,7 @@ class LeaseManager:
         self._waits = waits
         self._dns = dns
         self._scheduler = scheduler
-        self._take, self._offer = scheduler.take, scheduler.offer
+        self._take = scheduler.take
         self._recall = decider.recall_lease
         self._numbers = decider.numbers
         self._asking: dict[str, asyncio.Task[None]] = {}
@@ -532,7 +532,7 @@ class LeaseManager:
         made: list[Decision | UnbuiltDecision] = []
         admit = partial(self.questions.offer_allowed, url, target, made)
         try:
-            grant = self._offer(target.url, target.host, None, admit=admit)
+            grant = self._take(target.url, target.host, None, admit=admit)
         except StorageError:
             return None  # as in `take`
         return None if grant is None else self._lease(grant, target, owner, made[0])

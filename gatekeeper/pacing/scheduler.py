@@ -127,10 +127,9 @@ class Scheduler:
             clock, self._memory, rng, self._timer, remote=self._remote, on_idle=self._drained.set
         )
         self._queues = self._engine.queues
-        self.take: Callable[[str, str, RobotsInterval], Grant | None] = self._engine.take
-        """`take(url, host, asked)`: the lease, if it can be had now; see `Engine`."""
-        self.offer: Callable[..., Grant | None] = self._engine.take
-        """`offer(url, host, None, admit=...)`: the same, where `admit` says what is asked for."""
+        self.take: Callable[..., Grant | None] = self._engine.take
+        """`take(url, host, asked)`: the lease, if it can be had now; see `Engine`. With None for
+        what is asked, `admit` says it."""
         self.take_robots: Callable[[str, str, RobotsInterval], Grant | None] = partial(
             take_robots, self._engine, self._memory
         )
@@ -361,10 +360,8 @@ class Scheduler:
         url: str,
         host: str,
         *,
-        timeout: float | None = None,
         asked: RobotsInterval | None = None,
         scopes: tuple[str, ...] = (),
-        ttl: float | None = None,
     ) -> Grant:
         """A lease for robots.txt: before every page of the host, and paced like one.
 
@@ -374,9 +371,7 @@ class Scheduler:
         scope = await self._memory.load_host(host, scopes)
         self._engine.counters.robots += 1
         admit = partial(asked_for_robots, scope, asked)
-        grant = await self.acquire(
-            url, host, priority=ROBOTS, timeout=timeout, admit=admit, ttl=ttl
-        )
+        grant = await self.acquire(url, host, priority=ROBOTS, admit=admit)
         self._engine.count_out(grant, grant.start_at)  # retrievals have bounds of their own
         return grant
 

@@ -115,7 +115,8 @@ class TaskWaiter(Waiter):
 
 
 class DueWatch(Waiter):
-    """Somebody who wants to know when a host is due, and takes no lease."""
+    """Somebody who wants to know when a host is due. It takes no lease and asks for no file, so
+    that nothing is delivered to it, nor is it sent away."""
 
     __slots__ = ("callback", "longest", "scope", "told")
 
@@ -139,18 +140,10 @@ class DueWatch(Waiter):
         """Is that further off than it cares to wait?"""
         return until - now > self.longest
 
-    def deliver(self, grant: Grant) -> None:  # pragma: no cover - it never takes a lease
-        """Never called."""
-        raise AssertionError(grant)
-
     def refuse(self, error: Exception) -> None:
         """The scheduler closes, or the callback failed although it has no right to."""
         if not isinstance(error, GateClosed):
             _log.error("a callback of when_due failed", exc_info=error)
-
-    def send_away(self) -> None:  # pragma: no cover - it never asks for that
-        """Never called."""
-        raise AssertionError
 
 
 class Deadlines:

@@ -282,10 +282,6 @@ class Sighting(NamedTuple):
     outcome: str
     status: int | None
 
-    def joined(self, later: Sighting) -> Sighting:
-        """The two as one: nothing else was seen between them."""
-        return self._replace(last_seen=max(self.last_seen, later.last_seen))
-
     def entry(self, origin: str) -> HistoryEntry:
         """As the history tells it."""
         return HistoryEntry(
@@ -327,7 +323,8 @@ def merge(earlier: list[Sighting], later: Iterable[Sighting], limit: int) -> lis
     merged = list(earlier)
     for seen in later:
         if merged and merged[-1].body_hash == seen.body_hash:
-            merged[-1] = merged[-1].joined(seen)
+            last = max(merged[-1].last_seen, seen.last_seen)
+            merged[-1] = merged[-1]._replace(last_seen=last)
         else:
             merged.append(seen)
     return merged[-limit:]
@@ -373,11 +370,6 @@ class Pending(WriteBatch):
     fetched again) and counted in `dropped`. Clocks never are, and the ledger bounds their
     number. Not thread-safe: its owner holds a lock around every call.
     """
-
-    origins: dict[str, OriginRecord]
-    sightings: dict[str, list[Sighting]]
-    clocks: dict[str, ClockRecord | None]
-    sequence: int
 
     def __init__(self, *, max_origins: int, max_bytes: int, versions: int) -> None:
         super().__init__()

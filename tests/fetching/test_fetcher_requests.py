@@ -8,12 +8,10 @@ import random
 
 import aiohttp
 import pytest
-from yarl import URL
 
 from gatekeeper.config import Config
-from gatekeeper.fetching.fetcher import Fetcher, _url_of
+from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.outcomes import Outcome
-from gatekeeper.urls import parse
 from tests.fetching.turns import HostTurns
 from tests.internet import FakeInternet, Page
 
@@ -77,25 +75,3 @@ async def test_a_connection_is_used_again_from_one_retrieval_to_the_next(
             got = await net.drive(fetcher.fetch("http://a.test"), limit=3600.0)
             assert got.outcome is Outcome.RULES
     assert len({request.connection for request in net.requests}) == 1
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        "http://a.test/robots.txt",
-        "https://a.test:8443/robots.txt",
-        "http://[2001:db8::1]:8080/a?b=c&d=%26",
-        "http://a.test/a?b?c",
-        "http://a.test/%2fa%20?",
-        "http://a.test/a:b@c",
-    ],
-)
-def test_a_target_is_sent_as_its_text_says(raw: str) -> None:
-    url, whole = _url_of(parse(raw)), URL(parse(raw).url, encoded=True)
-    assert url == whole
-    assert (url.raw_authority, url.raw_path_qs, url.host, url.port) == (
-        whole.raw_authority,
-        whole.raw_path_qs,
-        whole.host,
-        whole.port,
-    )
