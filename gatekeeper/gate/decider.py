@@ -69,7 +69,9 @@ _AFTER_A_LOSS = 2.0
 NoTurn = LedgerLost | BudgetSpent
 """What keeps every page of a host from its turn, beside a state file that can't be written."""
 
-_DENY_ALL = RobotsTxt.parse("User-agent: *\nDisallow: /\n")
+DENY_ALL = RobotsTxt.parse("User-agent: *\nDisallow: /\n")
+"""What stands for a file that can't be had: nothing may be fetched (RFC 9309 section 2.3.1.4,
+RFC-37)."""
 
 
 class DecisionIds:
@@ -447,12 +449,6 @@ class Decider:
             v2_semantics=settings.v2_semantics,
             inherit_crawl_delay=settings.inherit_crawl_delay,
         )
-
-    @staticmethod
-    def closed_policy(agent: str) -> Policy:
-        """What stands for a file that can't be had: nothing may be fetched (RFC 9309 section
-        2.3.1.4, RFC-37)."""
-        return _DENY_ALL.policy(agent)
 
     def interval(self, record: Record, agent: str, moment: Moment) -> RobotsInterval:
         """The interval between two requests that the text asks for, with the line that says so."""

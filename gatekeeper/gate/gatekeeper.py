@@ -241,7 +241,7 @@ class Gatekeeper:
             clock=self._clock,
             rng=self._rng,
             take_turn=partial(RobotsTurn, self._pacing),
-            refuse=self._refuse_hop,
+            refuse=None if self._guard is None else self._guard.refuses_url,
             known=self._fresh_of,
             signer=self._signer,
         )
@@ -558,9 +558,6 @@ class Gatekeeper:
     def _fresh_of(self, origin: str) -> Retrieval | None:
         """What is fresh about the origin of another /robots.txt to which a redirect leads."""
         return self._open.directory.known(origin)
-
-    def _refuse_hop(self, url: str) -> object | None:
-        return None if self._guard is None else self._guard.refuses_url(url)
 
     def _shared(self, fetcher: Fetcher) -> RobotsSource:
         """What brings the files: with a fleet, whichever member asks first."""

@@ -26,7 +26,7 @@ from gatekeeper.fetching.guard_policy import GuardStats
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Moment, Record
 from gatekeeper.fleet import FleetStats
-from gatekeeper.gate.decider import ON_THE_WAY, Decider, NoTurn, UnbuiltDecision
+from gatekeeper.gate.decider import DENY_ALL, ON_THE_WAY, Decider, NoTurn, UnbuiltDecision
 from gatekeeper.middleware import inherited, refuse_one_text
 from gatekeeper.pacing.queues import REFETCH, Offer
 from gatekeeper.pacing.scheduler import PacingStats
@@ -271,7 +271,7 @@ class GateQuestions:
         await self._directory.prepare(record, agent)
         standing = record.standing(self._clock)
         if not standing.speaks:
-            return self._decider.closed_policy(agent)
+            return DENY_ALL.policy(agent)
         return self._decider.policy(record, standing.text, agent)
 
     async def source(self, url: str) -> bytes | None:

@@ -52,12 +52,12 @@ from gatekeeper.pacing.scopes import (
     REFUSALS,
     UNDERIVED,
     UNKNOWN,
-    Intervals,
     RequestReport,
     Scope,
     interval_for,
     jittered,
     report_of,
+    usual_interval,
 )
 from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.split_dict import MASK
@@ -76,7 +76,7 @@ class Engine:
     """
 
     __slots__ = (
-        *("_closer", "_in_turn_only", "_intervals", "_jitter", "_memory", "_on_idle"),
+        *("_closer", "_in_turn_only", "_jitter", "_memory", "_on_idle"),
         *("_rng", "_room", "_running", "_ttl", "behind", "budgeted", "clock"),
         *("counters", "frozen", "grant_limit", "granted", "halted", "keeper"),
         *("learns_latency", "leases", "now", "pacing", "queues", "remote", "scopes"),
@@ -123,7 +123,6 @@ class Engine:
         self._room = 0
         self._running = False
         self.usual: dict[Grant, None] = self.leases.usual
-        self._intervals = Intervals()
         self.unproven: UnprovenLeases = UnprovenLeases()
         self.adjust()
 
@@ -154,7 +153,6 @@ class Engine:
         self._jitter = pacing.jitter
         self._ttl = pacing.lease_ttl
         self.unproven.adjust(pacing.max_in_flight)
-        self._intervals.clear()
         self._set_limit()
 
     def follow_budgets(self) -> None:
@@ -202,7 +200,7 @@ class Engine:
             scope.asked, scope.derived = asked, found
             return found.seconds
         if asked is not scope.asked or scope.derived is UNDERIVED:
-            scope.asked, scope.derived = self._intervals.of(scope.settings, asked)
+            scope.asked, scope.derived = usual_interval(asked, scope.settings)
         return scope.derived.seconds
 
     def robots_read(self, scope: Scope, asked: RobotsInterval, now: float) -> float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -525,26 +526,13 @@ def interval_for(
     return Interval(max(parts)[0], tuple(parts), clamped, usual)
 
 
-class Intervals:
-    """One object for all hosts that are asked for the same: they are many."""
-
-    def __init__(self) -> None:
-        self._known: dict[
-            tuple[ScopeSettings, RobotsInterval], tuple[RobotsInterval, Interval]
-        ] = {}
-
-    def of(self, settings: ScopeSettings, asked: RobotsInterval) -> tuple[RobotsInterval, Interval]:
-        """What a text asks for, and the interval of a host without a history that comes of it."""
-        found = self._known.get((settings, asked))
-        if found is None:
-            if len(self._known) >= _MAX_INTERVALS:
-                self._known.clear()
-            found = self._known[settings, asked] = asked, interval_for(asked, settings)
-        return found
-
-    def clear(self) -> None:
-        """The settings have changed."""
-        self._known.clear()
+@lru_cache(_MAX_INTERVALS)
+def usual_interval(
+    asked: RobotsInterval, settings: ScopeSettings
+) -> tuple[RobotsInterval, Interval]:
+    """What a text asks for, and the interval of a host without a history that comes of it: one
+    object for all hosts that are asked for the same, which are many."""
+    return asked, interval_for(asked, settings)
 
 
 def _for_now(
