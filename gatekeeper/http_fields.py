@@ -180,13 +180,20 @@ def parse_http_date(value: str, now: float) -> float | None:
     return float(timegm(when.timetuple()))
 
 
+_FIRST: Final = -62135596800.0
+_LAST: Final = 253402300799.0
+"""The wall seconds of the years 1 and 9999."""
+
+
 def utc(wall: float) -> datetime:
     """Wall seconds as an aware datetime; held within the years datetime can say.
 
     >>> utc(0.0).isoformat()
     '1970-01-01T00:00:00+00:00'
     """
-    return datetime.fromtimestamp(min(max(wall, -62135596800.0), 253402300799.0), UTC)
+    if not _FIRST <= wall <= _LAST:
+        wall = min(max(wall, _FIRST), _LAST)
+    return datetime.fromtimestamp(wall, UTC)
 
 
 def unreadable(message: str) -> str:

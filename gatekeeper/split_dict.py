@@ -93,6 +93,17 @@ class SplitDict(MutableMapping[K, V]):
         be in another thread."""
         return _Values(self)
 
+    def replace(self, key: K, value: V) -> V | None:
+        """Put in an entry as the latest of its part, and give the value that the key had; None
+        where it had none."""
+        part = self.table[hash(key) & MASK]
+        old = part.pop(key, None)
+        if old is None:
+            self[key] = value
+        else:
+            part[key] = value
+        return old
+
     def take(self, key: K) -> V | None:
         """Take out the entry of the key, and give its value; None where there is none. Nobody who
         takes out what is not there has an error made and caught, as `pop` does."""

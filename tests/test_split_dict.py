@@ -28,6 +28,14 @@ class AsADict(RuleBasedStateMachine):
             patched.setattr(split_dict, "MOST", 3)
             self.whole[key] = self.split[key] = value
 
+    @rule(key=KEYS, value=st.integers())
+    def put_as_the_latest(self, key: str, value: int) -> None:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(split_dict, "MOST", 3)
+            assert self.split.replace(key, value) == self.whole.pop(key, None)
+        self.whole[key] = value
+        assert [*self.split.table[hash(key) & MASK]][-1] == key
+
     @rule(key=KEYS)
     def pop(self, key: str) -> None:
         assert self.split.pop(key, None) == self.whole.pop(key, None)

@@ -7,8 +7,8 @@ the bytes. One that can't be had now is a promise not to ask again too soon, so 
 dropped only where a storage has it. Without a storage such promises have `max_bytes` for
 themselves, which is a million dead origins; beyond that the oldest is given up.
 
-One timer takes records out of `warm` when their soft life is over, so that no reader of it needs
-a clock: cheaper than a heap for what is read a million times a second and expires once a day. It
+One timer ends that a record is `warm` when its soft life is over, so that who reads that needs no
+clock: cheaper than a heap for what is read a million times a second and expires once a day. It
 is late by a second, or by a little more where there are many: soft expiry comes long before the
 hard one, which `Directory.get` keeps to the moment.
 """
@@ -64,55 +64,64 @@ _STEP: Final = 0.02
 
 
 class SoftExpiry:
-    """Empties a dictionary of what is no longer fresh."""
+    """Which of the records in memory are warm; a timer ends that when they are no longer fresh."""
 
-    def __init__(self, warm: SplitDict[str, Record], clock: Clock) -> None:
-        self._warm = warm
+    def __init__(self, records: SplitDict[str, Record], clock: Clock) -> None:
+        self.records = records
+        self.warm: int = 0
+        """How many of them are."""
         self._clock = clock
         self._timer = SingleTimer(clock, self._sweep)
         self._left: Iterator[str] = iter(())
-        """What the look that is under way has not come to; a part of `warm` is listed when it is
-        its turn, as a tuple: to that the garbage collector pays no attention."""
+        """What the look that is under way has not come to; a part of the records is listed when it
+        is its turn, as a tuple: to that the garbage collector pays no attention."""
         self._looking = False
         self._earliest = math.inf
         """When the first of those that it left, or that came meanwhile, is no longer fresh."""
 
-    def expect(self, moment: float) -> None:
-        """Something is no longer fresh at that monotonic moment."""
+    def expect(self, record: Record) -> None:
+        """The record is warm from now on, until it is no longer fresh."""
+        self.warm += not record.warm
+        record.warm = True
+        moment = record.fresh_until
         self._earliest = min(self._earliest, moment)
         if moment < self._timer.when - _LEAST:
             self._timer.set(max(moment, self._clock.monotonic() + _LEAST))
 
+    def retire(self, record: Record) -> None:
+        """The record is not warm any more."""
+        self.warm -= record.warm
+        record.retire()
+
     def close(self) -> None:
-        """Forget everything, and the timer."""
-        for record in self._warm.values():
+        """Nothing is warm any more; and no timer."""
+        for record in self.records.values():
             record.retire()
-        self._warm.clear()
+        self.warm = 0
         self._left, self._looking = iter(()), False
         self._timer.cancel()
 
     def _sweep(self) -> None:
-        warm, now = self._warm, self._clock.monotonic()
+        records, now = self.records, self._clock.monotonic()
         if not self._looking:
-            self._left = (origin for part in warm.parts for origin in tuple(part))
+            self._left = (origin for part in records.parts for origin in tuple(part))
             self._earliest = math.inf
         earliest = self._earliest
         step = [*itertools.islice(self._left, _AT_ONCE)]
         for origin in step:
-            record = warm.get(origin)
-            if record is None:
+            record = records.get(origin)
+            if record is None or not record.warm:
                 continue
             if (until := record.fresh_until) <= now:
-                del warm[origin]
-                record.retire()
+                self.retire(record)
             elif until < earliest:
                 earliest = until
         self._earliest = earliest
         self._looking = len(step) == _AT_ONCE
         if self._looking:
             self._timer.set(now + _STEP)
-        elif warm:
-            pause = _LEAST * (1 + len(warm) // _A_SECOND)
+        elif self.warm:
+            pause = _LEAST * (1 + len(records) // _A_SECOND)
             self._timer.set(max(earliest, now + pause))
 
 
@@ -181,21 +190,19 @@ _Cold = bytes | tuple[bytes, bytes]
 
 
 class RecordCache:
-    """Every record in memory. `warm` is the part that the gate reads by itself."""
+    """Every record in memory. Those that are hot the gate reads by itself."""
 
     def __init__(
         self,
         config: Config,
         *,
         stored: bool,
+        expiry: SoftExpiry,
         uptime: Callable[[float], float] = float,
-        warm: SplitDict[str, Record] | None = None,
         texts: FileTexts | None = None,
-        on_warm: Callable[[float], object] | None = None,
     ) -> None:
-        """`on_warm` is told until when each record that is put into `warm` is fresh."""
-        self.warm: SplitDict[str, Record] = SplitDict() if warm is None else warm
-        self._on_warm = on_warm
+        """`expiry`, whose records are the hot ones, and empty yet, ends what is warm."""
+        self._expiry = expiry
         self.texts: FileTexts = FileTexts(config) if texts is None else texts
         self.evicted: int = 0
         """Cold records dropped so far."""
@@ -203,7 +210,7 @@ class RecordCache:
         self._most_hot = max(1, config.cache.max_bytes * 5 // 8)
         self._stored = stored
         self._uptime = uptime
-        self._hot: SplitDict[str, Record] = SplitDict()
+        self._hot: SplitDict[str, Record] = expiry.records
         """In the order in which they came, or were last looked at and found in use."""
         self._hot_bytes = 0
         self._candidates: deque[str] = deque()
@@ -252,30 +259,32 @@ class RecordCache:
         record.voids = self._voids
         if self._cold_bytes or self._promise_bytes:
             self._take_cold(origin)
-        if self.warm.get(origin, record) is not record:
-            self._chill(origin)
-        if record.policy_only:
-            self.warm[origin] = record
-            if self._on_warm is not None:
-                self._on_warm(record.fresh_until)
         if record.text is not None:
             self.texts.hold(record.text)  # before the old one lets go of it
-        self._leave(origin)
-        hot[origin] = record
+        old = hot.replace(origin, record)
+        if old is not None:
+            self._left(old, still=old is record)
+        if record.policy_only:
+            self._expiry.expect(record)
         self._hot_bytes += _weight(record)
         while hot.size > self._config.cache.hot_records or (
             self._hot_bytes > self._most_hot and hot.size > 1
         ):
             self._cool(self._least_used(origin))
 
-    def _leave(self, origin: str) -> Record | None:
+    def _leave(self, origin: str) -> None:
         """Take a record out of the hot ones."""
         record = self._hot.take(origin)
         if record is not None:
-            self._hot_bytes -= _weight(record)
-            if record.text is not None:
-                self.texts.release(record.text)
-        return record
+            self._left(record)
+
+    def _left(self, record: Record, *, still: bool = False) -> None:
+        """A record is no longer among the hot ones; `still`: but was put in once more."""
+        if not still:
+            self._expiry.retire(record)
+        self._hot_bytes -= _weight(record)
+        if record.text is not None:
+            self.texts.release(record.text)
 
     def _least_used(self, kept: str) -> str:
         """The origin of a hot record that was not asked about lately; never `kept`, if there is
@@ -297,12 +306,10 @@ class RecordCache:
                 return origin
             chances -= 1
             record.asked = 0
-            del hot[origin]
-            hot[origin] = record
+            hot.replace(origin, record)
 
     def drop(self, origin: str) -> None:
         """Forget it."""
-        self._chill(origin)
         self._leave(origin)
         self._take_cold(origin)
 
@@ -314,15 +321,9 @@ class RecordCache:
         """
         self._voids += 1
 
-    def _chill(self, origin: str) -> None:
-        record = self.warm.take(origin)
-        if record is not None:
-            record.retire()
-
     def _cool(self, origin: str) -> None:
         """A record leaves the hot ones: nobody but the cold ones has it from here on."""
         record = self._hot[origin]
-        self._chill(origin)
         packed = self._pack(record)
         self._leave(origin)
         if record.reachable or self._stored:

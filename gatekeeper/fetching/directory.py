@@ -118,11 +118,8 @@ class DirectoryStats(msgspec.Struct, frozen=True, kw_only=True):
 class Directory:
     """What is known of every origin's robots.txt.
 
-    `warm` is a dictionary of records that answer by their policy alone; a timer takes
-    them out when their `fresh_until` has come. Whoever wants speed looks there first, and
-    calls `get` for the rest.
-
-    >>> # record = directory.warm.get(origin) or await directory.get(origin)
+    `records` is a dictionary of those that are ready to answer. Whoever wants speed looks there
+    first, for what is `Record.warm`, and calls `get` for the rest.
     """
 
     def __init__(
@@ -136,7 +133,7 @@ class Directory:
         on_learnt: Callable[[Record], object] = lambda _record: None,
         on_retrieval: OnRetrieval = lambda _origin, _retrieval, _seconds: None,
         faults: LocalFaults | None = None,
-        warm: SplitDict[str, Record] | None = None,
+        records: SplitDict[str, Record] | None = None,
         texts: FileTexts | None = None,
         choose: Callable[[RobotsTxt, str], Policy] = RobotsTxt.policy,
         agent: str = "",
@@ -144,22 +141,21 @@ class Directory:
         """`on_learnt` is called with each record that a retrieval came to, `on_retrieval` after
         each one with the origin, what it came to, and its seconds with the wait for turns. They
         must be short and must not raise. `faults` hears from others, too, who answers, and has
-        `plan_probes` called when in doubt; None: it is the directory's own. `warm` and `texts` may
-        be the caller's, and empty. `choose` gives a text as it reads for an agent, called in a
+        `plan_probes` called when in doubt; None: it is the directory's own. `records` and `texts`
+        may be the caller's, and empty. `choose` gives a text as it reads for an agent, called in a
         thread; `agent` is the one that most questions are for."""
         self._fetcher = fetcher
         self._config = config
         self._clock = clock
         self._storage = storage
         self._faults = faults or LocalFaults(rng, on_doubt=self.plan_probes)
-        self.warm: SplitDict[str, Record] = SplitDict() if warm is None else warm
-        self._soft_expiry = SoftExpiry(self.warm, clock)
+        self.records: SplitDict[str, Record] = SplitDict() if records is None else records
+        self._soft_expiry = SoftExpiry(self.records, clock)
         self._cache = RecordCache(
             config,
             stored=storage is not None,
-            warm=self.warm,
+            expiry=self._soft_expiry,
             texts=texts,
-            on_warm=self._soft_expiry.expect,
             uptime=self._faults.uptime,
         )
         self._updates = RecordUpdates(
@@ -280,7 +276,8 @@ class Directory:
     def note_page(self, origin: str, ok: bool) -> None:
         """A page of the origin was fetched; `ok` is 2xx or 3xx: for the 30 days of RFC 9309
         section 2.3.1.4 (RFC-38)."""
-        if ok and origin not in self.warm:
+        record = self.records.get(origin)
+        if ok and (record is None or not record.warm):
             self._updates.note_page(origin)
 
     def subscribe(self, callback: OnChange) -> Callable[[], None]:
@@ -318,7 +315,7 @@ class Directory:
         return DirectoryStats(
             records=len(self._cache),
             hot=self._cache.hot,
-            warm=len(self.warm),
+            warm=self._soft_expiry.warm,
             texts=len(self._cache.texts),
             bytes=self._cache.bytes,
             in_flight=len(self._flights),

@@ -394,17 +394,20 @@ class _RecordInUse(_RecordHead, kw_only=True, gc=False, eq=False):
     seen: int = 0
     """The era of the question asked last; see `DecisionCache.often`."""
     ready: int = 0
-    """For the gate's own agent the text alone decides, for as long as the record is in
-    `Directory.warm`, and that is the number of the operator's latest word (`Decider.forget`):
+    """For the gate's own agent the text alone decides, for as long as the record is `warm`, and
+    that is the number of the operator's latest word (`Decider.forget`):
     guard and operator say nothing of the origin, and no hours are named."""
     rules: FlatRules | None = None
     """`text.ready`, without a look at the text; None: look there."""
     cached: dict[str, Any] | None = None
     """What the decision cache keeps of this record, by agent; lost as `ready` is."""
+    warm: bool = False
+    """It is in memory, and answers by the policy of its text alone; a timer ends that when its
+    `fresh_until` has come."""
 
     def retire(self) -> None:
         """It is no longer warm: whoever still holds it has to look at the clock."""
-        self.ready, self.rules = 0, None
+        self.warm, self.ready, self.rules = False, 0, None
         self.drop_cached()
 
     def drop_cached(self) -> None:

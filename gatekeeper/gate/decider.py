@@ -182,16 +182,16 @@ class Decider:
         self._prefix = ids.prefix
         self._guard = guard
         self._overrides = overrides
-        self.warm: SplitDict[str, Record] = SplitDict()
-        """By origin, the records that answer by the policy of their text alone until `fresh_until`:
-        the directory fills and empties it."""
+        self.records: SplitDict[str, Record] = SplitDict()
+        """By origin, those that are ready to answer: the directory fills and empties it. Those that
+        are `warm` answer by the policy of their text alone."""
         self.texts: FileTexts = FileTexts(config)
         """Those of all records."""
         self._counts: Counter[tuple[Verdict, Reason]] = Counter()
         self._without_file: dict[str, Policy] = {}
         """By agent: what an origin without a file says to it."""
         self._cache = DecisionCache(
-            self.warm, ids.prefix, agent=agent, max_agents=config.cache.max_agents
+            self.records, ids.prefix, agent=agent, max_agents=config.cache.max_agents
         )
         self.numbers: itertools.count[int] = ids.numbers
         """Those of the ids of decisions."""
@@ -257,11 +257,7 @@ class Decider:
             return outright
         standing = record.standing(moment)
         decision = self._by_record(raw, target.path, agent, record, standing, moment, ahead)
-        if (
-            self._cache.on
-            and record is self.warm.get(record.origin)
-            and moment.now < record.fresh_until
-        ):
+        if self._cache.on and record.warm and moment.now < record.fresh_until:
             self._keep(decision, target.path, record, agent, moment)
         return decision
 
@@ -584,7 +580,8 @@ class Decider:
             often, ours = self._cache.often(record), agent == self.agent
             if not often and (not ours or record.ready == self._cache.word):
                 return
-            if often or self._flat(record, text, agent) is None:
+            rules = None if often else self._flat(record, text, agent)
+            if rules is None:
                 policy = self.policy(record, text, agent)
                 # Visit-time is asked of the clock each time: there is nothing to keep.
                 if policy.timed:
@@ -592,7 +589,7 @@ class Decider:
                 if text is not None and ours and text.parsed is not None and text.ready is None:
                     text.ready = policy
             if ours:
-                record.ready = self._cache.word
+                record.ready, record.rules = self._cache.word, rules
             if not often:
                 return
             hourly = bool(policy.request_rates)

@@ -250,14 +250,14 @@ class DecisionCache:
     """
 
     def __init__(
-        self, warm: SplitDict[str, Record], prefix: str, *, agent: str, max_agents: int
+        self, records: SplitDict[str, Record], prefix: str, *, agent: str, max_agents: int
     ) -> None:
-        """`warm`: the directory's records by origin; `prefix`: that of decision ids; `agent`: the
+        """`records`: the directory's by origin; `prefix`: that of decision ids; `agent`: the
         gate's own; `max_agents`: agents of one record of which decisions are kept."""
         self.on: bool = speedups.ON
         self.word: int = 1
         """The number of the operator's latest word: records that are `ready` by it are."""
-        self._few, self._many = warm.first, warm.table
+        self._few, self._many = records.first, records.table
         self._prefix = prefix
         self._agent = agent
         self._max_agents = max_agents
@@ -318,7 +318,7 @@ class DecisionCache:
         to be read as a URL first, and where decisions about the origin are worth being kept from
         now on: one has to be made first.
 
-        No clock is read: a record that is no longer fresh leaves `warm` by a timer.
+        No clock is read: a timer ends that a record is warm.
         """
         if record.ready != self.word or len(path) >= urls.SURELY_SHORT:
             return None
@@ -388,7 +388,7 @@ class DecisionCache:
         """What is kept of the origin of a plain URL that the gate's own agent may fetch; None for
         any other.
 
-        No clock is read: a record that is no longer fresh leaves `warm` by a timer.
+        No clock is read: a timer ends that a record is warm.
         """
         try:
             cut = url.find("/", 8)  # behind `https://`

@@ -147,7 +147,7 @@ class Gatekeeper:
         self._authority, self._cut = "\n", 0
         self._origin: CachedOrigin | _NoOrigin = _NoOrigin()
         self._warm_allowed = self._warm_denied = 0
-        self._few, self._many = self._decider.warm.first, self._decider.warm.table
+        self._few, self._many = self._decider.records.first, self._decider.records.table
 
     def _robots_pacing(self) -> RobotsPacing:
         return RobotsPacing(
@@ -195,7 +195,7 @@ class Gatekeeper:
                 on_learnt=self._on_learnt,
                 on_retrieval=self._on_retrieval,
                 faults=self._faults,
-                warm=self._decider.warm,
+                records=self._decider.records,
                 texts=self._decider.texts,
                 choose=self._decider.policy_of,
                 agent=self._agent,
@@ -251,6 +251,7 @@ class Gatekeeper:
         opened, self._opened = self._opened, None
         if opened is not None:
             await opened.directory.close()
+            self._decider.records.clear()  # whoever opens it again begins with none
 
     # -- questions -------------------------------------------------------------------
 

@@ -525,8 +525,8 @@ class LeaseManager:
         `target`: the URL as it was read, of an origin whose file is known."""
         if target is None:
             ordinary = urls.split_ordinary(url)
-            record = None if ordinary is None else self.decider.warm.get(ordinary[0])
-            if record is None or record.cached is not None:
+            record = None if ordinary is None else self.decider.records.get(ordinary[0])
+            if record is None or not record.warm or record.cached is not None:
                 return None
             target = urls.parse(url)
         made: list[Decision | UnbuiltDecision] = []

@@ -30,11 +30,8 @@ class Replica(GateInternals):
         self._refused: Counter[str] = Counter()
         super().__init__(Gatekeeper(identity, config=self._config))
         self._wanted = wanted
-        warm = self._gate._decider.warm
-        self._expiry = SoftExpiry(warm, self.clock)
-        self._records = RecordCache(
-            self._config, stored=True, warm=warm, on_warm=self._expiry.expect
-        )
+        self._expiry = SoftExpiry(self._gate._decider.records, self.clock)
+        self._records = RecordCache(self._config, stored=True, expiry=self._expiry)
         self._told: Counter[tuple[Verdict, Reason]] = Counter()
 
     @property

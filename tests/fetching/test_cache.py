@@ -47,7 +47,8 @@ async def test_a_cold_record_comes_back_as_it_was() -> None:
         shown = before.standing(it.clock)
         it.source.answer = DOWN
         await it.get(origin(1))
-        assert origin(0) not in it.directory.warm
+        assert origin(0) not in it.directory.records
+        assert not before.warm
         after = await it.get(origin(0))
         assert after is not before
         assert after.current == before.current
@@ -56,7 +57,8 @@ async def test_a_cold_record_comes_back_as_it_was() -> None:
         again = after.standing(it.clock)
         assert (again.verdict, again.hops, again.took) == (shown.verdict, shown.hops, shown.took)
         assert it.allows(after, "/old") is False
-        assert origin(0) in it.directory.warm
+        assert after.warm
+        assert it.directory.records[origin(0)] is after
         assert len(it.source.asked) == 2
 
 
@@ -142,7 +144,7 @@ def test_a_cold_record_costs_little() -> None:
     """Everything counted: key, dictionary, moments, text. The corpus' mean is a benchmark."""
     config = Config.from_dict({"cache": {"hot_records": 1}})
     clock = VirtualClock(start=1000.0)
-    cache = RecordCache(config, stored=True)
+    cache = RecordCache(config, stored=True, expiry=SoftExpiry(SplitDict(), clock))
 
     def put(number: int) -> None:
         answer = OriginAnswer(
@@ -222,30 +224,32 @@ async def test_expired_records_leave_in_steps_and_at_their_time(
     monkeypatch.setattr(cache_module, "_AT_ONCE", 100)
     monkeypatch.setattr(split_dict, "MOST", most)
     clock = VirtualClock(start=1000.0)
-    warm: SplitDict[str, Record] = SplitDict()
-    expiry = SoftExpiry(warm, clock)
+    records: SplitDict[str, Record] = SplitDict()
+    expiry = SoftExpiry(records, clock)
     for number in range(1000):
-        record = warm[origin(number)] = lasting_until(1050.0 + 50.0 * (number % 2), number)
-        expiry.expect(record.fresh_until)
-    left = [len(warm)]
+        record = records[origin(number)] = lasting_until(1050.0 + 50.0 * (number % 2), number)
+        expiry.expect(record)
+    left = [expiry.warm]
     for _ in range(2000):  # in steps of 10 ms
         clock.advance(0.01)
         if clock.monotonic() < 1050.0:
-            assert len(warm) == 1000
-        left.append(len(warm))
+            assert expiry.warm == 1000
+        left.append(expiry.warm)
     clock.advance(28.0)
     for _ in range(500):
         clock.advance(0.01)
-        left.append(len(warm))
+        left.append(expiry.warm)
     assert max(before - after for before, after in itertools.pairwise(left)) <= 100
-    assert set(warm) == {origin(number) for number in range(1, 1000, 2)}
+    warm = {name for name, record in records.items() if record.warm}
+    assert warm == {origin(number) for number in range(1, 1000, 2)}
     # One that comes while a look is under way is not forgotten.
     clock.advance(49.0)
-    late = warm[origin(5000)] = lasting_until(clock.monotonic() + 5.0, 5000)
-    expiry.expect(late.fresh_until)
+    late = records[origin(5000)] = lasting_until(clock.monotonic() + 5.0, 5000)
+    expiry.expect(late)
     for _ in range(3000):
         clock.advance(0.01)
-    assert not warm
+    assert not expiry.warm
+    assert not any(record.warm for record in records.values())
     expiry.close()
 
 

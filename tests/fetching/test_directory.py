@@ -259,7 +259,7 @@ async def test_what_is_forgotten_is_asked_anew() -> None:
         await it.get()
         await it.directory.forget(ORIGIN)
         assert it.directory.peek(ORIGIN) is None
-        assert ORIGIN not in it.directory.warm
+        assert ORIGIN not in it.directory.records
         await it.get()
         assert len(it.source.asked) == 2
 

@@ -9,7 +9,7 @@ import pytest
 from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.fetching.outcomes import Outcome, Retrieval
 from gatekeeper.fetching.records import Record, Standing
-from tests.fetching.directories import DAY, HOUR, NEW, OLD, ORIGIN, House, Source, file, house
+from tests.fetching.directories import DAY, HOUR, NEW, OLD, House, Source, file, house
 
 MINUTE = 60.0
 ALLOW, DENY, DEFER = Verdict.ALLOW, Verdict.DENY, Verdict.DEFER
@@ -137,7 +137,7 @@ async def test_cold(row: Expected) -> None:
         # Kept: the next question asks nobody.
         assert await it.get() is record or not row.recorded
         assert len(it.source.asked) == (1 if row.recorded else 2)
-        assert (it.directory.warm.get(ORIGIN) is record) is (row.verdict in {None, ALLOW})
+        assert record.warm is (row.verdict in {None, ALLOW})
 
 
 @rows

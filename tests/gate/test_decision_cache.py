@@ -387,7 +387,7 @@ async def test_leases_of_a_file_with_two_readings_have_each_its_own_decision(
 
 
 def kept_of(gate: Gatekeeper) -> set[str]:
-    return {origin for origin, record in gate._decider.warm.items() if record.cached}
+    return {origin for origin, record in gate._decider.records.items() if record.cached}
 
 
 async def test_decisions_are_kept_of_origins_that_are_asked_about_often(
@@ -451,7 +451,7 @@ async def test_every_way_gives_one_verdict(
     virtual_internet: FakeInternet, gate: Gatekeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await asked(virtual_internet, gate, "/a")
-    (record,) = gate._decider.warm.values()
+    (record,) = gate._decider.records.values()
     for path in PATHS:
         url = f"http://a.test{path}"
 
@@ -461,7 +461,8 @@ async def test_every_way_gives_one_verdict(
             except InvalidURL:
                 return "invalid"
 
-        record.retire()  # the whole way
+        record.ready, record.rules = 0, None  # the whole way
+        record.drop_cached()
         whole = await verdict()
         await gate.allowed("http://a.test/a")
         kept = await verdict()
@@ -490,7 +491,7 @@ async def test_a_text_at_rest_gives_the_decision_that_it_gives_awake(
     virtual_internet.site("a.test").robots(ROBOTS + "Crawl-delay: 1\n")
     await asked(virtual_internet, gate, "/b")
     awake = await asked(virtual_internet, gate, path)
-    (record,) = gate._decider.warm.values()
+    (record,) = gate._decider.records.values()
     assert record.text is not None
     for _ in range(2):
         record.text.rest()
@@ -504,7 +505,7 @@ async def test_a_text_at_rest_wakes_for_an_origin_that_is_asked_about_again(
 ) -> None:
     monkeypatch.setattr(decision_cache, "_OFTEN", 4)
     await asked(virtual_internet, gate, "/b")
-    (record,) = gate._decider.warm.values()
+    (record,) = gate._decider.records.values()
     assert record.text is not None
     record.text.rest()
     record.drop_cached()
@@ -526,7 +527,7 @@ async def test_what_a_text_at_rest_asks_for_is_known_without_reading_it_again(
     text = "User-agent: *\nCrawl-delay: 7\n" + "Disallow: /private\n" * rules
     virtual_internet.site("b.test").robots(text)
     await asked(virtual_internet, gate, "/a", "b.test")
-    (record,) = gate._decider.warm.values()
+    (record,) = gate._decider.records.values()
     assert record.text is not None
     record.text.rest()
 
@@ -536,3 +537,17 @@ async def test_what_a_text_at_rest_asks_for_is_known_without_reading_it_again(
     monkeypatch.setattr(RobotsTxt, "parse", parse)
     moment = Moment(gate._clock.monotonic(), gate._clock.wall())
     assert gate._decider.interval(record, "testbot", moment).seconds == 7.0
+
+
+async def test_the_first_check_spares_the_next_question_a_look_at_the_text(
+    virtual_internet: FakeInternet, gate: Gatekeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decision_cache, "_OFTEN", 1_000)
+    await asked(virtual_internet, gate, "/a")
+    (record,) = gate._decider.records.values()
+    assert record.text is not None
+    assert isinstance(record.rules, FlatRules)
+    assert record.rules is record.text.ready
+    record.text.used = False
+    assert await gate.allowed("http://a.test/a")
+    assert not record.text.used

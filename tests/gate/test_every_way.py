@@ -66,7 +66,7 @@ async def leased(gate: Gatekeeper, url: str) -> Decision:
 
 def rest(gate: Gatekeeper) -> None:
     """Put every text to rest, as if many others had been asked for since."""
-    for record in gate._decider.warm.values():
+    for record in gate._decider.records.values():
         record.drop_cached()
         record.asked = 0
         if record.text is not None:
