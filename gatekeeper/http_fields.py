@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
+REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})  # RFC 9110 section 15.4 (HTTP-13)
 _MOST: Final = float(2**31)  # RFC 9111 section 4.2.1 (HTTP-06): delta-seconds that overflow
 _MAX_FIELD = 2_000
 """Octets of a RateLimit field that are read; a longer one is no field of an honest site."""

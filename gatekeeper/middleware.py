@@ -31,7 +31,7 @@ from gatekeeper.clock import Deadline, SharedTimer
 from gatekeeper.decision import Decision, NotYet, refuse
 from gatekeeper.errors import Denied, HoldLapsed
 from gatekeeper.fetching.guard import before_send
-from gatekeeper.http_fields import rate_limit_of
+from gatekeeper.http_fields import REDIRECTS, rate_limit_of
 from gatekeeper.identity import Signer
 from gatekeeper.robots import PageSignals, page_signals, product_token
 from gatekeeper.urls import UrlCache, sendable, url_of
@@ -285,7 +285,6 @@ UNLIMITED = Unlimited()
 
 # --- the middleware -------------------------------------------------------------------------
 
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _SWITCHING = 101  # a websocket lives on for as long as it likes
 _MAX_OFFERED = 256
 _RATE_LIMIT = type(RETRY_AFTER)("RateLimit")  # looked up without folding its case each time
@@ -429,7 +428,7 @@ def gate_middleware_with(
             if _failed(error, lease, own, started):
                 raise TimeoutError from None
             raise
-        redirected = response.status in _REDIRECTS
+        redirected = response.status in REDIRECTS
         # The next hop takes a turn of its own, and could wait for this one for ever. Else an
         # adopted lease lasts until both its block and its connection are done with.
         _until_free(response, own, lease, in_block=adopted is not None and not redirected)

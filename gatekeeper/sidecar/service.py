@@ -308,21 +308,16 @@ class Service:
         for site in sites:
             await site.stop()
 
-    def decided(self, decision: Decision, call: Call) -> None:
-        """Log one decision and keep it for operators; the gate has counted it."""
-        self._feed(decision, call.id, call.client)
-        self.log.add(decision, call.id, call.client)
-        if self._tracing is not None:
-            self._tracing.decided(decision)
-
-    def decided_inline(
-        self, decision: Decision, call: InlineCall, written: WrittenDecision | None = None
+    def decided(
+        self, decision: Decision, call: Call | InlineCall, written: WrittenDecision | None = None
     ) -> None:
-        """Log a decision that was answered inline; the gate has counted it. `written`: what was
+        """Log one decision and keep it for operators; the gate has counted it. `written`: what was
         told, where `decision` only is like it."""
         self._feed(decision, call.id, call.client, written)
         if self.log.enabled:
             self.log.add(written or decision, call.id, call.client)
+        if self._tracing is not None:
+            self._tracing.decided(decision)
 
     def new_id(self) -> str:
         """Names a request, in its answer and in the logs."""

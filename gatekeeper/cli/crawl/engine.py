@@ -28,7 +28,7 @@ from gatekeeper.errors import Deferred, Denied, GatekeeperError, InvalidURL
 from gatekeeper.fetching.fetcher import send_once
 from gatekeeper.fetching.guard import connecting
 from gatekeeper.fetching.limits import within_files
-from gatekeeper.http_fields import unreadable
+from gatekeeper.http_fields import REDIRECTS, unreadable
 from gatekeeper.middleware import signals
 from gatekeeper.robots.signals import PAGE_FIELDS, page_signals
 from gatekeeper.urls import mask
@@ -118,7 +118,6 @@ _log = logging.getLogger(__name__)
 
 _PLAIN = re.compile(r"https?://[a-z0-9.-]+(?::[0-9]+)?(?:/(?!\.)[A-Za-z0-9._~-]*)+")
 """URLs that yarl sends as they are; most of them."""
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _ACCEPT = "text/html, application/xhtml+xml, */*;q=0.8"
 
 
@@ -145,7 +144,7 @@ async def exchange(
     async with request as response:
         elapsed = clock.monotonic() - started
         location = response.headers.get(hdrs.LOCATION)
-        if response.status not in _REDIRECTS:
+        if response.status not in REDIRECTS:
             location = None
         head = WarcHead(response, at) if record else None
         if location is None:

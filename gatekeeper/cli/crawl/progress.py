@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from gatekeeper import urls
 from gatekeeper.cli import paint
@@ -19,6 +19,9 @@ from gatekeeper.clock import Clock
 from gatekeeper.decision import Decision, Reason, State, Verdict
 from gatekeeper.errors import InvalidURL, StorageError, quoted
 from gatekeeper.pacing.waiting import ClockView
+
+if TYPE_CHECKING:
+    from gatekeeper.gate import Gatekeeper
 
 # --- what holds a crawl up -------------------------------------------------------------------
 
@@ -521,16 +524,6 @@ _HELD = frozenset({"pause"})
 """Kinds of clock that no time ends, but somebody."""
 
 
-class Explains(Protocol):
-    """What of a gate is asked here: nothing that waits for a site."""
-
-    async def why(self, host: str) -> Iterable[ClockView]:
-        """Every clock of the host."""
-
-    def peek(self, url: str) -> Decision | None:
-        """What is known about the URL already."""
-
-
 class Hosts:
     """How many URLs wait for each origin: two of one host have files of their own, and one
     may be deferred while the other is not. Memory: an entry for each origin that is waited for.
@@ -557,13 +550,13 @@ class Hosts:
         else:
             self._waiting.pop(origin, None)
 
-    async def busiest(self, gate: Explains, clock: Clock, most: int) -> list[NextTurn]:
+    async def busiest(self, gate: Gatekeeper, clock: Clock, most: int) -> list[NextTurn]:
         """The origins that most URLs wait for, the one whose turn comes first in front."""
         names = heapq.nlargest(most, self._waiting, key=lambda name: self._waiting[name][0])
         turns = [await self._turn(name, gate, clock) for name in names]
         return sorted(turns, key=lambda turn: (turn.seconds, turn.host))
 
-    async def soonest(self, gate: Explains, clock: Clock, enough: float) -> float:
+    async def soonest(self, gate: Gatekeeper, clock: Clock, enough: float) -> float:
         """Seconds until the first turn of any; one within `enough` ends the search."""
         best = _NEVER
         for origin in tuple(self._waiting):
@@ -572,11 +565,11 @@ class Hosts:
                 break
         return best
 
-    async def turn(self, url: str, gate: Explains, clock: Clock) -> NextTurn:
+    async def turn(self, url: str, gate: Gatekeeper, clock: Clock) -> NextTurn:
         """When the turn of that URL's origin comes, whether or not it waits for it already."""
         return await self._turn(urls.parse(url).origin, gate, clock)
 
-    async def _turn(self, origin: str, gate: Explains, clock: Clock) -> NextTurn:
+    async def _turn(self, origin: str, gate: Gatekeeper, clock: Clock) -> NextTurn:
         count, url = self._waiting.get(origin, (0, ""))
         wall, seconds, holdup, interval = clock.wall(), 0.0, None, 0.0
         slowed = ""

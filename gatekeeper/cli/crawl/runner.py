@@ -25,7 +25,6 @@ from gatekeeper.cli.crawl.manifest import Entry, Folder, Manifest, Result, refus
 from gatekeeper.cli.crawl.output import Response, Warc, warc_writer
 from gatekeeper.cli.crawl.progress import (
     TURN,
-    Explains,
     Holdup,
     Hosts,
     Progress,
@@ -110,7 +109,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def ending(
-    tally: Tally, hosts: Hosts, gate: Explains, clock: Clock, stopped: str | None
+    tally: Tally, hosts: Hosts, gate: Gatekeeper, clock: Clock, stopped: str | None
 ) -> Ending:
     """How it stands, as far as the gate knows it: no site is asked."""
     held = []
@@ -255,33 +254,23 @@ def _place(job: Job, stack: AsyncExitStack) -> Place:
     path = job.manifest
     if path is None:
         return Place()
-    retry = job.retry_denied
-    folder = Folder(job.output) if job.output is not None else None
-    if job.warc is None:
-        manifest = _told_of(stack.enter_context(Manifest(path, retry_denied=retry)))
-        return Place(manifest, folder)
-    begun = job.warc.exists() and job.warc.stat().st_size > 0
-    name = job.archive or ""
-    kept = Manifest(path, archive=name if begun else "", retry_denied=retry)
-    manifest = _told_of(stack.enter_context(kept))
-    made = Warc(
-        job.warc,
-        software=f"gatekeeper/{__version__}",
-        name=name,
-        last=manifest.warc_places.get(name) if begun else None,
-    )
-    return Place(manifest, folder, stack.enter_context(made))
-
-
-def _told_of(manifest: Manifest) -> Manifest:
-    """The manifest; lines of it that are no entries are told on stderr."""
+    archive = job.archive
+    begun = job.warc is not None and job.warc.exists() and job.warc.stat().st_size > 0
+    if job.warc is not None and not begun:
+        archive = ""
+    manifest = stack.enter_context(Manifest(path, archive=archive, retry_denied=job.retry_denied))
     if manifest.unreadable:
         _log.warning(
             "%s: %d of its lines are no entries of a crawl: they are left alone, and what they "
             "may speak of is fetched again",
-            *(manifest.path, manifest.unreadable),
+            *(path, manifest.unreadable),
         )
-    return manifest
+    warc = None
+    if job.warc is not None:
+        last = manifest.warc_places.get(archive) if archive else None
+        made = Warc(job.warc, software=f"gatekeeper/{__version__}", name=job.archive, last=last)
+        warc = stack.enter_context(made)
+    return Place(manifest, Folder(job.output) if job.output is not None else None, warc)
 
 
 def _lock(job: Job, stack: AsyncExitStack) -> None:

@@ -55,12 +55,12 @@ def check_inline(service: Service, call: InlineCall) -> bytes | None:
     query = _question(call.query)
     written = service.internals.write(query.url, user_agent=query.user_agent)
     if written is not None:
-        service.decided_inline(written.cached.decision, call, written)
+        service.decided(written.cached.decision, call, written)
         return written.json()
     decision = service.internals.recall(query.url, user_agent=query.user_agent)
     if decision is None:
         return None
-    service.decided_inline(decision, call)
+    service.decided(decision, call)
     return encode(decision)
 
 

@@ -16,7 +16,7 @@ from gatekeeper.clock import deadline
 from gatekeeper.decision import Decision, refuse
 from gatekeeper.errors import AddressRefused, Denied, InvalidURL, LeaseTimeout, StorageError
 from gatekeeper.gate.leases import Lease
-from gatekeeper.http_fields import unreadable
+from gatekeeper.http_fields import REDIRECTS, unreadable
 from gatekeeper.middleware import counting_bytes
 from gatekeeper.robots.signals import parse_challenges
 from gatekeeper.sidecar.exchange import CRAWL, OCTETS, SANDBOXED, Call, Problem, Route, read_query
@@ -87,7 +87,6 @@ _FOR_THE_TURN = 0.9
 """The share of what is left of `fetch_timeout` that the wait for a turn may take: the page
 takes time as well, and a 429 that says when to come again is worth more than a 504."""
 _MOST_REDIRECTS = 5  # T9
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
 class FetchQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -196,7 +195,7 @@ async def _under(lease: Lease, service: Service, call: Call, url: str) -> web.St
         call.request.method, url, headers=asked, allow_redirects=False
     ) as page:
         service.operators.feed.reported(lease.host, page.status)
-        if page.status in _REDIRECTS and (location := page.headers.get("Location")):
+        if page.status in REDIRECTS and (location := page.headers.get("Location")):
             return _led_to(url, location)
         hold_while_read(lease, page)
         return await pass_on(service, call, page, lambda: _head(page, lease.decision))

@@ -69,9 +69,8 @@ def acquire_inline(service: Service, call: InlineCall) -> bytes | None:
     if held is None:
         return None
     service.metrics.queue_wait.observe(0.0)
-    decision = held.lease.decision
-    service.decided_inline(decision, call)
-    return encode(LeaseBody(held.id, held.lease.url, held.granted_at, held.expires_at, decision))
+    service.decided(held.lease.decision, call)
+    return encode(_body(held))
 
 
 async def renew(service: Service, call: Call) -> web.StreamResponse:
@@ -123,13 +122,8 @@ async def give_back(service: Service, call: Call) -> web.StreamResponse:
 
 
 def _body(held: ClientLease) -> LeaseBody:
-    return LeaseBody(
-        id=held.id,
-        url=held.lease.url,
-        not_before=held.granted_at,
-        expires_at=held.expires_at,
-        decision=held.lease.decision,
-    )
+    lease = held.lease
+    return LeaseBody(held.id, lease.url, held.granted_at, held.expires_at, lease.decision)
 
 
 ROUTES = (
