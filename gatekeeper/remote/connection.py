@@ -32,6 +32,7 @@ from gatekeeper.errors import (
     InvalidURL,
     SidecarError,
 )
+from gatekeeper.http_fields import delta_seconds
 from gatekeeper.urls import url_of
 from gatekeeper.wire import ProblemDocument
 
@@ -170,7 +171,8 @@ class SidecarConnection:
         except (aiohttp.ClientError, OSError) as error:
             raise self._failed(self._described(error)) from None
         self.down = False
-        retry_after = _seconds(response.headers.get("Retry-After"))
+        # In seconds: our own service writes no date.
+        retry_after = delta_seconds(response.headers.get("Retry-After", ""))
         return SidecarResponse(response.status, data, retry_after, token=bool(self._headers))
 
     def _described(self, error: Exception) -> str:
@@ -255,13 +257,6 @@ def _os_reason(error: OSError) -> str:
     if error.errno and error.errno > 0 and not isinstance(error, ssl.SSLError):
         return os.strerror(error.errno)
     return error.strerror or str(error)
-
-
-def _seconds(header: str | None) -> float | None:
-    """A Retry-After in seconds; our own service writes no other."""
-    if header is None or not header.isascii() or not header.isdigit():
-        return None
-    return float(header[:9])
 
 
 # --- What travels between client and sidecar: bodies, and problems as exceptions.

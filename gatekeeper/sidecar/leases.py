@@ -39,7 +39,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from gatekeeper.gate import GateInternals, Gatekeeper
     from gatekeeper.sidecar.metrics import Sample
 
+_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
@@ -235,7 +236,7 @@ class LeaseTable:
         self._write(lease_id, held.lease, ttl, held.user_agent, held.client)
         held.ttl = ttl
         held.lease.renew(ttl)
-        held.expires_at = self._moment(ttl)
+        held.expires_at = utc(self._clock.wall() + ttl)
         held.due = self._remind(lease_id, held.ttl)
         return held
 
@@ -263,7 +264,7 @@ class LeaseTable:
             )
             if told.status is not None:
                 self._on_report(lease.host, told.status)
-        self._write_end(lease_id)
+        self._keep(self._book.ended, lease_id)
         self._left_over.pop(lease_id, None)
         if held is not None:
             self._end(held, "reported")
@@ -280,7 +281,7 @@ class LeaseTable:
                 if len(self._unwanted) > _REMEMBERED:
                     self._unwanted.popitem(last=False)
             raise _unknown(lease_id)
-        self._write_end(lease_id)
+        self._keep(self._book.ended, lease_id)
         self._left_over.pop(lease_id, None)
         if held is not None:
             self._end(held, "given_back")
@@ -291,7 +292,7 @@ class LeaseTable:
         held = self._held.get(lease_id)
         if held is None:
             raise _unknown(lease_id)
-        self._write_end(lease_id)
+        self._keep(self._book.ended, lease_id)
         self._end(held, "dropped")
 
     def drain(self) -> None:
@@ -375,30 +376,22 @@ class LeaseTable:
         self, lease_id: str, lease: Lease, ttl: float, agent: str | None, client: str
     ) -> None:
         """A grant or a renewal, for a process that comes after this one. Raises Problem 503."""
-        if not self._book.kept:
-            return
-        try:
-            self._book.granted(
-                OpenLease.lasting(lease_id, lease.url, ttl, self._clock, agent, client)
-            )
-        except OSError as error:
-            self._unwritable(error)
+        if self._book.kept:
+            left = OpenLease.lasting(lease_id, lease.url, ttl, self._clock, agent, client)
+            self._keep(self._book.granted, left)
 
-    def _write_end(self, lease_id: str) -> None:
-        """Its end, for a process that comes after this one. Raises Problem 503."""
+    def _keep(self, write: Callable[[_T], object], what: _T) -> None:
+        """Write to the journal. Raises Problem 503 where it takes no line, unless leases go on
+        without it."""
         try:
-            self._book.ended(lease_id)
+            write(what)
         except OSError as error:
-            self._unwritable(error)
-
-    def _unwritable(self, error: OSError) -> None:
-        """The journal took no line. Raises Problem 503, unless leases go on without it."""
-        if self._keep_going:
-            _log.warning("a lease is not kept for a process after this one: %s", error)
-            return
-        self._unwritten = True
-        self.refused["journal"] += 1
-        raise _no_room_on_disk(error.strerror or str(error)) from error
+            if self._keep_going:
+                _log.warning("a lease is not kept for a process after this one: %s", error)
+                return
+            self._unwritten = True
+            self.refused["journal"] += 1
+            raise _no_room_on_disk(error.strerror or str(error)) from error
 
     def _enter(
         self, lease_id: str, lease: Lease, ttl: float, client: str, agent: str | None
@@ -484,9 +477,6 @@ class LeaseTable:
                 self._end(held, "expired")
         if self._due:
             self._timer.set(self._due[0][0])
-
-    def _moment(self, seconds: float) -> datetime:
-        return utc(self._clock.wall() + seconds)
 
 
 def _unknown(lease_id: str) -> Problem:

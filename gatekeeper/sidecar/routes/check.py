@@ -122,32 +122,6 @@ def _batch_told(
     return kept.body()
 
 
-_CHECK_ROUTES = (
-    Route(
-        "GET",
-        "/v1/check",
-        check,
-        "May this URL be fetched?",
-        operation="checkUrl",
-        query=CheckQuery,
-        answers={200: Decision},
-        needs=CHECK,
-        inline=check_inline,
-    ),
-    Route(
-        "POST",
-        "/v1/check",
-        check_batch,
-        "May these URLs be fetched?",
-        operation="checkUrls",
-        body=Batch,
-        answers={200: Decisions},
-        needs=CHECK,
-        inline=check_batch_inline,
-    ),
-)
-
-
 # --- `/v1/explain`, `/v1/robots`, `/v1/history`: the whole story of an answer, and the file.
 
 
@@ -372,7 +346,28 @@ async def _text(service: Service, url: str) -> str | None:
 
 
 ROUTES = (
-    *_CHECK_ROUTES,
+    Route(
+        "GET",
+        "/v1/check",
+        check,
+        "May this URL be fetched?",
+        operation="checkUrl",
+        query=CheckQuery,
+        answers={200: Decision},
+        needs=CHECK,
+        inline=check_inline,
+    ),
+    Route(
+        "POST",
+        "/v1/check",
+        check_batch,
+        "May these URLs be fetched?",
+        operation="checkUrls",
+        body=Batch,
+        answers={200: Decisions},
+        needs=CHECK,
+        inline=check_batch_inline,
+    ),
     Route(
         "GET",
         "/v1/explain",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import aiohttp
@@ -157,16 +158,11 @@ async def _travel(service: Service, call: Call, url: str, end: float) -> web.Str
     guard could see them (T1, each hop), and each hop's decision belongs into the log (T20).
     """
     for _ in range(1 + _MOST_REDIRECTS):
-        answer = await _hop(service, call, url, end)
+        answer = await in_turn(service, call, url, end, partial(_under, service, call, url))
         if isinstance(answer, web.StreamResponse):
             return answer
         url = answer
     raise Problem(502, "too-many-redirects", f"more than {_MOST_REDIRECTS} redirects")
-
-
-async def _hop(service: Service, call: Call, url: str, end: float) -> web.StreamResponse | str:
-    """One request, in its host's turn: the page passed on, or where it redirects to."""
-    return await in_turn(service, call, url, end, lambda lease: _under(lease, service, call, url))
 
 
 async def in_turn(
@@ -187,7 +183,7 @@ async def in_turn(
         raise
 
 
-async def _under(lease: Lease, service: Service, call: Call, url: str) -> web.StreamResponse | str:
+async def _under(service: Service, call: Call, url: str, lease: Lease) -> web.StreamResponse | str:
     """Ask for one URL under its lease: the page passed on, or where it is redirected."""
     asked = {name: call.request.headers[name] for name in _ASKED if name in call.request.headers}
     asked.setdefault("Accept-Encoding", "identity")

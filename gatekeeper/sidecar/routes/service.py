@@ -62,29 +62,6 @@ async def readyz(service: Service, call: Call) -> web.StreamResponse:
     return json_response(Health("ready", shared))
 
 
-_HEALTH = (
-    Route(
-        "GET",
-        "/healthz",
-        healthz,
-        "Is the process alive, and who is it?",
-        operation="isAlive",
-        answers={200: Alive},
-        probe=True,
-    ),
-    Route(
-        "GET",
-        "/readyz",
-        readyz,
-        "Does it take questions?",
-        operation="isReady",
-        answers={200: Health},
-        problems=(503,),
-        probe=True,
-    ),
-)
-
-
 # --- What tells about the service itself: `/`, `/openapi.json`, `/metrics`.
 
 
@@ -126,7 +103,50 @@ async def prometheus(service: Service, call: Call) -> web.StreamResponse:
     return web.Response(body=await service.metrics_text(), headers={"Content-Type": CONTENT_TYPE})
 
 
-_DOCS = (
+# --- `/v1/admin`: what the operator does to the service itself.
+
+
+async def reload_config(service: Service, call: Call) -> web.StreamResponse:
+    """Read the configuration again; a bad one changes nothing."""
+    await read_body(call.request, Nothing, limit=service.config.server.max_body)
+    try:
+        done = await reload(service)
+    except ConfigError as error:
+        raise Problem(409, "config", str(error)) from error
+    await service.settle()
+    return json_response(done)
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/admin/reload",
+        reload_config,
+        "Read the configuration again.",
+        operation="reloadConfiguration",
+        body=Nothing,
+        answers={200: Reloaded},
+        problems=(409,),
+    ),
+    Route(
+        "GET",
+        "/healthz",
+        healthz,
+        "Is the process alive, and who is it?",
+        operation="isAlive",
+        answers={200: Alive},
+        probe=True,
+    ),
+    Route(
+        "GET",
+        "/readyz",
+        readyz,
+        "Does it take questions?",
+        operation="isReady",
+        answers={200: Health},
+        problems=(503,),
+        probe=True,
+    ),
     # It looks by itself who asks: a browser without a token is led to where it can sign in.
     Route(
         "GET",
@@ -157,36 +177,6 @@ _DOCS = (
         needs=CHECK,
     ),
 )
-
-
-# --- `/v1/admin`: what the operator does to the service itself.
-
-
-async def reload_config(service: Service, call: Call) -> web.StreamResponse:
-    """Read the configuration again; a bad one changes nothing."""
-    await read_body(call.request, Nothing, limit=service.config.server.max_body)
-    try:
-        done = await reload(service)
-    except ConfigError as error:
-        raise Problem(409, "config", str(error)) from error
-    await service.settle()
-    return json_response(done)
-
-
-_ADMIN = (
-    Route(
-        "POST",
-        "/v1/admin/reload",
-        reload_config,
-        "Read the configuration again.",
-        operation="reloadConfiguration",
-        body=Nothing,
-        answers={200: Reloaded},
-        problems=(409,),
-    ),
-)
-
-ROUTES = (*_ADMIN, *_HEALTH, *_DOCS)
 
 
 # --- `/openapi.json`, from the table of routes and the structs that requests are read into.
