@@ -271,10 +271,6 @@ class Manifest:
         """Whether its page is had."""
         return digest(url) in self._fetched
 
-    def refused(self, url: str) -> bool:
-        """Whether it is settled that its page will not be had."""
-        return digest(url) in self._refused
-
     def unarchived(self, url: str) -> bool:
         """Whether its page was fetched by a run that did not put it into this run's WARC."""
         return digest(url) in self._elsewhere

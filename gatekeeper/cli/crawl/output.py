@@ -187,11 +187,6 @@ class Body:
         return "/".join(place)
 
 
-def parts(folder: Path) -> Path:
-    """Where bodies stand until they are whole."""
-    return folder / _PARTS
-
-
 # --- reading WARC records --------------------------------------------------------------------
 
 _MAGIC = b"WARC/1."

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from gatekeeper import urls
 from gatekeeper.cli.crawl import manifest, output
 from gatekeeper.cli.crawl.manifest import Folder
-from gatekeeper.cli.crawl.output import Body, name_for, parts
+from gatekeeper.cli.crawl.output import Body, name_for
 from gatekeeper.errors import InvalidURL, StorageError
 
 URL = "https://a.test/page"
@@ -93,7 +93,7 @@ async def test_a_kept_body_stands_in_its_place_and_nothing_else_does(
     assert (tmp_path / name).read_bytes() == b"hello world"
     assert body.size == 11
     assert body.sha256 == hashlib.sha256(b"hello world").hexdigest()
-    assert list(parts(tmp_path).iterdir()) == []
+    assert list((tmp_path / ".parts").iterdir()) == []
 
 
 async def test_a_body_that_was_not_kept_leaves_nothing(pages: Folder, tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ async def test_no_link_is_followed_to_another_directory(
 
 async def test_a_link_in_the_place_of_a_file_is_replaced(folder: Path, elsewhere: Path) -> None:
     name = name_for(URL, "text/plain")
-    part = parts(folder) / hashlib.sha256(URL.encode()).hexdigest()
+    part = folder / ".parts" / hashlib.sha256(URL.encode()).hexdigest()
     for link in (folder / name, part):
         link.parent.mkdir()
         link.symlink_to(elsewhere / "precious")
@@ -225,7 +225,7 @@ async def test_a_link_in_the_place_of_a_file_is_replaced(folder: Path, elsewhere
     assert untouched(elsewhere)
     assert not (folder / name).is_symlink()
     assert (folder / name).read_bytes() == b"hello"
-    assert list(parts(folder).iterdir()) == []
+    assert list((folder / ".parts").iterdir()) == []
 
 
 async def test_the_folder_itself_may_be_reached_by_a_link(folder: Path, tmp_path: Path) -> None:
