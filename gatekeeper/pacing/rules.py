@@ -125,46 +125,38 @@ class HostRules:
 
     def __init__(self, rules: Iterable[HostRule]) -> None:
         """Of two for the same match the first counts. Raises ConfigError for a bad match."""
-        self._exact: dict[str, HostRule] = {}
-        self._suffix: dict[str, HostRule] = {}
-        self._any: HostRule | None = None
+        self._rules: dict[str, HostRule] = {}
+        """By their match: a host, `*.` and a domain, or `*`."""
+        self._domains = False
+        """Some are of a domain."""
         for rule in reversed(tuple(rules)):
             self.say(rule)
-
-    def __bool__(self) -> bool:
-        return bool(self._exact or self._suffix or self._any)
 
     def say(self, rule: HostRule) -> None:
         """Add a rule; it replaces the one for the same match. Raises ConfigError."""
         match = match_named(rule.match)
-        if match == "*":
-            self._any = rule
-        elif match.startswith("*."):
-            self._suffix[match[2:]] = rule
-        else:
-            self._exact[match] = rule
+        self._rules[match] = rule
+        self._domains = self._domains or match.startswith("*.")
 
     def replace(self, rules: Iterable[HostRule]) -> None:
         """Put these in the place of all. Raises ConfigError, having changed nothing."""
         new = HostRules(rules)
-        self._exact, self._suffix, self._any = new._exact, new._suffix, new._any
+        self._rules, self._domains = new._rules, new._domains
 
     def everyone(self) -> list[HostRule]:
         """All rules, in no order."""
-        found = [*self._exact.values(), *self._suffix.values()]
-        return found if self._any is None else [*found, self._any]
+        return list(self._rules.values())
 
     def find(self, host: str) -> HostRule | None:
         """The rule for this host, or None."""
-        if (rule := self._exact.get(host)) is not None:
-            return rule
-        if self._suffix:
-            rest = host
-            while (dot := rest.find(".")) >= 0:
-                rest = rest[dot + 1 :]
-                if (rule := self._suffix.get(rest)) is not None:
-                    return rule
-        return self._any
+        rules = self._rules
+        rule = rules.get(host)
+        dot = host.find(".") if self._domains and rule is None else -1
+        while dot >= 0:
+            if (rule := rules.get("*" + host[dot:])) is not None:
+                break
+            dot = host.find(".", dot + 1)
+        return rule or rules.get("*")
 
 
 class Rules:
@@ -198,7 +190,7 @@ class Rules:
 
     def for_host(self, host: str) -> ScopeSettings:
         """The settings of a host's own scope; one object for all hosts of a rule."""
-        rule = self.hosts.find(host) if self.hosts else None
+        rule = self.hosts.find(host)
         settings = self._kept.get(rule)
         if settings is None:
             settings = self._kept[rule] = self._settings(rule)

@@ -657,7 +657,13 @@ class Policy:
         return hash(self._key())
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _restore, self._key()
+        made = partial(
+            Policy,
+            conflicts=self.conflicts,
+            v2_semantics=self.v2_semantics,
+            inherit_crawl_delay=self.inherit_crawl_delay,
+        )
+        return made, (self.robots, self.agent)
 
     def __repr__(self) -> str:
         return f"<Policy for {self.agent!r} by {self.dialect} of {self.robots!r}>"
@@ -670,18 +676,6 @@ class Policy:
             self.v2_semantics,
             self.inherit_crawl_delay,
         )
-
-
-def _restore(
-    robots: RobotsTxt, agent: str, conflicts: Conflicts, semantics: V2Semantics, inherit: bool
-) -> Policy:
-    return Policy(
-        robots,
-        agent,
-        conflicts=conflicts,
-        v2_semantics=semantics,
-        inherit_crawl_delay=inherit,
-    )
 
 
 def _allowed(readings: tuple[RuleSet, ...], url: str) -> bool:
