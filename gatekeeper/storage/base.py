@@ -371,6 +371,12 @@ class Pending(WriteBatch):
     number. Not thread-safe: its owner holds a lock around every call.
     """
 
+    # Said once more, as pyright wants it of a class that assigns to what it inherits.
+    origins: dict[str, OriginRecord]
+    sightings: dict[str, list[Sighting]]
+    clocks: dict[str, ClockRecord | None]
+    sequence: int
+
     def __init__(self, *, max_origins: int, max_bytes: int, versions: int) -> None:
         super().__init__()
         self._max_origins = max_origins
