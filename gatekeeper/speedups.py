@@ -29,6 +29,9 @@ ON: bool = os.environ.get(VARIABLE, "") in ("", "0")
 """Whether they are used. Classes read it when they are constructed, as `speedups.ON`, so that a
 test can set it; what was made before keeps to what it read."""
 
+SURELY_SHORT = 5_460
+"""Characters of a text that is not too long for a URL, whatever they become when they are escaped:
+a twelfth of `urls.MAX_PATH`. Rules know it without importing what reads URLs."""
 
 _USES = ("findall", "finditer", "fullmatch", "match", "pattern", "search", "split", "sub")
 

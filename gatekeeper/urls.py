@@ -38,8 +38,6 @@ which a site's page chooses."""
 
 MAX_PATH = MAX_URL - len("http://a")
 """Characters of a path with its query, as it is sent: no URL has room for more."""
-SURELY_SHORT = MAX_PATH // 12
-"""Characters of a text that is not too long, whatever they become when they are escaped."""
 
 _MAX_AUTHORITIES = 50_000
 _MAX_AUTHORITY = 1_000

@@ -320,7 +320,7 @@ class DecisionCache:
 
         No clock is read: a timer ends that a record is warm.
         """
-        if record.ready != self.word or len(path) >= urls.SURELY_SHORT:
+        if record.ready != self.word or len(path) >= speedups.SURELY_SHORT:
             return None
         as_sent = "/." not in path and is_compared_as_sent(path)
         if (not as_sent and not urls.is_sent_as_written(path)) or self.often(record):

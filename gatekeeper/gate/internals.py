@@ -54,6 +54,7 @@ class GateInternals:
         # Of the scheduler, the decider and the gate as they stand there.
         self.held: Final = gate._scheduler.held
         self.held_up: Final = gate._scheduler.held_up
+        self.lateness: Final = gate._scheduler.lateness
         self.when_due: Final = gate._scheduler.when_due
         self.watch_hosts: Final = gate._scheduler.watch
         self.refused: Final = gate._decider.refused

@@ -724,14 +724,12 @@ class LeaseManager:
         decision = self.decider.recall(url, agent, self.clock)
         if decision is not None:
             return decision
-        if end is None:
-            return await self.questions.known(url, target, agent)
-        left = max(0.0, end - self.now())
+        left = None if end is None else max(0.0, end - self.now())
         try:
             async with deadline(self.clock, left):
                 return await self.questions.known(url, target, agent)
         except TimeoutError:
             self._scheduler.refuse_unknown(target.host)  # the storage may be why
-            raise LeaseTimeout(
-                target.url, f"{target.url}: its robots.txt did not come within {number(left)} s"
-            ) from None
+            why = self._scheduler.lateness(target.host)[1]
+            text = f"{target.url}: its robots.txt did not come within {number(left or 0.0)} s{why}"
+            raise LeaseTimeout(target.url, text) from None

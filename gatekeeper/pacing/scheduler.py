@@ -504,14 +504,19 @@ class Scheduler:
     def _late(self, waiter: TaskWaiter) -> LeaseTimeout:
         """What is raised where its time was over, or can't be enough; it is counted."""
         self._engine.counters.timeouts += 1
-        recovers = self._remote is not None and self._remote.recovers
-        left, why = late(waiter.scope, self._clock.monotonic(), recovers)
+        left, why = self.lateness(waiter.scope.name)
         return LeaseTimeout(
             waiter.url,
             f"{waiter.url}: no turn of {waiter.scope.name} in time{why}",
             retry_at=utc(self._clock.wall() + left) if left > 0 else None,
             why=self.held_up(waiter.scope.name)[0],
         )
+
+    def lateness(self, host: str) -> tuple[float, str]:
+        """For how long at least the host gets no turn, and how an error about that ends."""
+        recovers = self._remote is not None and self._remote.recovers
+        scope = self._memory.known(host)
+        return (0.0, "") if scope is None else late(scope, self._clock.monotonic(), recovers)
 
     async def _dry(
         self, scope: Scope, url: str, admit: Admit, refetch: Refetch | None, ttl: float | None

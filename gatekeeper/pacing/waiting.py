@@ -525,6 +525,6 @@ def late(scope: Scope, now: float, recovers: bool) -> tuple[float, str]:
     if due > now:
         blocked = history is not None and history.blocked_until == due
         why = f" ({history.reason})" if history is not None and blocked and history.reason else ""
-        return due - now, f"; the next is due in {number(due - now)} s{why}"
+        return due - now, f"; the next turn is due in {number(due - now)} s{why}"
     why = "; the fleet's store has just come back, and its members tell it what they know"
     return due - now, why if recovers else ""

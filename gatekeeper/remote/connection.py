@@ -309,10 +309,8 @@ def problem(answer: SidecarResponse, url: str = "") -> GatekeeperError:
     decision = told.decision
     if kind == "invalid-url":
         return InvalidURL(url, told.detail.removeprefix(f"{url!r}: "))
-    if decision is not None and decision.verdict is Verdict.DEFER:
-        return Deferred(decision)
-    if decision is not None and decision.verdict is Verdict.DENY:
-        return Denied(decision)
+    if decision is not None and decision.verdict is not Verdict.ALLOW:
+        return (Deferred if decision.verdict is Verdict.DEFER else Denied)(decision)
     detail = told.detail
     if kind == "unauthorized" and answer.token:
         detail = f"the sidecar does not accept this token ({detail})"

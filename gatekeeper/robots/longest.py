@@ -34,13 +34,12 @@ from gatekeeper.robots.patterns import (
 )
 from gatekeeper.robots.rules import (
     DOT_SEGMENT,
-    SURELY_SHORT,
     Listed,
     TextSource,
     octets_of,
     split_url,
 )
-from gatekeeper.speedups import lazy_pattern
+from gatekeeper.speedups import SURELY_SHORT, lazy_pattern
 
 QuickAnswer = Callable[[str], bool | None]
 """Takes what follows the authority in a URL, as written, beginning with `/`. True, False, or

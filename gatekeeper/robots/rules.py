@@ -38,10 +38,8 @@ from gatekeeper.robots.patterns import (
     squeeze,
     wild_match,
 )
-from gatekeeper.speedups import lazy_pattern
+from gatekeeper.speedups import SURELY_SHORT, lazy_pattern
 
-SURELY_SHORT = 5_460
-"""Characters of a text that is not too long for a URL: `urls.SURELY_SHORT`."""
 _BLANKS = frozenset(" \t")
 DOT_SEGMENT = lazy_pattern(r"/\.\.?(?:[/?#]|\Z)")
 """A URL's reader resolves it."""

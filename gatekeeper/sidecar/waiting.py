@@ -224,13 +224,12 @@ class LeaseWaiters:
         except LeaseTimeout:
             raise
         except TimeoutError:
-            within = internals(gate)
+            within, target = internals(gate), urls.parse(wanted.url)
             if (why := within.storage_failing) is not None:
-                target = urls.parse(wanted.url)
                 refuse(within.unkept(wanted.url, target, wanted.user_agent, why))
-            raise LeaseTimeout(
-                wanted.url, f"{wanted.url}: its robots.txt did not come within {wanted.wait:g} s"
-            ) from None
+            late = within.lateness(target.host)[1]
+            text = f"{wanted.url}: its robots.txt did not come within {wanted.wait:g} s{late}"
+            raise LeaseTimeout(wanted.url, text) from None
 
     async def _stand(
         self, gate: Gatekeeper, wanted: LeaseRequestBody, waiter: LeaseWaiter, end: float

@@ -49,6 +49,8 @@ class Sidecar:
         self.seen: list[tuple[str, str]] = []
         """Method and path of every request."""
         self.tokens = Tokens()
+        self.options: dict[str, Any] = {"config": config, "resolver": internet.resolver}
+        """Of its gate."""
         self._stack = AsyncExitStack()
 
     @property
@@ -59,7 +61,7 @@ class Sidecar:
         clock = self.internet.clock
         given = {"clock": clock} if isinstance(clock, VirtualClock) else {}
         self.gate = await self._stack.enter_async_context(
-            Gatekeeper(self.agent, config=self.config, resolver=self.internet.resolver, **given)
+            Gatekeeper(self.agent, **self.options, **given)
         )
         hosts = None if self.socket else frozenset([ANY_LITERAL])
         self.service = Service(self.gate, self.config, hosts=hosts, tokens=self.tokens, clock=clock)

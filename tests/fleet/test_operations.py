@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gatekeeper import Deferred, Gatekeeper, LeaseTimeout
+from gatekeeper import Deferred, Gatekeeper, LeaseTimeout, RemoteGatekeeper
 from gatekeeper.config import HostRule
 from gatekeeper.fleet import RedisLedger
 from tests.conformance.ways import AGENT, Sidecar, settings
@@ -227,3 +227,26 @@ async def test_any_member_says_which_member_holds_what(
         held.end()
     finally:
         await sidecar.stop()
+
+
+@pytest.mark.parametrize("way", ["acquire", "a sidecar"])
+async def test_who_waits_for_a_file_in_a_quarantine_is_told_of_the_fleet(
+    internet: FakeInternet, join: Join, way: str
+) -> None:
+    """As who waits for a turn is: nothing else says why a site that is well is not asked."""
+    site = internet.site("a.test").robots("")
+    ledger = await join(wait=False)
+    async with AsyncExitStack() as stack:
+        if way == "acquire":
+            options = {"config": settings(), "resolver": internet.resolver, "ledger": ledger}
+            gate: Any = Gatekeeper(AGENT, **options)
+        else:
+            sidecar = Sidecar(internet, settings(), None)
+            sidecar.options["ledger"] = ledger
+            await sidecar.start()
+            stack.push_async_callback(sidecar.stop)
+            gate = RemoteGatekeeper(sidecar.where, AGENT)
+        await stack.enter_async_context(gate)
+        with pytest.raises(LeaseTimeout, match=r"its robots\.txt did not.*; the fleet's store has"):
+            await gate.acquire(URL, timeout=0.2, owned=False)
+    assert site.paths == []
