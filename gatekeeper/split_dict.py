@@ -77,12 +77,12 @@ class SplitDict(MutableMapping[K, V]):
 
     def __setitem__(self, key: K, value: V) -> None:
         part = self.table[hash(key) & MASK]
-        if key not in part:
-            self.size += 1
-            if len(part) >= MOST:
-                self._split(part, hash(key) & MASK)
-                part = self.table[hash(key) & MASK]
+        before = len(part)
         part[key] = value
+        if len(part) > before:
+            self.size += 1
+            if before >= MOST:
+                self._split(part, hash(key) & MASK)
 
     def __delitem__(self, key: K) -> None:
         del self.table[hash(key) & MASK][key]
@@ -98,10 +98,11 @@ class SplitDict(MutableMapping[K, V]):
         where it had none."""
         part = self.table[hash(key) & MASK]
         old = part.pop(key, None)
+        part[key] = value
         if old is None:
-            self[key] = value
-        else:
-            part[key] = value
+            self.size += 1
+            if len(part) > MOST:
+                self._split(part, hash(key) & MASK)
         return old
 
     def take(self, key: K) -> V | None:

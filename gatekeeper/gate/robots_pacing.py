@@ -122,7 +122,7 @@ class RobotsPacing:
                 self._park(host, self._clock.wall() + left)
         else:
             turn = self._scheduler.told(
-                host, self._decider.interval(record, self._agent, self._moment())
+                host, lambda: self._decider.interval(record, self._agent, self._moment())
             )
             now = self._clock.monotonic()
             if record.reachable:

@@ -669,9 +669,10 @@ class Scheduler:
             scope.interval = seconds
             self._changed(scope)
 
-    def told(self, host: str, asked: RobotsInterval) -> float:
+    def told(self, host: str, asked: Callable[[], RobotsInterval]) -> float:
         """The text of a host was just read: what it asks for holds from the last request on, and
-        outlives the process, whether or not anybody waits for a lease.
+        outlives the process, whether or not anybody waits for a lease. `asked` says what that is,
+        and is called where there was a request.
 
         Returns the seconds after which the next lease can be had at the latest.
         """
@@ -680,7 +681,7 @@ class Scheduler:
             return 0.0
         now = self._clock.monotonic()
         before = scope.interval
-        seconds = self._engine.robots_read(scope, asked, now)
+        seconds = self._engine.robots_read(scope, asked(), now)
         if scope.interval < before:
             self._engine.changed(scope, now)
         return seconds * (1.0 + self._pacing.jitter)

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from gatekeeper.robots.model import Rule, rule_at
-from gatekeeper.robots.parser import ALLOW, ALLOWED, DISALLOWED, RULE, Spans
+from gatekeeper.robots.parser import ALLOWED, DISALLOWED, RULE, Spans
 from gatekeeper.robots.patterns import (
     PLAIN,
     query_form,
@@ -200,8 +200,7 @@ def flat_rules(text: str, spans: Spans, crawl_delay: float | None) -> FlatRules 
     allowed: list[str] = []
     for low, high in spans:
         denied += DISALLOWED.findall(text, low, high)
-        if ALLOW.search(text, low, high):
-            allowed += ALLOWED.findall(text, low, high)
+        allowed += ALLOWED.findall(text, low, high)
     joined = "\n".join(denied + allowed) + "\n"
     if "#" in joined or " \n" in joined or "\t\n" in joined:
         denied, allowed = _trimmed(denied), _trimmed(allowed)

@@ -117,7 +117,7 @@ none is missed."""
 
 # These find a part of that, faster, and leave comments to be cut.
 ALLOW = lazy_pattern(r"\n[ \t]*+allow", re.IGNORECASE)
-ALLOWED = lazy_pattern(r"\n[ \t]*+(?i:allow)[ \t]*+:[ \t]*+(.*+)")
+ALLOWED = lazy_pattern(r"\n[ \t]*+[Aa](?i:llow)[ \t]*+:[ \t]*+(.*+)")
 DISALLOWED = lazy_pattern(r"\n(?:Disallow|[ \t]*+(?i:disallow)[ \t]*+):[ \t]*+(.*+)")
 
 # Blank and tab are the only white space (RFC 9309 section 2.2, RFC-06), line ends the only other

@@ -499,14 +499,29 @@ async def test_a_robots_txt_that_can_not_be_had_says_nothing_of_the_pace_of_page
             grant = await scheduler.acquire_robots("r", HOST, asked=UNKNOWN)
             grant.report(503, 0.1, retry_after=300.0)
             grant.release()
-            scheduler.told(HOST, UNKNOWN)
+            scheduler.told(HOST, lambda: UNKNOWN)
         grant = await scheduler.acquire_robots("r", HOST, asked=UNKNOWN)
         grant.report(200, 0.1)
         grant.release()
 
     await drive(clock, maintenance())
-    scheduler.told(HOST, FAST)
+    scheduler.told(HOST, lambda: FAST)
     assert await leases(scheduler, clock, 11, FAST) == pytest.approx(1.1, abs=0.11)
+
+
+async def test_the_rate_of_a_text_is_worked_out_only_for_a_host_with_a_clock(make: Make) -> None:
+    scheduler = await make()
+    looked: list[str] = []
+
+    def asked() -> RobotsInterval:
+        looked.append(HOST)
+        return FAST
+
+    assert scheduler.told(HOST, asked) == 0.0
+    assert looked == []
+    (await scheduler.acquire_robots("r", HOST, asked=UNKNOWN)).release()
+    scheduler.told(HOST, asked)
+    assert looked == [HOST]
 
 
 async def test_a_shared_clock_is_not_slowed_by_the_refusal_of_one_host(

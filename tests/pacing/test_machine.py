@@ -206,7 +206,7 @@ class Politeness(RuleBasedStateMachine):
         self.accounts[host].interval = default if seconds is None else seconds
         if self.asking[host]:
             # Its robots.txt stands in line with what the text before asked for.
-            self.scheduler.told(host, self.wishes[host])
+            self.scheduler.told(host, lambda: self.wishes[host])
 
     @rule(host=hosts)
     def text_expires(self, host: str) -> None:

@@ -58,7 +58,7 @@ ROADS: dict[str, Callable[[Scheduler], object]] = {
     "pause": _pause_and_resume,
     "override": lambda scheduler: scheduler.say(HostRule(match=VICTIM, interval=0.5)),
     "block": lambda scheduler: scheduler.block(VICTIM, scheduler._clock.wall() + 0.001),
-    "told": lambda scheduler: scheduler.told(VICTIM, RobotsInterval(0.1, "crawl-delay")),
+    "told": lambda scheduler: scheduler.told(VICTIM, lambda: RobotsInterval(0.1, "crawl-delay")),
     "why": lambda scheduler: scheduler.why(VICTIM),
 }
 
