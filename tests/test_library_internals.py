@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import functools
 import importlib
 import inspect
 import re
@@ -307,6 +308,11 @@ def _private(tree: ast.AST) -> set[tuple[str, bool | None]]:
     }
 
 
+@functools.cache
+def _private_of(made: type) -> set[tuple[str, bool | None]]:
+    return _private(ast.parse(inspect.getsource(made)))
+
+
 def _modules() -> dict[str, ast.Module]:
     root = Path(interim.__file__).parent
     return {
@@ -337,7 +343,7 @@ def test_private_names_of_other_packages_stand_in_this_module_alone() -> None:
                 name
                 for base in made.__mro__[1:]
                 if base.__module__.partition(".")[0] in ("aiohttp", "yarl")
-                for name, of_self in _private(ast.parse(inspect.getsource(base)))
+                for name, of_self in _private_of(base)
                 if of_self
             }
             found |= {

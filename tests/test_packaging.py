@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -119,9 +120,7 @@ class _Imports(ast.NodeVisitor):
 def imports() -> Iterator[tuple[str, str, bool]]:
     """(file, top-level module, whether imported lazily), of what is neither ours nor Python's."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        visitor = _Imports()
-        visitor.visit(ast.parse(path.read_text(encoding="utf-8")))
-        for module, lazy in visitor.found:
+        for module, lazy in _imported(path):
             if module != "gatekeeper" and module not in sys.stdlib_module_names:
                 yield str(path.relative_to(ROOT)), module, lazy
 
@@ -193,7 +192,7 @@ def test_t18_the_package_runs_no_code_of_others() -> None:
     used = [
         (str(path.relative_to(ROOT)), module)
         for path in sorted(PACKAGE.rglob("*.py"))
-        for module in _top_level(path)
+        for module, _ in _imported(path)
         if module in forbidden
     ]
     assert used == [
@@ -203,7 +202,8 @@ def test_t18_the_package_runs_no_code_of_others() -> None:
     ]
 
 
-def _top_level(path: Path) -> list[str]:
+@functools.cache
+def _imported(path: Path) -> list[tuple[str, bool]]:
     visitor = _Imports()
     visitor.visit(ast.parse(path.read_text(encoding="utf-8")))
-    return [module for module, _ in visitor.found]
+    return visitor.found
