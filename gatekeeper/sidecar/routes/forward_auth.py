@@ -12,12 +12,11 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
-from multidict import MultiMapping
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, deadline
@@ -155,7 +154,20 @@ _IS_PATH = re.compile(r"/[^#]*", re.DOTALL)
 _WHOLE = re.compile(rf"(https?)://({_HOST})(/.*)", re.DOTALL)
 
 
-def asked_url(headers: MultiMapping[str], behind: str) -> str:
+class Headers(Protocol):
+    """Those of a request."""
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is one of that name, in whatever case."""
+
+    def __getitem__(self, name: str) -> str:
+        """The first of that name."""
+
+    def getall(self, name: str, default: tuple[str, ...]) -> Sequence[str]:
+        """All of that name."""
+
+
+def asked_url(headers: Headers, behind: str) -> str:
     """The URL, from either style of headers or the path `behind` ours, as Envoy asks.
 
     Raises Problem 403 where it can't be told for certain.
@@ -187,7 +199,7 @@ def asked_url(headers: MultiMapping[str], behind: str) -> str:
     return f"{scheme}://{host}{path}"
 
 
-def _all(headers: MultiMapping[str], *names: str) -> set[str]:
+def _all(headers: Headers, *names: str) -> set[str]:
     return {headers[name] for name in names if name in headers}
 
 
