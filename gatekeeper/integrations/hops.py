@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import partial
 from math import inf
 from typing import Any, Final
@@ -25,7 +24,6 @@ from cachetools import LRUCache
 from msgspec.structs import replace
 
 from gatekeeper import http_fields, urls
-from gatekeeper.clock import Clock, utc
 from gatekeeper.config import Config
 from gatekeeper.decision import BLOCKED_NOTE, Decision, Verdict, refuse
 from gatekeeper.errors import (
@@ -36,6 +34,7 @@ from gatekeeper.errors import (
     GatekeeperError,
     InvalidURL,
     LeaseTimeout,
+    SidecarError,
 )
 from gatekeeper.fetching.guard import GuardedResolver
 from gatekeeper.fetching.guard_policy import Guard
@@ -51,6 +50,7 @@ from gatekeeper.middleware import (
     other_agent,
     unnamed,
 )
+from gatekeeper.origin_queues import SIDECAR, Refusals, RefusedTurn
 from gatekeeper.remote.client import RemoteGatekeeper
 from gatekeeper.sync import SyncGatekeeper, SyncLease
 
@@ -490,70 +490,7 @@ MAX_WAIT: Final = 600.0
 _MOST_GIVEN_UP: Final = 20_000
 
 
-class RefusedTurn:
-    """Stands for a lease where the URL is denied: the request goes on to the middleware, which
-    refuses it, so that its errback hears of it."""
-
-    def __init__(self, why: Decision | str, expires_at: datetime) -> None:
-        self.why = why
-        """The decision; or in words, for a host that nobody would wait for."""
-        self.expires_at = expires_at
-        self.data: Any = None
-
-    def enter(self) -> None:
-        """Nothing is held."""
-
-    def leave(self) -> None:
-        """Nothing is held."""
-
-    def give_back(self) -> None:
-        """Nothing is held."""
-
-
-class _Refusals:
-    """What the queue asks of its gate, where a refusal is a turn of its own."""
-
-    def __init__(self, clock: Clock, max_wait: float) -> None:
-        self.clock = clock
-        self._max_wait = max_wait
-
-    def refusal(self, decision: Decision | None) -> RefusedTurn | None:
-        """For a denial, and for a deferral that lasts longer than anybody would wait."""
-        if decision is None or decision.verdict is Verdict.ALLOW:
-            return None
-        now = self.clock.wall()
-        if decision.verdict is Verdict.DEFER:
-            until = decision.retry_at
-            if until is not None and until.timestamp() - now <= self._max_wait:
-                return None
-        return RefusedTurn(decision, utc(now + 3600.0))
-
-    def too_late(self, origin: str, until: float, why: str) -> RefusedTurn | None:
-        """For a host whose next turn comes at that moment (wall seconds), if that is too late."""
-        now = self.clock.wall()
-        if until - now <= self._max_wait:
-            return None
-        text = f"{origin} may not be asked before {utc(until):%Y-%m-%dT%H:%M:%SZ}: {why}"
-        return RefusedTurn(text, utc(now + 3600.0))
-
-    async def _or_refusal(self, url: str, asking: Coroutine[Any, Any, Any]) -> Any:
-        try:
-            return await asking
-        except (Denied, LeaseTimeout) as error:
-            if isinstance(error, Denied):
-                found = self.refusal(error.decision)
-            else:
-                found = self._late(url, error)
-            if found is None:
-                raise
-            return found
-
-    def _late(self, url: str, error: LeaseTimeout) -> RefusedTurn | None:
-        """For a turn that did not come in time."""
-        raise NotImplementedError
-
-
-class NearGate(_Refusals):
+class NearGate(Refusals):
     """... of a gate in this process."""
 
     def __init__(self, gate: Gatekeeper, max_wait: float) -> None:
@@ -578,14 +515,20 @@ class NearGate(_Refusals):
         """The turn, or the refusal, if it is known at a glance."""
         lease = self._inside.take(url)
         if lease is not None:
-            return lease
+            return self._had(lease)
         target = urls.parse(url)
         if self._inside.robots_file(url) is None:
-            given_up = self.refusal(self._given_up.get(target.origin))
-            found = given_up or self.refusal(self._inside.peek(url))
+            found = self._gave_up(target.origin) or self.refusal(self._inside.peek(url))
             if found is not None:
                 return found
         return self._blocked(target)
+
+    def _gave_up(self, whose: str) -> RefusedTurn | None:
+        """For an origin whose file can't be had yet, or one of a host."""
+        decision = self._given_up.get(whose)
+        until = None if decision is None else decision.retry_at
+        passed = until is not None and until.timestamp() <= self.clock.wall()
+        return None if passed else self.refusal(decision)  # it is asked again then
 
     def _blocked(self, target: urls.Target) -> RefusedTurn | None:
         held = self._inside.held(target.host)
@@ -595,7 +538,7 @@ class NearGate(_Refusals):
 
     async def acquire(self, url: str, *, timeout: float, **options: Any) -> Any:
         """The turn, or the refusal."""
-        seconds = min(timeout, self._max_wait)
+        seconds = min(timeout, self._most)
         return await self._or_refusal(url, self._inside.acquire(url, timeout=seconds, **options))
 
     def _late(self, url: str, error: LeaseTimeout) -> RefusedTurn | None:
@@ -606,13 +549,13 @@ class NearGate(_Refusals):
         self, host: str, callback: Callable[[], object], *, priority: float = 0
     ) -> Callable[[], None]:
         """Call back when a turn of the host can be had, or nobody would wait for it."""
-        if self.refusal(self._given_up.get(host)) is not None:
+        if self._gave_up(host) is not None:
             callback()
             return lambda: None
-        return self._inside.when_due(host, callback, priority=priority, longest=self._max_wait)
+        return self._inside.when_due(host, callback, priority=priority, longest=self._most)
 
 
-class FarGate(_Refusals):
+class FarGate(Refusals):
     """... of a sidecar."""
 
     at_a_glance = False
@@ -628,6 +571,14 @@ class FarGate(_Refusals):
     async def acquire(self, url: str, **options: Any) -> Any:
         """The turn, or the refusal."""
         return await self._or_refusal(url, self._gate.acquire(url, **options))
+
+    async def _or_refusal(self, url: str, asking: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            return await super()._or_refusal(url, asking)
+        except SidecarError as error:  # a wrong token, say: somebody may see to it
+            if (found := self._unless_soon(SIDECAR, 0.0, str(error))) is None:
+                raise
+            return found
 
     def _late(self, url: str, error: LeaseTimeout) -> RefusedTurn | None:
         if error.retry_at is None:

@@ -39,12 +39,12 @@ from gatekeeper.integrations.hops import (
     MAX_WAIT,
     GuardedNames,
     HopErrors,
-    RefusedTurn,
     by_system,
     name_to_send,
 )
 from gatekeeper.library_internals import scrapy_stops, wake_scrapy
 from gatekeeper.middleware import other_agent, unnamed
+from gatekeeper.origin_queues import RefusedTurn
 from gatekeeper.queue import Turn
 from gatekeeper.remote.client import RemoteGatekeeper
 

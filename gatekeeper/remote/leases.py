@@ -524,9 +524,12 @@ class RemoteLeases:
             answer = await self._asking(asked, 0.0)
         except SidecarUnreachable as error:
             raise self._deferred(asked, str(error)) from None
-        if answer.status != 201:
-            raise self._refusal(asked, answer)
-        return read(answer, LeaseBody)
+        if answer.status == 201:
+            return read(answer, LeaseBody)
+        refusal = self._refusal(asked, answer)
+        if answer.busy and not isinstance(refusal, Deferred):  # as for one who waits
+            refusal = self._deferred(asked, answer.detail)
+        raise refusal
 
     async def attempt(
         self, url: str, *, priority: int, user_agent: str | None, owned: bool

@@ -706,7 +706,8 @@ async def test_a_long_block_refuses_at_once_who_waits_for_the_host(
     quick: bool, already_waits: bool, asked_by: str
 ) -> None:
     """Whoever drew it, and whether the next request is in the scheduler yet or not."""
-    from gatekeeper.integrations.hops import RefusedTurn, queue_gate
+    from gatekeeper.integrations.hops import queue_gate
+    from gatekeeper.origin_queues import RefusedTurn
 
     clock = VirtualClock()
     pacing = PacingConfig(default_interval=0.0)
