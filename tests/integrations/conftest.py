@@ -29,9 +29,13 @@ async def rig_on(
     pytest.importorskip(request.param.library)
     async with AsyncExitStack() as stack:
 
-        async def begin(internet: FakeInternet, **tables: Any) -> Rig:
+        async def begin(
+            internet: FakeInternet, *, max_wait: float | None = None, **tables: Any
+        ) -> Rig:
             sidecar = await sidecar_on(internet, **tables) if where == "sidecar" else None
             rig = request.param(internet, settings(**tables), sidecar)
+            if max_wait is not None and rig.gives_up:
+                rig.max_wait = max_wait
             await rig.start()
             stack.push_async_callback(rig.stop)
             return rig

@@ -384,7 +384,8 @@ class Scrapy(Rig):
     worker: ClassVar[Worker | None] = None
     """The process of all crawls of this run, once there is one."""
     way = "get"
-    max_wait = 1.0
+    max_wait = 20.0
+    """More than any turn takes that a test waits for."""
     guarded = False
     streams = False
     cancels = False  # nobody can take back what the scheduler has

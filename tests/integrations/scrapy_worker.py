@@ -249,7 +249,10 @@ class _Crawl:
         come = asyncio.Event()
         asked = asyncio.ensure_future(getattr(self, way)(url, {}, {**meta, "head": come}))
         asked.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await come.wait()
+        waiting = asyncio.ensure_future(come.wait())
+        await asyncio.wait([asked, waiting], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        assert come.is_set(), "it ended before its head came"
 
     async def run(self, source: str, folder: str, environ: dict[str, str]) -> list[Any]:
         """Run the `Spider` of that source as a crawl of its own, in that folder; what it says."""

@@ -264,7 +264,7 @@ async def test_the_identity_sent_is_the_one_judged(
 
 async def test_while_the_gate_is_down_nothing_is_sent(internet: FakeInternet, rig_on: Any) -> None:
     site = internet.site("a.test").robots("").page("/x")
-    rig = await rig_on(internet)
+    rig = await rig_on(internet, max_wait=1.0)
     await rig.get("http://a.test/x")
     await settled(rig)
     if rig.sidecar is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -182,6 +183,19 @@ async def test_what_nobody_would_wait_for_is_skipped(internet: FakeInternet, gat
     assert crawl.got == ["http://a.test/"]
     assert crawl.skipped == ["http://down.test/"]
     assert set(down.paths) == {"/robots.txt"}
+
+
+async def test_a_crawl_whose_sidecar_is_gone_comes_to_an_end(internet: FakeInternet) -> None:
+    """Each deferral is of five seconds, and was waited for by itself."""
+    where = f"http://{internet.refusing('gone.test')}:1"
+    asked = [f"http://{host}.test/{number}" for host in "ab" for number in range(4)]
+    async with RemoteGatekeeper(where, AGENT, config=settings(), patience=0.2) as gate:
+        crawl = await crawl_of(internet, gate, max_wait=6.0)
+        async with asyncio.timeout(60):
+            await crawl.crawler.run(asked)
+    assert sorted(crawl.skipped) == asked
+    assert crawl.got == []
+    assert internet.requests == []
 
 
 async def test_a_failed_request_is_tried_again_in_another_turn(

@@ -402,6 +402,24 @@ async def test_a_download_waits_for_what_is_deferred_no_longer_than_it_is_told(
         assert gate.stats().pacing.in_flight == 0
 
 
+async def test_a_crawl_whose_sidecar_is_gone_comes_to_an_end(
+    internet: FakeInternet, scrapy: Scrapy
+) -> None:
+    """Each deferral is of five seconds, and was waited for by itself."""
+    asked = [scrapy.url(host, f"/{number}") for host in "ab" for number in range(4)]
+    async with asyncio.timeout(60):
+        run = await scrapy.run(
+            asked,
+            GATEKEEPER_URL=f"http://{internet.refusing('gone.test')}:1",
+            GATEKEEPER_MAX_WAIT=6,
+        )
+    assert {url: kind for url, (kind, _) in run.failed().items()} == dict.fromkeys(
+        asked, "RequestDeferred"
+    )
+    assert run.stats["gatekeeper/defer/gate_unreachable"] == len(asked)
+    assert internet.requests == []
+
+
 async def test_a_crawl_that_is_stopped_waits_for_no_turn(internet: FakeInternet) -> None:
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 900\n").page("/")
     rig = ScrapyDownloads(internet, settings(), None)
