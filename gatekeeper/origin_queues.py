@@ -16,19 +16,16 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, auto
-from math import inf
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
-from gatekeeper.clock import Clock, SingleTimer, Timer, utc
+from gatekeeper.clock import Clock, SingleTimer, Timer
 from gatekeeper.deadlock import Choice
-from gatekeeper.decision import Decision, Reason, Verdict
-from gatekeeper.errors import Denied, LeaseTimeout
+from gatekeeper.decision import Decision
 from gatekeeper.pacing.queues import Counters
 from gatekeeper.pacing.waiting import AT_ONCE, CrowdFuture, Departures
-from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage.sqlite import Entry, KeptEntries, OverflowFile
 from gatekeeper.urls import host_of
 
@@ -463,140 +460,6 @@ class WaitingTasks:
             if not future.done():
                 future.set_result(None)
         self.futures.clear()
-
-
-class Deferrals:
-    """For how long each origin has been deferring without a break.
-
-    An origin is remembered until twice to four times `longest` seconds after it was asked last:
-    whoever waits for it asks again sooner.
-    """
-
-    def __init__(self, clock: Clock, longest: float) -> None:
-        self._now = clock.monotonic
-        self._lasts = 2 * longest
-        self._lately = SplitDict[str, float]()
-        """The moment since which an origin has been deferring, for those asked lately."""
-        self._before = SplitDict[str, float]()
-        """... and for those that were not asked since `_lately` began."""
-        self._next = 0.0
-        """When `_lately` becomes `_before`."""
-
-    def __len__(self) -> int:
-        return self._lately.size + self._before.size
-
-    def waited(self, origin: str) -> float:
-        """Seconds since it began to: it defers now."""
-        now = self._now()
-        if now >= self._next:
-            late = now >= self._next + self._lasts
-            self._before = SplitDict() if late else self._lately
-            self._lately, self._next = SplitDict(), now + self._lasts
-        since = self._lately.get(origin)
-        if since is None:
-            before = self._before.take(origin)
-            since = self._lately[origin] = now if before is None else before
-        return now - since
-
-    def ended(self, origin: str) -> None:
-        """It does not defer any more."""
-        self._lately.take(origin)
-        self._before.take(origin)
-
-
-class RefusedTurn:
-    """Stands for a lease where the URL is denied: the request goes on to the middleware, which
-    refuses it, so that its errback hears of it."""
-
-    def __init__(self, why: Decision | str, clock: Clock) -> None:
-        self.why = why
-        """The decision; or in words, for a host that nobody would wait for."""
-        self.expires_at: datetime = utc(clock.wall() + 3600.0)
-        self.data: Any = None
-
-    def enter(self) -> None:
-        """Nothing is held."""
-
-    def leave(self) -> None:
-        """Nothing is held."""
-
-    def give_back(self) -> None:
-        """Nothing is held."""
-
-
-SIDECAR = ""
-"""Stands for the sidecar where those are that defer: it is no origin."""
-
-
-class Refusals:
-    """What the queue asks of its gate, where a refusal is a turn of its own.
-
-    A deferral is waited for until `max_wait` seconds after the first one of its origin; a lease or
-    a denial in between begins the count anew, and so does a pause by the operator. While a sidecar
-    can't be asked, that is one wait for all origins.
-    """
-
-    def __init__(self, clock: Clock, max_wait: float) -> None:
-        self.clock = clock
-        self._most = max_wait
-        self._deferrals = Deferrals(clock, max_wait)
-
-    def refusal(self, decision: Decision | None) -> RefusedTurn | None:
-        """For a denial, and for a deferral that lasts longer than anybody would wait."""
-        if decision is None or decision.verdict is Verdict.ALLOW:
-            return None
-        paused = decision.reason is Reason.HOST_PAUSED
-        if paused or decision.verdict is Verdict.DENY:
-            self._deferrals.ended(decision.origin)
-            return None if paused else RefusedTurn(decision, self.clock)  # who paused it resumes it
-        until, left = decision.retry_at, inf
-        if until is not None:
-            left = max(0.0, until.timestamp() - self.clock.wall())
-        by_sidecar = decision.reason is Reason.GATE_UNREACHABLE
-        return self._unless_soon(SIDECAR if by_sidecar else decision.origin, left, decision)
-
-    def _unless_soon(self, who: str, left: float, why: Decision | str) -> RefusedTurn | None:
-        """For a deferral of so many seconds."""
-        if who is not SIDECAR:
-            self._deferrals.ended(SIDECAR)
-        late = left + self._deferrals.waited(who) > self._most
-        return RefusedTurn(why, self.clock) if late else None
-
-    def _had(self, lease: Any) -> Any:
-        """The lease, which came: nobody defers any more."""
-        if len(self._deferrals):
-            self._deferrals.ended(SIDECAR)
-            # Anybody may ask for a robots.txt: that says nothing of a file which can't be had.
-            if lease.decision.reason is not Reason.ROBOTS_FILE:
-                self._deferrals.ended(lease.decision.origin)
-        return lease
-
-    def too_late(self, origin: str, until: float, why: str) -> RefusedTurn | None:
-        """For a host whose next turn comes at that moment (wall seconds), if that is too late."""
-        if until - self.clock.wall() <= self._most:
-            return None
-        text = f"{origin} may not be asked before {utc(until):%Y-%m-%dT%H:%M:%SZ}: {why}"
-        return RefusedTurn(text, self.clock)
-
-    async def _or_refusal(self, url: str, asking: Coroutine[Any, Any, Any]) -> Any:
-        try:
-            return self._had(await asking)
-        except Denied as error:
-            found = self.refusal(error.decision)
-            if found is None:
-                raise
-        except LeaseTimeout as error:
-            self._deferrals.ended(
-                SIDECAR
-            )  # the file may not have come in time: no word on the origin
-            found = self._late(url, error)
-            if found is None:
-                raise
-        return found
-
-    def _late(self, url: str, error: LeaseTimeout) -> RefusedTurn | None:
-        """For a turn that did not come in time."""
-        raise NotImplementedError
 
 
 class QueueStats(msgspec.Struct, frozen=True):

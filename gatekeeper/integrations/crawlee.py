@@ -31,9 +31,9 @@ from gatekeeper.integrations.crawlee_http import (
     RequestInvalidURL,
     RequestLeaseTimeout,
 )
-from gatekeeper.integrations.hops import MAX_WAIT, hand_out, queue_gate, take_back
+from gatekeeper.integrations.hops import hand_out, take_back
+from gatekeeper.integrations.queue_gate import MAX_WAIT, RefusedTurn, queue_gate
 from gatekeeper.middleware import other_agent
-from gatekeeper.origin_queues import RefusedTurn
 from gatekeeper.queue import PoliteQueue, Turn
 from gatekeeper.remote.client import RemoteGatekeeper
 

@@ -1,5 +1,4 @@
-"""What the integrations share: one request under a lease, the guard where it is dialled, and
-queues that say what became of each request.
+"""What the integrations share: one request under a lease, and the guard where it is dialled.
 
 Each hop of a request, the first as well as what a redirect leads to, is begun (decided, and its
 turn waited for), sent by the library, and told: the head of its answer or its failure. The lease
@@ -15,17 +14,14 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from math import inf
-from typing import Any, Final
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from aiohttp.abc import AbstractResolver
-from cachetools import LRUCache
-from msgspec.structs import replace
 
 from gatekeeper import http_fields, urls
 from gatekeeper.config import Config
-from gatekeeper.decision import BLOCKED_NOTE, Decision, Verdict, refuse
+from gatekeeper.decision import BLOCKED_NOTE, Decision, refuse
 from gatekeeper.errors import (
     AddressRefused,
     ConfigError,
@@ -34,7 +30,6 @@ from gatekeeper.errors import (
     GatekeeperError,
     InvalidURL,
     LeaseTimeout,
-    SidecarError,
 )
 from gatekeeper.fetching.guard import GuardedResolver
 from gatekeeper.fetching.guard_policy import Guard
@@ -50,8 +45,6 @@ from gatekeeper.middleware import (
     other_agent,
     unnamed,
 )
-from gatekeeper.origin_queues import SIDECAR, Refusals, RefusedTurn
-from gatekeeper.remote.client import RemoteGatekeeper
 from gatekeeper.sync import SyncGatekeeper, SyncLease
 
 Call = Callable[[Callable[[], object]], object]
@@ -477,120 +470,3 @@ def usual_names(headers: Mapping[str, str]) -> dict[str, str]:
     """The header fields that a lease is told of, for a library that writes all names small."""
     usual = {"retry-after": "Retry-After", "ratelimit": "RateLimit", "age": "Age"}
     return {usual[name]: value for name, value in headers.items() if name in usual}
-
-
-# --- queues in which a refusal is a turn ----------------------------------------------------
-#
-# `PoliteQueue` drops what is denied and waits out what is deferred. A crawler that has to say what
-# became of each request wraps its gate by `queue_gate`: the queue then gives out a `RefusedTurn` in
-# the place of a lease for what is denied, and for what nobody would wait for.
-
-MAX_WAIT: Final = 600.0
-"""Seconds for which a deferred request is waited for, unless the crawler says otherwise."""
-_MOST_GIVEN_UP: Final = 20_000
-
-
-class NearGate(Refusals):
-    """... of a gate in this process."""
-
-    def __init__(self, gate: Gatekeeper, max_wait: float) -> None:
-        self._inside = internals(gate)
-        super().__init__(self._inside.clock, max_wait)
-        self._given_up: LRUCache[str, Decision] = LRUCache(_MOST_GIVEN_UP)
-        """Origins whose file can't be had for long, and the same of their hosts."""
-
-    def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
-        """The decision, if it is known."""
-        return self._inside.peek(url, user_agent=user_agent)
-
-    async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
-        """The decision, once the file is here, or is known not to come for long."""
-        decision = await self._inside.check(url, user_agent=user_agent)
-        if decision.verdict is not Verdict.DEFER or self.refusal(decision) is None:
-            return decision
-        self._given_up[decision.origin] = self._given_up[urls.parse(url).host] = decision
-        return replace(decision, verdict=Verdict.DENY)  # the queue would wait for its end
-
-    def take(self, url: str) -> Any:
-        """The turn, or the refusal, if it is known at a glance."""
-        lease = self._inside.take(url)
-        if lease is not None:
-            return self._had(lease)
-        target = urls.parse(url)
-        if self._inside.robots_file(url) is None:
-            found = self._gave_up(target.origin) or self.refusal(self._inside.peek(url))
-            if found is not None:
-                return found
-        return self._blocked(target)
-
-    def _gave_up(self, whose: str) -> RefusedTurn | None:
-        """For an origin whose file can't be had yet, or one of a host."""
-        decision = self._given_up.get(whose)
-        until = None if decision is None else decision.retry_at
-        passed = until is not None and until.timestamp() <= self.clock.wall()
-        return None if passed else self.refusal(decision)  # it is asked again then
-
-    def _blocked(self, target: urls.Target) -> RefusedTurn | None:
-        held = self._inside.held(target.host)
-        if held is None or held[0] == inf:  # inf: the operator paused it, and will resume it
-            return None
-        return self.too_late(target.origin, self.clock.wall() + held[0], held[1])
-
-    async def acquire(self, url: str, *, timeout: float, **options: Any) -> Any:
-        """The turn, or the refusal."""
-        seconds = min(timeout, self._most)
-        return await self._or_refusal(url, self._inside.acquire(url, timeout=seconds, **options))
-
-    def _late(self, url: str, error: LeaseTimeout) -> RefusedTurn | None:
-        del error
-        return self._blocked(urls.parse(url))
-
-    def when_due(
-        self, host: str, callback: Callable[[], object], *, priority: float = 0
-    ) -> Callable[[], None]:
-        """Call back when a turn of the host can be had, or nobody would wait for it."""
-        if self._gave_up(host) is not None:
-            callback()
-            return lambda: None
-        return self._inside.when_due(host, callback, priority=priority, longest=self._most)
-
-
-class FarGate(Refusals):
-    """... of a sidecar."""
-
-    at_a_glance = False
-
-    def __init__(self, gate: RemoteGatekeeper, max_wait: float) -> None:
-        super().__init__(gate.clock, max_wait)
-        self._gate = gate
-
-    async def look(self, url: str, **options: Any) -> Any:
-        """The turn, if it is now, or the refusal."""
-        return await self._or_refusal(url, self._gate.look(url, **options))
-
-    async def acquire(self, url: str, **options: Any) -> Any:
-        """The turn, or the refusal."""
-        return await self._or_refusal(url, self._gate.acquire(url, **options))
-
-    async def _or_refusal(self, url: str, asking: Coroutine[Any, Any, Any]) -> Any:
-        try:
-            return await super()._or_refusal(url, asking)
-        except SidecarError as error:  # a wrong token, say: somebody may see to it
-            if (found := self._unless_soon(SIDECAR, 0.0, str(error))) is None:
-                raise
-            return found
-
-    def _late(self, url: str, error: LeaseTimeout) -> RefusedTurn | None:
-        if error.retry_at is None:
-            return None
-        origin = urls.parse(url).origin
-        return self.too_late(origin, error.retry_at.timestamp(), "its next turn")
-
-
-def queue_gate(gate: Gatekeeper | RemoteGatekeeper, max_wait: float) -> NearGate | FarGate:
-    """A gate for a `PoliteQueue` that gives refusals out as turns.
-
-    `max_wait`: seconds for which a deferred URL, or a host that is blocked, is waited for; what
-    lasts longer is refused.
-    """
-    return NearGate(gate, max_wait) if isinstance(gate, Gatekeeper) else FarGate(gate, max_wait)

@@ -37,7 +37,7 @@ from scrapy.utils.misc import build_from_crawler, load_object
 from scrapy.utils.request import request_from_dict
 
 from gatekeeper.errors import GatekeeperError, InvalidURL, StorageError
-from gatekeeper.integrations.hops import queue_gate
+from gatekeeper.integrations.queue_gate import queue_gate
 from gatekeeper.integrations.scrapy_requests import (
     PoliteMiddleware,
     RequestDeferred,

@@ -36,15 +36,14 @@ from gatekeeper.errors import (
 from gatekeeper.fetching.outcomes import Retrieval
 from gatekeeper.gate import Gatekeeper, internals
 from gatekeeper.integrations.hops import (
-    MAX_WAIT,
     GuardedNames,
     HopErrors,
     by_system,
     name_to_send,
 )
+from gatekeeper.integrations.queue_gate import MAX_WAIT, RefusedTurn
 from gatekeeper.library_internals import scrapy_stops, wake_scrapy
 from gatekeeper.middleware import other_agent, unnamed
-from gatekeeper.origin_queues import RefusedTurn
 from gatekeeper.queue import Turn
 from gatekeeper.remote.client import RemoteGatekeeper
 

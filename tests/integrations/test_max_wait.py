@@ -12,8 +12,7 @@ import pytest
 from gatekeeper import Gatekeeper, PoliteQueue, Reason, SidecarError
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
-from gatekeeper.integrations.hops import queue_gate
-from gatekeeper.origin_queues import RefusedTurn
+from gatekeeper.integrations.queue_gate import RefusedTurn, queue_gate
 from gatekeeper.testing import ScriptedGate, drive
 from tests.conformance.ways import AGENT, World, settings
 from tests.internet import FakeInternet, Page
