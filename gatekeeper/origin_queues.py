@@ -307,12 +307,12 @@ class OriginQueues:
         clock: Clock,
         path: str | Path | None,
         in_memory: int,
-        on_ready: Callable[[OriginQueue], object],
+        joiners: Joiners,
     ) -> None:
-        """`path` and `in_memory` are those of `PoliteQueue`; `on_ready` is called with each
-        origin that becomes ready."""
+        """`path` and `in_memory` are those of `PoliteQueue`; `joiners` are told of each origin
+        that becomes ready, or is empty."""
         self._clock = clock
-        self._on_ready = on_ready
+        self._joiners = joiners
         self._in_memory = in_memory
         self._overflow = OverflowFile(path)
         self._queues: dict[str, OriginQueue] = {}
@@ -349,6 +349,7 @@ class OriginQueues:
         queued.unwatch()
         queued.state = QueueState.EMPTY
         self._queues.pop(queued.origin, None)
+        self._joiners.emptied(queued)
 
     def ready(self, queued: OriginQueue, *, announced: bool = False) -> None:
         """Its turn may be tried; `announced`: the scheduler says so."""
@@ -358,7 +359,7 @@ class OriginQueues:
         rank = queued.backlog.rank() if held is None else held.entry[0]
         order = next(self._order) - (0 if held is None else _ALL)
         heapq.heappush(self._ready, (rank, order, queued))
-        self._on_ready(queued)
+        self._joiners.readied(queued)
 
     def raise_rank(self, queued: OriginQueue) -> None:
         """A URL was added before all others of an origin that is ready: it moves forward."""
@@ -424,8 +425,9 @@ class WaitingTasks:
     def __len__(self) -> int:
         return len(self.futures)
 
-    async def wait(self) -> None:
-        """Return when woken. A wake-up that a cancelled one got is passed on."""
+    async def wait(self, begun: Callable[[], object] | None = None) -> None:
+        """Return when woken. A wake-up that a cancelled one got is passed on. `begun` is called
+        once it is among those who wait."""
         future: asyncio.Future[None]
         loop = asyncio.get_running_loop()
         if len(self.futures) < AT_ONCE:
@@ -433,6 +435,8 @@ class WaitingTasks:
         else:
             future = CrowdFuture(loop, self, self._departures)
         self.futures[future] = None
+        if begun is not None:
+            begun()
         try:
             await future
         except BaseException as error:
@@ -480,16 +484,16 @@ class QueueStats(msgspec.Struct, frozen=True):
 
 
 class Joiners:
-    """Tasks in `join`: they wait for the end, and look at the origins that become ready.
-
-    `is_welcome(url)`: is it seen at a glance that a URL may be fetched? It waits for a `get` then.
+    """Tasks in `join`: they wait for the end, and look at the origins that are ready while no turn
+    is out: whoever has one comes back with another `get`, which decides by itself; or waits among
+    the `putters` for room, which may have to be made.
     """
 
-    def __init__(
-        self, is_welcome: Callable[[str], bool] | None, wake: Callable[[], object]
-    ) -> None:
+    def __init__(self, putters: WaitingTasks, wake: Callable[[], object]) -> None:
         self._wake = wake
-        self._is_welcome = is_welcome or (lambda _url: False)
+        self._putters = putters
+        self.turns_out = 0
+        """Turns that were had and not left."""
         self._tasks = self._ends = 0
         self._news = asyncio.Event()
         """The end, or an origin that is ready."""
@@ -504,8 +508,18 @@ class Joiners:
         """The origin is ready: it is for a `get` that waits, first of all."""
         if self._tasks:
             self._unseen[queued] = None
-            self._news.set()
+            if not self.turns_out or self._putters.futures:
+                self._news.set()
         self._wake()
+
+    def emptied(self, queued: OriginQueue) -> None:
+        """The origin has no more URLs."""
+        self._unseen.pop(queued, None)
+
+    def look(self) -> None:
+        """No turn is out now, or somebody waits for room: look at what came meanwhile."""
+        if self._unseen:
+            self._news.set()
 
     async def wait(
         self, queues: Iterable[OriginQueue], look: Callable[[OriginQueue], Awaitable[bool]]
@@ -519,12 +533,11 @@ class Joiners:
             while self._ends == ends:
                 self._news.clear()
                 await asyncio.sleep(0)  # a `get` that was woken goes first
-                while self._unseen:
+                while self._unseen and (not self.turns_out or self._putters.futures):
                     queued = self._unseen.popitem()[0]
                     if queued.state is not QueueState.READY:
                         continue
-                    known = queued.turn_held or self._is_welcome(queued.backlog.first() or "")
-                    if not known and not await look(queued):
+                    if not queued.turn_held and not await look(queued):
                         self._unseen.pop(queued, None)
                     looked += 1
                     if looked % _LOOKS == 0:

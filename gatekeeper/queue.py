@@ -125,6 +125,7 @@ class Turn:
         """Leave it, for those to whom a block does not fit. Idempotent."""
         if not self._over:
             self._over = True
+            self._queue._joiners.turns_out -= 1
             try:
                 self.lease.leave()
             finally:
@@ -138,7 +139,9 @@ class Turn:
                 self.lease.give_back()
                 self.lease.leave()
             finally:
+                self._queue._joiners.turns_out -= 1
                 self._queue._put_back(self._queued.origin, self._entry)
+                self._queue._joiners.look()
 
 
 class PoliteQueue:
@@ -196,8 +199,8 @@ class PoliteQueue:
         self._getters = WaitingTasks(nothing_to_do=self._nothing_to_get)
         self._entrance = Entrance(AT_ONCE)
         self._putters = WaitingTasks(nothing_to_do=self.full)
-        self._joiners = Joiners(getattr(gate, "is_welcome", None), self._getters.wake)
-        self._queues = OriginQueues(gate.clock, path, max(1, in_memory), self._joiners.readied)
+        self._joiners = Joiners(self._putters, self._getters.wake)
+        self._queues = OriginQueues(gate.clock, path, max(1, in_memory), self._joiners)
         self._waits = QueueWaits(gate, self._queues, on_deferred)
         self._callbacks = DenialCallbacks(on_denied, done=self._done, failed=self._getters.wake)
         self._closed = False
@@ -263,7 +266,7 @@ class PoliteQueue:
         """
         origin = urls.split(url)[0]
         while 0 < self._maxsize <= self._size and not self._closed:  # as `full`
-            await self._putters.wait()
+            await self._putters.wait(self._joiners.look)
         self._add(origin, url, priority, data)
 
     def put_nowait(self, url: str, priority: int = 0, data: Any = None) -> None:
@@ -462,6 +465,7 @@ class PoliteQueue:
     def _taken(self, queued: OriginQueue, entry: Entry, lease: QueueLease) -> Turn:
         # No await since the lease was had: whoever is cancelled now has not got it.
         self._got += 1
+        self._joiners.turns_out += 1
         self._size -= 1
         self._waits.place(queued)
         if self._putters.futures:
@@ -493,6 +497,8 @@ class PoliteQueue:
         self._unfinished -= 1
         if self._unfinished <= 0:
             self._joiners.finish()
+        elif not self._joiners.turns_out:
+            self._joiners.look()
         if entry is not None and self._kept is not None and not self._closed:
             self._kept.remove(entry)
 
@@ -509,7 +515,7 @@ class PoliteQueue:
         """Wait until every URL that was put is done: left, denied, or dropped by `close`.
 
         As with asyncio.Queue somebody has to get what may be fetched. What is denied needs no
-        `get`: `join` itself looks at the URLs that are next, and raises what `get` would.
+        `get`: while no turn is out or a `put` waits, `join` looks at the next URLs as `get` would.
         """
         if self._unfinished > 0 and not self._closed:
             await self._joiners.wait(self._queues, self._refuse_if_denied)

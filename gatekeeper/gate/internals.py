@@ -156,10 +156,6 @@ class GateInternals:
         self._take("", host, None, admit=partial(offered.append, None))
         return bool(offered)
 
-    def is_welcome(self, url: str) -> bool:
-        """May the gate's own agent fetch the URL, as far as that can be seen at a glance?"""
-        return self._decider.recall_lease(url) is not None
-
     # -- what other processes that answer questions follow --------------------------
 
     def follow(self, follower: GateFollower) -> None:

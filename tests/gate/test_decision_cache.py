@@ -73,18 +73,6 @@ async def test_the_same_rule_gives_the_same_answer(
     assert recalled.id != built.id
 
 
-@pytest.mark.parametrize("path", ["/a", "/private/x", "/private/open", "/x.pdf", "/a#b", "/\u00e4"])
-async def test_what_a_glance_finds_welcome_is_allowed(
-    virtual_internet: FakeInternet, gate: Gatekeeper, path: str
-) -> None:
-    url = f"http://a.test{path}"
-    assert not internals(gate).is_welcome(url)  # nothing is known
-    decision = await asked(virtual_internet, gate, path)
-    assert not internals(gate).is_welcome(url) or decision.verdict is Verdict.ALLOW
-    assert internals(gate).is_welcome(url) == (path in ("/a", "/private/open"))
-    assert not internals(gate).is_welcome("")
-
-
 @pytest.mark.parametrize("path", ["/private/x", "/private/open/x", "/x.pdf", "/robots.txt"])
 async def test_a_rule_not_met_before_gives_the_decision_of_a_cold_origin(
     virtual_internet: FakeInternet, gate: Gatekeeper, path: str

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.decision import Decision
 from gatekeeper.errors import GateClosed
+from gatekeeper.origin_queues import Backlog
 from gatekeeper.queue import PoliteQueue, Turn
 from tests.queue_support import DEFER, DENY, FakeGate, page
 
@@ -189,31 +191,77 @@ async def test_what_may_be_fetched_waits_for_a_get_and_costs_nothing_meanwhile(
     assert queue.stats().denied == 2
 
 
-async def test_a_join_looks_no_further_at_what_is_seen_to_be_welcome(
+async def test_a_join_decides_nothing_while_a_turn_is_out(
     gate: FakeGate, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While workers are busy, most URLs that come to the front are such."""
-    gate.said = {page("a", 1): DENY}
+    """Whoever has it comes back for the next, and a `get` decides by itself."""
+    gate.said = {page("b", 0): DENY}
     looked: list[str] = []
     peek = gate.peek
     monkeypatch.setattr(
         gate, "peek", lambda url, **options: (looked.append(url), peek(url, **options))[1]
     )
-    monkeypatch.setattr(gate, "is_welcome", lambda url: url == page("a", 0), raising=False)
     queue = PoliteQueue(gate)
-    for number in range(2):
-        await queue.put(page("a", number))
+    await queue.put(page("a", 0), priority=1)
+    turn = await queue.get()
     joining = asyncio.ensure_future(queue.join())
+    for host in "bcd":
+        await queue.put(page(host, 0))
+    looked.clear()
     await clock.elapse(60.0)
     assert looked == []
-    assert queue.stats().denied == 0
-    async with await queue.get() as lease:
-        assert lease.grant.url == page("a", 0)
-    await clock.elapse(10.0)
-    assert looked.count(page("a", 1)) == 1  # by the `join`
+    await turn.give_back()
+    await clock.settle()
     assert queue.stats().denied == 1
+    assert sorted(set(looked)) == [page(host, 0) for host in "abcd"]
+    for _ in "acd":
+        (await queue.get()).done()
+    await clock.settle()
     assert joining.done()
     await queue.close()
+
+
+async def test_a_join_makes_room_for_a_put_though_a_turn_is_out(
+    gate: FakeGate, clock: VirtualClock
+) -> None:
+    """It may be the holder of the turn that waits for room."""
+    gate.said = {page("b", 0): DENY}
+    async with PoliteQueue(gate, maxsize=1) as queue:
+        await queue.put(page("a", 0))
+        joining = asyncio.ensure_future(queue.join())
+        async with await queue.get():
+            await queue.put(page("b", 0))
+            await clock.settle()
+            assert queue.stats().denied == 0
+            async with asyncio.timeout(60.0):
+                await queue.put(page("c", 0))
+            assert queue.stats().denied == 1
+        (await queue.get()).done()
+        await clock.settle()
+        assert joining.done()
+
+
+def origins_known() -> int:
+    """How many are in memory."""
+    return sum(type(one) is Backlog for one in gc.get_objects())
+
+
+async def test_a_join_keeps_no_origin_that_is_empty(gate: FakeGate, clock: VirtualClock) -> None:
+    """While others are at work it looks at none, however many come and go."""
+    gc.collect()
+    before = origins_known()
+    async with PoliteQueue(gate) as queue:
+        await queue.put(page("a", 0))
+        joining = asyncio.ensure_future(queue.join())
+        await clock.settle()
+        async with await queue.get():
+            for number in range(50):
+                await queue.put(page(f"b{number}", 0))
+                (await queue.get()).done()
+            await clock.settle()
+            assert origins_known() - before <= 2
+        await clock.settle()
+        assert joining.done()
 
 
 async def test_what_on_denied_raises_ends_the_join_and_the_url_is_done(
