@@ -85,7 +85,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         type=seconds,
         default=3600.0,
-        help="stop when nobody's turn comes within that time (3600); run again to go on",
+        help="stop when no turn comes within that time of the last (3600); run again to go on",
     )
 
 

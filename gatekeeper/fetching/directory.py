@@ -268,11 +268,6 @@ class Directory:
         """The guard has other settings: what it refused to fetch may be asked for again."""
         self._cache.void_refusals()
 
-    async def forget(self, origin: str) -> None:
-        """Drop everything known of the origin, in storage too."""
-        self._cache.drop(origin)
-        self._updates.forget(origin)
-
     def note_page(self, origin: str, ok: bool) -> None:
         """A page of the origin was fetched; `ok` is 2xx or 3xx: for the 30 days of RFC 9309
         section 2.3.1.4 (RFC-38)."""

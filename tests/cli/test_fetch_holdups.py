@@ -14,7 +14,7 @@ import pytest
 from gatekeeper.cli.crawl.progress import TURN, Holdup, Plain, Told
 from gatekeeper.cli.crawl.runner import INTERRUPTED, Job, crawl
 from gatekeeper.clock import VirtualClock, utc
-from tests.cli.crawling import CONFIG, OPEN, fetch, manifest
+from tests.cli.crawling import CONFIG, OPEN, ROBOTS, fetch, manifest
 from tests.internet import FakeInternet, Hold, Page
 
 BUSY = Page(status=429, headers={"Retry-After": "5"})
@@ -167,3 +167,19 @@ async def test_the_display_says_how_far_a_host_is_slowed(virtual_internet: FakeI
     await net.drive(crawl(made, Plain(stream), clock=net.clock, resolver=net.resolver))
     shown = [line for line in stream.getvalue().splitlines() if line.startswith("-- ")]
     assert any("waiting: twice the usual 4 s since a 429 at " in line for line in shown), shown
+
+
+@pytest.mark.parametrize("seconds", [5, 60])
+async def test_a_host_that_always_asks_to_come_back_soon_ends_the_crawl_as_well(
+    virtual_internet: FakeInternet, seconds: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net, began = virtual_internet, virtual_internet.clock.monotonic()
+    later = Page(status=503, headers={"Retry-After": str(seconds)})
+    net.site("a.test").on(ROBOTS, later)
+    net.site("b.test").robots("User-agent: *\nCrawl-delay: 500\n").page("/1").page("/2")
+    urls = ("http://a.test/1", "http://b.test/1", "http://b.test/2")
+    assert await net.drive(fetch(net, *urls, max_wait=600.0)) == 1
+    # 600 s after the last page of the host that is well: its turn is 1,000 s after robots.txt.
+    assert net.clock.monotonic() - began == pytest.approx(1_600.0, rel=0.2)
+    assert "fetched 2" in (out := capsys.readouterr().out)
+    assert "1 unfinished; nobody's turn comes within --max-wait 600 s" in out

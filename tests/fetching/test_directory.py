@@ -254,16 +254,6 @@ async def test_after_closing_no_flight_begins() -> None:
         assert it.directory.stats().in_flight == 0
 
 
-async def test_what_is_forgotten_is_asked_anew() -> None:
-    async with house() as it:
-        await it.get()
-        await it.directory.forget(ORIGIN)
-        assert it.directory.peek(ORIGIN) is None
-        assert ORIGIN not in it.directory.records
-        await it.get()
-        assert len(it.source.asked) == 2
-
-
 async def test_peek_never_asks() -> None:
     async with house() as it:
         assert it.directory.peek(ORIGIN) is None

@@ -151,17 +151,6 @@ async def test_a_clock_set_back_prolongs_no_pause() -> None:
         assert record.expires - second.clock.monotonic() == pytest.approx(pause)
 
 
-async def test_what_is_forgotten_is_forgotten_in_storage() -> None:
-    storage = MemoryStorage()
-    async with house(storage=storage) as first:
-        await first.get()
-        await first.directory.forget(ORIGIN)
-    async with house(storage=storage, clock=reborn(first.clock)) as second:
-        await second.get()
-        assert second.source.asked == [ORIGIN]
-        assert second.source.validators == [None]
-
-
 class Damaged(MemoryStorage):
     """Loses the texts of what it keeps."""
 

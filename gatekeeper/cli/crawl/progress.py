@@ -99,6 +99,8 @@ class Tally:
     """Those of them whose pages are not in the WARC file of this run."""
     refused: int = 0
     """Those of them that an earlier run was denied, or that are no URLs."""
+    begun: int = 0
+    """Turns that were had."""
     in_flight: int = 0
     done: int = 0
     """URLs with an outcome."""
@@ -135,6 +137,7 @@ class Tally:
 
     def begin(self) -> None:
         """A request goes out, until `leave`."""
+        self.begun += 1
         self.in_flight += 1
 
     def leave(self) -> None:

@@ -435,13 +435,16 @@ async def _watch(
 
     Raises StorageError where what it waits for is room on the disk.
     """
-    done, moved_at = -1, clock.monotonic()
+    before, moved_at, written_at = (-1, -1), 0.0, 0.0
     while True:
-        tally = work.tally
+        tally, now = work.tally, clock.monotonic()
+        moved = tally.done, tally.begun
         why = internals(gate).storage_failing
-        if why is None or tally.done != done:
-            moved_at = clock.monotonic()
-        elif (waited := clock.monotonic() - moved_at) >= min(max_wait, _FOR_ROOM):
+        if moved != before:
+            moved_at = now
+        if why is None or moved != before:
+            written_at = now
+        elif (waited := now - written_at) >= min(max_wait, _FOR_ROOM):
             path = str(gate.config.storage.path)
             why = why if path in why else f"{path}: {why}"
             raise StorageError(
@@ -449,12 +452,14 @@ async def _watch(
                 "without; make room there and run it again: it goes on where it stopped"
             )
         turns = await work.hosts.busiest(gate, clock, _SHOWN_TURNS)
-        progress.show(tally, turns, speed.read(clock.monotonic(), tally, turns))
-        # Nothing moved since the last look: is there anything that soon will?
-        idle = tally.complete and not tally.in_flight and tally.done == done and len(work.hosts)
-        if idle and await work.hosts.soonest(gate, clock, max_wait) > max_wait:
+        progress.show(tally, turns, speed.read(now, tally, turns))
+        # Nothing moved since the last look: is there anything that soon will? Each of a host's
+        # deferrals may be short: they are one wait, which began with what moved last.
+        left = max(0.0, max_wait - (now - moved_at))
+        idle = tally.complete and not tally.in_flight and moved == before and len(work.hosts)
+        if idle and await work.hosts.soonest(gate, clock, left) > left:
             work.stop(MAX_WAIT)
-        done = tally.done
+        before = moved
         await clock.sleep(progress.every)
 
 
