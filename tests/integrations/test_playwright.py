@@ -117,7 +117,8 @@ async def test_the_identity_sent_is_the_one_judged(
 async def rigs(opened: Any, where: str) -> AsyncIterator[Callable[..., Awaitable[Rig]]]:
     async with AsyncExitStack() as stack:
 
-        async def begin(internet: FakeInternet, **tables: Any) -> Rig:
+        async def begin(internet: FakeInternet, *, max_wait: float = 0.0, **tables: Any) -> Rig:
+            del max_wait  # a page waits for no deferral
             sidecar = None
             if where == "sidecar":
                 sidecar = Sidecar(internet, settings(**tables), None)

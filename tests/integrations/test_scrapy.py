@@ -724,8 +724,7 @@ async def test_a_long_block_refuses_at_once_who_waits_for_the_host(
     quick: bool, already_waits: bool, asked_by: str
 ) -> None:
     """Whoever drew it, and whether the next request is in the scheduler yet or not."""
-    from gatekeeper.integrations.queue_gate import queue_gate
-    from gatekeeper.origin_queues import RefusedTurn
+    from gatekeeper.integrations.queue_gate import RefusedTurn, queue_gate
 
     clock = VirtualClock()
     pacing = PacingConfig(default_interval=0.0)
