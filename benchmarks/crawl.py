@@ -13,6 +13,7 @@ from benchmarks.lateness import lateness
 from benchmarks.options import Options
 from benchmarks.pages import HOSTS, serving
 from benchmarks.report import Table, count, seconds, times, version_of
+from benchmarks.timing import ratios
 
 __all__ = ["run"]
 
@@ -79,19 +80,25 @@ def _table(
         rate = 1 / statistics.median(wall[name])
         against = CRAWLERS[name].beside
         beside = against if against in taken else BARE
-        slower = _ratio(wall[name], wall[beside])
-        work = _ratio(cpu[name], cpu[beside])
+        slower = ratios(wall[name], wall[beside])
+        work = ratios(cpu[name], cpu[beside])
         version = version_of(CRAWLERS[name].distribution) or ""
         rows.append(
             (
                 f"{name} {version}",
                 f"{count(rate)}/s",
-                times(slower),
+                slower.shown(times),
                 seconds(statistics.median(cpu[name])),
-                times(work),
+                work.shown(times),
             )
         )
-        figures[name] = {"pages_per_second": rate, "wall": slower, "processor": work}
+        figures[name] = {
+            "pages_per_second": rate,
+            "wall": slower.median,
+            "processor": work.median,
+            "processor_p10": work.low,
+            "processor_p90": work.high,
+        }
     notes = [f"{name}: not installed here" for name in CRAWLERS if name not in available()]
     return Table(
         f"{pages:,} pages of {HOSTS} hosts, no delay",
@@ -103,13 +110,10 @@ def _table(
             *failed,
             "gatekeeper fetch is held against the bare client that writes the same files.",
             f"Loopback, the server in a process of its own; {CONCURRENCY} requests in flight; "
-            f"{rounds} shuffled rounds, each crawler in a fresh process, medians. Start-up and "
+            f"{rounds} shuffled rounds, each crawler in a fresh process, medians (of ratios p10 to "
+            "p90). Start-up and "
             "imports are not counted, nor is what they left to be collected; robots.txt is.",
             f"Crawlee and Scrapy were given {_SLOW:,} pages.",
         ),
         figures,
     )
-
-
-def _ratio(own: list[float], base: list[float]) -> float:
-    return statistics.median(a / b for a, b in zip(own, base, strict=True))

@@ -17,6 +17,7 @@ from aiohttp import web
 from benchmarks.corpus import AGENT, Site
 from benchmarks.options import Options
 from benchmarks.report import Table, count, seconds, version_of
+from benchmarks.timing import ratios
 
 __all__ = ["run"]
 
@@ -42,12 +43,18 @@ def _table(name: str, factory: LoopFactory, options: Options) -> Table:
     rows, figures = [], {}
     for contender, rounds in taken.items():
         each = statistics.median(rounds)
-        ratio = statistics.median(e / own for e, own in zip(empty, rounds, strict=True))
-        rows.append((contender, seconds(each), f"{count(1 / each)}/s", f"{ratio:.3f}"))
-        figures[contender] = {"seconds_each": each, "share_of_empty_rate": ratio}
+        share = ratios(empty, rounds)
+        shown = share.shown("{:.3f}".format)
+        rows.append((contender, seconds(each), f"{count(1 / each)}/s", shown))
+        figures[contender] = {
+            "seconds_each": each,
+            "share_of_empty_rate": share.median,
+            "p10": share.low,
+            "p90": share.high,
+        }
     return Table(
         f"A question to the gate ({name})",
-        ("", "a question", "questions", "share of the empty coroutine's rate"),
+        ("", "a question", "questions", "share of the empty coroutine's rate (p10 to p90)"),
         rows,
         "allowed(): at least 1/8 (0.125) of the rate of an empty coroutine",
         (

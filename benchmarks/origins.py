@@ -12,7 +12,6 @@ import gc
 import json
 import math
 import random
-import statistics
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from benchmarks.corpus import AGENT, Site
 from benchmarks.options import Options
 from benchmarks.report import Table, count, seconds
 from benchmarks.resident import resident
+from benchmarks.timing import spread
 
 __all__ = ["run"]
 
@@ -52,22 +52,13 @@ def _child(options: Options, **task: Any) -> dict[str, Any]:
     return figures
 
 
-def _spread(values: list[float]) -> str:
-    ordered = sorted(values)
-    tenth = len(ordered) // 10
-    return f"{seconds(ordered[tenth])} to {seconds(ordered[-1 - tenth])}"
-
-
 def _meeting(options: Options) -> Table:
     rounds = options.rounds(quick=3, full=15)
     figures = _child(options, what="meeting", rounds=rounds)
-    rows = [
-        (name, seconds(statistics.median(values)), _spread(values))
-        for name, values in figures.items()
-    ]
+    rows = [(name, spread(values).shown(seconds)) for name, values in figures.items()]
     return Table(
         "Meeting an origin",
-        ("", "a question", "p10 to p90 of the rounds"),
+        ("", "a question, and p10 to p90 of the rounds"),
         rows,
         "the first check at most 120 µs",
         (

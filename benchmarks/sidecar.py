@@ -14,7 +14,6 @@ import json
 import os
 import random
 import socket
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from aiohttp import web
 from benchmarks.corpus import AGENT
 from benchmarks.options import Options
 from benchmarks.report import Table, count, seconds
+from benchmarks.timing import ratios, spread
 
 __all__ = ["run"]
 
@@ -62,11 +62,10 @@ def _table(loop: str, options: Options) -> Table:
     rows, figures = [], {}
     for name, own in taken.items():
         to = taken[ONE if name.startswith(ONE) and name != ONE else CONSTANT]
-        low, each, high = _spread(own)
-        least, share, most = _spread([one / mine for one, mine in zip(to, own, strict=True)])
-        spent = f"{seconds(each)} ({seconds(low)} to {seconds(high)})"
-        shown = f"{share:.2f} ({least:.2f} to {most:.2f})"
-        rows.append((name, spent, f"{count(1 / each)}/s", shown))
+        low, each, high = taking = spread(own)
+        least, share, most = shares = ratios(to, own)
+        shown = shares.shown("{:.2f}".format)
+        rows.append((name, taking.shown(seconds), f"{count(1 / each)}/s", shown))
         figures[name] = {
             "server_seconds_each": each,
             "p10": low,
@@ -112,12 +111,6 @@ def _taken(works: dict[str, Work], rounds: int) -> dict[str, list[float]]:
 _ROUND = 384
 """Requests of a work in a round: some 10 ms of a server's time."""
 _WARMING = 5
-
-
-def _spread(values: list[float]) -> tuple[float, float, float]:
-    """p10, median, p90."""
-    tenths = statistics.quantiles(values, n=10)
-    return tenths[0], statistics.median(values), tenths[-1]
 
 
 def _pinned(core: int) -> set[int] | None:

@@ -161,8 +161,16 @@ def _table(
         for name, samples in columns.items():
             sample = samples[peer.name]
             ratio = sample.faster_than(samples[BASELINE])
-            cells.append(f"{times(ratio)} ({seconds(sample.each)})")
-            own[name] = {"seconds_each": sample.each, "times_protego": ratio}
+            cells.append(f"{ratio.shown(times)}, {seconds(sample.each)}")
+            own[name] = {
+                "seconds_each": sample.each,
+                "times_protego": ratio.median,
+                "p10": ratio.low,
+                "p90": ratio.high,
+            }
         rows.append((*cells, extra[1][peer.name]) if extra else tuple(cells))
     heads = ("against Protego", *columns, *((extra[0],) if extra else ()))
-    return Table(title, heads, rows, goal, notes, figures)
+    return Table(title, heads, rows, goal, (*notes, _RATIOS), figures)
+
+
+_RATIOS = "Ratios within a round: median (p10 to p90)."

@@ -6,10 +6,41 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-__all__ = ["Contender", "Sample", "compete"]
+__all__ = ["Contender", "Sample", "Spread", "compete", "ratios", "spread"]
+
+
+class Spread(NamedTuple):
+    """What rounds gave: a tenth of them lies below `low`, a tenth above `high`."""
+
+    low: float
+    median: float
+    high: float
+
+    def shown(self, as_text: Callable[[float], str]) -> str:
+        """The median, and the other two in brackets.
+
+        >>> Spread(1.0, 1.25, 2.0).shown(str)
+        '1.25 (1.0 to 2.0)'
+        """
+        return f"{as_text(self.median)} ({as_text(self.low)} to {as_text(self.high)})"
+
+
+def spread(rounds: Sequence[float]) -> Spread:
+    """p10, median and p90 of one value a round; where there are few, no value that never was."""
+    if len(rounds) == 1:
+        return Spread(rounds[0], rounds[0], rounds[0])
+    tenths = statistics.quantiles(rounds, n=10, method="inclusive")
+    return Spread(tenths[0], statistics.median(rounds), tenths[-1])
+
+
+def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> Spread:
+    """Of values of the same rounds: what slows the machine for a while slows both, and leaves the
+    ratio alone."""
+    return spread([one / other for one, other in zip(numerators, denominators, strict=True)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +76,10 @@ class Sample:
         """Units a second of processor time."""
         return self.work / self.median
 
-    def faster_than(self, other: Sample) -> float:
-        """How many times faster: the median over the rounds of the ratio within a round.
-
-        Within a round both ran moments apart, so what slows the machine for a while slows
-        both, and leaves the ratio alone.
-        """
-        pairs = zip(self.rounds, other.rounds, strict=True)
-        return statistics.median((theirs / other.work) / (own / self.work) for own, theirs in pairs)
+    def faster_than(self, other: Sample) -> Spread:
+        """How many times faster, over the ratios within a round."""
+        each = [taken / self.work for taken in self.rounds]
+        return ratios([taken / other.work for taken in other.rounds], each)
 
 
 def compete(

@@ -11,7 +11,7 @@ from benchmarks.corpus import generate, load, shape
 from benchmarks.refusals import SCENES, simulate
 from benchmarks.report import Table
 from benchmarks.shapes import LIMIT, SHAPES
-from benchmarks.timing import Contender, Sample, compete
+from benchmarks.timing import Contender, Sample, compete, spread
 
 
 def test_the_same_seed_makes_the_same_sites() -> None:
@@ -43,7 +43,14 @@ def test_no_hostile_file_is_larger_than_what_is_read_of_a_file() -> None:
 def test_a_ratio_compares_what_ran_in_the_same_round() -> None:
     slow = Sample((2.0, 20.0, 2.0), work=10)
     fast = Sample((1.0, 10.0, 1.0), work=10)
-    assert fast.faster_than(slow) == 2.0
+    assert fast.faster_than(slow) == (2.0, 2.0, 2.0)
+
+
+def test_a_spread_names_no_value_beyond_those_that_were_measured() -> None:
+    assert spread([3.0]) == (3.0, 3.0, 3.0)
+    low, median, high = spread([1.0, 2.0, 9.0])
+    assert 1.0 <= low < median == 2.0 < high <= 9.0
+    assert spread([float(number) for number in range(11)]) == (1.0, 5.0, 9.0)
 
 
 def test_every_contender_works_once_a_round_after_a_warm_up(
