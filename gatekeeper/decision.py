@@ -53,121 +53,129 @@ class Reason(StrEnum):
 
     # The text decided.
     RULE = "rule"
-    """allow, deny: a line of robots.txt decided, the one in `rule`."""
+    """allow, deny: a line of robots.txt decided; `rule` holds it."""
     NO_RULE = "no_rule"
-    """allow: there is a robots.txt, and none of its rules speaks of this URL."""
+    """allow: robots.txt has no rule that matches this URL."""
     EMPTY_FILE = "empty_file"
-    """allow: robots.txt is empty, or holds nothing but comments: everybody is welcome."""
+    """allow: robots.txt is empty or holds only comments, so everything may be fetched."""
     ROBOTS_FILE = "robots_file"
-    """allow: /robots.txt itself may always be asked for (RFC 9309 section 2.2.2, RFC-20)."""
+    """allow: /robots.txt itself may always be fetched (RFC 9309 section 2.2.2, RFC-20)."""
     OUTSIDE_VISIT_TIME = "outside_visit_time"
-    """defer: robots.txt names hours for visits (Visit-time), and it is not one of them; come
-    back when the next window opens."""
+    """defer: robots.txt restricts visits to certain hours (Visit-time), and it is outside them
+    now; ask again when the next window opens."""
     # There is no file.
     NO_FILE = "no_file"
-    """allow: the site has no robots.txt (404, or another 4xx that means so)."""
+    """allow: the site has no robots.txt (404, or another 4xx status that means the same)."""
     PAYMENT_REQUIRED = "payment_required"
-    """allow: robots.txt answers 402, or asks for a payment; that means no file (RFC 9309 section
-    2.3.1.3), but pages may ask as well: see the signals of their answers."""
+    """allow: robots.txt was answered with 402 or another demand for payment, which counts as
+    no file (RFC 9309 section 2.3.1.3); pages may demand payment as well: see the signals of
+    their responses."""
     LICENSE_REQUIRED = "license_required"
-    """allow: robots.txt answers 401 or 403 and asks for a licence (WWW-Authenticate: License);
-    that means no file, but pages may ask as well: see the signals of their answers."""
+    """allow: robots.txt was answered with 401 or 403 and a demand for a licence
+    (WWW-Authenticate: License), which counts as no file; pages may demand one as well: see the
+    signals of their responses."""
     SOFT_404 = "soft_404"
-    """allow: an HTML page without any rules came in place of robots.txt: there is none."""
+    """allow: an HTML page without any rules was served in place of robots.txt, which counts as
+    no file."""
     NOT_TEXT = "not_text"
-    """allow: what came in place of robots.txt is binary: there is none."""
+    """allow: binary data was served in place of robots.txt, which counts as no file."""
     TOO_MANY_REDIRECTS = "too_many_redirects"
-    """allow, defer: robots.txt is redirected in a ring or too often, which counts as no file;
-    with fetch.too_many_redirects = "unreachable" it can't be had."""
+    """allow, defer: robots.txt redirects in a loop or too often, which counts as no file; with
+    fetch.too_many_redirects = "unreachable" it counts as unreachable and defers."""
     LONG_UNREACHABLE = "long_unreachable"
-    """allow: the file could not be had for thirty days while the site's pages answered
-    (RFC 9309 section 2.3.1.4, RFC-38), or for twelve hours with fetch.unseen_unreachable =
+    """allow: the file was unreachable for thirty days while the site's pages answered (RFC
+    9309 section 2.3.1.4, RFC-38), or for twelve hours with fetch.unseen_unreachable =
     "allow_after_12h"."""
     # The file could not be had.
     ACCESS_RESTRICTED = "access_restricted"
-    """deny: robots.txt answers 401 or 403, and fetch.on_401 or fetch.on_403 is "deny": the
-    site is closed to you; leave it out."""
+    """deny: robots.txt was answered with 401 or 403, and fetch.on_401 or fetch.on_403 is
+    "deny": the site is closed to you; leave it out."""
     CHALLENGE = "challenge"
-    """defer: a wall against robots answered in place of the file; ask its owner to let you
-    in if it stays."""
+    """defer: a challenge page for robots was served in place of robots.txt; if that continues,
+    ask the site's owner for access."""
     INVALID_RESPONSE = "invalid_response"
-    """defer: what answered for robots.txt is no HTTP that can be used, such as a broken head,
-    206 unasked or a status of 600."""
+    """defer: the response for robots.txt is not usable HTTP, such as a malformed head, an
+    unrequested 206 or a status of 600."""
     BAD_REDIRECT = "bad_redirect"
-    """defer: robots.txt is redirected without a usable Location."""
+    """defer: robots.txt redirects without a usable Location."""
     EGRESS_POLICY = "egress_policy"
-    """defer: robots.txt is redirected to where the guard lets nobody go; an answer says
+    """defer: robots.txt redirects to an address that the guard refuses; decisions show
     `blocked` instead (T2)."""
     CLIENT_ERROR = "client_error"
-    """defer: robots.txt answered 408, 421 or 425 twice, which speak of the exchange and not of
-    the file."""
+    """defer: robots.txt was answered with 408, 421 or 425 twice; these statuses concern the
+    exchange, not the file."""
     RATE_LIMITED = "rate_limited"
-    """defer: robots.txt answered 429; the whole host is left alone until then."""
+    """defer: robots.txt was answered with 429; the whole host is left alone until
+    `retry_at`."""
     SERVER_ERROR = "server_error"
-    """defer: robots.txt answered 5xx, so nothing is known of what the site wants."""
+    """defer: robots.txt was answered with 5xx, so the site's rules are unknown."""
     LOCAL_FAULT = "local_fault"
-    """defer: so many sites fail at once that it is your own uplink; see to it."""
+    """defer: so many sites fail at the same time that your own network is the likely cause;
+    check it."""
     CONNECT_FAILED = "connect_failed"
-    """defer: the site takes no connection."""
+    """defer: the site accepts no connection."""
     TIMEOUT = "timeout"
-    """defer: the site did not answer for its robots.txt in time."""
+    """defer: the site did not answer the request for robots.txt in time."""
     TRUNCATED = "truncated"
-    """defer: the connection broke in the midst of robots.txt: half a list of rules is worse
+    """defer: the connection broke in the middle of robots.txt; half a list of rules is worse
     than none."""
     TOO_SLOW = "too_slow"
-    """defer: robots.txt trickles in so slowly that its time ran out."""
+    """defer: robots.txt arrived so slowly that the time limit was reached."""
     DNS_NXDOMAIN = "dns_nxdomain"
-    """defer: the host's name does not exist or has no address; look whether it is spelt
-    right, for it is asked about again only hours later."""
+    """defer: the host's name does not exist or has no address; check its spelling, because it
+    is looked up again only hours later."""
     DNS_FAILURE = "dns_failure"
-    """defer: the name service did not answer; look whether yours works if it stays."""
+    """defer: the DNS resolver did not answer; check your resolver if that continues."""
     TLS = "tls"
-    """defer: no secure connection came about, for an expired or foreign certificate say; plain
-    http is never tried instead."""
+    """defer: no secure connection could be made, because of an expired or untrusted
+    certificate, for example; plain http is never tried instead."""
     BAD_ENCODING = "bad_encoding"
-    """defer: the compression of robots.txt is broken, unknown or a bomb."""
+    """defer: the compression of robots.txt is corrupt, unknown or a decompression bomb."""
     INTERNAL = "internal"
-    """defer: an error of ours, or a lack of files or memory, so nobody is let through; the
-    log has more."""
+    """defer: gatekeeper failed, or ran out of file descriptors or memory, so nothing is
+    allowed; the log has the details."""
     OVERLOADED = "overloaded"
-    """defer: more questions wait for robots.txt files than `cache.max_waiters` lets in; ask
-    fewer at once."""
+    """defer: more questions are waiting for robots.txt files than `cache.max_waiters` permits;
+    ask fewer at a time."""
     OWN_LEASE = "own_lease"
-    """defer: the file needs a turn of a host whose turn the asker itself holds; end that
-    lease first."""
+    """defer: fetching the file needs a turn of a host that the asking task itself holds; end
+    that lease first."""
     UNKNOWN = "unknown"
-    """defer: nothing is known of the origin yet, and this question may not wait until it is;
-    ask again in a moment."""
+    """defer: nothing is known about the origin yet, and this call may not wait for its
+    robots.txt; ask again in a moment."""
     GATE_UNREACHABLE = "gate_unreachable"
-    """defer, allow: a client's own answer while its sidecar can't be asked (allow with
-    fail="open" alone); see whether `gatekeeper serve` runs."""
+    """defer, allow: the client's own answer while its sidecar is unreachable (allow only with
+    fail="open"); check that `gatekeeper serve` is running."""
     # Somebody else decided.
     OPERATOR = "operator"
     """allow, deny: the operator's configuration decided ([[host]] robots), whatever the site
-    says; `note` has his reason."""
+    says; `note` has the operator's reason."""
     BLOCKED = "blocked"
     """deny, defer: the guard refuses the URL, its address or its port (defer: those that
-    robots.txt is redirected to), outwardly always in this one word (T2); what is your own
-    network is let in with guard.allow. No host's block: see `host_blocked`."""
+    robots.txt redirects to), and shows callers only this one word (T2); list your own networks
+    in guard.allow. For a blocked host see `host_blocked`."""
     INVALID_URL = "invalid_url"
-    """deny: the text is no http or https URL; `note` says what is wrong with it."""
+    """deny: the text is not an http or https URL; `note` says what is wrong with it."""
     HOST_BLOCKED = "host_blocked"
-    """defer: the file is not known, and its host may not be asked for a while, by its own
-    429 or 503 or the operator's word."""
+    """defer: the file is not cached, and its host may not be asked for a while, because of its
+    own 429 or 503 or an operator's block."""
     HOST_PAUSED = "host_paused"
-    """defer: the file is not known, and the operator paused its host until he resumes it."""
+    """defer: the file is not cached, and an operator has paused its host; it goes on when the
+    host is resumed."""
     # Concerning leases only.
     STORAGE = "storage"
-    """defer: the state file can't be written (a full disk, say), so the clock that a turn would
-    start could not outlive the process; make room there, and it goes on by itself."""
+    """defer: the state file can't be written (a full disk, for example), so the clock that a
+    lease would start could not survive a restart; free some space, and it recovers by
+    itself."""
     FLEET = "fleet"
-    """defer: the store that the fleet shares can't be reached, or was just found again, so nobody
-    knows whose turn it is; see to the store, and it goes on by itself."""
+    """defer: the store that the fleet shares is unreachable or has just come back, so the
+    clocks of the hosts are unknown; restore the store, and it recovers by itself."""
     BUDGET = "budget"
-    """defer: the host was asked for as many pages or bytes today as max_pages_per_day or
-    max_bytes_per_day allow; go on when the next day begins, or raise them."""
+    """defer: the pages or bytes that the host may be asked for in a day (max_pages_per_day,
+    max_bytes_per_day) are used up; continue when the next day begins, or raise the limit."""
     CLOSING = "closing"
-    """defer: for a lease that a closing gate can't give any more; nothing answers so today."""
+    """defer: for a lease that a closing gate can no longer grant; nothing returns it at
+    present."""
 
 
 BLOCKED_NOTE = (
