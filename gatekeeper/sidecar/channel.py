@@ -1,9 +1,9 @@
-"""What the process that owns the turns and its workers tell each other: messages, in order, and
-open connections, over a socket pair that nobody else can reach.
+"""Messages and open connections between the owner process and its workers.
 
-A connection travels as its file descriptor (SCM_RIGHTS, unix(7)), with the octets that were read
-of its next request and not answered. So whoever has it has the client itself: its address, its
-body as it comes, and word when it hangs up.
+The two ends of a socket pair exchange messages in order. A connection travels as its file
+descriptor (SCM_RIGHTS, unix(7)), with the octets of its next request that were read and not
+answered. So the receiver deals with the client directly: it has the client's address, reads the
+body as it arrives, and notices when the client hangs up.
 """
 
 from __future__ import annotations
@@ -36,81 +36,81 @@ class TokenText(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Adopt(_Body, frozen=True):
-    """To a worker, first and whenever it changes: what is in force from now on."""
+    """To a worker: the configuration in force. Sent first, and again after each change."""
 
     config: Config
     tokens: list[TokenText]
     rules: list[HostRule]
-    """The operator's, about hosts."""
+    """The operator's rules about hosts."""
     identity: str
     version: str
     addresses: list[tuple[str, int]]
-    """Those listened on."""
+    """The addresses and ports that the service listens on."""
 
 
 class RuntimeRules(_Body, frozen=True):
-    """To a worker: the operator's rules about hosts, all of them, in force from now on."""
+    """To a worker: all of the operator's rules about hosts, replacing the earlier ones."""
 
     rules: list[HostRule]
 
 
 class Connected(_Body, frozen=True):
-    """Either way: a connection, which comes with this message."""
+    """In either direction: the connection whose descriptor comes with this message."""
 
     begun: bytes = b""
-    """What was read of it and not answered."""
+    """Octets that were read from the connection and not answered."""
     passes: int = 0
-    """How often it was passed on lately."""
+    """How often the connection was passed on recently."""
 
 
 class Known(_Body, frozen=True):
-    """To a worker: what is known of an origin; see `GateInternals.shared_record`."""
+    """To a worker: the record of an origin; see `GateInternals.shared_record`."""
 
     origin: str
     record: bytes
 
 
 class Forget(_Body, frozen=True):
-    """To a worker: what it knows of these origins is no longer so."""
+    """To a worker: drop the records of these origins."""
 
     origins: list[str]
 
 
 class ClientFull(_Body, frozen=True):
-    """To a worker: a client has as many requests under way as it may, or no longer so many."""
+    """To a worker: a client reached its limit of concurrent requests, or fell below it again."""
 
     client: str
     full: bool
 
 
 class Mark(_Body, frozen=True):
-    """To a worker: tell what was counted, and say that you came so far."""
+    """To a worker: send the counts, then answer with `Reached`."""
 
     number: int
 
 
 class Leave(_Body, frozen=True):
-    """To a worker: pass every connection back, tell what was counted, and end."""
+    """To a worker: pass every connection back, send the counts, and exit."""
 
 
 class Ready(_Body, frozen=True):
-    """From a worker: it takes connections."""
+    """From a worker: it accepts connections."""
 
 
 class Want(_Body, frozen=True):
-    """From a worker: it was asked about an origin of which it knows nothing."""
+    """From a worker: it was asked about an origin for which it has no record."""
 
     origin: str
 
 
 class Reached(_Body, frozen=True):
-    """From a worker: the answer to `Mark`. What came before it is in force."""
+    """From a worker: the answer to `Mark`. Every message sent before the mark is in force."""
 
     number: int
 
 
 class OriginTally(msgspec.Struct, frozen=True, array_like=True):
-    """Decisions about the URLs of one origin."""
+    """Number of decisions about the URLs of one origin, by verdict."""
 
     origin: str
     allow: int
@@ -119,36 +119,37 @@ class OriginTally(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BatchNote(msgspec.Struct, frozen=True, array_like=True):
-    """The decisions of a batch."""
+    """The decisions of one batch request."""
 
     at: float
     request: str
     client: str
     decisions: list[str]
-    """As JSON."""
+    """Each decision as JSON."""
 
 
 class Counted(_Body, frozen=True):
-    """From a worker: what it counted since it told last."""
+    """From a worker: what it counted since its previous `Counted` message."""
 
     requests: list[tuple[str, str, int, int]]
-    """Route, method, status, how many."""
+    """Route, method, status, and the number of requests."""
     decisions: list[tuple[str, str, int]]
-    """Verdict, reason, how many."""
+    """Verdict, reason, and the number of decisions."""
     origins: list[OriginTally]
     bases: list[msgspec.Raw]
-    """Decisions that notes differ from in URL and id alone, in MessagePack: few are looked at."""
+    """Decisions, in MessagePack, from which notes differ only in URL and id. They stay encoded,
+    since few are ever looked at."""
     notes: list[DecisionNote]
     batches: list[BatchNote]
-    """The latest of them."""
+    """The latest batches."""
     unnoted: int
-    """Decisions that no note tells of."""
+    """Number of decisions that have no note."""
     refused: dict[str, int]
-    """URLs that the guard refused, by kind."""
+    """Number of URLs that the guard refused, by kind."""
     logged: tuple[int, int]
-    """Lines of the decision log that were written, and that were dropped."""
+    """Number of lines of the decision log that were written, and that were dropped."""
     connections: int
-    """Open now."""
+    """Number of open connections."""
 
 
 Message = (
@@ -169,17 +170,18 @@ Message = (
 _LENGTH: Final = struct.Struct(">I")
 _READ: Final = 262_144
 _FDS: Final = 8
-"""Room for more than one piece of data brings: the kernel ends a piece behind a descriptor."""
+"""Descriptors that one read has room for. The kernel ends a read after the data that carries a
+descriptor, so one read never brings more."""
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(Message)
 
 
 class Channel:
-    """One end of a socket pair, in the running loop. `on_message(message, connection)` is called
-    for each one that comes, `on_lost()` once, when the other end is gone or speaks nonsense.
+    """One end of the socket pair, in the running loop.
 
-    Sending never waits: what the other end does not take yet is queued, and `queued` says how
-    many octets that is.
+    `on_message(message, connection)` is called for each message received, `on_lost()` once, when
+    the other end is gone or sends what can't be decoded. Sending never waits: data that the other
+    end does not accept yet is queued. `queued` is the number of queued octets.
     """
 
     def __init__(
@@ -202,12 +204,14 @@ class Channel:
 
     @property
     def closed(self) -> bool:
-        """Nothing comes or goes any more."""
+        """Whether the channel neither sends nor receives any more."""
         return self._closed
 
     def send(self, message: Message, fd: int = -1) -> None:
-        """Send a message, with a descriptor if it is `Connected`: the caller may close its own at
-        once. Without effect on a channel that is closed."""
+        """Send a message, for `Connected` with the descriptor of its connection.
+
+        The caller may close its own descriptor immediately. No effect on a closed channel.
+        """
         if self._closed:
             return
         body = _encoder.encode(message)
@@ -223,7 +227,7 @@ class Channel:
         self.queued += len(data)
 
     def close(self) -> None:
-        """Close it, with what has not gone and what was not taken. Idempotent."""
+        """Close the channel and every descriptor still queued in either direction. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -237,13 +241,13 @@ class Channel:
         self._queue.clear()
 
     def _write(self, data: memoryview, fd: int) -> int:
-        """How many octets went; the descriptor goes with the first."""
+        """Return how many octets were sent; the descriptor goes with the first one."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
         try:
             return self._sock.sendmsg([data], rights if fd >= 0 else [])
         except (BlockingIOError, InterruptedError):
             return 0
-        except OSError:  # it is gone: `_readable` hears of it as well
+        except OSError:  # the other end is gone: `_readable` reports that
             return 0
 
     def _writable(self) -> None:
@@ -275,7 +279,7 @@ class Channel:
                 found.frombytes(rights[: len(rights) - len(rights) % found.itemsize])
                 self._fds.extend(found)
         if flags & socket.MSG_CTRUNC:
-            self._fds.append(-1)  # no descriptor was left in this process for it
+            self._fds.append(-1)  # this process had no free descriptor to receive it
         if not data:
             self._lost()
             return

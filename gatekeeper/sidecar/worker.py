@@ -1,13 +1,13 @@
-"""A worker of the sidecar: a process that answers questions by what the owner's process knows.
+"""A worker of the sidecar: a process that answers `/v1/check` from records the owner sends it.
 
-It is handed connections, answers `GET` and `POST /v1/check` where the file is known to it, and
-passes a connection on to the owner with the first request that it can't answer: anything else that
-the sidecar serves, a file that is not known yet, a client that may not ask. So nothing waits
-here, and everything that has to be counted by one process (leases, bounds of clients, robots.txt
-fetches) is counted by the owner.
+The owner hands connections to the worker. The worker answers `GET` and `POST /v1/check` where it
+has the record of the origin. With the first request that it can't answer, it passes the connection
+on to the owner: any other path, an origin without a record yet, a client that is not admitted. So
+nothing waits here, and everything that one process has to count (leases, limits of clients,
+robots.txt fetches) is counted by the owner.
 
-It ends when the owner says so, or is gone; a worker that is gone takes the connections that it had
-with it, and no lease.
+A worker exits when the owner asks it to, or when the owner is gone. If a worker dies, its
+connections are lost, but no lease is.
 """
 
 from __future__ import annotations
@@ -64,29 +64,30 @@ from gatekeeper.sidecar.service import Service
 _log = logging.getLogger(__name__)
 
 _TELL: Final = 0.2
-"""Seconds after which what was counted is told."""
+"""Seconds between two reports of the counts to the owner."""
 _NOTES: Final = 500
-"""Decisions that are told of each time, and ..."""
+"""Decisions that one report holds at most; all are counted."""
 _BATCHES: Final = 4
-"""... batches of them; all are counted."""
+"""Batches of decisions that one report holds at most; all are counted."""
 _PATIENCE: Final = 0.1
-"""Seconds that the rest of a request may take before the owner gets it: there it counts as one
-that is under way."""
+"""Seconds to wait for the rest of a request, or for a record, before the connection goes to the
+owner, which counts the request as under way."""
 _TRY: Final = 0.01
+"""Seconds between two checks whether a connection has written its answers, so that it can be
+passed on."""
 _TRIES: Final = 100
-"""Looks, and the seconds between two of them, whether a connection that is passed on has written
-what was answered."""
+"""Number of such checks before `run` gives up on the remaining connections."""
 _SWEEP: Final = 20.0
-"""Seconds between two looks for connections that idle."""
+"""Seconds between two sweeps for idle connections."""
 _IDLE: Final = 4
-"""Looks at an idle connection before it is closed; at one that never asked, one."""
+"""Sweeps that a connection may idle before it is closed; one if it never sent a request."""
 _FORGIVEN: Final = 4
-"""Times as many questions as the owner answered of a connection, after which it counts as one that
-was not passed on lately."""
+"""A connection counts as not passed on recently after this many times as many questions as the
+owner answered before it passed the connection on."""
 
 
 class _WorkerConnection(BaseProtocol):
-    """One connection: reads requests, answers those that it can, or passes the whole on."""
+    """One connection: reads requests and answers them, or passes the connection to the owner."""
 
     __slots__ = (
         *("_answered", "_begun", "_idle", "_leaving", "_message", "_passes"),
@@ -98,22 +99,22 @@ class _WorkerConnection(BaseProtocol):
         self._reader = request_parser(self, worker.loop, header=worker.header)
         self._worker = worker
         self._raw = b""
-        """What was read and not answered."""
+        """Octets that were read and not answered."""
         self._begun = begun
         self._passes = passes
         self._answered = 0
-        """Questions in a row, here."""
+        """Questions answered here."""
         self._idle = 0
         self._message: Any = None
         self._payload: Any = None
         self._leaving = False
         self._waits = False
-        """The owner was asked about the origin of the question."""
+        """Whether the owner was asked for the record of the question's origin."""
         self._timer: asyncio.TimerHandle | None = None
         self._remote: str | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection."""
+        """Start reading, or pass the connection on if this worker has too many."""
         super().connection_made(transport)
         self._remote = address_of(transport)
         worker = self._worker
@@ -126,31 +127,31 @@ class _WorkerConnection(BaseProtocol):
             self.data_received(begun)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Forget the connection."""
+        """Remove the connection from the worker."""
         super().connection_lost(exc)
         self._worker.clients.discard(self)
         self._stop_timer()
 
     def pause_writing(self) -> None:
-        """A client that does not read its answers may ask no more."""
+        """Read no further requests from a client that does not read its answers."""
         super().pause_writing()
         if self.transport is not None:
             self.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """It reads again."""
+        """Read requests again."""
         super().resume_writing()
         if self.transport is not None and not self._leaving:
             self.transport.resume_reading()
 
     def pause_reading(self) -> None:
-        """A body is larger than any that is answered here: the owner gets it soon."""
+        """Do nothing: a body this large is about to be passed to the owner."""
 
     def resume_reading(self, resume_parser: bool = True) -> None:
-        """Nothing was paused."""
+        """Do nothing, since `pause_reading` pauses nothing."""
 
     def data_received(self, data: bytes) -> None:
-        """Read what came; answer it, if it ends a question."""
+        """Read the data, and answer the question that it completes."""
         self._idle = 0
         self._raw = self._raw + data if self._raw else data
         if self._leaving or self._waits:
@@ -161,7 +162,7 @@ class _WorkerConnection(BaseProtocol):
             return
         try:
             messages, upgraded, _ = self._reader.feed_data(data)
-        except Exception:  # noqa: BLE001 - the owner says what is wrong with it
+        except Exception:  # noqa: BLE001 - the owner answers with the error
             self.pass_on()
             return
         if messages:
@@ -181,8 +182,10 @@ class _WorkerConnection(BaseProtocol):
             self._try()
 
     def _try(self) -> None:
-        """Answer the request that was read, once its origin is known, or pass it on. A batch may
-        have many origins that are not known: it goes to the owner at once."""
+        """Answer the request that was read, wait for the record of its origin, or pass it on.
+
+        A batch is passed on immediately, since it may lack the records of many origins.
+        """
         worker = self._worker
         worker.lacks = None
         if self._answer(self._message):
@@ -196,13 +199,13 @@ class _WorkerConnection(BaseProtocol):
             self._timer = worker.loop.call_later(_PATIENCE, self.pass_on)
 
     def again(self) -> None:
-        """The owner has told of the origin what it knows, if anything."""
+        """Try again, now that the owner has answered about the origin."""
         if self._waits:
             self._waits = False
             self._try()
 
     def _answer(self, message: Any) -> bool:
-        """Answer the request that was read; False where the owner has to."""
+        """Answer the request that was read. Return False if only the owner can."""
         raw = self._raw
         length = whole_request(raw, self._payload)
         if length < 0 or not usual(message):
@@ -214,7 +217,7 @@ class _WorkerConnection(BaseProtocol):
         return self._write(message.method, message.path, message.headers, body)
 
     def _answer_known(self, data: bytes) -> bool:
-        """Answer a question whose head was read before; False: it has to be read."""
+        """Answer a question whose head was parsed before. Return False if it must be parsed."""
         heads = self._worker.heads
         if heads is None or not data.startswith(QUESTIONS) or self._message is not None:
             return False
@@ -222,7 +225,7 @@ class _WorkerConnection(BaseProtocol):
         return found is not None and self._write(*found)
 
     def _write(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> bool:
-        """Answer it, if that can be done here."""
+        """Write the answer to a request. Return False if only the owner can answer."""
         transport = self.transport
         if transport is None:
             return False
@@ -238,13 +241,13 @@ class _WorkerConnection(BaseProtocol):
         return True
 
     def sweep(self) -> None:
-        """Close it if it idles."""
+        """Close the connection if it was idle for too many sweeps."""
         self._idle += 1
         if self._idle > (_IDLE if self._answered or self._passes else 1) and self.transport:
             self.transport.close()
 
     def pass_on(self) -> None:
-        """Give the connection to the owner, as soon as what was answered has gone."""
+        """Give the connection to the owner, as soon as all answers have been sent."""
         transport = self.transport
         if transport is None or transport.is_closing():
             return
@@ -268,28 +271,31 @@ class _WorkerConnection(BaseProtocol):
 
 
 class _WorkerProcess:
-    """What the process does, from `Adopt` on."""
+    """The worker process: its connections, its service, and its channel to the owner."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.loop = asyncio.get_running_loop()
         self.done: asyncio.Future[str | None] = self.loop.create_future()
-        """Its result says why it ends, if that is an error."""
+        """Completed when the process is to exit. The result is the error that made it exit, or
+        None."""
         self.channel: Channel = Channel(sock, self._on_message, self._on_lost)
         self.clients: set[_WorkerConnection] = set()
         self.most: int = 0
-        """Connections, and ..."""
+        """Connections that this worker keeps at most; further ones go to the owner."""
         self.most_octets: int = 0
-        """... octets of a request that is read here; the owner gets others."""
+        """Octets of a request that is read here; larger ones go to the owner."""
         self.header: int = 8190
         self.answer: Callable[..., Octets | None] = lambda *_: None
         self.heads: KnownHeads | None = None
-        self._replica: Replica  # from `Adopt` on, as the service
+        self._replica: Replica  # made together with the service, by the first `Adopt`
         self._service: Service | None = None
         self._asked: set[str] = set()
         self.waiting: dict[str, list[_WorkerConnection]] = {}
-        """By origin, those of whose files the owner was asked what it knows, and has not told."""
+        """Connections that wait for a record, by origin. An origin is a key from when the owner
+        was asked for its record until the owner answers."""
         self.lacks: str | None = None
-        """The one that kept the latest question from being answered; None: nothing that is told."""
+        """Origin whose record the latest question lacked. None if it lacked none, or none that the
+        owner is expected to send."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._telling: asyncio.TimerHandle | None = None
         self._logged = (0, 0)
@@ -304,14 +310,14 @@ class _WorkerProcess:
         }
 
     async def run(self) -> str | None:
-        """Answer until told to leave; why it ends, if that is an error."""
+        """Answer until the process is to exit. Return the error that made it exit, or None."""
         sweeping = self.loop.create_task(self._sweep())
         try:
             why = await self.done
             for client in list(self.clients):
                 client.pass_on()
             await self._until(lambda: not self.clients)
-            for client in list(self.clients):  # those that read nothing are given up
+            for client in list(self.clients):  # clients that do not read their answers
                 if client.transport is not None:
                     client.transport.abort()
             self._tell()
@@ -327,7 +333,7 @@ class _WorkerProcess:
         return why
 
     def leave(self, why: str | None) -> None:
-        """End, for that reason."""
+        """Make `run` return `why`: the error that ended the process, or None."""
         if not self.done.done():
             self.done.set_result(why)
 
@@ -339,14 +345,14 @@ class _WorkerProcess:
         elif (act := self._acts.get(type(message))) is not None:
             try:
                 act(message)
-            except Exception as error:  # noqa: BLE001 - one that does not follow may not answer
+            except Exception as error:  # noqa: BLE001 - it would answer from outdated state
                 self.leave(f"this worker can't follow its owner: {error!r}")
 
     def _on_lost(self) -> None:
         self.leave("the process that owns the turns is gone, and so this worker of it ends")
 
     def _adopt(self, adopt: Adopt) -> None:
-        """The configuration in force: the first, or another one."""
+        """Put a configuration in force; the first one starts the service."""
         config = adopt.config
         tokens = Tokens(
             Token(one.value, one.name, frozenset(map(Role, one.roles))) for one in adopt.tokens
@@ -377,7 +383,7 @@ class _WorkerProcess:
         self.header, self.most = config.server.max_header, raise_file_limit().clients
         if speedups.ON:
             self.heads = KnownHeads(line=self.header)
-        # Where each request has a span the owner makes it.
+        # With tracing, each request has a span, which only the owner makes.
         self.answer = self._answer if not service.traced else lambda *_: None
         self._keep(self.loop.create_task(service.log.run()))
         self.channel.send(Ready())
@@ -441,7 +447,7 @@ class _WorkerProcess:
             self._asked.clear()
 
     async def _until(self, done: Callable[[], bool]) -> None:
-        """Return when it is so, when the owner is gone, or after a second."""
+        """Return when `done()` is true, when the owner is gone, or after a second."""
         for _ in range(_TRIES):
             if done() or self.channel.closed:
                 return
@@ -457,7 +463,7 @@ class _WorkerProcess:
         self.lacks = origin if origin in self.waiting else None
 
     def _tell(self) -> None:
-        """Tell what was counted since it was told last."""
+        """Send the owner what was counted since the previous call."""
         if self._telling is not None:
             self._telling.cancel()
             self._telling = None
@@ -494,9 +500,9 @@ class _WorkerProcess:
 
 
 def main() -> None:
-    """The process. Its argument is the descriptor of its end of the channel."""
+    """Run the process. Its last argument is the file descriptor of its end of the channel."""
     for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the owner gets them as well, and says what follows
+        signal.signal(number, signal.SIG_IGN)  # the owner gets them as well, and acts on them
     os.environ.pop("NOTIFY_SOCKET", None)
     gc.freeze()  # as the owner does
     with asyncio.Runner(loop_factory=loop_factory()) as runner:

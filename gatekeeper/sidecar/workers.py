@@ -1,18 +1,18 @@
-"""The workers of the sidecar, as the process sees them that owns the turns.
+"""The workers of the sidecar, as the owner process manages them.
 
 The owner accepts every connection, and hands each to a worker in turn, as a file descriptor. A
-worker answers questions about files that it knows, and passes the connection back with the first
-request that is anything else; one that asks only questions from then on is handed out again. So
-leases, pages, metrics and everything that has to be one stand in one process, which answers
-whatever comes while there is no worker.
+worker answers questions about origins whose records it has, and passes the connection back with
+the first request that is anything else. A connection that asks only questions from then on is
+handed out again. So leases, pages, metrics and all other shared state belong to one process, which
+also answers every request itself while there is no worker.
 
 What makes it one service
-    * a worker knows what the owner told it; whatever the owner learns of an origin, hears from the
-      operator or reads in its configuration goes to every worker at once, and `settle` returns
-      when each of them follows it, or is gone: the answers to a refresh and a reload wait for that;
-    * what workers answered is told to the owner five times a second and at each `settle`;
-    * a worker that dies takes the connections with it that it had, and is started again; one that
-      does not follow for some seconds is killed, and given no connection before that.
+    * a worker knows what the owner sent it. What the owner learns about an origin, is told by the
+      operator or reads in its configuration goes to every worker immediately. `settle` returns
+      when each worker follows it, or is gone; the answers to a refresh and a reload wait for that;
+    * workers report what they answered to the owner five times a second and at each `settle`;
+    * when a worker dies its connections are lost, and it is started again. One that does not
+      follow gets no new connections after half a second, and is killed after five.
 """
 
 from __future__ import annotations
@@ -67,25 +67,26 @@ _START: Final = (
     "from gatekeeper.sidecar.worker import main; main()"
 )
 _PAUSE: Final = 0.5
-"""Seconds before a worker that ended is started again, twice as many each time ..."""
+"""Seconds before a worker that exited is started again; doubled each time."""
 _LONGEST_PAUSE: Final = 30.0
 _STEADY: Final = 60.0
-"""... until one has lived for so many."""
+"""Seconds that a worker has to live for the pause to be `_PAUSE` again."""
 _PATIENCE: Final = 5.0
-"""Seconds that a worker has to follow, or to end; it is killed after them."""
+"""Seconds that a worker has to answer a `Mark`, or to exit, before it is killed."""
 _LATE: Final = 0.5
-"""Seconds after which one that does not follow yet is given no connection."""
+"""Seconds after which a worker that has not answered a `Mark` is given no connection."""
 _BEAT: Final = 2.0
-"""Seconds between two looks whether all follow."""
+"""Seconds between two checks that every worker follows."""
 _MOST_WANTED: Final = 10_000
-"""Origins of which workers are told as soon as they are known; beyond that the oldest is not."""
+"""Origins whose records workers are sent as soon as there are any; beyond, the oldest request is
+dropped."""
 _MOST_QUEUED: Final = 8 << 20
-"""Octets that may wait for a worker that takes none; it is killed beyond them."""
+"""Octets that may be queued for a worker; beyond, it is killed."""
 _SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 def check_workers(server: ServerConfig) -> None:
-    """Raises ConfigError for settings that do not go with workers, or a system without them."""
+    """Check that the other settings, and the system, allow workers. Raises ConfigError."""
     if not server.workers:
         return
     if not hasattr(socket.socket, "sendmsg") or not hasattr(socket, "SCM_RIGHTS"):
@@ -106,7 +107,7 @@ def check_workers(server: ServerConfig) -> None:
 
 
 class _Worker:
-    """One of them, from its start to its end."""
+    """One worker process, from its start to its end."""
 
     def __init__(
         self, number: int, process: asyncio.subprocess.Process, sock: socket.socket, owner: Workers
@@ -117,9 +118,9 @@ class _Worker:
         self.ready: bool = False
         self.connections: int = 0
         self.reached: int = 0
-        """The number of the last mark that it came to."""
+        """Number of the last mark that the worker answered."""
         self.asked_at: float = math.inf
-        """When it was sent the first mark since then."""
+        """Monotonic moment at which the first mark that is not answered yet was sent."""
 
     def lost(self) -> None:
         self.ready = False
@@ -138,12 +139,12 @@ class _Worker:
 
 
 class Workers:
-    """`count` worker processes of a sidecar. `serving` starts them and accepts connections."""
+    """The worker processes of a sidecar, `count` of them. `serving` starts them."""
 
     def __init__(
         self, count: int, *, identity: str, version: str, addresses: list[tuple[str, int]]
     ) -> None:
-        """`identity` is the User-Agent of the gate, `addresses` are those listened on."""
+        """`identity`: the User-Agent of the gate. `addresses`: those the service listens on."""
         self._count = count
         self._addresses = addresses
         self._identity = identity
@@ -164,7 +165,7 @@ class Workers:
 
     @contextlib.asynccontextmanager
     async def serving(self, service: Service, server: Server) -> AsyncIterator[None]:
-        """The workers run while inside; on the way out every connection comes back, or is gone."""
+        """Run the workers inside the context. On exit they pass their connections back."""
         self._service, self._server = service, server
         service.internals.follow(self)
         service.metrics.add_source(self._samples)
@@ -179,16 +180,16 @@ class Workers:
                     task.cancel()
 
     async def started(self) -> None:
-        """Return when every worker answers."""
+        """Return when every worker is ready."""
         await self._until(lambda: sum(one.ready for one in self._workers.values()) == self._count)
 
     @property
     def pids(self) -> list[int]:
-        """The workers' processes."""
+        """The process ids of the workers."""
         return [one.process.pid for one in self._workers.values()]
 
     async def recall(self) -> None:
-        """Have every worker pass its connections back, and end. Idempotent."""
+        """Make every worker pass its connections back and exit. Idempotent."""
         self._leaving = True
         workers = list(self._workers.values())
         for worker in workers:
@@ -203,13 +204,13 @@ class Workers:
                 worker.kill("did not end")
 
     async def _watch(self) -> None:
-        """Kill a worker that hangs: whoever asks it would wait."""
+        """Kill workers that hang, since their clients would wait."""
         while True:
             await asyncio.sleep(_BEAT)
             await self.settle()
 
     async def _run(self, number: int) -> None:
-        """One worker after the other, until the service ends."""
+        """Keep worker `number` running until the service ends."""
         loop, pause = asyncio.get_running_loop(), _PAUSE
         while not self._leaving:
             began = loop.time()
@@ -223,7 +224,7 @@ class Workers:
             self.restarts += 1
 
     async def _live(self, number: int) -> str:
-        """Start a worker and wait for its end; says how it ended."""
+        """Start a worker and wait until it exits. Return how it ended, for the log."""
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
@@ -258,14 +259,14 @@ class Workers:
     # -- connections -----------------------------------------------------------------
 
     def place(self, connection: socket.socket, begun: bytes = b"", passes: int = 0) -> None:
-        """Hand a connection to a worker, or serve it here where there is none."""
+        """Hand a connection to a worker, or serve it in this process if none takes it."""
         if self.pass_on(connection.fileno(), begun, passes):
             connection.close()
         else:
             self._keep(connection, begun, passes)
 
     def pass_on(self, fd: int, begun: bytes, passes: int) -> bool:
-        """Hand a connection to the next worker that takes it; False: there is none."""
+        """Hand a connection to the next worker that takes it. Return False if there is none."""
         workers = self._taking()
         for _ in workers:
             worker = workers[next(self._turn) % len(workers)]
@@ -275,12 +276,12 @@ class Workers:
         return False
 
     def _taking(self) -> list[_Worker]:
-        """Those that take connections: a worker that does not follow any more may hang."""
+        """Return the workers that take connections; one that does not follow may hang."""
         before = asyncio.get_running_loop().time() - _LATE
         return [one for one in self._workers.values() if one.ready and one.asked_at > before]
 
     def _keep(self, connection: socket.socket, begun: bytes, passes: int) -> None:
-        """Serve it here."""
+        """Serve a connection in this process."""
         task = asyncio.get_running_loop().create_task(self._serve(connection, begun, passes))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -291,7 +292,7 @@ class Workers:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: self._server.taken(begun, passes), connection
             )
-        except OSError:  # it is gone
+        except OSError:  # the client is gone
             connection.close()
 
     @property
@@ -330,25 +331,25 @@ class Workers:
             worker.send(message)
 
     def adopt(self) -> None:
-        """Another configuration is in force."""
+        """Send every worker the configuration that is in force now."""
         if self._service is not None:
             self._tell_all(self._in_force(self._service))
             for client in self._service.clients.full:
                 self._tell_all(ClientFull(client, full=True))
 
     def learnt(self, record: Record) -> None:
-        """A record is about to be kept: what workers know of its origin is no longer so."""
+        """Make the workers drop their record of an origin that is about to be stored anew."""
         if not self._changed:
             asyncio.get_running_loop().call_soon(self._tell_changes)
         self._changed.add(record.origin)
 
     def rules_changed(self) -> None:
-        """The operator said something about hosts."""
+        """Send every worker the operator's rules about hosts, which changed."""
         if self._service is not None:
             self._tell_all(RuntimeRules(self._service.internals.rules()))
 
     def client_full(self, client: str, full: bool) -> None:
-        """A client has as many requests under way as it may, or no longer so many."""
+        """Tell every worker that a client reached its limit, or fell below it again."""
         self._tell_all(ClientFull(client, full))
 
     def _tell_changes(self) -> None:
@@ -360,7 +361,7 @@ class Workers:
             self._tell_record(origin, self._wanted[origin])
 
     def _tell_record(self, origin: str, numbers: Iterable[int]) -> bool:
-        """Tell those workers what is known of an origin; False: nothing that they could use."""
+        """Send the record of an origin to those workers. Return False if there is none to share."""
         service = self._service
         record = None if service is None else service.internals.shared_record(origin)
         if record is None:
@@ -372,8 +373,10 @@ class Workers:
         return True
 
     async def settle(self) -> None:
-        """Return when every worker follows what was said up to now, and has told what it counted
-        up to now; one that does not within seconds is killed."""
+        """Return when every worker follows all that was sent, and has reported all its counts.
+
+        A worker that does not within five seconds is killed.
+        """
         self._tell_changes()
         number = next(self._marks)
         waiting = [one for one in self._workers.values() if one.ready]
@@ -393,7 +396,7 @@ class Workers:
                 worker.kill("does not follow")
 
     async def _until(self, done: Callable[[], bool]) -> None:
-        """Return when it is so; it is looked at after each `_wake`."""
+        """Return when `done()` is true; it is called again after each `_wake`."""
         while not done():
             await self._moved.wait()
 
@@ -406,7 +409,7 @@ class Workers:
     def on_message(
         self, worker: _Worker, message: Message, connection: socket.socket | None
     ) -> None:
-        """A worker said something."""
+        """Handle a message from a worker."""
         if connection is not None and isinstance(message, Connected):
             self._keep(connection, message.begun, message.passes)
         elif isinstance(message, Counted):
@@ -424,14 +427,14 @@ class Workers:
     def _on_want(self, worker: _Worker, origin: str) -> None:
         if self._tell_record(origin, [worker.number]):
             return
-        worker.send(Forget([origin]))  # who asked about it is to be passed on
+        worker.send(Forget([origin]))  # the worker passes the waiting connections on
         wanted = self._wanted
         if origin not in wanted and len(wanted) >= _MOST_WANTED:
             del wanted[next(iter(wanted))]
         wanted.setdefault(origin, set()).add(worker.number)
 
     def _count_up(self, worker: _Worker, told: Counted) -> None:
-        """Count and show what a worker answered as what was answered here."""
+        """Add a worker's counts and decisions to this process's own."""
         service = self._owner
         for route, method, status, count in told.requests:
             service.metrics.answered(route, method, status, count)
@@ -471,7 +474,7 @@ class Workers:
 
 
 class Acceptor:
-    """Accepts the connections of one listening socket, and hands them to the workers."""
+    """Accepts the connections of one listening socket and hands them to the workers."""
 
     def __init__(self, sock: socket.socket, workers: Workers, *, backlog: int) -> None:
         self._sock = sock
@@ -481,13 +484,13 @@ class Acceptor:
         self._stopped = False
 
     async def start(self) -> None:
-        """Listen."""
+        """Start listening."""
         self._sock.setblocking(False)
         self._sock.listen(self._backlog)
         self._loop.add_reader(self._sock.fileno(), self._accept)
 
     async def stop(self) -> None:
-        """Accept no more. Idempotent."""
+        """Stop accepting and close the socket. Idempotent."""
         if not self._stopped:
             self._stopped = True
             self._loop.remove_reader(self._sock.fileno())
@@ -502,7 +505,7 @@ class Acceptor:
             except OSError as error:
                 if error.errno not in _SCARCE:
                     raise
-                # As asyncio does it: what it says is said once a minute, and goes on in a second.
+                # As in asyncio: report it (the handler logs once a minute), try again in a second.
                 self._loop.call_exception_handler(
                     {"message": "socket.accept() out of system resource", "exception": error}
                 )
