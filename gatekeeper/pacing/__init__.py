@@ -1,1 +1,1 @@
-"""Whose turn it is, and when."""
+"""Pacing: which request of which host may start, and when."""

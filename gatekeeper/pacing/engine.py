@@ -1,22 +1,22 @@
-"""The scheduler without asyncio: who may start a request now, and the life of a grant.
+"""The scheduler without asyncio: decides which waiter may start a request now.
 
-`Engine` grants leases of scopes that are due, in the order in which they fall due, and takes
-note of what came of them. It does no I/O and never waits: time comes from the clock that it is
-given, what has to outlive the process goes to `Promises`, and what other processes have to know
-to a `Remote`. `Scheduler` is the asyncio shell around it.
+`Engine` grants leases of scopes that are due, in the order in which they fall due, and evaluates
+the reports about them. It does no I/O and never waits: it reads time from the clock that it is
+given, hands what must outlive the process to `Promises`, and what other processes must know to a
+`Remote`. `Scheduler` is the asyncio shell around it.
 
-Invariants, which hold between any two calls:
+Invariants that hold between any two calls:
 
-* A request starts no earlier than `due_at` of each of its scopes said: its interval is over,
-  counted from the scope's latest start or response head, and it is not blocked or paused.
+* A request starts no earlier than the `due_at` of each of its scopes: the interval since the
+  scope's latest start or response head is over, and the scope is not blocked or paused.
 * While a scope's interval is above zero, at most one of its leases has not seen its head.
-* A lease took all of its scopes or none, and gives back all of them at once. `in_flight` of a
-  scope is the number of its open leases, `unheaded` of those whose head is awaited.
+* A lease takes all of its scopes or none, and frees all of them together. A scope's `in_flight`
+  is the number of its open leases, its `unheaded` the number of those whose head is awaited.
 * A clock that lies more than `DURABLE` seconds ahead is durable before the grant that set it is
-  returned; where that fails, the grant is undone and never was.
-* No more than `pacing.max_in_flight` leases are open. Where that, and not a clock, keeps a due
-  queue waiting, `behind` is set, and the end of a lease serves it.
-* A report is final, and nothing but a good answer ever shortens an interval.
+  returned. If it can't be made durable, the grant is undone.
+* At most `pacing.max_in_flight` leases are open. If this limit, and not a clock, keeps a due
+  queue waiting, `behind` is set, and the end of a lease serves that queue.
+* A report is final, and only a good response ever shortens an interval.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ _log = logging.getLogger(__name__)
 
 
 class Engine:
-    """Grants leases of scopes; see the module. It is halted until `open`.
+    """Grants leases of scopes; see the module docstring. It is halted until `open` is called.
 
-    `timer` is set for the moment at which something falls due; without one, whoever made it calls
-    `run` and `expire` himself. `remote` is the ledger beyond this process, and `on_idle` is
-    called when the last lease ends after `halt`.
+    `timer` is set for the moment at which something falls due. Without a timer the caller has to
+    call `run` and `expire`. `remote` is the ledger outside this process. `on_idle` is called when
+    the last lease ends after `halt`.
     """
 
     __slots__ = (
@@ -96,7 +96,7 @@ class Engine:
         self.clock = clock
         self.now: Callable[[], float] = clock.monotonic
         self.scopes: list[dict[str, Scope]] = memory.scopes.table
-        """To look up, by name, those in memory."""
+        """The parts of the dictionary of scopes in memory, for a lookup without a call."""
         self.counters: Counters = Counters()
         if timer is None:
             timer = SingleTimer(clock, bool)
@@ -106,17 +106,17 @@ class Engine:
         self.leases: OpenLeases = OpenLeases()
         self.remote = self.queues.remote = remote
         self.keeper: Promises | None = None
-        """Where clocks are made durable; None while it is not open, or where nothing is."""
+        """Makes clocks durable; None while the engine is not open, or if there is no storage."""
         self.frozen: bool = False
         self.unanswered: Set[str] = frozenset()
         self.halted: bool = True
-        """Not open yet, or closing: nothing is granted."""
+        """True if nothing is granted: not open yet, or closing."""
         self.behind: bool = False
-        """Something is due that could not be granted: too many in flight, or halted."""
+        """A queue is due that could not be served: too many leases in flight, or halted."""
         self.granted: int = 0
-        """Leases granted since the start ..."""
+        """Leases granted since the start."""
         self.grant_limit: int = 0
-        """... and how many may have been by now: it goes up by one with each that ends."""
+        """Upper bound of `granted`. It rises by one with each lease that ends."""
         self._memory = memory
         self._rng = rng
         self._on_idle = on_idle
@@ -126,26 +126,26 @@ class Engine:
         self.unproven: UnprovenLeases = UnprovenLeases()
         self.adjust()
 
-    # --- what holds for all -------------------------------------------------------------
+    # --- lifecycle and settings ---------------------------------------------------------
 
     def open(self) -> None:
-        """Grant from now on, and keep clocks where they are to outlive the process."""
+        """Start granting, and make clocks durable if there is a storage."""
         self.keeper = self._memory.promises
         self.halted = False
         self._set_limit()
 
     def halt(self) -> None:
-        """Grant nothing more; leases go on."""
+        """Stop granting. Open leases continue."""
         self.halted = True
         self.behind = True
         self._set_limit()
 
     def close(self) -> None:
-        """Keep nothing any more."""
+        """Stop making clocks durable."""
         self.keeper = None
 
     def adjust(self) -> None:
-        """Follow other settings of the operator's rules."""
+        """Apply changed settings of the operator's rules."""
         pacing = self._memory.rules.pacing
         self.pacing: PacingConfig = pacing
         self.learns_latency: bool = pacing.latency_factor > 0
@@ -156,15 +156,16 @@ class Engine:
         self._set_limit()
 
     def follow_budgets(self) -> None:
-        """Follow the operator's rules about what a host is asked for in a day."""
+        """Apply changed daily budgets of the operator's rules."""
         self.budgeted: bool = self._memory.rules.budgeted
         self._look_closer()
 
     def _look_closer(self) -> None:
-        # No lease is had without a wait: a dry run counts, and the ledger books, each start.
+        # No lease is granted without waiting in a dry run, which counts each start, or with a
+        # remote ledger, which has to book each start.
         self._in_turn_only = self.pacing.dry_run or self.remote is not None
         self._closer = self._in_turn_only or self.budgeted or self.frozen
-        """More than clocks and slots may keep a lease from being had at once."""
+        """Conditions other than clocks and slots may block an immediate lease."""
 
     def _set_limit(self) -> None:
         room = 0 if self.halted else self.pacing.max_in_flight
@@ -172,13 +173,13 @@ class Engine:
         self._room = room
 
     def freeze(self, unanswered: Set[str]) -> None:
-        """The fault is ours: nothing is recorded against hosts. Those in `unanswered`, whose last
-        attempt failed, get no lease but that of a robots.txt."""
+        """Record no failure against any host, since the fault is local. Hosts in `unanswered`,
+        whose last attempt failed, get no lease except for robots.txt."""
         self.frozen, self.unanswered = True, unanswered
         self._look_closer()
 
     def thaw(self) -> None:
-        """Go on."""
+        """Undo `freeze`."""
         self.frozen = False
         self.unanswered = frozenset()
         self._look_closer()
@@ -188,13 +189,13 @@ class Engine:
 
     @property
     def in_flight(self) -> int:
-        """Leases that are open."""
+        """Number of open leases."""
         return self.granted - self.grant_limit + self._room
 
     # --- intervals ----------------------------------------------------------------------
 
     def derive(self, scope: Scope, asked: RobotsInterval, now: float) -> float:
-        """The interval of a host at this moment, in seconds; `scope.derived` says why."""
+        """Return the host's interval now, in seconds, and note its sources in `scope.derived`."""
         if scope.history is not None:
             found = interval_for(asked, scope.settings, scope.history, self.pacing, now)
             scope.asked, scope.derived = asked, found
@@ -204,10 +205,11 @@ class Engine:
         return scope.derived.seconds
 
     def robots_read(self, scope: Scope, asked: RobotsInterval, now: float) -> float:
-        """A robots.txt was fetched and asks for that: the seconds in force from now on.
+        """Apply what a fetched robots.txt asks for; return the interval in force, in seconds.
 
-        They count from the last request. Where the file was not known before, that request's
-        clock was started by a guess, and now runs by what the file asks for, more or less.
+        The interval counts from the last request. If the file was not known before, that
+        request's clock was started with a guess, and now runs by what the file asks for, whether
+        that is longer or shorter.
         """
         known, guessed = asked is not UNKNOWN, scope.asked is UNKNOWN
         seconds = self.derive(scope, asked, now)
@@ -222,8 +224,8 @@ class Engine:
         return seconds
 
     def _put_in_force(self, scope: Scope, asked: RobotsInterval, now: float) -> bool:
-        """Put in force what the text asks for, for a request that starts now; False if it may not
-        then."""
+        """Apply the interval that robots.txt asks for to a request that starts now. Return False
+        if the request may not start now by that interval."""
         same = asked is scope.asked or asked == scope.asked
         if same and scope.history is None and scope.derived is not UNDERIVED:
             seconds = scope.derived.seconds
@@ -232,10 +234,11 @@ class Engine:
         return seconds == scope.interval or self.set_interval(scope, seconds, now, same)
 
     def set_interval(self, scope: Scope, seconds: float, now: float, same: bool = False) -> bool:
-        """Put another interval in force for a request that starts now; False if it may not then.
+        """Apply a changed interval to a request that starts now. Return False if the request may
+        not start now by that interval.
 
-        `same`: the text asks for what it asked for before. Then something else that slowed the
-        host is over, and no other origin of the host asks for a longer one."""
+        `same`: robots.txt asks for the same as before. Then the interval has changed because
+        another cause of slowing ended, not because another origin of the host asks for less."""
         if seconds > scope.interval and (scope.unheaded or scope.clock_at(seconds) > now):
             self._lengthen(scope, seconds, now)
             return False
@@ -245,7 +248,7 @@ class Engine:
         return True
 
     def _lengthen(self, scope: Scope, seconds: float, now: float) -> None:
-        """More is asked for than was known when the last request began."""
+        """Lengthen the interval after the last request, which started by a shorter one."""
         scope.interval = seconds
         if self.keeper is not None and seconds > DURABLE:
             self.keeper.remember(scope, now)
@@ -262,11 +265,12 @@ class Engine:
         admit: Callable[[], Offer] | None = None,
         scope: Scope | None = None,
     ) -> Grant | None:
-        """The lease, if the host is in memory and due, and nobody waits for it; else None.
+        """Grant a lease without waiting if the host is in memory and due and has no waiters.
+        Return None otherwise.
 
-        `asked` is what the text asks for at this moment. Where it is None, `admit` is called for
-        that, once the lease could be had: where it offers no interval there is none. `scope`: the
-        host's, for those who have it. Raises what `admit` raises, and StorageError.
+        `asked` is what robots.txt asks for now. If it is None, `admit` is called for it once the
+        lease could be granted; there is no lease if `admit` returns no interval. `scope` is the
+        host's scope if the caller has it. Raises what `admit` raises, and StorageError.
         """
         if scope is None and (scope := self.scopes[hash(host) & MASK].get(host)) is None:
             return None
@@ -292,7 +296,8 @@ class Engine:
         return self.grant(scope, asked, now, url, ttl)
 
     def _waits_for_more(self, scope: Scope) -> bool:
-        """Does more than clocks and slots keep a lease of the host from being had at once?"""
+        """Return True if a condition other than clocks and slots blocks an immediate lease: a dry
+        run, a remote ledger, a budget or a local fault."""
         return (
             self._in_turn_only
             or (self.budgeted and scope.settings.budget is not None)
@@ -308,16 +313,16 @@ class Engine:
         ttl: float | None,
         counts: bool = False,
     ) -> Grant | None:
-        """Start a request of a host that is due; None if it may not start now after all.
+        """Grant a lease of a host that is due. Return None if it may not start now after all.
 
-        All scopes are taken or none, in one step: no await stands between the admission that
-        brought `asked` and this. Raises StorageError where its clocks can't be kept.
+        All scopes are taken or none. There must be no await between the admission that returned
+        `asked` and this call. Raises StorageError if the clocks can't be made durable.
 
-        `asked` None: the clocks are the caller's own affair. It starts whatever they say, by the
-        interval in force, and they are not kept. `counts`: a page of the host's budget.
+        `asked` None: the caller sets the clocks. The lease starts whatever they are, with the
+        interval in force, and they are not made durable. `counts`: it is a page of the budget.
         """
         history = scope.history
-        # Mostly what is asked for is what was asked for before, and is in force.
+        # Usually robots.txt asks for the same as before, and that interval is in force.
         if (
             asked is not scope.asked
             or scope.derived.seconds != scope.interval
@@ -353,15 +358,15 @@ class Engine:
             try:
                 self.keep(grant, now, keeper.promise)
             except BaseException:
-                self.granted -= 1  # not durable, so not granted
+                self.granted -= 1  # Not durable, so not granted.
                 self.grant_limit -= 1
                 grant.undo()
                 raise
         return grant
 
     def grant_at_any_time(self, scope: Scope, now: float, url: str, ttl: float | None) -> Grant:
-        """A grant whose clocks the caller sets."""
-        return cast("Grant", self.grant(scope, None, now, url, ttl))  # that refuses nobody
+        """Grant a lease whatever the clocks say; the caller sets them."""
+        return cast("Grant", self.grant(scope, None, now, url, ttl))  # Never None without `asked`.
 
     def _start_shared(self, grant: Grant, start: float) -> None:
         grant.more = True
@@ -373,7 +378,7 @@ class Engine:
             other.unheaded += 1
 
     def keep(self, grant: Grant, now: float, keep: Callable[[Scope, float], None]) -> None:
-        """Make the clocks of a lease durable, where they have to be."""
+        """Make those clocks of a lease durable that have to be, by calling `keep`."""
         must_keep, scope = self._memory.must_keep, grant.scope
         if must_keep(scope):
             keep(scope, now)
@@ -381,13 +386,13 @@ class Engine:
             if must_keep(other):
                 keep(other, now)
 
-    # --- serving those who wait ---------------------------------------------------------
+    # --- serving the waiters ------------------------------------------------------------
 
     def run(self, now: float) -> None:
-        """Grant everything that can be had now, in the order in which it fell due. Callbacks may
-        join, leave and report meanwhile."""
+        """Grant every lease that is due now, in the order in which the queues fell due. Callbacks
+        may join, leave and report meanwhile."""
         if self._running:
-            return  # the loop below sees what they did
+            return  # Called by a callback: the loop below sees the changes.
         self._running = True
         self.behind = False
         try:
@@ -396,7 +401,7 @@ class Engine:
             if queues.moments and queues.moments[0] <= now:
                 queues.fall_due(now)
             while self.granted < self.grant_limit:
-                # Who was held for the want of room fell due before all that are due now.
+                # Queues held for lack of room fell due before all queues that are due now.
                 if not unproven.held or unproven.room <= 0 or not (queue := unproven.next_held()):
                     if not ready:
                         return
@@ -410,11 +415,11 @@ class Engine:
             self._on_idle()
 
     def next_due(self) -> float:
-        """The moment at which a queue falls due; inf: none does before the end of a lease."""
+        """Return when the next queue falls due; inf: not before a lease ends."""
         return INF if self.behind else self.queues.next_due()
 
     def freed(self, grant: Grant, now: float) -> None:
-        """Let those who wait for the scopes of a lease have a look, and grant what is due."""
+        """Reconsider the waiters for the scopes of a lease, and grant what is due."""
         queues = self.queues
         queues.look_again(grant.scope, now)
         if grant.others:
@@ -424,8 +429,8 @@ class Engine:
             self.run(now)
 
     def count_out(self, grant: Grant, now: float) -> None:
-        """It awaits no head any more, or is bounded otherwise: if it was one of an unproven host,
-        a page of another such host may go."""
+        """Stop counting the lease among those of unproven hosts, since its head arrived or another
+        limit applies to it. A page of another unproven host may start then."""
         if grant.unproven:
             grant.unproven = 0
             unproven = self.unproven
@@ -438,12 +443,12 @@ class Engine:
                 self.run(now)
 
     def changed(self, scope: Scope, now: float) -> None:
-        """Something about a scope changed: grant what is due now."""
+        """Reconsider a scope that changed, and grant what is due now."""
         self.queues.look_again(scope, now)
         self.run(now)
 
     def expire(self, now: float) -> None:
-        """End every lease whose time is over, but those whose request is under way. It was used."""
+        """End every expired lease as used, except those whose request is in flight."""
         for grant in self.leases.over(now):
             if grant.in_use:
                 grant.renew(self.pacing.lease_ttl)
@@ -455,7 +460,7 @@ class Engine:
                 _log.exception("the end of a lease of %s was not kept", grant.scope.name)
 
     def _serve(self, queue: ScopeQueue, now: float) -> None:
-        """Offer one lease; whatever comes of it, the queue is then in its next place."""
+        """Offer one lease to the queue's waiters, and leave the queue in its next place."""
         if queue.parked is not None:
             self._serve_shared(queue, now)
             return
@@ -477,25 +482,26 @@ class Engine:
             if not waiter.stays:
                 queues.served(queue, waiter)
             elif queue.heap is not None:
-                queue.to_the_end(waiter)  # for another lease, behind the others
+                queue.to_the_end(waiter)  # It waits for another lease, after the others.
             waiter.deliver(grant)
             if not queue.alive:
                 queues.retire(queue)
             else:
                 queue.place = HELD
-                if scope.in_flight < scope.settings.limit:  # else it is not due
+                if scope.in_flight < scope.settings.limit:  # Otherwise it is not due.
                     queues.look_again(scope, now)
-            break  # one lease at a time: other hosts are due as well
+            break  # One lease at a time: other hosts are due as well.
         for other in scope.shared:
             queues.look_again(other, now)
 
     def _hindered(self, queue: ScopeQueue, waiter: Waiter, now: float) -> bool:
-        """Does something other than the host's own clock forbid it? Then the queue waits there."""
+        """Return True if something other than the host's own clock forbids the lease. The queue
+        then waits for that."""
         if queue.scope.to_prove and self.unproven.room <= 0 and waiter.priority != ROBOTS:
             self.unproven.hold(queue)
             return True
         if self.frozen and waiter.priority != ROBOTS and queue.scope.name in self.unanswered:
-            queue.place = HELD  # until the thaw; a robots.txt that joins is put anew
+            queue.place = HELD  # Until `thaw`; a robots.txt waiter that joins moves it.
             return True
         for other in queue.scope.shared:
             if other.due_at() > now:
@@ -504,7 +510,7 @@ class Engine:
         return False
 
     def _serve_shared(self, queue: ScopeQueue, now: float) -> None:
-        """A shared scope came free: the first parked queue gets its chance."""
+        """Serve the first queue that is parked at a shared scope, if that scope is due."""
         if queue.scope.due_at() <= now and (first := self.queues.unpark(queue)) is not None:
             self._serve(first, now)
         if queue.parked:
@@ -514,16 +520,16 @@ class Engine:
             self.queues.retire(queue)
 
     def _offer(self, queue: ScopeQueue, scope: Scope, waiter: Waiter, now: float) -> Grant | None:
-        """The lease for one waiter, if it wants it and may have it now."""
+        """Offer a lease to one waiter. Return the grant, or None if it may not start now."""
         budget = remote = None
         try:
             asked = waiter.offer()
-            # Mostly it is what it was, and that needs no look at its type.
+            # Usually it is the same object as before, which needs no check of its type.
             if asked is not scope.asked and not isinstance(asked, RobotsInterval):
                 if asked == REFETCH:
                     self.counters.refetches += 1
                     self.queues.away(queue, waiter)
-                else:  # it only wanted to know
+                else:  # PASSED: it only wanted to be notified.
                     self.queues.served(queue, waiter)
                 return None
             if self._closer:
@@ -534,7 +540,7 @@ class Engine:
                     if not remote.holds(queue, seconds, asked is UNKNOWN, now, budget):
                         return None
             grant = self.grant(scope, asked, now, waiter.url, waiter.ttl, budget is not None)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the waiter's
+        except Exception as error:  # noqa: BLE001 - any error goes to the waiter
             self.counters.refused += 1
             self.queues.served(queue, waiter)
             waiter.refuse(error)
@@ -543,7 +549,7 @@ class Engine:
             grant.book(remote.granted(queue))
         return grant
 
-    # --- what came of a lease -----------------------------------------------------------
+    # --- reports ------------------------------------------------------------------------
 
     def observe(
         self,
@@ -555,16 +561,16 @@ class Engine:
         rate_limit: str | None,
         now: float,
     ) -> None:
-        """Take a report into account, of which something may be learnt; see `Grant.report`."""
+        """Evaluate a report from which something may be learnt. See `Grant.report`."""
         if self.frozen and status is None and retry_after is None:
-            return  # a fault of our own tells nothing about the host; a Retry-After is its word
+            return  # A local fault says nothing about the host, but a Retry-After came from it.
         scope, past = grant.scope, grant.scope.history
         wait, spread = None, http_fields.NO_SPREAD
         if retry_after is not None:
             wait = http_fields.parse_retry_after(retry_after, self.clock.wall())
         if rate_limit is not None:
             spread = http_fields.spread_of(rate_limit) or spread
-        # Sent before the last refusal came: a burst that is turned away is one refusal.
+        # Sent before the last refusal arrived: a burst that is refused counts as one refusal.
         under_way = past is not None and grant.refusals < past.refusals
         report = RequestReport(status, elapsed, wait, size, *spread, under_way)
         if not self._learn(scope, report, now):
@@ -575,14 +581,14 @@ class Engine:
         self.counters.blocks += 1
         self._blocked(scope, now)
         for other in grant.others:
-            # Two hosts of one address complain: it is the machine that is overloaded.
+            # Two hosts of one address refused requests: the machine is overloaded.
             if other.name.startswith("address:") and other.past().accused_by(scope.name):
                 other.past().block(history.blocked_until, f"{scope.name}: {history.reason}")
                 self._blocked(other, now)
 
     def _learn(self, scope: Scope, report: RequestReport, now: float) -> bool:
-        """Take a report into account; True if it blocks the scope. What it slows counts from
-        this very request on: the clock says so at once, and outlives the process."""
+        """Evaluate a report for its host's scope; return True if it blocks the scope. A longer
+        interval counts from this request on: the clock changes immediately, and durably."""
         history = scope.past()
         pause, slowed = history.error_pause(), history.back_off is not None
         usual, guessed = 0.0, scope.asked is UNKNOWN
@@ -605,7 +611,7 @@ class Engine:
         return blocks
 
     def forget_if_clear(self, scope: Scope, now: float) -> None:
-        """Drop the history of a scope against which nothing is held any more."""
+        """Drop the history of a scope if nothing in it matters any longer."""
         history = scope.history
         if history is not None and history.latency is None and not history.owes(now, self.pacing):
             scope.history, scope.derived = None, UNDERIVED

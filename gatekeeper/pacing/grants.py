@@ -1,7 +1,7 @@
-"""Leases that were granted: the life of each, and those that are open in the order of their ends.
+"""Granted leases: the life of each (`Grant`), and the open ones in order of expiry (`OpenLeases`).
 
-A `Grant` moves the clocks of its scopes and frees their slots; what follows for those who wait, and
-what a report teaches, is for the `Engine` that granted it.
+A `Grant` moves the clocks of its scopes and frees their slots. What follows for the waiters, and
+what a report teaches about the host, is decided by the `Engine` that granted the lease.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class InUse(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Nothing travels on it any more."""
+        """True once the connection is closed or was released."""
 
 
 class Grant(msgspec.Struct, eq=False):
-    """The right to send one request now: what a `Lease` holds. Moments are monotonic seconds.
+    """The right to send one request now, as a `Lease` holds it. Times are monotonic seconds.
 
-    `head` says that the response began, `report` what came of it, and `release` ends it
-    and frees the slots; `give_back` ends one whose request never left. A grant that nobody
-    ends does so by itself at `expires_at`, and counts as used.
+    `head` says that the response started, `report` how the request went, and `release` ends the
+    grant and frees the slots. `give_back` ends a grant whose request was never sent. A grant that
+    is not ended expires at `expires_at`, and counts as used.
     """
 
     engine: Any
@@ -44,25 +44,26 @@ class Grant(msgspec.Struct, eq=False):
     start_at: float
     expires_at: float
     basis_before: float
-    """The host's `basis` before this grant: what `pass_on` restores."""
+    """The host's `basis` before this grant, which `pass_on` restores."""
     others: tuple[Scope, ...]
-    """The scopes taken beside the host's; `others_before` has their basis before this grant."""
+    """Shared scopes taken together with the host's own."""
     unproven: int = 0
-    """Not 0: it counts among the engine's `unproven` until its head is here."""
+    """If not 0, the grant counts among the engine's `unproven` leases until its head arrives."""
     more: bool = False
-    """It took more than the host's own slot: `others`, or a `hold`."""
+    """The grant took more than the host's own slot: `others`, or a `hold`."""
     others_before: tuple[float, ...] = ()
+    """The `basis` of each of `others` before this grant."""
     told: bool = False
-    """The head was told of by itself, or can't be any more: the grant ended first."""
+    """The head was reported separately by `head`, or no longer can be: the grant has ended."""
     reported: bool = False
     open: bool = True
-    """The slots are held."""
+    """The grant still holds its slots."""
     refusals: int = 0
-    """How often the host had turned us away when this was granted."""
+    """How often the host had refused requests when this was granted."""
     held_by: Callable[[], InUse | None] | None = None
-    """A weak reference, see `hold_while`."""
-    hold: Any = None  # a `Hold`, where a ledger beyond this process granted it
-    counted: bool = False  # a page of the host's budget
+    """A weak reference to the connection of `hold_while`."""
+    hold: Any = None  # the `Hold` of the remote ledger that granted this, if any
+    counted: bool = False  # counts as a page of the host's budget
 
     def __repr__(self) -> str:
         state = "open" if self.open else "ended"
@@ -70,31 +71,31 @@ class Grant(msgspec.Struct, eq=False):
 
     @property
     def headed(self) -> bool:
-        """The head arrived, as far as is known: nothing waits for it any more."""
+        """True once the head has arrived, or nothing waits for it any longer."""
         return self.told or self.reported
 
     @property
     def in_use(self) -> bool:
-        """The request is known to be under way."""
+        """True if the request is known to be in flight."""
         connection = None if self.held_by is None else self.held_by()
         return connection is not None and not connection.closed
 
     def hold_while(self, connection: InUse | None) -> None:
-        """While that connection is in use no end comes by itself; to drop it frees it, too."""
+        """Do not expire while this connection is in use, open and referenced. None: no longer."""
         self.held_by = None if connection is None else ref(connection)
 
     def book(self, hold: Any) -> None:
-        """It is granted by that `Hold` of a ledger beyond this process."""
+        """Attach the `Hold` by which a remote ledger granted this lease."""
         self.hold = hold
         self.more = True
 
     @property
     def stale(self) -> bool:
-        """Must a request that was not sent yet not be sent any more? See `Hold.stale`."""
+        """True if a request that was not sent yet must not be sent any more. See `Hold.stale`."""
         return self.hold is not None and bool(self.hold.stale(self.engine.now()))
 
     def head(self, now: float | None = None) -> None:
-        """The head of the response arrived: the clocks count from here. `now`: see `report`."""
+        """Note that the response head arrived: the clocks count from here. `now`: see `report`."""
         if self.told or self.reported or not self.open:
             return
         if now is None:
@@ -114,12 +115,12 @@ class Grant(msgspec.Struct, eq=False):
         rate_limit: str | None = None,
         now: float | None = None,
     ) -> None:
-        """How it went; final, the first wins. The slots stay taken until `release`.
+        """Report how the request went. The first report is final; the slots stay taken until
+        `release`, and a report counts even after the lease expired.
 
-        `status` None with `elapsed` set says that no response came. `elapsed` is seconds
-        to the head of the response; `retry_after` the field as it came, or seconds;
-        `rate_limit` the RateLimit field as it came; `now` the monotonic moment, for those
-        who know it. A report counts even after the lease expired.
+        `status` None with `elapsed` set means that no response came. `elapsed` is seconds until
+        the response head, `retry_after` the field as received or seconds, `rate_limit` the
+        RateLimit field as received, and `now` the monotonic time if the caller has read it.
         """
         if self.reported:
             return
@@ -135,12 +136,12 @@ class Grant(msgspec.Struct, eq=False):
         ):
             now = engine.now() if now is None else now
             self._teach(status, elapsed, retry_after, size, rate_limit, now)
-        elif not self.told:  # what most reports say: the head is here, and nothing else
+        elif not self.told:  # The usual report: the head arrived, and nothing else to note.
             if now is None:
                 now = engine.now()
             if self.more:
                 self._begin(now)
-            else:  # `_begin`, without a call: each request comes this way
+            else:  # `_begin` inlined: every request takes this path.
                 scope.unheaded -= 1
                 if now > scope.basis:  # noqa: PLR1730
                     scope.basis = now
@@ -164,7 +165,7 @@ class Grant(msgspec.Struct, eq=False):
         rate_limit: str | None,
         now: float,
     ) -> None:
-        """Its report may teach something about the host."""
+        """Note a report from which something may be learnt about the host."""
         began = not self.told
         if began:
             self._begin(now)
@@ -173,15 +174,15 @@ class Grant(msgspec.Struct, eq=False):
             elif self.scope.to_prove:
                 self.scope.to_prove -= 1
         elif status is None:
-            elapsed = None  # an answer began: what ended it is no failure of the host
+            elapsed = None  # A response had started: its end is not counted as a failed request.
         try:
             self.engine.observe(self, status, elapsed, retry_after, size, rate_limit, now)
         finally:
             self._moved(now, began)
 
     def _moved(self, now: float, began: bool = True) -> None:
-        """Its clocks count from now, if it `began`: they are kept, and whoever waits for another
-        slot of the host, or for a scope that it shares, looks again."""
+        """Save the clocks if they started to count now (`began`), and reconsider the waiters for
+        another slot of the host or for a shared scope."""
         engine, scope = self.engine, self.scope
         try:
             if began and engine.keeper is not None:
@@ -191,12 +192,12 @@ class Grant(msgspec.Struct, eq=False):
                 engine.freed(self, now)
 
     def release(self, now: float | None = None) -> None:
-        """End it and free the slots. Without `head` or `report` the clocks count from here:
-        the request may have left at any moment. `now`: see `report`."""
+        """End the grant and free its slots. Without `head` or `report` the clocks count from here,
+        since the request may have been sent at any moment. `now`: see `report`."""
         if not self.open:
             return
         engine, scope = self.engine, self.scope
-        began = None  # the moment, if its clocks begin to count now
+        began = None  # now, if the clocks start to count here
         if not (self.reported or self.told):
             began = now = engine.now() if now is None else now
             self.told = True
@@ -220,35 +221,35 @@ class Grant(msgspec.Struct, eq=False):
                 engine.freed(self, engine.now() if now is None else now)
 
     def give_back(self) -> None:
-        """The request never left: the slots are free again, the clocks stay as they were set."""
+        """End a grant whose request was never sent: free the slots, leave the clocks as set."""
         if self.open and not self.headed:
             self.engine.counters.given_back += 1
             self._withdraw("given back")
         self.release()
 
     def pass_on(self) -> None:
-        """Its owner was gone before it learnt of it: the next waiter of the host may start."""
+        """Let the host's next waiter start instead: the owner was gone before the delivery."""
         queue = self.scope.queue
         if not self.open or self.headed or queue is None or queue.first() is None:
             self.give_back()
             return
         self.engine.counters.passed_on += 1
-        # Nothing was sent since: the next one starts where this one would have.
+        # Nothing was sent, so the next request may start when this one would have.
         self.undo()
 
     def undo(self) -> None:
-        """End it as if it had not been."""
+        """End the grant and restore the clocks, as if it had never been granted."""
         self._withdraw("undone")
         for one, basis in (
             (self.scope, self.basis_before),
             *zip(self.others, self.others_before, strict=True),
         ):
-            if one.basis == self.start_at:  # no other lease started since
+            if one.basis == self.start_at:  # No other lease has started since.
                 one.basis = basis
         self.release()
 
     def renew(self, seconds: float) -> None:
-        """Set a new end, that many seconds from now."""
+        """Let the lease expire this many seconds from now."""
         if self.open:
             self.engine.leases.remove(self)
             self.expires_at = self.engine.now() + max(0.0, seconds)
@@ -256,7 +257,7 @@ class Grant(msgspec.Struct, eq=False):
             self.engine.timer.set_no_later(self.expires_at)
 
     def _withdraw(self, outcome: Outcome) -> None:
-        """No request was sent, and none will be: no head is awaited."""
+        """Note that no request was or will be sent, so that no head is awaited."""
         self.told = self.reported = True
         self._end_hold(outcome)
         if self.counted:
@@ -271,7 +272,7 @@ class Grant(msgspec.Struct, eq=False):
             self.engine.remote.end(hold, outcome)
 
     def _begin(self, now: float) -> None:
-        """The head is here, or the request is over: the clocks count from now."""
+        """Start the clocks: the head arrived, or the request is over."""
         scope = self.scope
         scope.unheaded -= 1
         scope.basis = max(scope.basis, now)
@@ -286,20 +287,20 @@ class Grant(msgspec.Struct, eq=False):
 
 
 class OpenLeases:
-    """The open leases, in the order of their ends.
+    """The open leases, in order of expiry.
 
-    Leases of the usual lifetime end in the order of their grants, and a dictionary keeps that;
-    those with a lifetime of their own stand in a heap, swept of ended ones.
+    Leases of the usual lifetime expire in the order in which they were granted, so a dictionary
+    holds them. Leases with their own lifetime are in a heap, from which ended ones are swept.
     """
 
     __slots__ = ("_alone", "_alone_open", "_hint", "usual")
 
     def __init__(self) -> None:
         self.usual: dict[Grant, None] = {}
-        """Leases of the usual lifetime are put in here."""
-        # No usual lease ends before this; inf: nobody has looked. It is looked for only when
-        # it has come: the first key of a dictionary from whose head much was taken is slow to
-        # find.
+        """Leases of the usual lifetime. The engine adds them and removes ended ones directly."""
+        # No usual lease expires before this; inf: not looked up yet. It is looked up again only
+        # once it has passed, because the first key of a dictionary is slow to find after many
+        # keys were removed at its front.
         self._hint = INF
         self._alone: list[tuple[float, int, Grant]] = []
         self._alone_open = 0
@@ -308,7 +309,7 @@ class OpenLeases:
         return len(self.usual) + self._alone_open
 
     def add_alone(self, grant: Grant) -> None:
-        """A lease with a lifetime of its own."""
+        """Add a lease with its own lifetime."""
         self._alone_open += 1
         heappush(self._alone, (grant.expires_at, next(_order), grant))
         if len(self._alone) > 2 * self._alone_open + 64:
@@ -316,15 +317,15 @@ class OpenLeases:
             heapify(self._alone)
 
     def remove(self, grant: Grant) -> None:
-        """It ended, or gets a new end."""
+        """Remove a lease that ended or gets a new expiry."""
         try:
             del self.usual[grant]
         except KeyError:
-            self._alone_open -= 1  # one with a lifetime of its own
+            self._alone_open -= 1  # It has its own lifetime.
 
     def over(self, now: float) -> list[Grant]:
-        """Those whose time is over, each once: a lease that was renewed twice to the very same
-        end stands in the heap twice."""
+        """Return the expired leases, each once: a lease that was renewed twice to the same expiry
+        is in the heap twice."""
         found: dict[Grant, None] = {}
         if self.next() <= now:
             self._hint = INF
@@ -340,7 +341,7 @@ class OpenLeases:
         return list(found)
 
     def next(self) -> float:
-        """No lease ends before that moment; inf if none is open."""
+        """Return a moment before which no lease expires; inf if none is open."""
         if self._hint == INF and self.usual:
             self._hint = next(iter(self.usual)).expires_at
         return min(self._hint, self._alone[0][0]) if self._alone else self._hint

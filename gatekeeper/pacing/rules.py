@@ -2,11 +2,12 @@
 
 The most specific `[[host]]` wins: the name itself, then the longest `*.suffix`, then `*`.
 
-The day of a budget is 24 hours that begin with a page: the first lease for one, and then the first
-after the day before was over. So it depends on nobody's wall clock, and the hosts of a crawl don't
-all begin theirs at midnight. Pages are leases granted for them; one that was given back unused does
-not count, robots.txt never does. Bytes are known when the answer is here, so requests under way
-may exceed them, and nothing else may.
+The day of a budget is 24 hours long and starts with a page: with the first lease for a page, and
+then with the first one after the previous day ended. So it does not depend on a wall clock, and
+the hosts of a crawl do not all start their days at midnight. Pages are counted by the leases
+granted for them. A lease that was given back unused does not count, and robots.txt never counts.
+Bytes are known only when the response has arrived, so requests in flight may exceed the limit on
+bytes; nothing else may.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ from gatekeeper.config import Config, HostRule, PacingConfig, match_named
 from gatekeeper.errors import ConfigError, GatekeeperError
 
 CONFIGURED = ("domain:", "group:")
-"""How the names of scopes begin that hosts share by configuration ..."""
+"""Prefixes of the names of scopes that hosts share by configuration."""
 SHARED = (*CONFIGURED, "address:")
-"""... and of all that are shared."""
+"""Prefixes of the names of all shared scopes."""
 _UNLIMITED = 1 << 60
 
 
 DAY = 86_400.0
-"""Seconds."""
+"""Length of a budget's day, in seconds."""
 
 
 class DailyBudget(NamedTuple):
-    """What a host may be asked for in a day; 0: as much as its pace allows."""
+    """How many pages and bytes a host may be asked for in a day. 0: no limit but its pace."""
 
     pages: int = 0
     bytes: int = 0
 
     def spent(self, pages: int, size: int) -> bool:
-        """Is nothing left of it?
+        """Return True if so many pages and bytes use up the budget.
 
         >>> DailyBudget(pages=10).spent(9, 1 << 40), DailyBudget(10, 500).spent(9, 500)
         (False, True)
@@ -45,7 +46,7 @@ class DailyBudget(NamedTuple):
         return 0 < self.pages <= pages or 0 < self.bytes <= size
 
     def sentence(self, usage: Usage) -> str:
-        """What was used of it, for people.
+        """Return how much of the budget was used, as text for people.
 
         >>> usage = Usage(); usage.count(0.0, pages=3)
         >>> DailyBudget(pages=10).sentence(usage)
@@ -58,7 +59,7 @@ class DailyBudget(NamedTuple):
 
 
 class BudgetSpent(GatekeeperError):
-    """No lease for a page of the host in the next `seconds`; a gate makes a Deferred of it."""
+    """The host's budget allows no page for `seconds`. A gate turns this into a Deferred."""
 
     def __init__(self, host: str, budget: DailyBudget, usage: Usage, seconds: float) -> None:
         super().__init__(f"the budget of {host} is spent: {budget.sentence(usage)}")
@@ -67,19 +68,21 @@ class BudgetSpent(GatekeeperError):
 
 
 class Usage:
-    """What one host was asked for in its day. Moments are monotonic seconds."""
+    """Pages and bytes that one host was asked for in its current day, in monotonic seconds."""
 
     __slots__ = ("began", "bytes", "pages")
 
     def __init__(self, began: float = float("-inf"), pages: int = 0, size: int = 0) -> None:
         self.began: float = began
-        """The moment of the day's first page."""
+        """When the day's first page was granted."""
         self.pages: int = pages
         self.bytes: int = size
 
     def count(self, start: float, pages: int = 0, size: int = 0) -> None:
-        """So many more of the lease that started then. The first page after the end of a day
-        begins the next one; what is told of a lease of an earlier day does not count any more.
+        """Add pages and bytes of a lease that started at `start`.
+
+        The first page after the end of a day starts the next day. Reports about a lease of an
+        earlier day no longer count.
 
         >>> usage = Usage()
         >>> usage.count(5.0, pages=1); usage.count(DAY + 6.0, pages=1); usage.count(5.0, size=900)
@@ -94,25 +97,25 @@ class Usage:
         self.bytes += size
 
     def check(self, host: str, budget: DailyBudget, now: float) -> None:
-        """Raise BudgetSpent where no page may be asked for before the end of the day."""
+        """Raise BudgetSpent if no further page is allowed before the end of the day."""
         left = self.began + DAY - now
         if left > 0 and budget.spent(self.pages, self.bytes):
             raise BudgetSpent(host, budget, self, left)
 
 
 class ScopeSettings(msgspec.Struct, frozen=True, eq=False):
-    """The operator's word about one kind of scope; shared by all scopes of the kind."""
+    """The operator's settings for one kind of scope, shared by all scopes of that kind."""
 
     default: float = 1.0
-    """Seconds where the text gives no rate."""
+    """Interval in seconds if robots.txt gives no rate."""
     default_source: str = "default"
     floor: float = 0.0
     cap: float | None = None
     own: float | None = None
-    """Seconds set for these very hosts; takes the default's place, and is a floor."""
+    """Interval in seconds set for exactly these hosts. It replaces the default, and is a floor."""
     own_source: str = ""
     limit: int = 1
-    """Requests in flight at once."""
+    """Most requests in flight at the same time."""
     budget: DailyBudget | None = None
 
 
@@ -124,31 +127,31 @@ class HostRules:
     """
 
     def __init__(self, rules: Iterable[HostRule]) -> None:
-        """Of two for the same match the first counts. Raises ConfigError for a bad match."""
+        """Of two rules with the same match the first counts. Raises ConfigError for a bad match."""
         self._rules: dict[str, HostRule] = {}
-        """By their match: a host, `*.` and a domain, or `*`."""
+        """Rules by their match: a host, `*.` and a domain, or `*`."""
         self._domains = False
-        """Some are of a domain."""
+        """True if any rule matches a domain."""
         for rule in reversed(tuple(rules)):
             self.say(rule)
 
     def say(self, rule: HostRule) -> None:
-        """Add a rule; it replaces the one for the same match. Raises ConfigError."""
+        """Add a rule, or replace the rule with the same match. Raises ConfigError."""
         match = match_named(rule.match)
         self._rules[match] = rule
         self._domains = self._domains or match.startswith("*.")
 
     def replace(self, rules: Iterable[HostRule]) -> None:
-        """Put these in the place of all. Raises ConfigError, having changed nothing."""
+        """Replace all rules with these. If it raises ConfigError, nothing has changed."""
         new = HostRules(rules)
         self._rules, self._domains = new._rules, new._domains
 
     def everyone(self) -> list[HostRule]:
-        """All rules, in no order."""
+        """Return all rules, in no particular order."""
         return list(self._rules.values())
 
     def find(self, host: str) -> HostRule | None:
-        """The rule for this host, or None."""
+        """Return the most specific rule for this host, or None."""
         rules = self._rules
         rule = rules.get(host)
         dot = host.find(".") if self._domains and rule is None else -1
@@ -160,7 +163,7 @@ class HostRules:
 
 
 class Rules:
-    """The settings of every scope: from the configuration, and from rules added at run time."""
+    """Settings of every scope, from the configuration and from rules added at run time."""
 
     def __init__(self, config: Config) -> None:
         self.pacing: PacingConfig = config.pacing
@@ -178,18 +181,18 @@ class Rules:
 
     @property
     def plain(self) -> bool:
-        """Every host has its own clock and no other."""
+        """True if no host shares a clock with others by configuration."""
         return self._domain_of is None and not self._groups
 
     @property
     def budgeted(self) -> bool:
-        """Has any host a budget?"""
+        """True if any host has a budget."""
         return _budget(self.pacing, None) is not None or any(
             _budget(self.pacing, rule) is not None for rule in self.hosts.everyone()
         )
 
     def for_host(self, host: str) -> ScopeSettings:
-        """The settings of a host's own scope; one object for all hosts of a rule."""
+        """Return the settings of a host's own scope: one object for all hosts of a rule."""
         rule = self.hosts.find(host)
         settings = self._kept.get(rule)
         if settings is None:
@@ -215,7 +218,7 @@ class Rules:
         )
 
     def shared_names(self, host: str) -> tuple[str, ...]:
-        """The clocks that this host shares with others by configuration."""
+        """Return the names of the scopes that this host shares with others by configuration."""
         names: list[str] = []
         if self._domain_of is not None and (domain := self._domain_of(host)) is not None:
             names.append(f"domain:{domain}")
@@ -225,7 +228,7 @@ class Rules:
         return tuple(names)
 
     def for_shared(self, name: str) -> ScopeSettings:
-        """The settings of a shared scope: `domain:`, `address:`, `group:` or the caller's."""
+        """Return the settings of a shared scope: `domain:`, `address:`, `group:` or a caller's."""
         kind, _, rest = name.partition(":")
         key = name if kind == "group" else kind
         settings = self._shared.get(key)
@@ -245,9 +248,9 @@ class Rules:
         return ScopeSettings(default=seconds, default_source=f"{kind} interval", limit=limit)
 
     def say(self, rule: HostRule) -> None:
-        """Add a rule at run time; it replaces the one for the same match.
+        """Add a rule at run time, or replace the rule with the same match.
 
-        Raises ConfigError, and changes nothing then.
+        If it raises ConfigError, nothing has changed.
         """
         self._check_group(rule)
         self.hosts.say(rule)
@@ -255,7 +258,7 @@ class Rules:
         self._kept.clear()
 
     def replace(self, rules: tuple[HostRule, ...]) -> None:
-        """Put these rules in the place of all. Raises ConfigError, and changes nothing then."""
+        """Replace all rules with these. If it raises ConfigError, nothing has changed."""
         for rule in rules:
             self._check_group(rule)
         self.hosts.replace(rules)
@@ -263,13 +266,13 @@ class Rules:
         self._kept.clear()
 
     def adjust(self, pacing: PacingConfig) -> None:
-        """Follow other settings of `[pacing]`; which scopes there are does not change."""
+        """Apply changed settings of `[pacing]`. They must not change which scopes exist."""
         self.pacing = pacing
         self._kept.clear()
         self._shared.clear()
 
     def overridden(self, host: str) -> bool:
-        """Was a rule for this very host added at run time?"""
+        """Return True if a rule for exactly this host was added at run time."""
         return host in self._said
 
     def _check_group(self, rule: HostRule) -> None:
@@ -280,7 +283,7 @@ class Rules:
 
 
 def _budget(pacing: PacingConfig, rule: HostRule | None) -> DailyBudget | None:
-    """What the operator gives a host for a day; None: as much as its pace allows."""
+    """Return a host's daily budget by the operator's settings; None if it has none."""
     pages, size = pacing.max_pages_per_day, pacing.max_bytes_per_day
     if rule is not None:
         pages = pages if rule.max_pages_per_day is None else rule.max_pages_per_day
@@ -289,9 +292,9 @@ def _budget(pacing: PacingConfig, rule: HostRule | None) -> DailyBudget | None:
 
 
 def _registered_domain_of() -> Callable[[str], str | None]:
-    """A function from host to registered domain, by the Public Suffix List.
+    """Return a function from host to registered domain, by the Public Suffix List.
 
-    Raises ConfigError where the extra `psl` is not installed.
+    Raises ConfigError if the extra `psl` is not installed.
     """
     try:
         from publicsuffixlist import PublicSuffixList  # noqa: PLC0415 - an optional extra
