@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gatekeeper.speedups import lazily
 
-TYPE_CHECKING = False  # as typing's, which alone takes longer to import than all of this
+TYPE_CHECKING = False  # not typing's: importing typing takes longer than all of this
 
 if TYPE_CHECKING:
     from gatekeeper.clock import Clock, SystemClock, VirtualClock
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from gatekeeper.session import Guard, Refusal, guarded_connector, polite_session, session_gate
     from gatekeeper.sync import SyncGatekeeper
     from gatekeeper.urls import Target
-else:  # each when it is first asked for: a parser alone need not wait for an HTTP client
+else:  # imported on first use: a program that only parses files does not load an HTTP client
     __getattr__, __dir__ = lazily(
         __name__,
         {

@@ -1,7 +1,7 @@
-"""The answer about one URL at one moment: `Decision`, its words, and the errors that hold one.
+"""`Decision`, the answer about one URL at one moment; its enums; and the errors that carry one.
 
-Those errors stop a request; they are aiohttp's as well, so that its users' handlers catch them.
-`gatekeeper.errors` names them, too, and imports them when they are first asked for.
+Those errors stop a request. They are also aiohttp errors, so that the handlers of aiohttp's users
+catch them. `gatekeeper.errors` exports them too, and imports them on first use.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ class Verdict(StrEnum):
 
 
 class State(StrEnum):
-    """What stands behind the answer."""
+    """What a decision is based on."""
 
     PARSED = "parsed"
-    """A file was read and is within its lifetime."""
+    """A robots.txt that was read and is within its lifetime."""
     UNAVAILABLE = "unavailable"
-    """There is no file (RFC 9309 section 2.3.1.3, RFC-36): welcome."""
+    """There is no file: everything is allowed (RFC 9309 section 2.3.1.3, RFC-36)."""
     UNREACHABLE = "unreachable"
-    """The file could not be had (RFC 9309 section 2.3.1.4, RFC-37): deferred."""
+    """The file can't be fetched: deferred (RFC 9309 section 2.3.1.4, RFC-37)."""
     STALE = "stale"
-    """An older copy speaks while the file can't be had (RFC 9309 section 2.4, RFC-40)."""
+    """An older copy, while the file can't be fetched (RFC 9309 section 2.4, RFC-40)."""
     OVERRIDE = "override"
-    """The operator's word, not the site's."""
+    """The operator's configuration, not the site's file."""
 
 
 class Reason(StrEnum):
-    """Why, in one word; each word's own text begins with the verdicts that come with it.
+    """Why a decision was made. The text of each reason begins with its possible verdicts.
 
-    A deferral is over at `retry_at`: ask again then, and fetch nothing meanwhile. What came of
-    the retrieval of a file is judged by the rows of `fetching.outcomes`.
+    A deferral ends at `retry_at`: ask again then, and fetch nothing before. The rows of
+    `fetching.outcomes` assign a reason to each outcome of a retrieval.
     """
 
     # The text decided.
@@ -86,7 +86,7 @@ class Reason(StrEnum):
     """allow: the file was unreachable for thirty days while the site's pages answered (RFC
     9309 section 2.3.1.4, RFC-38), or for twelve hours with fetch.unseen_unreachable =
     "allow_after_12h"."""
-    # The file could not be had.
+    # The file could not be fetched.
     ACCESS_RESTRICTED = "access_restricted"
     """deny: robots.txt was answered with 401 or 403, and fetch.on_401 or fetch.on_403 is
     "deny": the site is closed to you; leave it out."""
@@ -182,18 +182,19 @@ BLOCKED_NOTE = (
     "the guard refuses what this name or a redirect leads to; guard.allow (--allow-address) lets "
     "your own network in: list its range"
 )
-"""The note of a decision with reason `blocked` where the text of the URL does not say why: the
-remedy, and not a word of what was found, so that a caller learns nothing about the network (T2).
-The guard's other notes rest on that text and the configuration alone."""
+"""Note of a decision with reason `blocked` where the URL's text does not show why: the remedy, and
+nothing about what was found, so that a caller learns nothing about the network (T2). The guard's
+other notes depend only on the URL's text and the configuration."""
 
 
-# gc=False: a decision holds values alone, so no cycle goes through it, and a batch of a
-# thousand costs the collector nothing.
+# gc=False: a decision holds only values, so it can't be part of a reference cycle, and the garbage
+# collector need not track a batch of a thousand.
 class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The answer about one URL at one moment.
 
-    `bool(decision)` is true for ALLOW alone. Times are aware datetimes in UTC,
-    durations are seconds.
+    `bool(decision)` is true only for ALLOW. DENY means that the URL may not be fetched, DEFER that
+    it may not be fetched before `retry_at`. Times are aware datetimes in UTC, durations are
+    seconds.
 
     >>> Decision(verdict=Verdict.DENY, reason=Reason.RULE, url="https://a.example/x",
     ...          origin="https://a.example", user_agent="bot").explain()
@@ -203,34 +204,34 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     verdict: Verdict
     reason: Reason
     url: str
-    """The URL as it was asked about, credentials masked."""
+    """The URL that was asked about, with credentials masked."""
     origin: str
-    """Scheme, host and port whose robots.txt answered; empty for an invalid URL."""
+    """Scheme, host and port whose robots.txt decided; empty for an invalid URL."""
     user_agent: str
-    """The product token that the policy was chosen for."""
+    """The product token whose policy decided."""
     state: State | None = None
-    """None where no file was consulted (invalid or refused URL)."""
+    """None if no file was consulted (invalid or refused URL)."""
     rule: Rule | None = None
     """The line of robots.txt that decided, if one did."""
     retry_at: datetime | None = None
-    """With DEFER: the earliest moment at which asking again can help."""
+    """With DEFER: the earliest time at which asking again can help."""
     robots_status: int | None = None
-    """HTTP status of the last robots.txt answer; None where there was none."""
+    """HTTP status of the last robots.txt response; None if there was none."""
     fetched_at: datetime | None = None
-    """When the file that answered was fetched or revalidated."""
+    """When the file that decided was fetched or revalidated."""
     expires_at: datetime | None = None
-    """When what is known here ends."""
+    """When the cached state of the origin's robots.txt expires."""
     hops: tuple[str, ...] = ()
-    """The URLs that robots.txt was redirected through, the last one answered."""
+    """URLs that robots.txt was redirected through; the last one served the file."""
     crawl_delay: float | None = None
-    """Seconds the text asks for between two requests, by Crawl-delay."""
+    """Seconds between two requests by the file's Crawl-delay."""
     conflict: bool = False
-    """The declared dialect and RFC 9309 disagree about this URL (DIA-03)."""
+    """Whether the declared dialect and RFC 9309 disagree about this URL (DIA-03)."""
     clamped: bool = False
-    """The operator's `pacing.max_interval` cuts what the text asks for at this moment."""
+    """Whether the operator's `pacing.max_interval` shortens the interval that the file asks for."""
     note: str | None = None
-    """The operator's reason for an override, what he cuts short, what is wrong with an
-    invalid URL, or what helps."""
+    """The operator's reason for an override, the interval that was shortened, what is wrong with
+    an invalid URL, or a remedy."""
     id: str = ""
     """Unique within the process and, by its prefix, between processes."""
 
@@ -238,11 +239,11 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.verdict is Verdict.ALLOW
 
     def explain(self) -> str:
-        """One line for people: the verdict, the URL, and what decided.
+        """Describe the decision in one line for people: verdict, URL, and what decided.
 
-        Safe to print: what a site wrote is cut, and steers no terminal.
+        Safe to print: text from a site is cut to 200 characters and escaped for terminals.
         """
-        # A client that leaves the name to its sidecar does not know it.
+        # Empty for a client that leaves the name to a sidecar which it could not ask.
         agent = f" for {self.user_agent}" if self.user_agent else ""
         text = f"{self.verdict} {self.url}{agent}: {self.reason}"
         if self.rule is not None:
@@ -255,19 +256,19 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class NotYet(msgspec.Struct, frozen=True, gc=False):
-    """What `try_acquire` gives where there is no lease now. It is false, as a lease is not.
+    """Returned by `try_acquire` if no lease is available now. It is falsy, unlike a lease.
 
     >>> NotYet(datetime(2026, 11, 22, 12, 0, 5), "turn") or "later"
     'later'
     """
 
     due_at: datetime
-    """When asking again can help (aware, UTC); an estimate where it depends on others."""
+    """When asking again can help (aware, UTC); an estimate if that depends on other requests."""
     why: str
-    """"turn": others of the host go first, or its interval runs; "host_blocked", "host_paused"; or
-    the `Reason` of a deferral, such as "unknown" while robots.txt is being asked for."""
+    """"turn" if other requests of the host go first or its interval is running; "host_blocked";
+    "host_paused"; or the `Reason` of a deferral, such as "unknown" while robots.txt is fetched."""
     decision: Decision | None = None
-    """The deferral, if it is one."""
+    """The deferral, if there is one."""
 
     def __bool__(self) -> bool:
         return False
@@ -276,19 +277,26 @@ class NotYet(msgspec.Struct, frozen=True, gc=False):
 def not_yet(
     wall: float, why: str, due_at: datetime | None = None, decision: Decision | None = None
 ) -> NotYet:
-    """`NotYet` at that wall time: to ask again can help in a minute where an operator decides when,
-    and in a second where nobody knows."""
+    """Make a `NotYet` at the wall time `wall`, in POSIX seconds.
+
+    For a paused host, whose end only the operator knows, it is due in a minute. Without `due_at`
+    it is due in a second.
+    """
     if why == Reason.HOST_PAUSED:
         due_at = utc(wall + 60.0)
     return NotYet(due_at or utc(wall + 1.0), str(why), decision)
 
 
 _SHOWN = 200
-"""Characters of a line that `explain` shows."""
+"""Characters of a rule or note that `explain` shows."""
 
 
 class Denied(GatekeeperError, aiohttp.ClientError):
-    """This request may not be sent. `decision` says why."""
+    """This request may not be sent; `decision` has the reason.
+
+    Raised where a request is stopped: by entering a lease, and by a gated session. `Deferred` is a
+    subclass: catch it first if "not now" and "no" are handled differently.
+    """
 
     def __init__(self, decision: Decision) -> None:
         super().__init__(decision)
@@ -299,11 +307,11 @@ class Denied(GatekeeperError, aiohttp.ClientError):
 
 
 class Deferred(Denied):
-    """Not now: ask again at `retry_at` (an aware UTC datetime)."""
+    """This request may not be sent now; ask again at `retry_at` (an aware UTC datetime)."""
 
     @property
     def retry_at(self) -> datetime | None:
-        """The earliest moment at which asking again can help."""
+        """The earliest time at which asking again can help."""
         return self.decision.retry_at
 
 
@@ -316,10 +324,10 @@ def refuse(decision: Decision) -> None:
 
 
 class LeaseTimeout(GatekeeperError, aiohttp.ClientError, TimeoutError):
-    """No turn came in time, or waiting for one could never end.
+    """No lease was granted within the timeout, or waiting for one could never end.
 
-    `url` is the request that waited; `retry_at` is the moment (aware, UTC) from which
-    a turn can be had as far as is known, or None; `why` is that of `NotYet`.
+    `url` is the URL that waited, `retry_at` the earliest time (aware, UTC) at which a lease can be
+    granted as far as is known, or None; `why` has the values of `NotYet.why`.
     """
 
     def __init__(
@@ -331,7 +339,7 @@ class LeaseTimeout(GatekeeperError, aiohttp.ClientError, TimeoutError):
         self.why = why
 
     def __reduce__(self) -> tuple[Callable[..., LeaseTimeout], tuple[Any, ...], dict[str, Any]]:
-        # As told by `args` alone it could not be made again, in another process for one.
+        # `args` alone does not suffice to make it again, when it is unpickled for example.
         return _lease_timeout, (type(self), str(self)), vars(self)
 
 
@@ -341,5 +349,5 @@ def _lease_timeout(kind: type[LeaseTimeout], message: str) -> LeaseTimeout:
     return error
 
 
-for _error in (Denied, Deferred, LeaseTimeout):  # where they are documented, and looked for
+for _error in (Denied, Deferred, LeaseTimeout):  # the module that documents them
     _error.__module__ = "gatekeeper.errors"

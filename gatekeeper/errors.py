@@ -1,19 +1,20 @@
-"""Everything this package raises on purpose, as one tree.
+"""Every exception that this package raises on purpose.
 
     GatekeeperError
-    ├── InvalidURL (ValueError)             text that is no http(s) URL
-    ├── ConfigError (ValueError)            a setting that can't be used
+    ├── InvalidURL (ValueError)             not an http or https URL
+    ├── ConfigError (ValueError)            an invalid setting
     ├── Denied (aiohttp.ClientError)        this request may not be sent
     │   └── Deferred                        ... not now; ask again at retry_at
-    ├── LeaseTimeout (aiohttp.ClientError, TimeoutError)   no turn in time
-    ├── AddressRefused (OSError)            the guard refused to dial
-    ├── StorageError                        the state file can't be used
-    ├── LedgerLost                          the ledger of the fleet can't be reached
-    ├── SidecarError                        the sidecar refused a client of ours
-    └── GateClosed (RuntimeError)           the gate is shut, or was never opened
+    ├── LeaseTimeout (aiohttp.ClientError, TimeoutError)   no lease within the timeout
+    ├── AddressRefused (OSError)            the guard refused to connect
+    ├── StorageError                        the state file can't be read or written
+    ├── LedgerLost                          the fleet's ledger can't be reached
+    │   └── HoldLapsed                      a ledger's grant ended before the request was sent
+    ├── SidecarError                        the sidecar rejected a request
+    └── GateClosed (RuntimeError)           the gate is not open
 
-Denial of a *question* is a value (a `Decision`), never an exception; `Denied` is
-raised only where a request has to be stopped.
+The answer to a *question* is a value (a `Decision`), never an exception; `Denied` is raised only
+where a request has to be stopped.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gatekeeper.speedups import lazily
 
 if TYPE_CHECKING:
     from gatekeeper.decision import Deferred, Denied, LeaseTimeout
-else:  # they bring aiohttp in, which who reads a text needs not wait for
+else:  # `decision` imports aiohttp, which a program that only parses files should not wait for
     __getattr__, __dir__ = lazily(
         __name__, {"gatekeeper.decision": ["Deferred", "Denied", "LeaseTimeout"]}
     )
@@ -46,14 +47,14 @@ __all__ = [
 
 
 class GatekeeperError(Exception):
-    """The root: catch this to catch everything that gatekeeper raises on purpose."""
+    """Base class of every exception that gatekeeper raises on purpose."""
 
 
 class InvalidURL(GatekeeperError, ValueError):
-    """Text that is no http or https URL.
+    """The text is not an http or https URL.
 
-    `url` is the text with credentials masked and cut to a printable length;
-    `problem` says what is wrong with it.
+    `url` is the text with credentials masked and cut to a printable length; `problem` describes
+    what is wrong with it.
     """
 
     def __init__(self, url: str, problem: str) -> None:
@@ -66,49 +67,49 @@ class InvalidURL(GatekeeperError, ValueError):
 
 
 def quoted(url: str) -> str:
-    """A text that is no URL, in quotes. What can't be printed is escaped in it already, as
-    `InvalidURL.url` is; repr would escape the escapes."""
+    """Return the text in quotes. Unprintable characters are expected to be escaped already, as in
+    `InvalidURL.url`: repr would escape the escapes."""
     return f"'{url}'" if url.isprintable() else repr(url)
 
 
 class ConfigError(GatekeeperError, ValueError):
-    """A setting that can't be used; the message names the setting and the remedy."""
+    """A setting or argument is invalid; the message names it and the remedy."""
 
 
 class AddressRefused(GatekeeperError, OSError):
-    """The guard refused to dial. The text is constant: it tells a client nothing (T2)."""
+    """The guard refused to connect. The message is constant: it reveals nothing (T2)."""
 
     def __init__(self) -> None:
         super().__init__("blocked")
-        self.strerror: str | None = "blocked"  # what aiohttp shows of an OSError
+        self.strerror: str | None = "blocked"  # the part of an OSError that aiohttp shows
 
     def __reduce__(self) -> tuple[type[AddressRefused], tuple[()]]:
         return AddressRefused, ()
 
 
 class StorageError(GatekeeperError):
-    """The state can't be read or written; the message names the file and the remedy."""
+    """The state file can't be read or written; the message names the file and the remedy."""
 
 
 class LedgerLost(GatekeeperError):
-    """The ledger that a fleet shares can't be reached: no lease until it can be again.
+    """The ledger that a fleet shares can't be reached; no lease is granted until it can.
 
-    A gate raises Deferred in its place, with the reason `fleet`.
+    A gate raises Deferred with the reason `fleet` instead.
     """
 
 
 class HoldLapsed(LedgerLost):
-    """What the ledger granted ran out, or was taken back by a block, before the request was sent.
+    """The ledger's grant expired, or a block revoked it, before the request was sent.
 
-    A session of ours takes another turn by itself.
+    Sessions made by this package acquire another turn by themselves.
     """
 
 
 class SidecarError(GatekeeperError):
-    """The sidecar refused a request, or its answer can't be read: asking again won't help.
+    """The sidecar rejected a request, or its response can't be read: retrying won't help.
 
-    `status` is its HTTP status, `kind` one word such as "unauthorized", `detail` a sentence.
-    A sidecar that can't be reached is no error of this kind: that defers.
+    `status` is the HTTP status, `kind` one word such as "unauthorized", `detail` a sentence.
+    Questions and leases are deferred, and don't raise this, while the sidecar is unreachable.
     """
 
     def __init__(self, status: int, kind: str, detail: str) -> None:
@@ -122,4 +123,4 @@ class SidecarError(GatekeeperError):
 
 
 class GateClosed(GatekeeperError, RuntimeError):
-    """The gate was asked before `async with` opened it, or after it was closed."""
+    """The gate was used before `async with` opened it, or after it was closed."""

@@ -1,1 +1,1 @@
-"""The parts of `RemoteGatekeeper`: the line to a sidecar, and what travels over it."""
+"""The parts of `RemoteGatekeeper`: the connection to a sidecar, questions and leases."""
