@@ -1,1 +1,1 @@
-"""The gate as a process of its own, spoken to over HTTP."""
+"""The sidecar: a gate in a process of its own that clients reach over HTTP."""

@@ -1,4 +1,4 @@
-"""One HTTP exchange: its route, what the request says, and how it is answered.
+"""Routes, requests and responses: what every handler of the sidecar is built from.
 
 Errors are problem documents (RFC 9457).
 """
@@ -33,14 +33,14 @@ _T = TypeVar("_T")
 
 
 class Role(StrEnum):
-    """What a token may be used for. The table of routes says which one a path needs."""
+    """What a token may be used for. Each route lists the roles of which it needs one."""
 
     CHECK = "check"
     """Ask about URLs: check, explain, robots, history."""
     CRAWL = "crawl"
     """Take leases and fetch pages; `check` as well."""
     ADMIN = "admin"
-    """See and hold back every host, reload; `check` as well."""
+    """See and control every host, reload the configuration; `check` as well."""
 
 
 ANY_ROLE: Final = frozenset(Role)
@@ -56,15 +56,15 @@ class Call:
     query: str
     """The raw query string."""
     params: Mapping[str, str]
-    """What stood in the `{...}` of the path, decoded."""
+    """The values of the `{...}` in the route's path, decoded."""
     where: str = "unmatched"
-    """The pattern of its path, by which it is counted."""
+    """The path of the route, under which the request is counted."""
     permitted: Callable[[], bool] | None = None
-    """Whether who asks may still do so, for answers that go on; None: as he was admitted."""
+    """Returns whether the client may go on reading a long answer. None: ask `Admission` again."""
 
 
 class InlineCall(msgspec.Struct, gc=False):
-    """What is looked at to answer a request at once; see `Call`."""
+    """A request that may be answered inline; see `Call`."""
 
     headers: Mapping[str, str]
     body: bytes
@@ -75,29 +75,29 @@ class InlineCall(msgspec.Struct, gc=False):
 
 
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"))
-"""Those that are told apart in counters and traces: a client may invent others."""
+"""Methods that have their own label in metrics and traces: clients may invent others."""
 FORWARD_AUTH = "/v1/forward-auth"
 ANY = "*"
-"""As a route's method: whatever comes."""
+"""The method of a route that accepts every method."""
 
 CHECK = frozenset({Role.CHECK})
-"""Needs of a route that tells what may be asked of anybody: every role includes this one."""
+"""Roles of a route that any token may use, since every role includes this one."""
 CRAWL = frozenset({Role.CRAWL})
 CRAWL_OR_ADMIN = frozenset({Role.CRAWL, Role.ADMIN})
 
 Handler = Callable[["Service", Call], Awaitable[web.StreamResponse]]
 InlineHandler = Callable[["Service", InlineCall], Octets | None]
-"""The body of the good answer, perhaps in pieces, where it can be given without waiting, else
-None. It raises, if at all, before it has done anything."""
+"""Returns the body of the successful response, perhaps in pieces, or None if that would take
+waiting. If it raises, it does so before it has any effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A method and a path with all that is known of it.
+    """A method and a path, with its handler and its description for `/openapi.json`.
 
-    `query` and `body` are the structs that requests are read into, `answers` the body
-    of each status that is not a problem document (None: no body, a str: a media type), `events`
-    the data of each kind of server-sent event.
+    `query` and `body` are the structs that requests are read into. `answers` maps each status
+    that is not a problem document to its body (None: no body, a str: a media type), `events` maps
+    each kind of server-sent event to its data.
     """
 
     method: str
@@ -105,30 +105,30 @@ class Route:
     handler: Handler
     summary: str
     operation: str = ""
-    """Its name in `/openapi.json`, from which generated clients name what calls it; empty for
-    what is none of their business."""
+    """Its `operationId` in `/openapi.json`, after which generated clients name the function that
+    calls it. Empty for routes that are not listed there."""
     query: type | None = None
     body: type | None = None
     answers: Mapping[int, Any] = field(default_factory=dict)
     events: Mapping[str, type] = field(default_factory=dict)
     problems: tuple[int, ...] = ()
-    """Beside those of whatever has a query or a body."""
+    """Statuses of its problem documents, beyond those that every query or body may cause."""
     body_required: bool = True
     needs: frozenset[Role] = frozenset({Role.ADMIN})
     """A token must have one of these roles."""
     probe: bool = False
-    """Answered to anybody, without token or Host check: it reveals nothing."""
+    """Whether it is answered without a token and without a Host check: it reveals nothing."""
     inline: InlineHandler | None = None
     headers: tuple[str, ...] = ()
-    """Those of the good answer that are worth naming."""
+    """Headers of the successful response that `/openapi.json` lists."""
     relays: bool = False
-    """The good answer has whatever status somebody else gave it."""
+    """Whether a successful response has the status that a site answered with."""
 
     status: int = field(init=False)
-    """Of the good answer."""
+    """Status of the successful response."""
 
     no_query: bool = field(init=False)
-    """Nothing may stand behind a `?`: a name that is unknown is a mistake wherever clients ask."""
+    """Whether a query string is refused: on the API's paths unknown parameters are mistakes."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "status", next(iter(self.answers), 200))
@@ -140,11 +140,14 @@ _NOTHING: Mapping[str, str] = {}
 
 
 _SEGMENT = 3
-"""The `{...}` that is one segment of a path: the fourth, behind `/v1/hosts/`."""
+"""Index of the path segment that may be a `{...}`: the one after `/v1/hosts/`."""
 
 
 class Router:
-    """One dictionary look-up for a path, exact or around its `{...}`; `{...*}` is all the rest."""
+    """Finds the route of a path: one look-up of the exact path, or of the path without its `{...}`.
+
+    A `{...*}` at the end of a route's path matches the rest of the path.
+    """
 
     def __init__(self, routes: tuple[Route, ...]) -> None:
         self.routes = routes
@@ -164,7 +167,7 @@ class Router:
             table[route.method] = route
 
     def find(self, method: str, path: str) -> tuple[Route, Mapping[str, str]]:
-        """The route for a raw path; raises Problem 404 or 405."""
+        """Return the route and the path parameters of a raw path. Raises Problem 404 or 405."""
         methods = self._exact.get(path)
         params = _NOTHING
         if methods is None:
@@ -198,11 +201,11 @@ SANDBOXED = {
     "Content-Security-Policy": "sandbox; default-src 'none'",
     "X-Content-Type-Options": "nosniff",
 }
-"""On every answer that may quote what a site says: a browser runs nothing of it (T12)."""
+"""Headers of every response that may quote a site, so that a browser runs nothing of it (T12)."""
 
 
 class Holder(NamedTuple):
-    """Which lease holds a host that somebody waits for, as far as he may know."""
+    """The lease that occupies a host, as far as the waiting client may know about it."""
 
     since: datetime | None = None
     until: datetime | None = None
@@ -223,9 +226,9 @@ _NOBODY = Holder()
 
 @dataclass(eq=False, repr=False)
 class Problem(Exception):
-    """Stops a request; `Service` turns it into its document.
+    """An error that ends a request; `Service` answers with its problem document.
 
-    `kind` is a word for programs (the end of `type`), `detail` a sentence for people.
+    `kind` identifies the problem for programs (the end of `type`), `detail` explains it to people.
     """
 
     status: int
@@ -239,11 +242,11 @@ class Problem(Exception):
     why: str | None = None
 
     def with_decision(self, decision: Decision) -> Problem:
-        """A problem with this status and text, and with a decision about the URL."""
+        """Return a copy with a decision about the URL."""
         return Problem(self.status, self.kind, self.detail, headers=self.headers, decision=decision)
 
     def document(self, request_id: str | None = None) -> ProblemDocument:
-        """The body, for the request with that id."""
+        """Return the body of the response to the request with that id."""
         return ProblemDocument(
             type=_PREFIX + self.kind,
             title=http.HTTPStatus(self.status).phrase,
@@ -259,7 +262,7 @@ class Problem(Exception):
         )
 
     def response(self, request_id: str | None = None) -> web.Response:
-        """The whole answer."""
+        """Return the response to the request with that id."""
         return web.Response(
             status=self.status,
             body=msgspec.json.encode(self.document(request_id)),
@@ -269,7 +272,7 @@ class Problem(Exception):
 
 
 def retry_after(seconds: float) -> str:
-    """A Retry-After header: whole seconds, rounded up, at least 1.
+    """Return the value of a Retry-After header: whole seconds, rounded up, at least 1.
 
     >>> retry_after(0.2), retry_after(1.0), retry_after(1.01)
     ('1', '1', '2')
@@ -277,45 +280,45 @@ def retry_after(seconds: float) -> str:
     return str(max(1, math.ceil(seconds)))
 
 
-# --- What comes over the wire and what goes back: query strings, bodies, answers.
+# --- Reading query strings and bodies, and writing responses.
 
 
 JSON = "application/json"
 OCTETS = "application/octet-stream"
-"""In `/openapi.json`: whatever a site sends, under the site's own Content-Type."""
+"""In `/openapi.json`: the body that a site sent, with the site's own Content-Type."""
 BODY_TIMEOUT = 20.0
-"""Seconds that a request's body may take (T9: slow-loris)."""
+"""Seconds that reading a request's body may take (T9: slow-loris)."""
 _JSON_HEADERS = {"Content-Type": JSON, "Server": "gatekeeper"}
 
 
 class PageQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which page of a list is asked for."""
+    """The query parameters that select a page of a list."""
 
     page: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
     per_page: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
 
     @property
     def first(self) -> int:
-        """The place of the page's first item in the list, from 0."""
+        """The index of the page's first item in the list, from 0."""
         return (self.page - 1) * self.per_page
 
     def pages(self, total: int) -> int:
-        """How many pages so many items have: one at least."""
+        """Return the number of pages that `total` items fill, at least one."""
         return max(1, -(-total // self.per_page))
 
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An empty object: a JSON body, even an empty one, keeps pages in a browser out (T4)."""
+    """An empty object. Requiring JSON, even empty, keeps out pages in a browser (T4)."""
 
 
 def json_response(value: Any, *, status: int = 200) -> web.Response:
-    """A struct, or bytes that are JSON already, as an answer."""
+    """Return a response with a struct, or with bytes that are JSON already, as its body."""
     body = value if type(value) is bytes else encode(value)
     return web.Response(status=status, body=body, headers=_JSON_HEADERS)
 
 
 def read_query(text: str, kind: type[_T]) -> _T:
-    """A query string as a struct; raises Problem 400 for anything it doesn't know."""
+    """Read a query string into a struct. Raises Problem 400, also for unknown parameters."""
     found: dict[str, str] = {}
     for pair in text.split("&"):
         if not pair:
@@ -333,7 +336,7 @@ def read_query(text: str, kind: type[_T]) -> _T:
 
 
 def _cut_off(found: Mapping[str, str], kind: type) -> str:
-    """The remedy, where unknown parameters may be the rest of a URL, cut at its own `&`."""
+    """Return advice for a query where unknown parameters may be the rest of an unquoted URL."""
     known = {field.encode_name for field in msgspec.structs.fields(kind)}
     if "?" in found.get("url", "") and not found.keys() <= known:
         return "; if it belongs to the URL, percent-encode that: curl -G --data-urlencode url=..."
@@ -341,10 +344,10 @@ def _cut_off(found: Mapping[str, str], kind: type) -> str:
 
 
 def decode(text: str) -> str:
-    """A name or value of a query string. Raises Problem 400 for what is no UTF-8."""
+    """Decode a name or value of a query string. Raises Problem 400 if it is not UTF-8."""
     if "%" in text:
-        # The two that stand in every URL. What is left over is decoded as a whole: these
-        # can't bring a new `%` about.
+        # The two sequences of every URL first, since `replace` is fast. The rest is decoded
+        # afterwards: replacing these can't produce a new `%`.
         text = text.replace("%3A", ":").replace("%2F", "/")
     if "%" not in text and "+" not in text:
         return text
@@ -367,7 +370,7 @@ _last_date: tuple[int, bytes] = (0, b"")
 
 
 def _date() -> bytes:
-    """The Date header, made once a second. Real time: it is what HTTP tells the client."""
+    """Return the Date header, formatted once a second. Real time, since HTTP clients read it."""
     global _last_date  # noqa: PLW0603 - one clock, one text, for every connection
     now = int(time.time())
     if now != _last_date[0]:
@@ -376,8 +379,10 @@ def _date() -> bytes:
 
 
 def response_octets(status: int, body: Octets, request_id: str) -> Octets:
-    """A whole answer, on a connection that stays open: JSON, perhaps in pieces, or nothing with
-    204."""
+    """Return a whole response on a connection that stays open.
+
+    `body` is JSON, perhaps in pieces; with status 204 there is none.
+    """
     if status == 204:
         return _NO_CONTENT % (_date(), request_id.encode())
     if isinstance(body, bytes):
@@ -388,24 +393,24 @@ def response_octets(status: int, body: Octets, request_id: str) -> Octets:
 
 
 def add_request_id(response: web.StreamResponse, request_id: str) -> None:
-    """Say in an answer that is not yet on its way which request it answers, and who does."""
+    """Add X-Request-Id and Server to a response whose head is not sent yet."""
     if not response.prepared:
         response.headers["X-Request-Id"] = request_id
         response.headers["Server"] = "gatekeeper"
 
 
 _HALF_PAIR: Final = re.compile(rb"\\u[dD][89a-fA-F]")
-"""Half of a surrogate pair, as JSON writes it; of a whole pair the first half is found, too."""
+"""Half of a surrogate pair, as JSON writes it. Also matches the first half of a whole pair."""
 
 
 async def read_body(request: web.BaseRequest, kind: type[_T], *, limit: int) -> _T:
-    """A JSON body as a struct. Raises Problem 413, 415 or 400.
+    """Read a JSON body into a struct. Raises Problem 400, 408, 413 or 415.
 
-    The content type must say JSON: a page in a browser can send anything else across
-    origins without asking (T4). The size is bound while reading, not by what the
+    The content type must be JSON: a page in a browser can send any other type across
+    origins without asking (T4). The size is limited while reading, not by what the
     Content-Length claims.
     """
-    # As nearly everybody writes it; else the type is taken out of its parameters.
+    # The usual spelling first; `content_type` parses the header.
     if request.headers.get("Content-Type") != JSON and request.content_type != JSON:
         raise Problem(
             415,
@@ -429,15 +434,16 @@ async def read_body(request: web.BaseRequest, kind: type[_T], *, limit: int) -> 
 
 
 def _with_half_pairs(body: bytes) -> dict[str, object] | None:
-    r"""A body whose URLs hold `\ud800` and the like without the other half; None: it has none.
+    r"""Decode a body whose URLs hold a lone surrogate such as `\ud800`. Return None if none does.
 
-    JSON can write what is no text (RFC 8259 section 8.2), as json.dumps and JSON.stringify do with
-    what a page held. Such a URL is refused by itself and not with its whole batch; anywhere else
-    it is a mistake. Raises ValueError or RecursionError for what is no JSON.
+    JSON can represent strings that are not valid Unicode (RFC 8259 section 8.2), and json.dumps
+    and JSON.stringify write them for URLs of broken pages. Such a URL is refused by itself, not
+    with its whole batch; in any other field it is an error. Raises ValueError or RecursionError if
+    the body is not JSON.
     """
     if not _HALF_PAIR.search(body):
         return None
-    found = json.loads(body, parse_constant=int)  # NaN is a mistake, and no int
+    found = json.loads(body, parse_constant=int)  # `int` raises ValueError for NaN and Infinity
     if not isinstance(found, dict):
         return None
     others = {key: value for key, value in found.items() if key not in ("url", "urls")}
@@ -448,7 +454,7 @@ def _with_half_pairs(body: bytes) -> dict[str, object] | None:
 def read_inline_body(
     call: InlineCall, decoder: msgspec.json.Decoder[_T], *, limit: int
 ) -> _T | None:
-    """A JSON body that is in memory as a struct; None for one that `read_body` must judge."""
+    """Read a JSON body in memory into a struct. Return None if `read_body` has to judge it."""
     headers = call.headers
     if headers.get("Content-Type") != JSON or "Content-Encoding" in headers:
         return None
@@ -461,11 +467,11 @@ def read_inline_body(
 
 
 async def read_octets(request: web.BaseRequest, limit: int) -> bytes:
-    """A body as it came. Raises Problem 413, 408 or 400."""
+    """Read the body of a request. Raises Problem 400, 408 or 413."""
     if (request.content_length or 0) > limit:
         raise _too_large(limit)
     try:
-        if request.content.is_eof():  # the common case: it is all here
+        if request.content.is_eof():  # the common case: all of it has arrived
             body = request.content.read_nowait()
         else:
             async with asyncio.timeout(BODY_TIMEOUT):
@@ -480,7 +486,7 @@ async def read_octets(request: web.BaseRequest, limit: int) -> bytes:
 
 
 async def _read_all(content: StreamReader, limit: int) -> bytes:
-    """The body, or more than `limit` of it."""
+    """Return the whole body, or its beginning as soon as that exceeds `limit` octets."""
     parts: list[bytes] = []
     size = 0
     while size <= limit and (part := await content.readany()):

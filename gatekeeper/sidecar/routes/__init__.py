@@ -1,1 +1,1 @@
-"""What the service answers: one module a subject, each with its `ROUTES`."""
+"""The handlers of the service: one module for each subject, each with its `ROUTES`."""

@@ -1,4 +1,4 @@
-"""`/v1/check`, `/v1/explain`, `/v1/robots`: may a URL be fetched, why, and the file as parsed."""
+"""`/v1/check`, `/v1/explain`, `/v1/robots`, `/v1/history`: decisions, and the files behind them."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 
 class CheckQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `GET /v1/check` asks."""
+    """The query of `GET /v1/check`."""
 
     url: str
     user_agent: UserAgent | None = None
 
 
 async def check(service: Service, call: Call) -> web.StreamResponse:
-    """One decision; 200 whatever the verdict."""
+    """Decide about one URL. The status is 200 whatever the verdict."""
     query = _question(call.query)
     decision = await service.gate.check(query.url, user_agent=query.user_agent)
     service.decided(decision, call)
@@ -51,7 +51,7 @@ async def check(service: Service, call: Call) -> web.StreamResponse:
 
 
 def check_inline(service: Service, call: InlineCall) -> bytes | None:
-    """`check`, where the file is known; else None."""
+    """`check`, if the file is cached. Return None otherwise."""
     query = _question(call.query)
     written = service.internals.write(query.url, user_agent=query.user_agent)
     if written is not None:
@@ -65,14 +65,14 @@ def check_inline(service: Service, call: InlineCall) -> bytes | None:
 
 
 def _question(text: str) -> CheckQuery:
-    """The query string as it is meant. Raises Problem 400."""
-    if text.startswith("url=") and "&" not in text:  # the usual one: no dictionary is needed
+    """Read the query string of a question. Raises Problem 400."""
+    if text.startswith("url=") and "&" not in text:  # the usual form needs no dictionary
         return CheckQuery(decode(text[4:]))
     return read_query(text, CheckQuery)
 
 
 async def check_batch(service: Service, call: Call) -> web.StreamResponse:
-    """Decisions in the order of the URLs; a URL that is none gets deny, invalid_url."""
+    """Decide about many URLs, in their order. A malformed URL gets `deny`, `invalid_url`."""
     batch = await read_body(call.request, Batch, limit=service.config.server.max_body)
     most = service.config.server.max_batch
     if len(batch.urls) > most:
@@ -86,7 +86,7 @@ async def check_batch(service: Service, call: Call) -> web.StreamResponse:
 
 
 def check_batch_inline(service: Service, call: InlineCall) -> list[bytes] | None:
-    """`check_batch`, where every file is known; else None."""
+    """`check_batch`, if every file is cached. Return None otherwise."""
     batch = read_inline_body(call, _batch, limit=service.config.server.max_body)
     if batch is None or len(batch.urls) > service.config.server.max_batch:
         return None
@@ -95,7 +95,7 @@ def check_batch_inline(service: Service, call: InlineCall) -> list[bytes] | None
     rest: list[Decision] = []
     if missing := kept.missing():
         asked = [batch.urls[place] for place in missing]
-        # Before the first is decided, since each one is counted.
+        # Asked for all before the first is decided, since each decision is counted.
         if not all(inside.knows(url, user_agent=agent) for url in asked):
             return None
         rest = [one for url in asked if (one := inside.decide(url, user_agent=agent)) is not None]
@@ -108,7 +108,10 @@ _batch: Final = msgspec.json.Decoder(Batch)
 def _batch_told(
     service: Service, call: Call | InlineCall, kept: DecisionBatch, rest: Sequence[Decision]
 ) -> list[bytes]:
-    """The answer, counted and logged, in pieces; `rest` are the decisions that were missing."""
+    """Count and log a batch, and return the response in pieces.
+
+    `rest` are the decisions that `kept` lacks, in order.
+    """
     feed = service.operators.feed
     for cached, count in kept.tally().items():
         feed.count_of(cached.decision.origin).add(cached.decision.verdict, count)
@@ -122,11 +125,11 @@ def _batch_told(
     return kept.body()
 
 
-# --- `/v1/explain`, `/v1/robots`, `/v1/history`: the whole story of an answer, and the file.
+# --- `/v1/explain`, `/v1/robots`, `/v1/history`: how a decision came about, and the file.
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `POST /v1/explain` asks: how would this text answer?"""
+    """The body of `POST /v1/explain`: a robots.txt, and the URL to decide by it."""
 
     robots_txt: str
     url: str
@@ -134,7 +137,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class RobotsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `GET /v1/robots` asks."""
+    """The query of `GET /v1/robots`."""
 
     origin: str
     user_agent: UserAgent | None = None
@@ -143,13 +146,13 @@ class RobotsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HistoryQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `GET /v1/history` asks."""
+    """The query of `GET /v1/history`."""
 
     origin: str
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
-    """One text of an origin, or its absence, and when it was seen."""
+    """One version of an origin's file, or its absence, and when it was seen."""
 
     sha256: str | None
     first_seen: datetime
@@ -185,24 +188,24 @@ class RobotsFile(msgspec.Struct, frozen=True, kw_only=True):
     content_signal: dict[str, str]
     findings: tuple[Finding, ...]
     version: str | None = None
-    """Where a past version was asked for: its SHA-256 ..."""
+    """The SHA-256 of the text, where a past version was asked for."""
     robots_txt: str | None = None
-    """... and its text."""
+    """The text, where a past version was asked for."""
 
 
 async def explain(service: Service, call: Call) -> web.StreamResponse:
-    """The decision, the text, every rule that matched, and how the file was had."""
+    """Explain a decision: the text, every rule that matched, and how the file was fetched."""
     return json_response(await explanation(service, read_query(call.query, CheckQuery), call))
 
 
 async def explanation(service: Service, query: CheckQuery, call: Call) -> Explanation:
-    """All that `/v1/explain` tells. Raises what `Gatekeeper.check` does."""
+    """Build the answer of `GET /v1/explain`. Raises what `Gatekeeper.check` raises."""
     gate, agent = service.gate, query.user_agent
     decision = await gate.check(query.url, user_agent=agent)
     service.decided(decision, call)
     held = decision.reason in (Reason.HOST_BLOCKED, Reason.HOST_PAUSED)
     if held or decision.state is None or decision.state is State.OVERRIDE:
-        # The guard or the operator decided, or the host may not be asked: no file is fetched now.
+        # The guard or the operator decided, or the host is held: no file is fetched now.
         return Explanation(decision=decision, robots_txt=None, candidates=(), fetch=None)
     robots = await gate.robots(query.url)
     policy = await gate.policy(query.url, user_agent=agent)
@@ -222,16 +225,18 @@ async def explanation(service: Service, query: CheckQuery, call: Call) -> Explan
 
 
 async def what_if(service: Service, call: Call) -> web.StreamResponse:
-    """Explain how a text in the request would answer; nothing is fetched, stored, counted or
-    logged."""
+    """Decide about a URL by the robots.txt in the request.
+
+    Nothing is fetched, stored, counted or logged.
+    """
     asked = await read_body(call.request, WhatIf, limit=service.config.server.max_body)
-    # Half a megabyte takes a tenth of a second: other answers go on meanwhile.
+    # Half a megabyte takes a tenth of a second, during which the loop goes on.
     told = await asyncio.to_thread(what_if_explanation, service, asked)
     return json_response(told)
 
 
 def what_if_explanation(service: Service, asked: WhatIf) -> Explanation:
-    """How a text would answer. Raises InvalidURL, ConfigError."""
+    """Build the answer of `POST /v1/explain`. Raises InvalidURL or ConfigError."""
     limit = service.config.fetch.max_body
     body = asked.robots_txt.encode("utf-8", "surrogatepass")
     outcome = Outcome.NOT_TEXT
@@ -248,7 +253,7 @@ def what_if_explanation(service: Service, asked: WhatIf) -> Explanation:
 
 
 async def robots(service: Service, call: Call) -> web.StreamResponse:
-    """The file of an origin as it was parsed: groups, sitemaps, timing, findings."""
+    """Show an origin's file as it was parsed: groups, sitemaps, timing, findings."""
     query = read_query(call.query, RobotsQuery)
     gate = service.gate
     target = urls.parse(query.origin)
@@ -256,7 +261,7 @@ async def robots(service: Service, call: Call) -> web.StreamResponse:
         return json_response(await past_version(service, target.origin, query))
     if target.path not in ("/", "/robots.txt"):
         raise Problem(400, "bad-request", "origin: scheme, host and port alone are wanted")
-    # A question about "/" goes past guard and operator first, as any other would.
+    # Checking "/" first applies the guard and the operator's rules, as for any other URL.
     decision = await gate.check(target.origin + "/", user_agent=query.user_agent)
     if decision.state is None:
         raise Problem(403, "denied", decision.explain(), decision=decision)
@@ -276,7 +281,7 @@ async def robots(service: Service, call: Call) -> web.StreamResponse:
 
 
 def _file(robots: RobotsTxt | None, policy: Policy, **known: Any) -> RobotsFile:
-    """The file as it was parsed; `known` is what is known of it beside the text."""
+    """Describe a file as it was parsed. `known`: the fields that do not follow from the text."""
     text = robots or NO_TEXT
     return RobotsFile(
         size=None if robots is None else robots.size,
@@ -293,7 +298,7 @@ def _file(robots: RobotsTxt | None, policy: Policy, **known: Any) -> RobotsFile:
 
 
 async def past_version(service: Service, origin: str, query: RobotsQuery) -> RobotsFile:
-    """A version of the file that was seen before. Raises Problem 404 where it is not kept."""
+    """Describe a past version of the file. Raises Problem 404 if it is not stored."""
     entries = await service.gate.history(origin)
     digest = bytes.fromhex(query.version or "")
     entry = next((one for one in reversed(entries) if one.body_hash == digest), None)
@@ -317,13 +322,13 @@ async def past_version(service: Service, origin: str, query: RobotsQuery) -> Rob
 
 
 def as_read(service: Service, body: bytes) -> RobotsTxt:
-    """A text as the gate reads those that it fetches."""
+    """Parse a body as the gate parses those that it fetches."""
     settings, limit = service.config.robots, service.config.fetch.max_body
     return RobotsTxt.parse(readable(body), dialect=settings.dialect, limit=limit)
 
 
 async def history(service: Service, call: Call) -> web.StreamResponse:
-    """Every version of the file that was seen, and when; needs a storage."""
+    """List every version of the file that was seen, and when. Needs a storage."""
     query = read_query(call.query, HistoryQuery)
     entries = await service.gate.history(query.origin)
     versions = tuple(

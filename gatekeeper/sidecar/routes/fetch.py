@@ -1,4 +1,4 @@
-"""`GET /v1/fetch`: the page itself, fetched politely and streamed through."""
+"""`GET /v1/fetch`: the service fetches a page politely and streams it to the client."""
 
 from __future__ import annotations
 
@@ -63,20 +63,21 @@ _TOLD = (
     "TDM-Policy",
     "TDM-Reservation",
 )
-"""What a site says of a page's use, and its price: lists, of which all lines are passed on."""
+"""Header fields about the use and the price of a page. They are lists: all lines are passed on."""
 _LONGEST_TOLD = 8_000
-"""Characters of one of them: clients refuse a field of more."""
-# A page that a browser opens here would run as a page of this service, and could speak to
-# it (T12): it is sandboxed, never sniffed, and saved instead of shown. Problem documents are
-# sandboxed as well: they may quote what a site or a URL says.
+"""Characters that one of these fields may have: clients refuse longer ones."""
+# A page that a browser opens here would run as a page of this service, and could send requests
+# to it (T12): it is sandboxed, never sniffed, and saved instead of shown. Problem documents are
+# sandboxed as well, since they may quote a site or a URL.
 _HARMLESS = {
     **SANDBOXED,
     "Content-Disposition": "attachment",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",  # our own URL holds the page's, with its query
+    "Referrer-Policy": "no-referrer",  # our own URL contains the page's, with its query
 }
 _UNSENDABLE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
-"""What no header may hold: controls (RFC 9110 section 5.5), and octets that were no UTF-8."""
+"""Characters that no header may hold: controls (RFC 9110 section 5.5), and what stands for octets
+that are not UTF-8."""
 _SAID = (
     "X-Gatekeeper-Verdict",
     "X-Gatekeeper-Reason",
@@ -85,19 +86,19 @@ _SAID = (
 )
 _PIECE = 65_536
 _FOR_THE_TURN = 0.9
-"""The share of what is left of `fetch_timeout` that the wait for a turn may take: the page
-takes time as well, and a 429 that says when to come again is worth more than a 504."""
+"""Share of the remaining `fetch_timeout` that waiting for a turn may take. The page takes time as
+well, and a 429 that says when to try again is more useful than a 504."""
 _MOST_REDIRECTS = 5  # T9
 
 
 class FetchQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `GET /v1/fetch` asks. Pages are fetched under the service's own name alone."""
+    """The query of `GET /v1/fetch`. Pages are fetched only under the service's own name."""
 
     url: str
 
 
 def open_session(service: Service) -> aiohttp.ClientSession:
-    """The session of the pages: guarded, each hop decided and paced, bodies passed as sent."""
+    """Open the session for pages: guarded, each hop decided and paced, bodies not decoded."""
     return aiohttp.ClientSession(
         connector=service.internals.guarded_connector(),
         middlewares=(service.gate.middleware,),
@@ -110,7 +111,7 @@ def open_session(service: Service) -> aiohttp.ClientSession:
 
 
 def decision_headers(decision: Decision) -> dict[str, str]:
-    """A decision as response headers, for clients that read no body."""
+    """Return a decision as response headers, for clients that do not read the body."""
     headers = {
         "X-Gatekeeper-Verdict": decision.verdict.value,
         "X-Gatekeeper-Reason": decision.reason.value,
@@ -122,7 +123,7 @@ def decision_headers(decision: Decision) -> dict[str, str]:
 
 
 async def fetch(service: Service, call: Call) -> web.StreamResponse:
-    """Decide, wait for the host's turn, then pass the answer through as it comes."""
+    """Decide, wait for the host's turn, then stream the site's response to the client."""
     query = read_query(call.query, FetchQuery)
     async with in_time(service) as end:
         return await _travel(service, call, query.url, end)
@@ -130,15 +131,15 @@ async def fetch(service: Service, call: Call) -> web.StreamResponse:
 
 @contextlib.asynccontextmanager
 async def in_time(service: Service) -> AsyncIterator[float]:
-    """Bounds what is fetched inside; gives the moment (monotonic) at which its time is over.
+    """Limit what is fetched inside to `fetch_timeout`; yields the monotonic moment of its end.
 
-    What keeps the page from coming becomes a Problem; a refusal is raised as it is.
+    An error that keeps the page from coming becomes a Problem; a refusal is raised unchanged.
     """
     try:
         async with deadline(service.clock, service.config.server.fetch_timeout):
             yield service.clock.monotonic() + service.config.server.fetch_timeout
     except (Denied, LeaseTimeout):
-        raise  # 403 or 429, of a redirect hop as of the first
+        raise  # 403 or 429, for the first URL as for a redirect hop
     except TimeoutError as error:
         raise Problem(504, "timeout", "the page did not come in time") from error
     except aiohttp.ClientConnectorError as error:
@@ -152,10 +153,10 @@ async def in_time(service: Service) -> AsyncIterator[float]:
 
 
 async def _travel(service: Service, call: Call, url: str, end: float) -> web.StreamResponse:
-    """The page at the end of the redirects, before `end` (monotonic).
+    """Follow redirects to the page and pass it on, before `end` (monotonic).
 
-    They are taken here, not by aiohttp: it drops the credentials of a Location before the
-    guard could see them (T1, each hop), and each hop's decision belongs into the log (T20).
+    Redirects are followed here, not by aiohttp, which drops the credentials of a Location before
+    the guard can see them (T1, each hop). Also, each hop's decision belongs in the log (T20).
     """
     for _ in range(1 + _MOST_REDIRECTS):
         answer = await in_turn(service, call, url, end, partial(_under, service, call, url))
@@ -168,7 +169,7 @@ async def _travel(service: Service, call: Call, url: str, end: float) -> web.Str
 async def in_turn(
     service: Service, call: Call, url: str, end: float, send: Callable[[Lease], Awaitable[_T]]
 ) -> _T:
-    """What `send` gives, called with a lease for the URL in its host's turn, before `end`."""
+    """Wait for the host's turn until `end` (monotonic), and return `await send(lease)`."""
     try:
         lease = await _turn(service, call, url, end)
         lease.enter()
@@ -184,7 +185,7 @@ async def in_turn(
 
 
 async def _under(service: Service, call: Call, url: str, lease: Lease) -> web.StreamResponse | str:
-    """Ask for one URL under its lease: the page passed on, or where it is redirected."""
+    """Request one URL under its lease. Return the page passed on, or the URL it redirects to."""
     asked = {name: call.request.headers[name] for name in _ASKED if name in call.request.headers}
     asked.setdefault("Accept-Encoding", "identity")
     async with service.session.request(
@@ -198,17 +199,20 @@ async def _under(service: Service, call: Call, url: str, lease: Lease) -> web.St
 
 
 def hold_while_read(lease: Lease, page: aiohttp.ClientResponse) -> None:
-    """The slot is held, and the bytes are counted, until the page was read."""
+    """Hold the slot of the lease, and count bytes, until the page has been read."""
     lease.ends_with(page.connection, counting_bytes(lease, page) if lease.counts_bytes else None)
 
 
 async def _turn(service: Service, call: Call, url: str, end: float) -> Lease:
-    """The host's turn, waited for like any other: bounded and fair (T8, T15), and not while
-    the service drains (T16). Raises LeaseTimeout where it does not come in time."""
+    """Wait for the host's turn as any client does: bounded and fair (T8, T15).
+
+    Nobody waits while the service drains (T16). Raises LeaseTimeout if the turn does not come in
+    time.
+    """
     known = service.gate.peek(url)
     if known is not None:
         refuse(known)
-    # A block is no queue: who asks is told when to come again instead of waiting it out.
+    # Nobody waits for the end of a block or a pause: the client learns when to try again.
     with contextlib.suppress(StorageError):  # the waiter gets the error
         for view in await service.gate.why(url):
             if view.kind in ("block", "pause"):
@@ -221,7 +225,7 @@ async def _turn(service: Service, call: Call, url: str, end: float) -> Lease:
 
 
 def _led_to(url: str, location: str) -> str:
-    """Where a Location leads. Raises Problem 502 for what is no URL."""
+    """Return the URL that a Location names. Raises Problem 502 if it is malformed."""
     try:
         return urls.redirected(url, location)
     except InvalidURL as error:
@@ -234,10 +238,10 @@ async def pass_on(
     page: aiohttp.ClientResponse,
     head: Callable[[], Mapping[str, str] | list[tuple[str, str]]],
 ) -> web.StreamResponse:
-    """The head that is given, and the page's body, piece by piece, never more than
-    `fetch_max_body`.
+    """Send a response with the header fields of `head()`, and stream the page's body.
 
-    Once the head is out every error breaks the connection off: `Service` sees to that.
+    The body has at most `fetch_max_body` octets. Once the head has been sent, any error makes
+    `Service` abort the connection.
     """
     most = service.config.server.fetch_max_body
     length = page.content_length
@@ -261,7 +265,7 @@ async def pass_on(
 
 
 def _head(page: aiohttp.ClientResponse, decision: Decision) -> dict[str, str]:
-    """Raises Problem 502 for a header of the site that can't be passed on."""
+    """Return the header fields for a page. Raises Problem 502 if one can't be passed on."""
     headers = {name: page.headers[name] for name in _ANSWERED if name in page.headers}
     refuse_unsendable(headers.items())
     headers.update(_told(page))
@@ -273,17 +277,17 @@ def _head(page: aiohttp.ClientResponse, decision: Decision) -> dict[str, str]:
 
 
 def refuse_unsendable(headers: Iterable[tuple[str, str]]) -> None:
-    """Raises Problem 502 for a field of the site that can't be passed on."""
+    """Raise Problem 502 if a header field of the site can't be passed on."""
     for name, value in headers:
         if _UNSENDABLE.search(value):
             raise Problem(502, "bad-answer", f"the site's {name} header holds what none may hold")
 
 
 def _told(page: aiohttp.ClientResponse) -> dict[str, str]:
-    """The fields about use and price; what can't be passed on is left out, for the page counts."""
+    """Return the fields about use and price, without those that can't be passed on."""
     found = {name: ", ".join(page.headers.getall(name, ())) for name in _TOLD}
     challenges = parse_challenges(page.headers.getall("WWW-Authenticate", ()))
-    # Those to machines alone: for Basic a browser would ask its user in this service's name.
+    # Only those for machines: for Basic a browser would prompt its user in this service's name.
     found["WWW-Authenticate"] = ", ".join([challenge.text for challenge in challenges])
     return {
         name: value

@@ -1,9 +1,9 @@
 """`/v1/forward-auth`: 200 or 403 for the subrequests of nginx, Envoy, Traefik and Caddy.
 
-The URL that is judged comes from headers that a proxy sets and a client could forge (T7):
-the route is off by default, answers trusted peers alone, and what can't be told for certain
-is refused (see `forwarded`). It is answered from what is known, so well under the 200 ms that
-Envoy waits; without a body, since nginx spends four times as long on an answer that has one.
+The URL comes from headers that a proxy sets and a client could forge (T7). So the route is off by
+default, answers only trusted peers, and refuses a request whose URL is ambiguous (see
+`asked_url`). It answers from cached records, so well within the 200 ms that Envoy waits; and
+without a body, since nginx takes four times as long for a response that has one.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _log = logging.getLogger(__name__)
 
 
 _ANYBODY = "*"
-"""The agent of a visitor that sends no User-Agent; never this gate's own."""
+"""The agent of a visitor without a User-Agent; never this gate's own."""
 
 
 async def forward_auth(service: Service, call: Call) -> web.StreamResponse:
-    """200: pass the request on. 403: don't. Nothing else, since nginx makes a 500 of it."""
+    """Answer 200 if the visitor may pass, 403 if not: nginx turns other statuses into a 500."""
     if not service.config.server.forward_auth:
-        if call.request.method not in ("GET", "HEAD"):  # as of any path: the contract lists GET
+        if call.request.method not in ("GET", "HEAD"):  # as for any path: the contract lists GET
             raise Problem(
                 405, "method", "this path takes GET, HEAD alone", headers={"Allow": "GET, HEAD"}
             )
@@ -50,10 +50,10 @@ async def forward_auth(service: Service, call: Call) -> web.StreamResponse:
     if peer and peer not in service.trusted_peers:
         raise Problem(403, "peer", "only server.trusted_peers may ask this")
     _judge_host(service, call)
-    call.client = peer or "local"  # the proxy: of its visitor nothing is certain
+    call.client = peer or "local"  # the proxy, since nothing identifies its visitor reliably
     try:
         service.clients.enter(call.client)
-    except Problem as many:  # nginx would make a 500 of its 429
+    except Problem as many:  # nginx would turn its 429 into a 500
         raise Problem(403, many.kind, many.detail, headers=many.headers) from None
     try:
         return await _answer_admitted(service, call)
@@ -62,8 +62,11 @@ async def forward_auth(service: Service, call: Call) -> web.StreamResponse:
 
 
 def _judge_host(service: Service, call: Call) -> None:
-    """T4, T7: nginx, Traefik and Caddy name us in Host, so a request that names another came
-    from elsewhere. Envoy sends its visitor's Host on: judged only where names are listed."""
+    """Raise Problem 403 for a Host header that `server.forward_auth_hosts` does not list (T4, T7).
+
+    nginx, Traefik and Caddy name us in Host, so a request that names another host came from
+    elsewhere. Envoy sends its visitor's Host, so it is only judged where names are listed.
+    """
     wanted = service.forward_auth_hosts
     if wanted:
         host = call.request.headers.get("Host", "").lower()
@@ -73,7 +76,7 @@ def _judge_host(service: Service, call: Call) -> None:
 
 
 async def _answer_admitted(service: Service, call: Call) -> web.StreamResponse:
-    """200 or 403 by the decision, once the request was let in."""
+    """Answer a request that was admitted with 200 or 403, by its decision."""
     try:
         decision = await _decide(service, call)
     except Problem:
@@ -93,26 +96,26 @@ async def _answer_admitted(service: Service, call: Call) -> web.StreamResponse:
 
 
 async def _decide(service: Service, call: Call) -> Decision:
-    """One decision, from what is known; what is not, or not for long, is learnt beside it."""
+    """Decide from cached records; missing and ageing ones are fetched in the background."""
     url = asked_url(call.request.headers, call.request.raw_path.removeprefix(FORWARD_AUTH))
     target = urls.parse(url)
     named = call.request.headers.get("User-Agent", "")[:512]
     agent = named if product_token(named) else _ANYBODY
     robots_file = service.internals.robots_file(url, user_agent=agent)
     if robots_file is not None:
-        # Also of an unknown origin: our own question may come through the very proxy that asks
-        # here, and a 403 to it would read as "there is no file".
+        # Also for an origin without a record: our own request for its robots.txt may come
+        # through this proxy, and a 403 would make it look as if there were no file.
         return robots_file
     decision = service.gate.peek(url, user_agent=agent)
     if decision is None:
         task = service.learning.begin(target.origin)
         patience = service.config.server.forward_auth_wait
         if task is not None and patience > 0:
-            # It goes on for the next question, whatever becomes of this one.
+            # The task goes on for later questions, whatever the outcome of this one.
             await asyncio.wait({task}, timeout=patience)
             decision = service.gate.peek(url, user_agent=agent)
     elif decision.state not in (None, State.OVERRIDE):
-        # Told from the file: asked anew in passing, so that it is refreshed in time.
+        # Decided by the file: this makes the gate refresh it in time.
         service.learning.begin(target.origin)
     if decision is None:
         decision = service.internals.unknown(url, user_agent=agent)
@@ -133,7 +136,7 @@ ROUTES = (
 )
 
 
-# --- The URL that a proxy's subrequest asks about, told from its headers for certain or not at all.
+# --- The URL that a proxy's subrequest asks about, from its headers, which must be unambiguous.
 
 
 _URIS = ("X-Original-URI", "X-Forwarded-Uri")  # nginx; Traefik and Caddy
@@ -150,27 +153,28 @@ _READ = (
 _HOST = r"(?:[A-Za-z0-9_][A-Za-z0-9_.\-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"
 _IS_HOST = re.compile(_HOST)
 _IS_PATH = re.compile(r"/[^#]*", re.DOTALL)
-"""No request target holds a `#` (RFC 9112, 3.2): one reader would end the path there."""
+"""No request target holds a `#` (RFC 9112, 3.2): some readers would end the path there."""
 _WHOLE = re.compile(rf"(https?)://({_HOST})(/.*)", re.DOTALL)
 
 
 class Headers(Protocol):
-    """Those of a request."""
+    """The header fields of a request."""
 
     def __contains__(self, name: object) -> bool:
-        """Whether there is one of that name, in whatever case."""
+        """Return whether there is a field of that name; case does not matter."""
 
     def __getitem__(self, name: str) -> str:
-        """The first of that name."""
+        """Return the first field of that name."""
 
     def getall(self, name: str, default: tuple[str, ...]) -> Sequence[str]:
-        """All of that name."""
+        """Return all fields of that name."""
 
 
 def asked_url(headers: Headers, behind: str) -> str:
-    """The URL, from either style of headers or the path `behind` ours, as Envoy asks.
+    """Return the URL that a proxy asks about, from any of the known styles of headers.
 
-    Raises Problem 403 where it can't be told for certain.
+    `behind`: the path after our own, where Envoy puts the visitor's. Raises Problem 403 if the
+    headers do not determine the URL.
     """
     for name in _READ:
         if len(headers.getall(name, ())) > 1:
@@ -180,7 +184,7 @@ def asked_url(headers: Headers, behind: str) -> str:
     paths = _all(headers, *_URIS)
     if behind.startswith("/"):
         paths.add(behind)
-        hosts |= {host.lower() for host in _all(headers, "Host")}  # Envoy keeps the visitor's
+        hosts |= {host.lower() for host in _all(headers, "Host")}  # Envoy sends the visitor's
     for whole in _all(headers, "X-Original-URL"):  # ingress-nginx
         parts = _WHOLE.fullmatch(whole)
         if parts is None:
@@ -213,24 +217,24 @@ def _one(said: set[str], part: str) -> str:
     return next(iter(said))
 
 
-# --- Origins that are learnt beside the answers to questions that can't wait for them.
+# --- Fetching robots.txt in the background, for questions that can't wait for it.
 
 
 _LONGEST = 10.0
-"""Seconds for which a task follows an origin. The gate goes on asking without it."""
+"""Seconds that a task waits for an origin's file. The gate's own fetch goes on without it."""
 MOST = 1000
-"""Origins at once; a further one is learnt when somebody asks about it later."""
+"""Origins fetched at a time; a further one has to wait until it is asked about again."""
 
 
 class OriginLearner:
-    """Has the gate learn origins in the background."""
+    """Makes the gate fetch the robots.txt of origins in the background."""
 
     def __init__(self, gate: GateInternals, clock: Clock) -> None:
         self._gate = gate
         self._clock = clock
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.put_off: int = 0
-        """Times that there was no room."""
+        """How often an origin was not fetched because too many were."""
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -244,9 +248,10 @@ class OriginLearner:
         )
 
     def begin(self, origin: str) -> asyncio.Task[None] | None:
-        """Learn it, or go on; the task ends when it is known or took too long. None: no room.
+        """Start fetching the origin's file, unless a task does so already, and return the task.
 
-        The task never fails, and is not the caller's to cancel.
+        Return None if too many are running. The task ends when the file is known or took too
+        long. It never fails, and the caller must not cancel it.
         """
         task = self._tasks.get(origin)
         if task is not None:
@@ -259,7 +264,7 @@ class OriginLearner:
         return task
 
     def _done(self, origin: str, task: asyncio.Task[Any]) -> None:
-        # A callback: a task that is cancelled before its first step runs no `finally`.
+        # A callback, since a task that is cancelled before its first step runs no `finally`.
         del self._tasks[origin]
 
     async def _follow(self, origin: str) -> None:
@@ -267,11 +272,11 @@ class OriginLearner:
             with contextlib.suppress(TimeoutError, GateClosed):
                 async with deadline(self._clock, _LONGEST):
                     await self._gate.learn(origin)
-        except Exception as error:  # noqa: BLE001 - nobody awaits it; the next question may
+        except Exception as error:  # noqa: BLE001 - nobody awaits it; the next question tries again
             _log.warning("%s could not be learnt: %s", origin, error)
 
     async def close(self) -> None:
-        """End them all. Idempotent."""
+        """Cancel all tasks. Idempotent."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

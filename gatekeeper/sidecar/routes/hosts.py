@@ -1,4 +1,4 @@
-"""`/v1/hosts`: when each host is due, and how an operator pauses, blocks or refreshes it."""
+"""`/v1/hosts`: lists hosts and their clocks; pauses, resumes, blocks and refreshes them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
 
 _REFRESH = 2.0
-"""Seconds that the answer waits for a refresh; it goes on without."""
+"""Seconds that the response waits for a refresh, which goes on afterwards."""
 
 
 HostSort = Literal[
@@ -55,14 +55,14 @@ HostSort = Literal[
     "denied",
     "-denied",
 ]
-"""A column; with `-` in front it is descending."""
+"""The column to sort by; a leading `-` sorts in descending order."""
 
 
 class HostQuery(PageQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `GET /v1/hosts` asks."""
+    """The query of `GET /v1/hosts`."""
 
     q: Annotated[str, msgspec.Meta(max_length=253)] = ""
-    """Part of the name."""
+    """Part of the host's name."""
     state: HostState | Literal["any"] = "any"
     sort: HostSort = "host"
 
@@ -72,20 +72,20 @@ class HostList(msgspec.Struct, frozen=True, kw_only=True):
 
     hosts: list[HostBody]
     total: int
-    """How many the filter leaves."""
+    """Number of hosts that match the filter."""
     page: int
     pages: int
     complete: bool = True
-    """Every host was looked at. False: there are so many that the look goes on; ask again."""
+    """Whether every host was examined. If False, there are so many that this goes on: ask again."""
 
 
 async def list_hosts(service: Service, call: Call) -> web.StreamResponse:
-    """A page of the hosts in memory, filtered and sorted here, not in the client."""
+    """List a page of the hosts in memory, filtered and sorted by the service."""
     return json_response(await host_list(service, read_query(call.query, HostQuery)))
 
 
 async def host_list(service: Service, query: HostQuery) -> HostList:
-    """A page of the hosts; only those on it are built. Raises Problem 400 for one too deep."""
+    """Build a page of the hosts. Raises Problem 400 if its number is too high."""
     state = service.operators
     try:
         found = await state.hosts.page(
@@ -113,26 +113,26 @@ async def host_list(service: Service, query: HostQuery) -> HostList:
 
 
 async def one_host(service: Service, call: Call) -> web.StreamResponse:
-    """Every clock of a host, each with where it came from."""
+    """Show every clock of a host, and where each came from."""
     return json_response(await host_of(service, _host(call)))
 
 
 async def pause(service: Service, call: Call) -> web.StreamResponse:
-    """No turns for the host until `resume`."""
+    """Grant no turns at the host until `resume`."""
     await _empty(service, call)
     await service.gate.pause(_host(call))
     return json_response(await host_of(service, _host(call)))
 
 
 async def resume(service: Service, call: Call) -> web.StreamResponse:
-    """Turns again."""
+    """Grant turns at the host again."""
     await _empty(service, call)
     await service.gate.resume(_host(call))
     return json_response(await host_of(service, _host(call)))
 
 
 async def refresh(service: Service, call: Call) -> web.StreamResponse:
-    """Ask for the robots.txt again: of one origin, or of both schemes as far as known."""
+    """Fetch robots.txt again: of one origin, or of each origin of the host that is cached."""
     asked = await read_body(call.request, RefreshBody, limit=service.config.server.max_body)
     host = _host(call)
     if asked.origin is not None:
@@ -151,7 +151,7 @@ async def refresh(service: Service, call: Call) -> web.StreamResponse:
         raise Problem(
             503, "full", "too much is being refreshed already", headers={"Retry-After": "5"}
         )
-    # The fetch waits for the host's turn, which a pause or block can put off for long.
+    # The fetch waits for the host's turn, which a pause or a block can delay for long.
     done, going_on = await asyncio.wait(tasks, timeout=_REFRESH)
     later = going_on or any(isinstance(task.exception(), LeaseTimeout) for task in done)
     await service.settle()
@@ -159,7 +159,7 @@ async def refresh(service: Service, call: Call) -> web.StreamResponse:
 
 
 async def block(service: Service, call: Call) -> web.StreamResponse:
-    """No request to the host before a moment."""
+    """Send no request to the host before a given moment."""
     asked = await read_body(call.request, BlockBody, limit=service.config.server.max_body)
     if (asked.seconds is None) == (asked.until is None):
         raise Problem(400, "bad-request", "body: one of `seconds` and `until` is needed")
@@ -177,12 +177,12 @@ async def _empty(service: Service, call: Call) -> None:
 
 
 def _host(call: Call) -> str:
-    """The host of the path in its one spelling; ConfigError becomes a 400."""
+    """Return the host in the path, normalized. Raises ConfigError, which becomes a 400."""
     return host_named(call.params["host"])
 
 
 async def host_of(service: Service, host: str) -> HostBody:
-    """What is told of one host. Raises ConfigError for what is none."""
+    """Describe one host, including what the fleet's store knows. Raises ConfigError."""
     state, clocks = service.operators, await service.gate.why(host)
     body = host_body(state, host, clocks, waiting=state.waiting_by_host()[host])
     wall = service.clock.wall()
@@ -200,7 +200,7 @@ async def host_of(service: Service, host: str) -> HostBody:
 
 
 def fleet_scope(view: ScopeView, wall: float) -> FleetScope:
-    """What a fleet's store knows of one scope, at that wall time."""
+    """Describe what the fleet's store knows about a scope. `wall`: the current wall time."""
     clock = view.clock
     return FleetScope(
         scope=clock.scope,

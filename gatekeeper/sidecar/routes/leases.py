@@ -1,4 +1,4 @@
-"""`/v1/leases`: leases for clients, host by host."""
+"""`/v1/leases`: clients acquire, renew, report and give back leases."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _lease_report = msgspec.json.Decoder(LeaseReport)
 
 
 async def acquire(service: Service, call: Call) -> web.StreamResponse:
-    """A lease once the host's turn has come, or 429 when it does not within `wait`."""
+    """Grant a lease once the host's turn has come, or answer 429 if it does not within `wait`."""
     server = service.config.server
     asked = await read_body(call.request, LeaseRequestBody, limit=server.max_body)
     if asked.wait > server.max_wait:
@@ -60,7 +60,7 @@ async def acquire(service: Service, call: Call) -> web.StreamResponse:
 
 
 def acquire_inline(service: Service, call: InlineCall) -> bytes | None:
-    """`acquire`, where the host is due and nobody waits for it; else None."""
+    """`acquire`, if the host is due and nobody waits for it. Return None otherwise."""
     server = service.config.server
     asked = read_inline_body(call, _lease_wanted, limit=server.max_body)
     if asked is None or asked.user_agent is not None or asked.wait > server.max_wait:
@@ -74,7 +74,7 @@ def acquire_inline(service: Service, call: InlineCall) -> bytes | None:
 
 
 async def renew(service: Service, call: Call) -> web.StreamResponse:
-    """Put the end of a lease further off."""
+    """Extend a lease: it ends `ttl` seconds from now."""
     wanted = Renewal()
     if call.request.body_exists:
         wanted = await read_body(call.request, Renewal, limit=service.config.server.max_body)
@@ -82,7 +82,7 @@ async def renew(service: Service, call: Call) -> web.StreamResponse:
 
 
 async def report(service: Service, call: Call) -> web.StreamResponse:
-    """Ends the lease and teaches the scheduler. The first report is final."""
+    """End a lease, and tell the scheduler how the site answered. The first report is final."""
     told = LeaseReport()
     if call.request.body_exists:
         told = await read_body(call.request, LeaseReport, limit=service.config.server.max_body)
@@ -93,7 +93,7 @@ async def report(service: Service, call: Call) -> web.StreamResponse:
 
 
 def report_inline(service: Service, call: InlineCall) -> bytes | None:
-    """`report`, for a lease that is held; else None."""
+    """`report`, if the lease is held. Return None otherwise."""
     lease_id = call.params["id"]
     if lease_id not in service.leases:
         return None
@@ -105,8 +105,11 @@ def report_inline(service: Service, call: InlineCall) -> bytes | None:
 
 
 async def _block(service: Service, url: str, told: LeaseReport) -> None:
-    """A report about a lease of an earlier process that could not be held again: what the
-    site said of its block holds all the same (RFC 9110 section 10.2.3, HTTP-08)."""
+    """Block the host as a report asks, for a lease that this process does not hold.
+
+    The lease is one of an earlier process that could not be held again; the site's Retry-After
+    counts nevertheless (RFC 9110 section 10.2.3, HTTP-08).
+    """
     wall = service.clock.wall()
     seconds = parse_retry_after(told.retry_after, wall)
     if seconds is None and told.status in (429, 503):
@@ -116,7 +119,7 @@ async def _block(service: Service, url: str, told: LeaseReport) -> None:
 
 
 async def give_back(service: Service, call: Call) -> web.StreamResponse:
-    """Ends the lease unused: nothing was sent."""
+    """End a lease unused: no request was sent."""
     service.leases.give_back(call.params["id"])
     return web.Response(status=204)
 

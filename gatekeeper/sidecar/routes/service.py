@@ -1,4 +1,4 @@
-"""What the service tells of itself, and what its operator does to it."""
+"""Health, metrics, the list of endpoints, the OpenAPI document, and the reload."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FleetHealth(msgspec.Struct, frozen=True):
     """The fleet in `/readyz`."""
 
     state: str
-    """connected, lost, or recovering: nobody gets a turn until the members told what they know."""
+    """`connected`, `lost`, or `recovering`: no turns until the members reported what they know."""
     members: int
 
 
@@ -44,17 +44,19 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
 
     status: str
     fleet: FleetHealth | None = None
-    """None: this gate shares no store."""
+    """None if this gate belongs to no fleet."""
 
 
 async def healthz(service: Service, call: Call) -> web.StreamResponse:
-    """The process answers: 200, whatever it is doing; and says who it is."""
+    """Answer 200 as long as the process answers at all, and name its User-Agent."""
     return json_response(Alive("alive", getattr(service.gate, "user_agent", None)))
 
 
 async def readyz(service: Service, call: Call) -> web.StreamResponse:
-    """New questions are taken: 200, or 503 while starting, draining, without a network, or
-    while promises can't be kept."""
+    """Answer 200 if new questions are accepted.
+
+    503 while starting or draining, without a network, or while state can't be stored.
+    """
     if not service.ready:
         raise Problem(503, "not-ready", service.unready, headers={"Retry-After": "1"})
     fleet = service.gate.stats().fleet
@@ -62,11 +64,11 @@ async def readyz(service: Service, call: Call) -> web.StreamResponse:
     return json_response(Health("ready", shared))
 
 
-# --- What tells about the service itself: `/`, `/openapi.json`, `/metrics`.
+# --- About the service itself: `/`, `/openapi.json`, `/metrics`.
 
 
 class Link(msgspec.Struct, frozen=True):
-    """One line of the list at `/`."""
+    """One endpoint in the list at `/`."""
 
     method: str
     path: str
@@ -74,7 +76,7 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class Index(msgspec.Struct, frozen=True):
-    """The list at `/`."""
+    """The body of `/`."""
 
     service: str
     version: str
@@ -83,7 +85,7 @@ class Index(msgspec.Struct, frozen=True):
 
 
 async def index(service: Service, call: Call) -> web.StreamResponse:
-    """Everything that can be asked, one line each; a browser is led to the pages."""
+    """List every endpoint. A browser is redirected to the pages."""
     if "text/html" in call.request.headers.get("Accept", ""):
         return web.Response(status=303, headers={"Location": "ui/"})
     service.admission.admit(call.request, CHECK)
@@ -93,21 +95,21 @@ async def index(service: Service, call: Call) -> web.StreamResponse:
 
 
 async def openapi_json(service: Service, call: Call) -> web.StreamResponse:
-    """The contract for programs, from the same structs that answer."""
+    """Return the OpenAPI document, which is made from the structs of the handlers."""
     tokens = bool(service.admission.tokens)
     return json_response(document(service.router.routes, version=service.version, tokens=tokens))
 
 
 async def prometheus(service: Service, call: Call) -> web.StreamResponse:
-    """For Prometheus."""
+    """Return the metrics in the text format of Prometheus."""
     return web.Response(body=await service.metrics_text(), headers={"Content-Type": CONTENT_TYPE})
 
 
-# --- `/v1/admin`: what the operator does to the service itself.
+# --- `/v1/admin`: the operator controls the service.
 
 
 async def reload_config(service: Service, call: Call) -> web.StreamResponse:
-    """Read the configuration again; a bad one changes nothing."""
+    """Read the configuration again. A bad one changes nothing."""
     await read_body(call.request, Nothing, limit=service.config.server.max_body)
     try:
         done = await reload(service)
@@ -147,7 +149,7 @@ ROUTES = (
         problems=(503,),
         probe=True,
     ),
-    # It looks by itself who asks: a browser without a token is led to where it can sign in.
+    # `probe`, since its handler admits: a browser without a token is redirected to sign in.
     Route(
         "GET",
         "/",
@@ -179,17 +181,17 @@ ROUTES = (
 )
 
 
-# --- `/openapi.json`, from the table of routes and the structs that requests are read into.
+# --- `/openapi.json`, generated from the table of routes and the structs of the requests.
 
 
 _REF = "#/components/schemas/{name}"
 _ALWAYS = (401, 403, 429, 500)
-"""Credentials, the bounds of a client, and internal errors."""
+"""Missing credentials, limits of a client, and internal errors."""
 _OF_A_BODY = frozenset({400, 408, 413, 415})
-"""It can't be read, is too long on its way, too large, or of another type."""
+"""The body is malformed, too slow, too large, or of another type."""
 _WITH_RETRY_AFTER = frozenset({429, 503})
 _BINARY = {"type": "string", "format": "binary"}
-"""A body of octets, in the form that generators of clients know."""
+"""A body of octets, as generators of clients expect it."""
 
 _ROLES = (
     "A token of server.token_file, if there is one. It has roles: `check` asks about URLs; "
@@ -210,7 +212,7 @@ _TAGS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
     "service": ("The service itself.", ("/",)),
 }
-"""What each is about, and how its paths begin."""
+"""For each tag its description, and the prefixes of its paths."""
 _PARAMETERS = {
     "host": "The name of a host, or its address.",
     "id": "As an earlier answer named it.",
@@ -252,13 +254,13 @@ _LINKS: Mapping[str, Mapping[str, Any]] = {
         }
     },
 }
-"""Of the good answer of each operation: what may be asked next."""
+"""The links of the successful response of each operation: what may be asked next."""
 
 
 def document(routes: Iterable[Route], *, version: str, tokens: bool = False) -> dict[str, Any]:
-    """An OpenAPI 3.1 document of every route that is neither a catch-all nor a page.
+    """Return an OpenAPI 3.1 document of every route that is neither a catch-all nor a page.
 
-    `tokens`: whether the service asks for them. Where it does not, no operation names any.
+    `tokens`: whether the service requires tokens. If not, no operation mentions them.
     """
     shown = [route for route in routes if route.method != ANY and not for_people(route)]
     kinds = sorted(_structs(shown), key=lambda kind: kind.__name__)
@@ -290,12 +292,12 @@ def document(routes: Iterable[Route], *, version: str, tokens: bool = False) -> 
 
 
 def for_people(route: Route) -> bool:
-    """Is it one of the pages, which change as people need them?"""
+    """Return whether the route is a page for people, which is not part of the contract."""
     return route.path.startswith("/ui")
 
 
 def _structs(routes: Iterable[Route]) -> set[type]:
-    """What stands in a body; queries are parameters."""
+    """Return the structs of all bodies; queries become parameters instead."""
     found: set[type] = {ProblemDocument}
     for route in routes:
         candidates = (route.body, *route.answers.values(), *route.events.values())
@@ -308,11 +310,11 @@ def _tag(route: Route) -> str:
 
 
 def _refine(kind: msgspec.inspect.Type, components: dict[str, Any], bodies: set[type]) -> None:
-    """Say of the structs in a type what msgspec does not: which times are times, and which fields
-    are always there.
+    """Complete the schemas of the structs in a type: formats of times, and required fields.
 
-    A `default` is left out: generators take a field that has one for a field that is there. Of a
-    request that is wrong, and its description says it instead; in an answer every field is written.
+    A `default` is removed: generators treat a field that has one as always present. That is wrong
+    for a request, where the description states the default instead. In a response every field is
+    written, so all are required.
     """
     if isinstance(kind, msgspec.inspect.StructType):
         schema = components[kind.cls.__name__]
@@ -334,11 +336,11 @@ def _refine(kind: msgspec.inspect.Type, components: dict[str, Any], bodies: set[
 
 
 def _refine_field(field: msgspec.inspect.Field, schema: dict[str, Any]) -> Any:
-    """The default that was taken out, or None."""
+    """Complete the schema of one field. Return the default that was removed from it, or None."""
     if isinstance(field.type, msgspec.inspect.DateTimeType):
         schema["format"] = "date-time"
     for one in schema.get("anyOf", ()):
-        # msgspec, which reads times without a zone too, says `string`.
+        # msgspec gives plain `string` here, since it also reads times without a zone.
         if one == {"type": "string"} and _may_be_time(field.type):
             one["format"] = "date-time"
     return schema.pop("default", None)
@@ -402,8 +404,10 @@ def _query_parameters(kind: type | None) -> list[dict[str, Any]]:
 
 
 def _plain(schema: dict[str, Any]) -> dict[str, Any]:
-    """A parameter's schema without null, since a query string has no way to say it; several lists
-    of words become one."""
+    """Return a parameter's schema without null, which a query string can't express.
+
+    Several enums become one.
+    """
     choices = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
     rest = {key: value for key, value in schema.items() if key != "anyOf"}
     if rest.get("default", "") is None:
@@ -446,7 +450,7 @@ def _responses(route: Route, names: dict[type, Any]) -> dict[str, Any]:
     for status in sorted(problems):
         responses[str(status)] = _problem(status, names)
         if route.relays:
-            # The site may have answered so: then the body is the site's.
+            # The site may have answered with this status: then the body is the site's.
             content = responses[str(status)]["content"]
             responses[str(status)]["content"] = {OCTETS: {"schema": _BINARY}, **content}
     return responses
