@@ -1,4 +1,4 @@
-"""A fleet: several gates that share one Valkey or Redis, and with it one pace per host."""
+"""Fleets: several gates share a Valkey or Redis server, and through it one pace per host."""
 
 from gatekeeper.clock import Clock
 from gatekeeper.config import FleetConfig
@@ -11,7 +11,7 @@ FleetLedger = RedisLedger | ShardedLedger
 
 
 def configured_ledger(config: FleetConfig, clock: Clock) -> FleetLedger | None:
-    """The ledger that the settings name; None where they name none. Raises ConfigError."""
+    """Return the ledger for `config`, or None if `fleet.url` is not set. Raises ConfigError."""
     if config.url is None:
         return None
     if config.sharded:

@@ -1,15 +1,16 @@
 """`RedisLedger`: the ledger that a fleet shares, on Valkey or Redis.
 
-All calls that are made in one turn of the loop travel together: one script call for up to 128
-requests (32 where they have several scopes), and those behind one another. The next flight leaves
-on the same connection without waiting for the answers, so the store serves them in their order.
-Where it refuses one that came too late and serves the next, that overtakes: an end carries the
-reports that have to be heard before it, and whose hold is over is not renewed. Without the store
-nothing is granted: see `FleetConfig.when_lost`.
+All calls that are made in one turn of the event loop share a round trip, called a flight. A flight
+consists of pipelined script calls of up to 128 requests each (32 if the requests have several
+scopes). The next flight is sent on the same connection without waiting for the answers, so the
+store executes flights in the order in which they were sent. If the store rejects a flight that
+arrived too late and executes the next one, the later flight overtakes the earlier one. Two rules
+keep that safe: an end carries the reports that must take effect before it, and a hold that has
+ended is not renewed. Without the store nothing is granted: see `FleetConfig.when_lost`.
 
-The store's memory is named by an *epoch*. A store that was restarted, replaced or emptied, or whose
-clock was set, begins another one, and every scope is in quarantine until each member has told what
-it knows. docs/fleet.md says what follows from that for operators.
+An *epoch* identifies the contents of the store. A store that was restarted, replaced or emptied,
+or whose clock was set, starts a new epoch, and every scope is in quarantine until each member has
+pushed what it knows. docs/fleet.md describes the consequences for operators.
 """
 
 from __future__ import annotations
@@ -60,27 +61,27 @@ from gatekeeper.pacing.ledger import (
 )
 
 BEAT_EVERY = 2.0
-"""Seconds between two signs of life of a member."""
+"""Seconds between two heartbeats of a member."""
 _GRACE = 1.0
-"""Seconds without an answer after which the store counts as lost."""
+"""Seconds without a response after which the store is considered lost."""
 _STEP = 0.05
-"""Seconds by which the store's clock may run away from ours, beside the round trip."""
+"""Seconds by which the store's clock may deviate from ours, in addition to the round trip."""
 _SLEW = 0.001
-"""The share of a second by which either clock may be faster without being set."""
+"""Tolerated drift between the two clocks, in seconds per second."""
 _TRIES = 5
-"""How often a call is sent that arrives late."""
+"""Attempts to send a call that arrives too late."""
 _BEHIND = 0.1
-"""Seconds that the store may take for each flight before a call is served."""
+"""Seconds that the store may need for each earlier flight before it executes a call."""
 MAX_FLIGHTS = 16
-"""Flights under way at once."""
+"""Maximum number of flights under way at the same time."""
 _FAREWELL = 0.2
-"""Seconds for which `close` waits for what is under way."""
+"""Seconds for which `close` waits for calls that are in flight."""
 _POLL = 1.0
-"""Seconds after which to ask again while nobody could tell us that a scope came free."""
+"""Seconds between two requests for a scope while notifications can't be received."""
 _UNKNOWN = 0.25
-"""Seconds after which to look again while not everybody knows of us."""
+"""Seconds between two attempts while some member may not know this one yet."""
 _AT_ONCE = 500
-"""Clocks told in one script call after a loss."""
+"""Clocks pushed per script call after the store has lost its contents."""
 
 _log = logging.getLogger(__name__)
 
@@ -89,34 +90,35 @@ class FleetStats(msgspec.Struct, frozen=True):
     """The state of a fleet's ledger, as this member sees it."""
 
     state: str
-    """connected, lost, or recovering: the store is back, and members tell what they know."""
+    """`connected`, `lost`, or `recovering`: the store is back, and members push what they know."""
     members: int
-    """Those that gave a sign of life lately, this one included."""
+    """Number of members with a recent heartbeat, including this one."""
     member: str
-    """Our own name among them."""
+    """The name of this member."""
     calls: int
-    """Script calls since the start ..."""
+    """Number of script calls since the start."""
     requests: int
-    """... and the requests, heads and ends in them."""
+    """Number of requests, heads and ends in those calls."""
     failures: int
+    """Number of flights that failed."""
     epochs: int
-    """How often the store's memory turned out to be another one."""
+    """How often this member declared a new epoch, since the store had lost its contents."""
     dividing: bool
-    """The store is lost, and this member goes on with the hosts that are its own."""
+    """Whether the store is lost and this member continues with its own share of the hosts."""
 
 
 class _Held(msgspec.Struct, gc=False):
-    """What we hold, or wait for, under a token."""
+    """The state of one token that this member holds or waits for."""
 
     scopes: tuple[str, ...]
     granted: bool = False
     headed: bool = False
     over: bool = False
-    """Its end was told, or is being told."""
+    """Whether its end was sent or is being sent."""
 
 
 class _Told(NamedTuple):
-    """One call of the ledger: operations, how many answers it awaits, and who gets them."""
+    """A call that waits for the next flight. Calls of lower `order` take effect first."""
 
     order: int
     operations: list[Operation]
@@ -125,25 +127,25 @@ class _Told(NamedTuple):
 
 
 class SharedNews:
-    """What the ledgers of one store meet, so that the log has it once for all of them."""
+    """Conditions that several ledgers of one store observe, so that each is logged only once."""
 
     def __init__(self) -> None:
         self._met: dict[str, set[str]] = {}
 
     def begins(self, what: str, ledger: str) -> bool:
-        """That ledger met it. Is it the first?"""
+        """Note that a ledger observes a condition. Return True if it is the first one."""
         met = self._met.setdefault(what, set())
         met.add(ledger)
         return len(met) == 1
 
     def ends(self, what: str, ledger: str) -> bool:
-        """It is over for that ledger, which had met it. Is it the last?"""
+        """Note that a condition is over for a ledger. Return True if it was the last one."""
         self._met[what].discard(ledger)
         return not self._met[what]
 
 
 class RedisLedger:
-    """A `Ledger` on Valkey or Redis, from version 6.2 on. Open it before use, close it after.
+    """A `Ledger` on Valkey, or on Redis 6.2 or later. Open it before use and close it afterwards.
 
     >>> async def main() -> None:
     ...     ledger = RedisLedger("redis://127.0.0.1:6379/0")
@@ -161,10 +163,9 @@ class RedisLedger:
         member: str | None = None,
         news: SharedNews | None = None,
     ) -> None:
-        """`config` has the settings beside `url` and `namespace`; `member` is our name in the
-        fleet, if it is not to be made up; `news` is shared by those that log as one. Raises
-        ConfigError for a URL that can't be used, and where the extra `redis` is not installed.
-        """
+        """`config` has the other settings. `member` is the name of this member; by default a unique
+        one is generated. Ledgers that share `news` log a common condition once. Raises ConfigError
+        if the URL can't be used or the extra `redis` is not installed."""
         config = config or FleetConfig()
         self.config: FleetConfig = config
         self._clock = clock or SystemClock()
@@ -177,46 +178,46 @@ class RedisLedger:
         names = ("epoch", "known", "pushed", "members", "read")
         self._epoch_keys = [self._key(name) for name in names]
         self.member: str = member or f"{_machine()}-{secrets.token_hex(4)}"
-        """Our own name: the machine's, and a number that is made up."""
+        """The name of this member: by default the machine's name and a random suffix."""
         self._listeners: dict[str, LedgerListener] = {}
         keys = self._key("epoch"), self._key("overrides")
         self.overrides: FleetOverrides = FleetOverrides(
             *(self._store, keys, self._key("all")), tell_now=self._tell_now
         )
-        """What operators say of hosts at run time, to any member."""
+        """Overrides that operators set at run time, on any member."""
         self._held: dict[str, _Held] = {}
         self._pending: list[_Told] = []
         self._air = Flights()
         self._beating: asyncio.Task[None] | None = None
         self._hearing: asyncio.Task[None] | None = None
         self._using = asyncio.Lock()
-        """One recovery or beat at a time."""
+        """Serializes recoveries and heartbeats."""
         self._beat_now = asyncio.Event()
         self._epoch = ""
-        """The one that we may speak in; empty: to be found out."""
+        """The epoch in which this member may make calls; empty until it is known."""
         self._lived_in = ""
-        """The last one in which we may have been granted something."""
+        """The latest epoch in which this member may have been granted something."""
         self._members = MemberList(self.member, self._clock, config.hold)
         self._offset: tuple[float, float, float] | None = None
-        """The store's clock minus ours: at least, at most, and when that was seen."""
+        """The store's clock minus ours: lower bound, upper bound, and when they were measured."""
         self._complaint = ""
-        """What of the store's settings was logged last: once is enough."""
+        """The configuration error that was logged last, so that it is logged only once."""
         self._failing_since: float | None = None
         self._lost_at: float | None = None
         self._quarantine_until = 0.0
         self._news = news or SharedNews()
         self._waits = False
-        """Nobody gets a turn while members tell what they know; the log says so."""
+        """Whether the log says that nothing is granted during a quarantine."""
         self._subscribed = 0
-        """Channels to which we listen."""
+        """Number of channels with a confirmed subscription."""
         self._open = False
         self._calls = self._requests = self._failures = self._epochs = 0
 
     def sharing(
         self, fetcher: RobotsSource, cache: CacheConfig, renew: Callable[[str], object]
     ) -> RobotsSource:
-        """A source of robots.txt files which the fleet fetches once. `renew(origin)` is called
-        where another member has a newer one than this."""
+        """Return a source of robots.txt files that the fleet fetches once. It calls `renew(origin)`
+        when another member has a newer file than this one."""
         self._texts = Store(self._url, self.config, any_memory=True, tag=self._namespace)
         self._shared = SharedFetcher(
             *(fetcher, self._texts, cache, self._prefix, self.member),
@@ -234,8 +235,8 @@ class RedisLedger:
     # --- life ---------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Look at the store, join the fleet. Raises ConfigError where its settings can't keep a
-        promise. One that can't be reached is lost, and looked for from then on."""
+        """Check the store's settings and join the fleet. Raises ConfigError if they can't guarantee
+        its promises. A store that can't be reached is considered lost, and is retried."""
         if self._open:
             return
         try:
@@ -260,12 +261,12 @@ class RedisLedger:
             raise
 
     async def close(self) -> None:
-        """Sign off. What we still hold runs out by itself."""
+        """Leave the fleet and close the connections. Holds that are still open expire."""
         if not self._open:
             return
         self._open = False
         self._beat_now.set()
-        # Cut off in the middle of a call there would be no connection to sign off on.
+        # Cancelling a call closes the connection, which is still needed to leave the fleet.
         under_way = [task for task in (self._beating, *self._air.flights) if task is not None]
         if under_way:
             await asyncio.wait(under_way, timeout=_FAREWELL)
@@ -293,12 +294,12 @@ class RedisLedger:
         await self.close()
 
     def listen(self, owner: str, listener: LedgerListener) -> None:
-        """Tell what concerns the tokens of that owner, and everybody."""
+        """Notify `listener` of events about the tokens of `owner`, and of those about everyone."""
         self._listeners[owner] = listener
 
     @property
     def state(self) -> str:
-        """connected, lost or recovering."""
+        """`connected`, `lost` or `recovering`."""
         if self._lost_at is not None or not self._epoch:
             return "lost" if self._lost_at is not None else "recovering"
         waits = not self._members.known or self._clock.monotonic() < self._quarantine_until
@@ -306,16 +307,16 @@ class RedisLedger:
 
     @property
     def ready(self) -> bool:
-        """Can leases be granted, be it by dividing the hosts?"""
+        """Whether leases can be granted, if only by dividing the hosts among the members."""
         return self._lost_at is None or self.config.when_lost == "divide"
 
     @property
     def hearing(self) -> bool:
-        """Are we told of what others do? If not, waiters ask again each second."""
+        """Whether notifications of other members arrive. If not, waiters ask again each second."""
         return self._subscribed > len(self._listeners)
 
     def stats(self) -> FleetStats:
-        """What it does and did."""
+        """Return the current state and the counters."""
         return FleetStats(
             state=self.state,
             members=max(1, len(self._members.ages)),
@@ -327,10 +328,10 @@ class RedisLedger:
             dividing=self._dividing,
         )
 
-    # --- what a ledger does -------------------------------------------------------------------
+    # --- the Ledger protocol ------------------------------------------------------------------
 
     async def take(self, requests: Sequence[TakeRequest]) -> list[Granted | NotBefore]:
-        """Grant, or say when to ask again. Raises LedgerLost while the store can't be reached."""
+        """Grant each request, or return when to ask again. Raises LedgerLost."""
         if self._dividing:
             return [self._take_alone(request) for request in requests]
         for token, scopes in requests:
@@ -345,14 +346,14 @@ class RedisLedger:
         ]
 
     async def head(self, tokens: Sequence[str]) -> None:
-        """The heads of their responses are here."""
+        """Note that the response heads have arrived."""
         held = [(token, one) for token in tokens if (one := self._held.get(token)) is not None]
         for _, one in held:
             one.headed = True
         await self._tell(1, [("h", token, one.scopes) for token, one in held])
 
     async def end(self, ends: Sequence[End]) -> None:
-        """Free the slots: reports first, so that nobody starts between the two."""
+        """Free the slots. The reports take effect first, so that no request starts in between."""
         reports = dict.fromkeys(report for end in ends for report in end.reports)
         operations = [*map(reported, reports)]
         for token, outcome, _, size in ends:
@@ -364,23 +365,23 @@ class RedisLedger:
             self._held.pop(end.token, None)
 
     async def renew(self, tokens: Sequence[str]) -> None:
-        """The holds last for a whole time to live from now."""
+        """Extend the holds by a full time to live from now."""
         await self._tell(2, self._renewals(tokens))
 
     async def block(self, reports: Sequence[Report]) -> None:
-        """Take reports into account, and tell everybody."""
+        """Apply reports and notify every member of them."""
         await self._tell(0, [reported(report) for report in reports])
 
     async def pause(self, scopes: Sequence[str]) -> None:
-        """No request of these scopes, by any member, until `resume`."""
+        """Grant no request of these scopes to any member until `resume`."""
         await self._tell(0, [("p", scope, 1) for scope in scopes])
 
     async def resume(self, scopes: Sequence[str]) -> None:
-        """Requests again."""
+        """Grant requests of these scopes again."""
         await self._tell(0, [("p", scope, 0) for scope in scopes])
 
     async def look(self, scopes: Sequence[str]) -> list[ScopeView]:
-        """What is known of each, and which member holds it. Raises LedgerLost."""
+        """Return what is known of each scope and which members hold it. Raises LedgerLost."""
         if self._dividing:
             raise LedgerLost(f"{self._store.where} can't be reached")
         found = await self._call(3, [("v", scope) for scope in scopes], len(scopes))
@@ -403,13 +404,13 @@ class RedisLedger:
             self._quarantine_until = self._clock.monotonic() + seconds
             return NotBefore(seconds)
         clocks = tuple(map(scope_clock, answer[2]))
-        # Whoever is told when a scope comes free has to be within hearing.
+        # Without notifications the waiter has to poll.
         return NotBefore(self._air.ahead(seconds if self.hearing else min(seconds, _POLL)), clocks)
 
     # --- flights ------------------------------------------------------------------------------
 
     async def _tell(self, order: int, operations: list[Operation]) -> None:
-        if operations and not self._dividing:  # `clocks` tells it all, once the store is back
+        if operations and not self._dividing:  # once the store is back, `clocks` has it all
             await self._call(order, operations, 0)
 
     async def _call(self, order: int, operations: list[Operation], answers: int) -> Any:
@@ -420,8 +421,8 @@ class RedisLedger:
         return await future
 
     def _board(self) -> None:
-        """Have a flight leave in the next turn of the loop, unless too many are under way."""
-        # While nobody knows whose memory the store has, one flight finds out for all.
+        """Send a flight in the next turn of the loop, unless too many are under way."""
+        # While the epoch is unknown, a single flight determines it for all of them.
         most = MAX_FLIGHTS if self._epoch else 1
         if self._pending and not self._air.boarding and len(self._air.flights) < most:
             self._air.boarding = True
@@ -455,8 +456,8 @@ class RedisLedger:
             _fail(told, LedgerLost("the ledger is closed"))
 
     async def _turn(self, operations: list[Operation], epoch: str = "") -> list[Any]:
-        """Have the script do all that, in that order; the answers of the takes among it. `epoch`:
-        one in which nobody may speak yet but who recovers."""
+        """Execute the operations in order, and return the answers of those that have one. `epoch`
+        is passed during a recovery only: the new epoch, in which no other calls are made yet."""
         self._requests += len(operations)
         self._air.turns_by(1)
         try:
@@ -485,8 +486,8 @@ class RedisLedger:
                 self._epoch = ""
                 raise LedgerLost("the store's memory is another one than it was")
             await self._check_time(found[-1][0] / 1e6, sent, received, epoch)
-            # From the first one that came later than it should have, all are sent again: each
-            # may be done twice, and their order stays.
+            # All calls from the first late one on are sent again: each is idempotent, and their
+            # order is preserved.
             done = next((n for n, one in enumerate(found) if one[1] == 2), len(found))
             for one in found[:done]:
                 answers += one[2]
@@ -506,20 +507,20 @@ class RedisLedger:
         if self._offset is not None:
             low, high, seen = self._offset
             slack = _STEP + _SLEW * (sent - seen)
-            # Behind many others it takes the store a while to get there.
+            # The store may need a while for the calls before this one.
             late = slack + _BEHIND * self._air.turns
             parts += [int((sent + low - slack) * 1e6), int((sent + high + late) * 1e6)]
         text = msgspec.msgpack.encode(parts)
         return [self._epoch_keys[0], *(self._key(f"s:{scope}") for scope in scopes)], [text]
 
-    # --- the store's memory -------------------------------------------------------------------
+    # --- epochs -------------------------------------------------------------------------------
 
     async def _recover(self, *, starting: bool = False) -> None:
-        """Connect anew, see whose memory that is, and tell what we know if it is another one."""
+        """Reconnect and determine the epoch. If it is a new one, push what this member knows."""
         tried_at = self._clock.monotonic()
         try:
             await self._store.hang_up()
-            await self._air.all_answered.wait()  # what was under way is of an earlier connection
+            await self._air.all_answered.wait()  # calls in flight belong to the old connection
             identity = await self._store.connect(starting=starting)
             epoch = await self._agree(identity)
             if epoch != self._lived_in:
@@ -536,8 +537,8 @@ class RedisLedger:
         self._reached()
 
     async def _agree(self, identity: StoreIdentity) -> str:
-        """The epoch in force: the one found if that began on this very server, else a new one,
-        declared by whoever comes first."""
+        """Return the current epoch: the stored one if it began on this very server, otherwise a
+        new one. The first member to declare it wins."""
         for _ in range(5):
             found = await self._store.run("HMGET", self._epoch_keys[0], "id", "server", "format")
             current, server, version = (_text(one) for one in found)
@@ -558,7 +559,7 @@ class RedisLedger:
         self._epochs += 1
 
     async def _tell_all(self, epoch: str) -> None:
-        """Every clock, block and hold that we know of."""
+        """Push every clock, block and hold that this member knows of to a store without them."""
         word, self._offset = self._members.word(epoch, bool(self._lived_in)), None
         if word:
             clocks = [one for listener in self._listeners.values() for one in listener.clocks()]
@@ -578,7 +579,8 @@ class RedisLedger:
         self._members.told(too_late=over == 2)
 
     async def _check_time(self, server: float, sent: float, received: float, epoch: str) -> None:
-        """Did the store's clock run away from ours? Then what it says of the past is wrong."""
+        """Compare the store's clock with ours. If it was set, the moments that it stored are
+        wrong: declare a new epoch and raise LedgerLost."""
         low, high, known = server - received, server - sent, self._offset
         self._offset = (low, high, received)
         if known is None:
@@ -623,7 +625,7 @@ class RedisLedger:
             listener.lost(False)
 
     def _note_quarantine(self, seconds: float) -> None:
-        """Log, once each, that nobody gets a turn for a while, and that it is over."""
+        """Log once that nothing is granted for a while, and once that the quarantine is over."""
         if self._waits is (waits := seconds > 0):
             return
         self._waits = waits
@@ -632,7 +634,7 @@ class RedisLedger:
                 _log.info("%s: turns are given again", self._store.where)
         elif self._news.begins("waits", self._prefix):
             _log.log(
-                logging.WARNING if self._open else logging.INFO,  # the first of all just waits
+                logging.WARNING if self._open else logging.INFO,  # expected for the first member
                 "%s is empty, or another than it was (a restart, a failover, FLUSHALL): nobody gets"
                 " a turn until every member has told what it knows, %.0f s at most",
                 self._store.where,
@@ -642,7 +644,7 @@ class RedisLedger:
     # --- members ------------------------------------------------------------------------------
 
     async def _sign(self, epoch: str = "") -> None:
-        """Give a sign of life, and see who else does. `epoch`: see `_turn`."""
+        """Send a heartbeat and read the list of members. `epoch`: see `_turn`."""
         epoch = epoch or self._epoch
         forget = str(micros(max(60.0, 3 * self.config.hold)))
         channel = self._key("all") if self._members.greets else ""
@@ -655,7 +657,7 @@ class RedisLedger:
             [self.member, forget, channel, epoch, str(self._members.read), known],
         )
         found_in, left, now, _, words, *_ = answer
-        if not epoch or _text(found_in) != epoch:  # empty in both: lost on both sides
+        if not epoch or _text(found_in) != epoch:  # both are empty if both sides lost it
             self._epoch = ""
             raise LedgerLost("the store's memory is another one than it was")
         received = self._clock.monotonic()
@@ -692,12 +694,12 @@ class RedisLedger:
                 _log.log(level, "%s", error)
                 self._complaint = str(error)
                 self._failed(error)
-            except Exception as error:  # noqa: BLE001 - one that beats no more is soon forgotten
+            except Exception as error:  # noqa: BLE001 - without heartbeats the member is forgotten
                 _log.exception("a beat failed")
                 self._failed(error)
 
     async def _join(self) -> None:
-        """Let the others know of us, for a while; nothing is granted before they do."""
+        """Wait briefly until the other members know this one; nothing is granted before that."""
         wait = 0.025
         for _ in range(5):
             if self._members.known or not self._epoch:
@@ -709,7 +711,7 @@ class RedisLedger:
                     await self._sign()
 
     async def _hear(self) -> None:
-        """What others tell: openings of scopes, reports, pauses, newcomers."""
+        """Receive notifications: scopes that opened, reports, pauses, newcomers."""
 
         def subscribed(channels: int) -> None:
             self._subscribed = channels
@@ -722,13 +724,13 @@ class RedisLedger:
                 await self._store.listen(channels, self._heard, subscribed)
             except LedgerLost as error:
                 _log.debug("%s", error)
-            except Exception:  # noqa: BLE001 - who does not listen hears of no block
+            except Exception:  # noqa: BLE001 - without notifications no block would arrive
                 _log.exception("listening failed")
             self._subscribed = 0
             await asyncio.sleep(0.25)
 
     def _ask_again(self) -> None:
-        """The quarantine is over."""
+        """Have waiters ask again, since the quarantine is over."""
         if self._lost_at is None:
             for listener in self._listeners.values():
                 listener.lost(False)
@@ -752,7 +754,7 @@ class RedisLedger:
                 asyncio.get_running_loop().call_later(said[1] / 1e6, self._ask_again)
             for listener in self._listeners.values():
                 if kind == "b":
-                    # A later version may say more.
+                    # A later version may append fields.
                     _, scope, seconds, reason, interval, interval_for = said[:6]
                     listener.blocked(
                         Report(scope, seconds / 1e6, reason, interval / 1e6, interval_for / 1e6)
@@ -762,15 +764,16 @@ class RedisLedger:
         except (msgspec.DecodeError, KeyError, IndexError, TypeError, ValueError):
             _log.warning("a message on %s can't be read: another program uses it", channel)
 
-    # --- alone --------------------------------------------------------------------------------
+    # --- without the store --------------------------------------------------------------------
 
     @property
     def _dividing(self) -> bool:
         return self._lost_at is not None and self.config.when_lost == "divide"
 
     def _take_alone(self, request: TakeRequest) -> Granted | NotBefore:
-        """Go on with a host that is ours, once what others had begun before the loss is over."""
-        # What hosts share has one owner, so the scope that most hosts share decides.
+        """Grant a request for a host that this member owns, once requests that other members may
+        have started before the loss no longer matter."""
+        # The last scope is shared by the most hosts, so hosts that share it have the same owner.
         name = request.scopes[-1].scope
         if not self._members.owns(name):
             return NotBefore(_POLL)
@@ -783,7 +786,7 @@ class RedisLedger:
 
 
 def _machine() -> str:
-    """The machine's name, as far as it can stand in that of a member."""
+    """Return the machine's name, reduced to the characters that a member's name may contain."""
     return re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:32] or "member"
 
 

@@ -1,19 +1,20 @@
-"""Who belongs to a fleet, as one member knows it: whom to wait for where the store has forgotten.
+"""The members of a fleet as one member knows them: whom to wait for after the store lost its data.
 
-The members stand on a list in the store, with the moment of each one's latest sign of life. Where
-the store loses its memory, those who are left end the quarantine once everybody on their lists, and
-on the lists of those, has told what it knows. So nobody may be granted anything who can't be found
-that way from every list that counts:
+The store has a list of the members with the time of each one's latest heartbeat. If the store loses
+its contents, the remaining members end the quarantine once every member on their lists, and every
+member on the lists of those, has pushed what it knows. A member may therefore be granted a request
+only if it can be found this way from every valid list:
 
-* a newcomer waits until a member that is known has *read* a list on which it stands, which the next
-  sign of life of that member shows. Whoever lacks the newcomer waits for that member, which tells;
-* where none does, it waits until each other one has read such a list, or has been silent for so
-  long that its own list does not count any more;
-* a list counts as complete for as long as newcomers wait, and only in the epoch in which it was
-  read, or, for whom it named before that, in the one after;
-* a store that is down grants nothing to anybody, and begins an epoch when it is back, which waits
-  for all whom those know who were there: a list that counts when its member sees the store down
-  counts for a hold more.
+* A newcomer waits until a known member has *read* a list that contains the newcomer; the next
+  heartbeat of that member shows this. A member that does not know the newcomer waits for that known
+  member, whose push names the newcomer.
+* If no known member does so, the newcomer waits until each other member has read such a list, or
+  has been silent for so long that its own list is no longer valid.
+* A list is considered complete for as long as newcomers wait, and only in the epoch in which it was
+  read. For members that it named before, it also counts in the following epoch.
+* A store that is down grants nothing to anyone, and starts an epoch when it is back. The quarantine
+  then waits for all members that the remaining members know: a list that is valid when its member
+  finds the store down stays valid for the duration of one more hold.
 """
 
 from __future__ import annotations
@@ -26,50 +27,51 @@ from typing import Any
 from gatekeeper.clock import Clock
 
 NOTHING, NOT_ALL, ALL = 0, 1, 3
-"""What a member's word is worth in a new epoch: it lived in no earlier one; there may be members of
-which it never heard; there are none."""
+"""How complete a member's list is in a new epoch. NOTHING: it was not a member in an earlier epoch.
+NOT_ALL: there may be members that it does not know. ALL: it knows every member."""
 _REMEMBERED = 4.0
-"""Seconds for which a list counts as complete: at least, and as long as a hold lasts."""
+"""Minimum number of seconds for which a list is considered complete; a longer hold extends it."""
 _MARGIN = 1.0
-"""Seconds for which newcomers wait beyond that."""
+"""Additional seconds for which newcomers wait."""
 
 
 class MemberList:
-    """The members of whom `own` knows, and whether they know of it."""
+    """The members that the member `own` knows, and whether they know `own`."""
 
     def __init__(self, own: str, clock: Clock, hold: float) -> None:
-        """`hold`: seconds that a hold lasts."""
+        """`hold`: the time to live of a hold in seconds."""
         self._own = own
         self._clock = clock
         self._remembered = max(hold, _REMEMBERED)
         self.longest_hold: float = max(hold, self._remembered / 1.5)
-        """That a quarantine is to be for: it may not be over before lists count no more."""
+        """Seconds from which a quarantine's length is computed, so that it outlasts valid lists."""
         self.ages: dict[str, float] = {}
-        """Seconds since each one's sign of life, when we read the list ..."""
+        """Seconds since each member's latest heartbeat at the time the list was read."""
         self._asked_at = 0.0
-        """... for which we had asked then."""
+        """When the latest list was requested (monotonic)."""
         self._counts_until = -math.inf
-        """Until when nobody may have been granted something whom it lacks."""
+        """Until when no member that is missing from the list may have been granted anything."""
         self.read: int = 0
-        """Its moment by the store's clock, 0: none was read in this epoch."""
+        """The time of the latest list on the store's clock; 0 if none was read in this epoch."""
         self._complete = False
-        """It names everybody who may have been granted something."""
+        """Whether the list names every member that may have been granted something."""
         self._told = ("", NOTHING)
-        """What our word was worth in which epoch."""
+        """The latest epoch to which this member pushed, and how complete its list was."""
         self._gone_at = -math.inf
-        """When the latest member was gone, after which nobody but the store knows of its clocks."""
+        """When the latest member left (monotonic): since then only the store has its clocks."""
         self.known: bool = False
-        """Who ends a quarantine waits for us."""
+        """Whether a quarantine is not ended without waiting for this member."""
         self._came_at: int | None = None
-        """While that is not so: since when we are on the list, by the store's clock."""
+        """While not `known`: since when this member is on the list, by the store's clock."""
 
     @property
     def greets(self) -> bool:
-        """Is our next sign of life one of which everybody should hear at once?"""
+        """Whether the next heartbeat should announce this member to all the others."""
         return not self.known and self._came_at is None
 
     def word(self, epoch: str, lived: bool) -> int:
-        """What our list is worth in that epoch. `lived`: we were a member in an earlier one."""
+        """Return how complete this member's list is in an epoch: NOTHING, NOT_ALL or ALL. `lived`:
+        whether it was a member in an earlier epoch."""
         if not lived:
             return NOTHING
         if self._told[0] == epoch:
@@ -78,30 +80,31 @@ class MemberList:
         return ALL if counts else NOT_ALL
 
     def nobody_served(self, tried_at: float) -> None:
-        """We tried to reach the store then, and heard now that it serves nobody."""
+        """Note that the store, tried at `tried_at`, turned out to serve no member at all."""
         if self._clock.monotonic() <= self._counts_until:
             self._counts_until = max(self._counts_until, tried_at + self._remembered)
 
     def some_are_silent(self) -> None:
-        """There are clocks that we can't tell: it is as if somebody were gone from now on."""
+        """Note that some clocks can't be pushed, as if a member had left now."""
         self._gone_at = self._clock.monotonic()
 
     def tells(self, epoch: str, word: int) -> list[str]:
-        """We tell our word now: for how long the latest has been gone, and everybody whom we know.
-        Others may come in that epoch of whom only its next list says something."""
+        """Return what a push says of members: how many microseconds ago the latest one left (empty:
+        none did), and the names of all known members. Members that join in this epoch appear only
+        on its next list, so the current list no longer counts as complete."""
         self._told, self._complete, self.read, self._came_at = (epoch, word), False, 0, None
         gone_for = self._clock.monotonic() - self._gone_at
         since = "" if math.isinf(gone_for) else str(math.floor(gone_for * 1e6))
         return [since, *{*self.ages, self._own}]
 
     def told(self, *, too_late: bool) -> None:
-        """Our word is known. `too_late`: the quarantine had been over before."""
+        """Note that the push has arrived. `too_late`: the quarantine had already ended."""
         if self._told[1] < ALL or too_late:
             self.known = False
 
     def note(self, epoch: str, asked_at: float, came_at: float, answer: Sequence[Any]) -> bool:
-        """Take in what a sign of life brought, see `BEAT`. Is somebody on the list whom we had not
-        known, and who waits for us to have read it?"""
+        """Process the answer to a heartbeat (see `BEAT`). Return True if the list has an unknown
+        member, which waits for this one to show that it has read the list."""
         _, left, moment, found, _, read, added, gone = answer
         if int(gone) >= 0:
             self._gone_at = max(self._gone_at, came_at - (int(moment) - int(gone)) / 1e6)
@@ -111,12 +114,12 @@ class MemberList:
         news = bool(ages.keys() - self.ages.keys())
         before = {}
         if int(left) > 0:
-            # The store's list began anew with the epoch: whoever stood on it before is waited for,
-            # also if the store forgets once more.
+            # The list started empty with the epoch. Members of the earlier list are waited for,
+            # even if the store loses its contents again.
             before = {name: age + since for name, age in self.ages.items()}
         self.ages, self.read = before | ages, now
         self._complete = self._complete or int(left) == 0 or self._told == (epoch, ALL)
-        if added and self.known:  # we had been silent for long
+        if added and self.known:  # this member had been silent for so long that it was removed
             self.known, self._came_at = False, None
         if not self.known:
             self._came_at = now if self._came_at is None else self._came_at
@@ -124,8 +127,9 @@ class MemberList:
         return news
 
     def _can_be_found(self, now: int, read: Mapping[str, int]) -> bool:
-        """Would everybody whose list counts wait for us, or for one that knows of us? `read`: the
-        moment of the list that each one has read, and again behind a + of those that are known."""
+        """Return True if every member with a valid list would wait for this one, or for a member
+        that knows it. `read`: by name, the time of the list that each member has read; members that
+        are known have a second entry, with a + before the name."""
         longest, came_at = self._remembered + _MARGIN, self._came_at or 0
         others = {name: age for name, age in self.ages.items() if name != self._own}
         return (
@@ -135,16 +139,16 @@ class MemberList:
         )
 
     def owns(self, name: str) -> bool:
-        """Rendezvous hashing: is the name ours, if the members divide all among themselves?"""
+        """Return True if rendezvous hashing over the members assigns the name to this one."""
         members = self.ages or {self._own: 0.0}
         return max(members, key=lambda member: _weight(member, name)) == self._own
 
 
 def _weight(member: str, name: str) -> bytes:
-    """The member with the greatest weight has the name."""
+    """Return the rendezvous weight; the member with the greatest weight owns the name."""
     return hashlib.blake2b(f"{member}\0{name}".encode(), digest_size=8).digest()
 
 
 def _scores(found: Sequence[Any]) -> dict[str, int]:
-    """Names and their scores."""
+    """Parse names and scores from the reply to ZRANGE WITHSCORES."""
     return {name.decode(): int(score) for name, score in zip(found[::2], found[1::2], strict=True)}

@@ -1,8 +1,8 @@
-"""What a call of the script `TURN` carries, and how its answers read.
+"""Operations: encode the arguments of the script `TURN` and decode its answers.
 
-An operation is a tuple: a letter for what is to be done, and what it is to be done with. Scopes
-stand in it by name until `packed` puts numbers of keys in their places. Durations are whole
-microseconds, and every conversion errs on the slow side.
+An operation is a tuple of a letter, which names the kind, and its arguments. It refers to scopes by
+name until `packed` replaces the names by the indexes of keys. Durations are whole microseconds, and
+every conversion rounds to the slow side.
 """
 
 from __future__ import annotations
@@ -25,28 +25,29 @@ from gatekeeper.pacing.ledger import (
 )
 
 Operation = tuple[Any, ...]
-"""A letter, and what belongs to it; see `TURN`."""
+"""The letter of an operation and its arguments; see `TURN`."""
 
 _OUTCOMES = {"sent": 0, "given back": 1, "undone": 2}
 
 _BATCH, _BATCH_SHARED = 128, 32
-"""Requests in one script call, during which the store serves nobody else: with one scope each, and
-with several."""
+"""Maximum number of requests in one script call, during which the store serves no other client:
+for requests of one scope, and for requests of several."""
 
 
 def reported(report: Report) -> Operation:
-    """Take a report into account."""
+    """Return the operation that applies a report."""
     scope, seconds, reason, interval, interval_for = report
     return ("b", scope, micros(seconds), reason, micros(interval), micros(interval_for))
 
 
 def ended(token: str, scopes: Sequence[str], outcome: Outcome, size: int = 0) -> Operation:
-    """Free the slots of a token; `size`: bytes of its response, where they count."""
+    """Return the operation that frees a token's slots. `size`: bytes of the response, if a budget
+    counts them."""
     return ("e", token, _OUTCOMES[outcome], scopes, *((size,) if size else ()))
 
 
 def clock_told(clock: ScopeClock) -> Operation:
-    """Tell what is known of a scope to a store that has lost it."""
+    """Return the operation that pushes a scope's clock to a store that has lost it."""
     age = -1 if clock.age is None else max(0, int(clock.age * 1e6))
     blocked = micros(clock.blocked)
     day = () if clock.day is None else (max(0, int(clock.day * 1e6)), clock.pages, clock.bytes)
@@ -59,8 +60,8 @@ def _asks(one: ScopeRequest) -> tuple[int, ...]:
 
 
 def packed(operations: list[Operation]) -> tuple[list[str], list[Operation]]:
-    """The scopes that the operations concern, each once, and the operations with a scope's number
-    in that list, counted from 1, in place of its name."""
+    """Return the distinct scopes of the operations, and the operations with each scope's name
+    replaced by its 1-based index among those scopes."""
     keys: dict[str, int] = {}
 
     def place(scope: str) -> int:
@@ -80,7 +81,7 @@ def packed(operations: list[Operation]) -> tuple[list[str], list[Operation]]:
 
 
 def batches(operations: list[Operation]) -> list[list[Operation]]:
-    """Cut so that the store never serves one call for long."""
+    """Split operations into script calls that are short enough not to block the store for long."""
     found, room = list[list[Operation]](), 0.0
     for one in operations or [()]:
         cost = 1.0
@@ -98,9 +99,9 @@ def batches(operations: list[Operation]) -> list[list[Operation]]:
 def ends_once_more(
     calls: list[list[Operation]], is_over: Callable[[str], bool]
 ) -> list[list[Operation]]:
-    """Of what these begin or renew and is over by now. Its end may stand before it in the same
-    calls, or may have been in time where these were late and are sent once more: then they would
-    leave a hold that nobody frees."""
+    """Return calls that end once more what `calls` take or renew but has ended by now. The end may
+    precede the take in the same calls, or may have arrived in time when these calls were late and
+    are now sent again. Otherwise they would leave a hold that no one frees."""
     ends = list[Operation]()
     for one in chain.from_iterable(calls):
         kind = one[0]
@@ -111,7 +112,7 @@ def ends_once_more(
 
 
 def decoded(reply: Any) -> Any:
-    """The script's answer. Raises LedgerLost."""
+    """Decode a reply of the script. Raises LedgerLost if it can't be read."""
     try:
         return msgspec.msgpack.decode(reply)
     except (msgspec.MsgspecError, TypeError) as error:
@@ -119,7 +120,7 @@ def decoded(reply: Any) -> Any:
 
 
 def scope_clock(told: list[Any]) -> ScopeClock:
-    """What the script says of a scope."""
+    """Decode a scope's clock from an answer of the script."""
     name, age, interval, blocked, reason, paused, *rest = told
     age = None if age is False else age / 1e6
     day, *used = rest or (False,)
@@ -128,7 +129,7 @@ def scope_clock(told: list[Any]) -> ScopeClock:
 
 
 def scope_view(told: list[Any]) -> ScopeView:
-    """Everything that the script says of a scope."""
+    """Decode the answer to a `v` operation: everything that is known of a scope."""
     clock, holds, waiting = told
     views = (
         HoldView(token.partition(":")[0], age / 1e6, left / 1e6, bool(headed))

@@ -1,8 +1,8 @@
-"""What operators say of hosts at run time (`Gatekeeper.override`), for every member of a fleet.
+"""Overrides that operators set at run time (`Gatekeeper.override`), shared by a whole fleet.
 
-The rules lie in one hash of the store, by what they match, for as long as a member lives. They are
-published as they are said; a count beside the epoch shows with each beat whether a message was
-lost. After a loss of the store's memory every member tells those that it follows.
+One hash of the store has the rules, keyed by what they match, for as long as any member is alive.
+Each rule is also published. A counter beside the epoch shows with each heartbeat whether a message
+was lost. After the store has lost its contents, every member writes the rules that it follows.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from gatekeeper.fleet.scripts import OVERRIDE
 from gatekeeper.fleet.store import Store
 
 _KEPT = 60_000
-"""Milliseconds until they are gone where no member gives a sign of life."""
+"""Milliseconds until the rules expire if no member sends a heartbeat."""
 
 _log = logging.getLogger(__name__)
 
 
 class FleetOverrides:
-    """The overrides of a fleet, as one member follows and says them.
+    """The fleet's overrides, as one member follows and sets them.
 
-    Of two for the same match the one counts that reached the store later, everywhere.
+    If two rules have the same match, the one that reached the store later applies on all members.
     """
 
     def __init__(
@@ -36,35 +36,38 @@ class FleetOverrides:
         channel: str,
         tell_now: Callable[[], object],
     ) -> None:
-        """`keys` of the epoch and the overrides, `channel` the one that all hear; `tell_now()` has
-        `tell` called soon."""
+        """`keys`: of the epoch and of the overrides. `channel`: the channel that every member
+        subscribes to. `tell_now()` makes the ledger call `tell` soon."""
         self._store = store
         self._keys = list(keys)
         self._channel = channel
         self._tell_now = tell_now
         self._followed: dict[str, str] = {}
-        """The rules in force, as they are written, by what they match."""
+        """The rules in force as JSON, by what they match."""
         self._untold: dict[str, str] = {}
+        """Rules that were set here and have not been written to the store yet."""
         self._count = 0
-        """How many had been said in this epoch when we looked last."""
+        """The store's counter of writes in this epoch when it was last checked."""
         self._followers: list[Callable[[HostRule], object]] = []
 
     def follow(self, follower: Callable[[HostRule], object]) -> None:
-        """Call that with each override that is in force, and that another member says."""
+        """Call `follower` with each override in force, and with each one that another member sets
+        later."""
         self._followers.append(follower)
         for match, rule in self._followed.items():
             self._apply([follower], match, rule)
 
     def say(self, rule: HostRule) -> None:
-        """Tell every member, those that come later too, as soon as the store can be reached."""
+        """Set an override for every member, present and future, as soon as the store can be
+        reached."""
         match = match_named(rule.match)
         self._followed[match] = self._untold[match] = msgspec.json.encode(rule).decode()
         self._tell_now()
 
     def heard(self, match: str, rule: str) -> None:
-        """Somebody said this; also what was said here comes back."""
+        """Apply a rule that was published. Rules that were set here come back as well."""
         if self._followed.get(match) == rule or match in self._untold:
-            return  # ours reaches the store later; if it did not, the count shows it
+            return  # the rule set here will reach the store later; if not, the counter shows it
         self._followed[match] = rule
         self._apply(self._followers, match, rule)
 
@@ -77,7 +80,7 @@ class FleetOverrides:
             _log.error("another member's override of %s can't be followed: %s", match, error)
 
     async def tell(self, epoch: str) -> None:
-        """Tell what was said here since. Raises LedgerLost."""
+        """Write the rules that were set here since the last call. Raises LedgerLost."""
         if untold := dict(self._untold):
             await self._write(epoch, "0", untold)
             for match, rule in untold.items():
@@ -85,14 +88,14 @@ class FleetOverrides:
                     del self._untold[match]
 
     async def tell_again(self, epoch: str) -> None:
-        """The store's memory is another one: tell all that is followed, where nobody has told
-        anything newer. Raises LedgerLost."""
+        """Write all rules to a new epoch, except those for which another member already wrote a
+        rule there. Raises LedgerLost."""
         self._count = 0
         if self._followed:
             await self._write(epoch, "1", self._followed)
 
     async def catch_up(self, count: int) -> None:
-        """So many were said: read them if that is news. Raises LedgerLost."""
+        """Read the rules if the store's counter differs from the known one. Raises LedgerLost."""
         if count != self._count:
             found = await self._store.run("HGETALL", self._keys[1])
             for match, rule in zip(found[::2], found[1::2], strict=True):

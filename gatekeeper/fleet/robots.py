@@ -1,15 +1,15 @@
-"""robots.txt files that a fleet shares: one member fetches, the others read what it found.
+"""robots.txt files shared by a fleet: one member fetches a file, the others read the result.
 
-What a retrieval came to lies in the store for as long as it is fresh, and half as long again so
-that a 304 finds its text. Who wants a file looks there first; who finds nothing newer than what it
-has claims the origin, fetches in the host's turn, and writes. That is published: who waits reads it
-at once, and who holds an older copy takes it over, so that a refresh by one is one by all. Where
-nothing is heard the others look again until the claim is over: a member that dies with one delays
-them by `CLAIM_FOR` seconds.
+The store caches the outcome of a retrieval for as long as it is fresh, and half as long again so
+that a 304 finds its text. A member that needs a file looks there first. If there is nothing newer
+than its own copy, it claims the origin, fetches under the host's lease, and writes the result. The
+write is published: members that wait read it immediately, and members with an older copy update it,
+so a refresh by one member is a refresh for all. Without a message the others look again until the
+claim expires; a member that dies while it has a claim delays them by `CLAIM_FOR` seconds.
 
-While the store can't be reached nobody gets a turn to fetch in, so the store is asked again until
-it answers, for `CLAIM_FOR` seconds at most; what could not be written is written later. Where the
-members have divided the hosts among them each fetches for itself.
+While the store can't be reached, no member is granted a lease to fetch, so the store is retried
+until it responds, for at most `CLAIM_FOR` seconds. A result that could not be written is written
+later. If the members have divided the hosts among themselves, each fetches for itself.
 """
 
 from __future__ import annotations
@@ -40,27 +40,30 @@ from gatekeeper.fleet import scripts
 from gatekeeper.fleet.store import CALL_DEADLINE, Store
 
 CLAIM_FOR = 10.0
-"""Seconds after which the claim of a member that gives no sign of life is over."""
+"""Seconds after which a claim expires unless its member renews it."""
 _LOOK, _LOOK_MAX = 0.1, 1.0
-"""Seconds between two looks at what another member fetches: at first, and at most."""
+"""Seconds between two looks for the result of another member: initially, and at most."""
 _FAILED_FOR = 60.0
-"""Seconds for which a failure is believed by those who did not see it."""
+"""Seconds for which the other members use a failure that one member observed."""
 _LONGER = 1.5
+"""How long the store keeps a retrieval, as a multiple of the time for which it is fresh."""
 _REMEMBERED = 100_000
+"""Maximum number of origins whose stamps are remembered."""
 _AT_ONCE = 8
-"""Calls of the store at once."""
+"""Maximum number of calls in flight at the same time."""
 _AWAY = 1.0
-"""Seconds for which a store that did not answer is not asked again."""
+"""Seconds for which a store that did not respond is not called again."""
 
 
 class _Shared(msgspec.Struct, array_like=True):
-    """A retrieval, as it lies in the store."""
+    """A retrieval as it is stored. The order of the fields is the storage format."""
 
     stamp: str
+    """A random identifier of this version."""
     fresh: float
-    """Seconds for which it is good ..."""
+    """Seconds for which the retrieval is fresh."""
     kept: float
-    """... and for which the store keeps it."""
+    """Seconds for which the store keeps it."""
     outcome: str
     status: int | None
     hops: tuple[str, ...]
@@ -76,7 +79,7 @@ class _Shared(msgspec.Struct, array_like=True):
 
 
 class SharedFetcher:
-    """A source of robots.txt files that asks the fleet first."""
+    """A source of robots.txt files that reads results of other members before it fetches."""
 
     def __init__(
         self,
@@ -89,9 +92,9 @@ class SharedFetcher:
         renew: Callable[[str], object] = lambda _origin: None,
         alone: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`prefix`: how the keys of the namespace begin; `member`: our own name in the fleet;
-        `renew(origin)`: fetch a file again, of which another member has a newer one; `alone()`:
-        does each member get turns of its own without the store?"""
+        """`prefix`: the prefix of the namespace's keys. `member`: the name of this member.
+        `renew(origin)` is called to fetch a file again when another member has a newer one.
+        `alone()` returns True while each member grants leases of its own without the store."""
         self._fetcher = fetcher
         self._store = store
         self._cache = cache
@@ -99,25 +102,25 @@ class SharedFetcher:
         self._member = member
         self._calls = asyncio.Semaphore(_AT_ONCE)
         self._away_until = 0.0
-        """The store did not answer: nobody waits for it until then (the loop's time)."""
+        """The store did not respond: calls fail immediately until then (the loop's time)."""
         self._seen: LRUCache[str, str] = LRUCache(_REMEMBERED)
-        """The stamp of what we have of an origin."""
+        """By origin, the stamp of the version that this member has."""
         self._offered: LRUCache[str, str] = LRUCache(_REMEMBERED)
-        """The stamp of what another member wrote since, and which `renew` was called for."""
+        """By origin, the stamp of a newer version for which `renew` was called."""
         self._renew = renew
         self._alone = alone
         self._writing: set[asyncio.Task[None]] = set()
-        """What is to be written once the store answers."""
+        """Tasks that write a result once the store responds."""
         self._waiting: dict[str, asyncio.Event] = {}
-        """Origins that another member asks, and somebody here waits for."""
+        """By origin, an event that is set when another member has written its result."""
 
     async def reach(self, origin: str) -> bool | None:
-        """Whether a new connection to the origin comes about; None: it can't be told."""
+        """Return whether the origin accepts a new connection, or None if that can't be tested."""
         return await self._fetcher.reach(origin)
 
     async def fetch(self, origin: str, validators: Validators | None = None) -> Retrieval:
-        """What another member found since we asked last, or else what we find. Where somebody
-        wants the site itself to be asked, only what is found from now on will do."""
+        """Return a result of another member that is newer than this member's, or else fetch the
+        file. A forced refresh accepts only results that are written from now on."""
         look, flight = _LOOK, flying.get()
         anew = flight is not None and flight.force and self._offered.pop(origin, None) is None
         loop = asyncio.get_running_loop()
@@ -130,7 +133,7 @@ class SharedFetcher:
             except LedgerLost:
                 if loop.time() >= patience or (self._alone() and not first):
                     return await self._fetcher.fetch(origin, validators)
-                first = False  # it may be a connection that broke, and no store that is away
+                first = False  # perhaps only the connection broke, and the store is available
                 await asyncio.sleep(_AWAY * 1.1)
                 continue
             if not left:
@@ -140,7 +143,7 @@ class SharedFetcher:
             look = min(2 * look, _LOOK_MAX)
 
     def told(self, origin: str, stamp: str, good: bool) -> None:
-        """Another member, or we, wrote what it found; `good`: the site answered."""
+        """Note that a member, perhaps this one, wrote a result. `good`: the site answered."""
         if (waiting := self._waiting.get(origin)) is not None:
             waiting.set()
         if good and self._seen.get(origin, stamp) != stamp:
@@ -148,7 +151,7 @@ class SharedFetcher:
             self._renew(origin)
 
     async def _wait(self, origin: str, seconds: float) -> None:
-        """Until another member has written what it found; at most so many seconds, for a message
+        """Wait until another member has written its result, at most `seconds`, since the message
         may be lost."""
         written = self._waiting.setdefault(origin, asyncio.Event())
         with contextlib.suppress(TimeoutError):
@@ -158,7 +161,8 @@ class SharedFetcher:
             del self._waiting[origin]
 
     async def _call(self, call: Coroutine[Any, Any, Any]) -> Any:
-        """Some at once. While the store is away, those that wait do not try it one by one."""
+        """Await a call of the store, limited to a few at the same time. While the store does not
+        respond, waiting calls fail immediately instead of trying it one by one."""
         loop = asyncio.get_running_loop()
         try:
             async with self._calls:
@@ -173,7 +177,8 @@ class SharedFetcher:
             call.close()
 
     async def _newer(self, origin: str, anew: bool = False) -> Retrieval | None:
-        """What lies in the store and we have not; `anew`: what lies there now is known."""
+        """Return the stored result if it is fresh and not this member's own version, else None.
+        `anew`: mark the stored version as seen and return None."""
         shared, age = await self._read(origin)
         if shared is None or shared.stamp == self._seen.get(origin) or age >= shared.fresh:
             return None
@@ -181,13 +186,13 @@ class SharedFetcher:
             found = _retrieval(shared, age)
         except zlib.error:
             return None
-        if found.outcome is Outcome.INTERNAL:  # one that a later version knows and we don't
+        if found.outcome is Outcome.INTERNAL:  # an outcome that only a later version knows
             return None
         self._seen[origin] = shared.stamp
         return None if anew else found
 
     async def _read(self, origin: str) -> tuple[_Shared | None, float]:
-        """What lies in the store, and how old it is in seconds."""
+        """Return the stored result, if there is a readable one, and its age in seconds."""
         key = f"{self._prefix}r:{origin}"
         left, raw = await self._call(self._store.script(scripts.READ, [key], []))
         if raw is None:
@@ -196,11 +201,12 @@ class SharedFetcher:
             shared = msgspec.msgpack.decode(raw, type=_Shared)
         except msgspec.MsgspecError:
             return None, 0.0
-        # It counts as older by a second than it seems: an error refreshes earlier.
+        # One second is added, so that an error in the age refreshes earlier.
         return shared, max(0.0, shared.kept - left / 1000) + 1.0
 
     async def _claim(self, origin: str) -> float:
-        """Take the right to fetch, or renew it: 0, or the seconds for which another has it."""
+        """Claim the right to fetch, or renew the claim. Return 0, or the seconds for which another
+        member has it."""
         arguments = [self._member, str(round(CLAIM_FOR * 1000))]
         claim = self._store.script(scripts.CLAIM, [f"{self._prefix}f:{origin}"], arguments)
         left = await self._call(claim)
@@ -210,7 +216,8 @@ class SharedFetcher:
         keeping = asyncio.create_task(self._keep_claim(origin))
         written = True
         try:
-            with contextlib.suppress(LedgerLost):  # between the look and the claim it may have come
+            # A result may have been written between the look and the claim.
+            with contextlib.suppress(LedgerLost):
                 if (found := await self._newer(origin)) is not None:
                     return found
             retrieval = await self._fetcher.fetch(origin, validators)
@@ -229,7 +236,7 @@ class SharedFetcher:
     async def _write_later(
         self, origin: str, retrieval: Retrieval, keeping: asyncio.Task[None]
     ) -> None:
-        """Others wait for what we found, as long as the claim lives."""
+        """Retry writing a result, for which others wait as long as the claim is renewed."""
         begun = asyncio.get_running_loop().time()
         late = 0.0
         try:
@@ -249,25 +256,25 @@ class SharedFetcher:
             await self._call(self._store.script(scripts.RELEASE, keys, [self._member]))
 
     async def close(self) -> None:
-        """What was not written is not written any more."""
+        """Cancel the writes that have not succeeded yet."""
         for task in list(self._writing):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
     async def _keep_claim(self, origin: str) -> None:
-        """The turn may be long in coming: the claim lives as long as we do."""
+        """Renew the claim until cancelled, since the host's lease may take long to be granted."""
         while True:
             await asyncio.sleep(CLAIM_FOR / 3)
             with contextlib.suppress(LedgerLost):
                 await self._claim(origin)
 
     async def _write(self, origin: str, retrieval: Retrieval, late: float = 0.0) -> None:
-        """Keep it for all. `late`: seconds since it was found, at most."""
+        """Write a result for all members. `late`: the maximum age of the result in seconds."""
         if retrieval.outcome.row.kept is Kept.NOT or retrieval.outcome.row.local:
-            return  # it says something about us, and nothing about the site
+            return  # the outcome describes this member, not the site
         fresh = _FAILED_FOR
         if retrieval.outcome.good:
-            # A margin: a member that takes it over keeps it for `min_ttl` at least.
+            # Leave a margin: a member that reads the result caches it for at least `min_ttl`.
             whole = fresh_for(retrieval.outcome.row.kept, retrieval.lifetime, self._cache)
             fresh = max(whole - self._cache.min_ttl, min(_FAILED_FOR, whole / 2))
         shared = _share(retrieval, max(0.001, fresh - late))
@@ -277,12 +284,12 @@ class SharedFetcher:
                 retrieval.etag or before.etag,
                 retrieval.last_modified or before.last_modified,
             ):
-                return  # the text that it speaks of is not here
+                return  # the text that the 304 refers to is not stored
             shared = msgspec.structs.replace(
                 before, stamp=shared.stamp, fresh=shared.fresh, kept=shared.kept
             )
         key, milliseconds = f"{self._prefix}r:{origin}", str(round(shared.kept * 1000))
-        self._seen[origin] = shared.stamp  # before the message about it comes back
+        self._seen[origin] = shared.stamp  # before this member receives its own message
         message = msgspec.msgpack.encode(("t", origin, shared.stamp, retrieval.outcome.good))
         arguments = [msgspec.msgpack.encode(shared), milliseconds, f"{self._prefix}all", message]
         async with self._calls:
@@ -311,7 +318,7 @@ def _share(retrieval: Retrieval, fresh: float) -> _Shared:
 
 
 def _retrieval(shared: _Shared, age: float) -> Retrieval:
-    """As it reads after so many seconds: what is left of its lifetime is its lifetime."""
+    """Convert a stored result. `age`: its age in seconds, which is subtracted from its lifetime."""
     return Retrieval(
         outcome=Outcome.named(shared.outcome),
         status=shared.status,

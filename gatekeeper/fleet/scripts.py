@@ -1,26 +1,26 @@
 """The Lua scripts of a fleet's ledger.
 
-`TURN` does in one atomic step what `pacing.ledger.MemoryLedger` does call by call, and a test
-holds the two equal over generated histories. Moments are microseconds of the server's clock, what
-goes over the wire are durations. A scope is one string key, packed by cmsgpack, of which only what
-is not the default is written:
+`TURN` does in one atomic step what `pacing.ledger.MemoryLedger` does call by call; a test compares
+the two over generated histories. Stored times are microseconds of the server's clock; durations
+are sent over the wire. A scope is one string key, encoded with cmsgpack. Only fields that differ
+from their default are written:
 
 =====  ==========================================================================================
 field  meaning
 =====  ==========================================================================================
 b      basis: the latest start, head or failure
 i, g   the interval in force since then, and whether it is a guess
-u, l   until when it is blocked, and the length of that block; r: the reason
-p      paused
-n, m   an interval that an answer taught, and until when it is kept to
-d      the first page of the day, where there is a budget; q, z: pages and bytes since then
+u, l   the end of a block, and the length of that block; r: the reason
+p      1 if paused
+n, m   an interval that was learned from a response, and until when it applies
+d      the first page of the day, if there is a budget; q, z: pages and bytes since then
 h      holds: {token, end, headed, start, basis, interval and guess before, 1 for a counted page}
 t      tickets: {token, interval, slots, guess, due}
 e      the epoch in which it was written
 =====  ==========================================================================================
 
-All keys are handed over in KEYS; the first is the epoch's. A call with another epoch than the
-store's does nothing and says so.
+All keys are passed in KEYS; the first is that of the epoch. A call whose epoch is not the store's
+changes nothing and reports that.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from __future__ import annotations
 from typing import Final
 
 FORMAT: Final = 1
-"""The version of what is written to the store. Members share a namespace with equal ones only.
+"""The version of the storage format. Members can share a namespace only if theirs are equal.
 
-Versions of gatekeeper whose format is equal work side by side, as in a rolling upgrade: each runs
-its own scripts, reads the fields and the beginnings of messages that it knows, and drops others. A
-change that is wrong where an older member drops it needs another format."""
+Versions of gatekeeper with the same format can run side by side, as in a rolling upgrade: each runs
+its own scripts, reads the fields and the leading parts of messages that it knows, and drops the
+rest. A change that would be wrong if an older member dropped it needs a new format."""
 
 TURN: Final = """
 local E = redis.call('HMGET', KEYS[1], 'id', 'until', 'floor')
@@ -390,9 +390,14 @@ for i in pairs(touched) do
 end
 return cmsgpack.pack({now, 1, answers})
 """
-"""KEYS: the epoch, scopes. ARGV: epoch, hold, lapse, most tickets, prefix of names, operations, and
-between which moments the caller believes that it arrives: if it does not, nothing is done, for the
-clock may have been set."""
+"""Execute operations. KEYS: the epoch, then the scopes. ARGV[1], packed: the epoch, hold, lapse,
+the maximum number of tickets, the prefix of names, the operations, and the earliest and latest time
+at which the caller expects the call to arrive. A call outside those times changes nothing, since
+the clock may have been set.
+
+The answer is the server's time, a status (0: another epoch, 1: done, 2: outside the expected times)
+and the answers of the operations that have one. Operations by letter: t take, h head, e end,
+r renew, b report (block or learned interval), p pause or resume, c push a clock, v view."""
 
 DECLARE: Final = """
 local current = redis.call('HGET', KEYS[1], 'id')
@@ -408,10 +413,10 @@ redis.call('HSET', KEYS[1], 'id', ARGV[2], 'server', ARGV[3], 'format', ARGV[5],
   'floor', string.format('%.0f', now + ARGV[4]))
 return {ARGV[2], ARGV[3]}
 """
-"""Begin an epoch, if the one expected is still in force: compare-and-set. KEYS: the epoch, the
-members known to somebody, those that have told what they know, the list of members, and of when
-each one read that list. ARGV: the epoch expected (empty: none), the new one, the server's identity,
-the longest hold, the format."""
+"""Start an epoch if the expected one is still current (compare-and-set). KEYS: the epoch, the
+members that any member knows, the members that have pushed what they know, the list of members, and
+when each one read that list. ARGV: the expected epoch (empty: none), the new one, the server's
+identity, the longest hold, the format."""
 
 PUSHED: Final = """
 local E = redis.call('HMGET', KEYS[1], 'id', 'told', 'at', 'hold', 'until', 'gone')
@@ -443,11 +448,12 @@ else
 end
 return 1
 """
-"""A member has told all that it knows; once all that anybody knew have, the quarantine is over.
-KEYS: those of `DECLARE`. ARGV: the epoch, the member, what its word is worth (0: it lived in no
-earlier epoch; 1: there may be members of which it never heard; 3: there are none), the channel for
-all, how long ago the latest member was gone that can't tell (empty: none was): what nobody tells
-counts as asked then; the members that it knows of. 2: the quarantine had been over before."""
+"""Note that a member has pushed all that it knows. Once every member that any member knows has done
+so, the quarantine is over. KEYS: those of `DECLARE`. ARGV: the epoch; the member; how complete its
+list is (0: it was not a member in an earlier epoch; 1: there may be members that it does not know;
+3: it knows every member); the channel for all; how long ago the latest member left that can't push
+(empty: none did); the members that it knows. A scope that no member pushed counts as requested at
+that time. Returns 2 if the quarantine had already ended, 0 if the epoch is another one."""
 
 BEAT: Final = """
 local time = redis.call('TIME')
@@ -475,14 +481,15 @@ return {E[1] or '', left, string.format('%.0f', now),
   ARGV[6] == '0' and redis.call('ZRANGE', KEYS[4], 0, -1, 'WITHSCORES') or {}, added,
   string.format('%.0f', gone)}
 """
-"""A member lives. KEYS: the epoch, the members, the overrides, which end with the last member, and
-when each member read the list of members. ARGV: the member, how long one that says nothing is
-remembered, the channel for a newcomer's greeting (empty: it is none), the epoch, the moment of the
-last list in it that the member has read (0: none), 1 where it is known. Of the answer, behind
-the members: how many overrides were said, when each one read the list (if it is not known, and
-with a + when those who are did), 1 for a
-member that was not on it, and when the latest one was gone whose clocks are nowhere but in the
-store (-1: none was)."""
+"""A member's heartbeat. KEYS: the epoch, the members, the overrides (which expire with the last
+member), and when each member read the list of members. ARGV: the member; how long a silent member
+is remembered; the channel on which to announce a newcomer (empty: it is not one); the epoch; the
+time of the last list of this epoch that the member has read (0: none); 1 if it is known.
+
+The answer: the epoch; the rest of the quarantine; the server's time; the members with their latest
+heartbeats; the number of writes of overrides; when each member read the list (only for a member
+that is not known; an entry with a + is that of a known member); 1 if the member was not on the
+list; and when the latest member left whose clocks only the store has (-1: none did)."""
 
 LEAVE: Final = """
 local time = redis.call('TIME')
@@ -491,7 +498,7 @@ if redis.call('HGET', KEYS[1], 'id') == ARGV[2] then
   redis.call('HSET', KEYS[1], 'gone', string.format('%.0f', time[1] * 1000000 + time[2]))
 end
 """
-"""A member signs off. KEYS: the epoch, the members. ARGV: the member, the epoch."""
+"""Remove a member that leaves. KEYS: the epoch, the members. ARGV: the member, the epoch."""
 
 CLAIM: Final = """
 local owner = redis.call('GET', KEYS[1])
@@ -499,22 +506,24 @@ if owner and owner ~= ARGV[1] then return math.max(1, redis.call('PTTL', KEYS[1]
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 0
 """
-"""Take or renew the right to fetch something: 0, or the milliseconds for which another has it."""
+"""Claim or renew the right to fetch a file. Returns 0, or the milliseconds for which another
+member has the claim. KEYS: the claim. ARGV: the member, milliseconds."""
 
 RELEASE: Final = """
 if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
 return 0
 """
-"""Give that right back."""
+"""Release the claim. KEYS: the claim. ARGV: the member."""
 
 READ: Final = "return {redis.call('PTTL', KEYS[1]), redis.call('GET', KEYS[1])}"
-"""A text, and the milliseconds for which it is still kept."""
+"""Return the milliseconds until a cached file expires, and the file. KEYS: the file."""
 
 WRITE: Final = """
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return redis.call('PUBLISH', ARGV[3], ARGV[4])
 """
-"""Keep a text for so many milliseconds, and tell everybody on the channel."""
+"""Cache a file and publish a message about it. KEYS: the file. ARGV: the file, milliseconds until
+it expires, the channel, the message."""
 
 OVERRIDE: Final = """
 if redis.call('HGET', KEYS[1], 'id') ~= ARGV[1] then return 0 end
@@ -527,6 +536,6 @@ end
 redis.call('PEXPIRE', KEYS[2], ARGV[3])
 return redis.call('HINCRBY', KEYS[1], 'words', 1)
 """
-"""The operator's overrides, said at run time. KEYS: the epoch, the overrides. ARGV: the epoch;
-1 where they are told after a loss, so that one that is there is newer; the milliseconds for which
-they are kept; the channel for all; the matches, and after each its rule."""
+"""Write and publish overrides that operators set at run time. KEYS: the epoch, the overrides. ARGV:
+the epoch; 1 if they are written again after a loss, so that existing ones are newer and win; the
+milliseconds until they expire; the channel for all; the matches, each followed by its rule."""

@@ -1,9 +1,10 @@
-"""`ShardedLedger`: a fleet's ledger spread over the servers of a Valkey Cluster.
+"""`ShardedLedger`: a fleet's ledger distributed over the servers of a Valkey Cluster.
 
-Each scope belongs to one of `SHARDS` shards by its name. A shard is a `RedisLedger` of its own,
-with its hash tag, epoch, members and messages, so that every script touches one slot. A request
-takes its scopes one after the other, each start not before the last; where one is closed those
-that it had are given up as if they had not been taken. That can only slow: see docs/fleet.md.
+A hash of its name assigns each scope to one of `SHARDS` shards. A shard is a separate `RedisLedger`
+with its own hash tag, epoch, members and messages, so every script accesses one slot only. A
+request acquires its scopes shard by shard. If one of them can't be acquired, the scopes acquired
+before it are released as if they had not been taken. This can only slow requests: see
+docs/fleet.md.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from gatekeeper.pacing.ledger import (
 )
 
 SHARDS = 16
-"""Hash tags over which the scopes are spread. Each costs a member two connections and a beat."""
+"""Number of hash tags. Each costs every member two connections and a heartbeat."""
 _WORST = ("lost", "recovering", "connected")
 
 _T = TypeVar("_T")
@@ -40,7 +41,7 @@ _R = TypeVar("_R")
 
 
 class ShardedLedger:
-    """A `Ledger` on a Valkey or Redis Cluster, or on one server. It is used as `RedisLedger` is."""
+    """A `Ledger` on a Valkey or Redis Cluster, or on one server. Use it like `RedisLedger`."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class ShardedLedger:
         config: FleetConfig | None = None,
         shards: int = SHARDS,
     ) -> None:
-        """`shards`: the same number in each member. Raises ConfigError."""
+        """`shards` must be the same number on each member. Raises ConfigError."""
         config = replace(config or FleetConfig(), sharded=True)
         clock = clock or SystemClock()
         self.shards: list[RedisLedger] = []
@@ -71,16 +72,16 @@ class ShardedLedger:
         self.member: str = self.shards[0].member
         self.overrides: FleetOverrides = self.shards[0].overrides
         self._lost: set[int] = set()
-        """Shards that can't be reached."""
+        """Numbers of the shards that can't be reached."""
         self._asked: dict[str, dict[int, None]] = {}
-        """Shards that may know of a token, the host's first."""
+        """By token, the shards that may know it, the host's first (a dictionary as ordered set)."""
 
     async def open(self) -> None:
-        """Join every shard. Raises ConfigError."""
+        """Open every shard's ledger. Raises ConfigError."""
         await _all(shard.open() for shard in self.shards)
 
     async def close(self) -> None:
-        """Sign off everywhere."""
+        """Leave the fleet on every shard."""
         await _all(shard.close() for shard in self.shards)
 
     async def __aenter__(self) -> ShardedLedger:
@@ -91,27 +92,27 @@ class ShardedLedger:
         await self.close()
 
     def listen(self, owner: str, listener: LedgerListener) -> None:
-        """Tell what concerns the tokens of that owner, and everybody."""
+        """Notify `listener` of events about the tokens of `owner`, and of those about everyone."""
         for number, shard in enumerate(self.shards):
             shard.listen(owner, _ShardListener(self, number, listener))
 
     @property
     def state(self) -> str:
-        """That of the worst shard: connected, lost or recovering."""
+        """The state of the worst shard: `connected`, `lost` or `recovering`."""
         return min((shard.state for shard in self.shards), key=_WORST.index)
 
     @property
     def ready(self) -> bool:
-        """Can leases be granted?"""
+        """Whether leases can be granted on every shard."""
         return all(shard.ready for shard in self.shards)
 
     @property
     def hearing(self) -> bool:
-        """Are we told of what others do?"""
+        """Whether notifications of other members arrive from every shard."""
         return all(shard.hearing for shard in self.shards)
 
     def stats(self) -> FleetStats:
-        """Sums over the shards; the state and the members are those of the worst."""
+        """Return sums over the shards; state and members are those of the worst shard."""
         every = [shard.stats() for shard in self.shards]
         return FleetStats(
             state=self.state,
@@ -127,18 +128,19 @@ class ShardedLedger:
     def sharing(
         self, fetcher: RobotsSource, cache: CacheConfig, renew: Callable[[str], object]
     ) -> RobotsSource:
-        """See `RedisLedger.sharing`; each file lies in the shard of its origin."""
+        """See `RedisLedger.sharing`. A file is stored on the shard of its origin."""
         return _ShardedTexts([shard.sharing(fetcher, cache, renew) for shard in self.shards])
 
     def shard_of(self, scope: str) -> int:
-        """The number of the shard to which a scope belongs."""
+        """Return the number of the shard that a scope belongs to."""
         return _shard(scope, len(self.shards))
 
-    # --- what a ledger does -----------------------------------------------------------------
+    # --- the Ledger protocol ----------------------------------------------------------------
 
     async def take(self, requests: Sequence[TakeRequest]) -> list[Granted | NotBefore]:
-        """Grant each request all of its scopes, one shard after the other, or say when to ask
-        again. Raises LedgerLost; asked again under the same tokens it goes on."""
+        """Grant each request all of its scopes, one shard after the other, or return when to ask
+        again. Raises LedgerLost; a repeated call with the same tokens continues where this one
+        stopped."""
         answers: dict[str, Granted | NotBefore] = {}
         waiting = {request.token: self._by_shard(request) for request in requests}
         taken: dict[str, list[int]] = {token: [] for token in waiting}
@@ -167,51 +169,51 @@ class ShardedLedger:
         return [answers[request.token] for request in requests]
 
     async def head(self, tokens: Sequence[str]) -> None:
-        """The heads of their responses are here."""
+        """Note that the response heads have arrived."""
         parts = self._parts(tokens, lambda token: self._asked.get(token, ()))
         await _all(self.shards[number].head(part) for number, part in parts.items())
 
     async def end(self, ends: Sequence[End]) -> None:
-        """Free the slots; reports first, so that nobody starts between the two."""
+        """Free the slots. The reports take effect first, so that no request starts in between."""
         await self.block(list(dict.fromkeys(one for end in ends for one in end.reports)))
         parts: dict[int, list[End]] = {}
         for token, outcome, _, size in ends:
             for place, number in enumerate(self._asked.get(token, ())):
-                told = 0 if place else size  # it counts for the host alone
+                told = 0 if place else size  # only the host's scope counts bytes
                 parts.setdefault(number, []).append(End(token, outcome, (), told))
         await _all(self.shards[number].end(part) for number, part in parts.items())
         for end in ends:
             self._asked.pop(end.token, None)
 
     async def renew(self, tokens: Sequence[str]) -> None:
-        """The holds last for a whole time to live from now."""
+        """Extend the holds by a full time to live from now."""
         parts = self._parts(tokens, lambda token: self._asked.get(token, ()))
         await _all(self.shards[number].renew(part) for number, part in parts.items())
 
     async def block(self, reports: Sequence[Report]) -> None:
-        """Take reports into account, and tell everybody."""
+        """Apply reports and notify every member of them."""
         parts = self._parts(reports, lambda report: (self.shard_of(report.scope),))
         await _all(self.shards[number].block(part) for number, part in parts.items())
 
     async def pause(self, scopes: Sequence[str]) -> None:
-        """No request of these scopes, by any member, until `resume`."""
+        """Grant no request of these scopes to any member until `resume`."""
         parts = self._parts(scopes, lambda scope: (self.shard_of(scope),))
         await _all(self.shards[number].pause(part) for number, part in parts.items())
 
     async def resume(self, scopes: Sequence[str]) -> None:
-        """Requests again."""
+        """Grant requests of these scopes again."""
         parts = self._parts(scopes, lambda scope: (self.shard_of(scope),))
         await _all(self.shards[number].resume(part) for number, part in parts.items())
 
     async def look(self, scopes: Sequence[str]) -> list[ScopeView]:
-        """What is known of each, and which member holds it. Raises LedgerLost."""
+        """Return what is known of each scope and which members hold it. Raises LedgerLost."""
         found = await _all(self.shards[self.shard_of(scope)].look([scope]) for scope in scopes)
         return [view for views in found for view in views]
 
-    # --- how --------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------
 
     def _by_shard(self, request: TakeRequest) -> list[tuple[int, TakeRequest]]:
-        """What is asked of each shard, the host's first."""
+        """Split a request by shard, the host's shard first."""
         found: dict[int, TakeRequest] = {}
         for one in request.scopes:
             number = self.shard_of(one.scope)
@@ -230,7 +232,7 @@ class ShardedLedger:
         return parts
 
     def lost(self, number: int, lost: bool) -> bool:
-        """A shard was lost, or is back. Is there one that can't be reached?"""
+        """Note that a shard was lost or is back. Return True if any shard can't be reached."""
         if lost:
             self._lost.add(number)
         else:
@@ -239,7 +241,7 @@ class ShardedLedger:
 
 
 class _ShardListener:
-    """What one shard tells, as a whole ledger would."""
+    """Listener of one shard: it forwards notifications as a single ledger would send them."""
 
     def __init__(self, ledger: ShardedLedger, number: int, listener: LedgerListener) -> None:
         self._ledger = ledger
@@ -250,20 +252,20 @@ class _ShardListener:
         self.paused = listener.paused
 
     def lost(self, lost: bool) -> None:
-        """Without one shard nothing is granted: nobody knows which hosts it has."""
+        """Report the ledger as lost while any shard is: a host may belong to the lost shard."""
         if not self._ledger.lost(self._number, lost):
             self._listener.lost(False)
         elif lost:
             self._listener.lost(True)
 
     def clocks(self) -> list[ScopeClock]:
-        """Those that belong to the shard, and whether there are more."""
+        """Return the clocks of this shard, and the nameless one that says that there are more."""
         mine, every = self._ledger.shard_of, self._listener.clocks()
         return [one for one in every if not one.scope or mine(one.scope) == self._number]
 
 
 class _ShardedTexts:
-    """Sources of robots.txt files, by the shard of the origin."""
+    """A source of robots.txt files that uses the source of the origin's shard."""
 
     def __init__(self, sources: list[RobotsSource]) -> None:
         self._sources = sources
@@ -273,7 +275,7 @@ class _ShardedTexts:
         return await self._of(origin).fetch(origin, validators)
 
     async def reach(self, origin: str) -> bool | None:
-        """Whether a new connection to the origin comes about; None: it can't be told."""
+        """Return whether the origin accepts a new connection, or None if that can't be tested."""
         return await self._of(origin).reach(origin)
 
     def _of(self, origin: str) -> RobotsSource:
@@ -285,7 +287,7 @@ def _shard(name: str, shards: int) -> int:
 
 
 def _joined(before: Granted | NotBefore | None, answer: Granted | NotBefore) -> Granted | NotBefore:
-    """The answer about all scopes so far."""
+    """Combine the answer of one shard with that of the shards before it."""
     if isinstance(before, Granted) and isinstance(answer, Granted):
         seconds = min(before.seconds, answer.seconds)
         return Granted(answer.token, seconds, (*before.clocks, *answer.clocks))
@@ -293,7 +295,7 @@ def _joined(before: Granted | NotBefore | None, answer: Granted | NotBefore) -> 
 
 
 async def _all(calls: Iterable[Awaitable[_R]]) -> list[_R]:
-    """Every result, once all are there. Raises the first error then."""
+    """Return all results once every call is done; raise the first error then."""
     found: list[_R] = []
     for one in await asyncio.gather(*calls, return_exceptions=True):
         if isinstance(one, BaseException):

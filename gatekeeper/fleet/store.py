@@ -1,10 +1,10 @@
 """The connection to Valkey or Redis: URLs, start-up checks, scripts, messages.
 
-Whatever goes wrong on the way is a LedgerLost; a setting that has to be changed is a ConfigError.
-No call goes without a deadline, and no text that leaves here holds a password.
+Every failure is raised as LedgerLost; a setting that has to be changed raises ConfigError. Every
+call has a deadline, and no text that this module produces contains a password.
 
-Calls that are made while others are under way are sent behind them on the same connection, and
-answered in turn: none waits for the answer of another, and the store serves them in their order.
+Calls are pipelined on one connection: a call is sent without waiting for the responses to earlier
+calls, and the store executes and answers calls in the order in which they were sent.
 """
 
 from __future__ import annotations
@@ -23,47 +23,50 @@ from gatekeeper.errors import ConfigError, LedgerLost
 from gatekeeper.urls import without_credentials
 
 CALL_DEADLINE = 2.0
-"""Seconds that the store may take to answer."""
+"""Seconds within which the store must respond."""
 SENTINEL_DEADLINE = 1.0
-"""Seconds that one Sentinel may take, before the next one is asked."""
+"""Seconds within which a Sentinel must respond, before the next one is asked."""
 _MOST_NODES = 8
+"""Maximum number of cluster nodes that are remembered for looking up slots."""
 _OLDEST = (6, 2)
+"""The oldest supported version of Redis."""
 _OPTIONS = frozenset({"db", "client_name", "sentinel_username", "sentinel_password"})
-"""What the query of a URL may say, beside `ssl_...`: the rest would undo deadlines and answers."""
+"""Query parameters that a URL may have, besides `ssl_...`. Others could change the deadlines or the
+form of responses."""
 _SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 _LOOK, _SILENT = 0.25, 8
-"""Seconds after which to look for new channels, and how often nothing may come before the
-connection that brings messages is tried."""
+"""Seconds between two looks for new channels, and the number of looks without a message after which
+the connection is tested with a ping."""
 
 _log = logging.getLogger(__name__)
 
 
 class StoreDown(LedgerLost):
-    """The store itself serves nobody at this moment: its machine refuses connections, or it is
-    still loading. (A connection that breaks, or is not answered, may be cut for us alone.)"""
+    """The store serves no member at the moment: its machine refuses connections, or it is still
+    loading. (A connection that breaks or times out may affect this member alone.)"""
 
 
 class StoreIdentity(NamedTuple):
-    """Which memory a store has: another one after a restart, and after each promotion."""
+    """Identifies a store's contents: different after a restart and after each promotion."""
 
     run: str
     replication: str
 
     @property
     def text(self) -> str:
-        """As it is written beside the epoch."""
+        """The form that is stored with the epoch."""
         return f"{self.run}:{self.replication}"
 
 
 class Store:
-    """One server, or the master that Sentinels name."""
+    """A client of one server, of the master that Sentinels name, or of one slot of a cluster."""
 
     def __init__(
         self, url: str, config: FleetConfig, *, any_memory: bool = False, tag: str = ""
     ) -> None:
-        """`any_memory`: what is asked does not depend on whose memory the store has, so calls may
-        go on a new connection, and several at once. Raises ConfigError for a URL that can't be
-        used, and without the extra `redis`. `tag`: the hash tag of our keys, for a cluster."""
+        """`any_memory`: calls do not depend on the store's epoch, so they may use new connections,
+        and several of them. `tag`: the hash tag of the keys, for a cluster. Raises ConfigError if
+        the URL can't be used or the extra `redis` is not installed."""
         try:
             import redis.asyncio  # noqa: PLC0415 - an optional extra
             import redis.crc  # noqa: PLC0415
@@ -83,7 +86,7 @@ class Store:
         parts = self._parts
         self._sentinel = parts.scheme.endswith("+sentinel")
         self._connect_deadline = CALL_DEADLINE
-        # A call that is repeated on a new connection would not know whose memory it meets.
+        # A call repeated on a new connection might reach a store with other contents.
         once = Retry(NoBackoff(), 0)
         common: dict[str, Any] = {
             "socket_timeout": CALL_DEADLINE,
@@ -92,14 +95,14 @@ class Store:
             "retry": once,
         }
         self._closing: list[Any] = []
-        """Sentinels."""
+        """Clients of Sentinels, to be closed with the store."""
         self._common = common
         self._slot: int | None = None
-        """Of a cluster: where our keys are ..."""
+        """The cluster's slot that has the keys; None if the store is not sharded."""
         self._located = True
-        """... and whether it is known which server has that slot."""
+        """Whether it is known which server of the cluster has that slot."""
         self._nodes: list[Any] = []
-        """Clients of servers of the cluster that can be asked for that; the first is the URL's."""
+        """Clients of cluster servers that can look up the slot; the first is that of the URL."""
         if config.sharded:
             self._slot, self._located = redis.crc.key_slot(tag.encode()), False
             self._nodes = [self._made(url, parts, dict(common))]
@@ -107,23 +110,24 @@ class Store:
         self._begin(parts)
         self._starting = False
         self._checked = ""
-        """The run of the server whose settings were looked at."""
+        """The run id of the server whose settings were checked."""
         self._hashes: dict[str, str] = {}
+        """SHA-1 digests of scripts, by their text."""
         self._connection: _StoreConnection | None = None
-        """The connection whose memory was looked at."""
+        """The connection for which `identity` was determined."""
         self.identity: StoreIdentity = StoreIdentity("", "")
 
     def _begin(self, parts: SplitResult) -> None:
-        """Make the clients for calls and for messages."""
+        """Create the clients for calls and for messages."""
         self._at, url, common = parts, parts.geturl(), self._common
         calls = {**common, "redis_connect_func": self._connected}
-        if not self._any_memory:  # `_within` has the deadline, and redis-py's may lose a cancel
+        if not self._any_memory:  # `_within` sets a deadline; redis-py's may swallow a cancellation
             calls["socket_timeout"] = None
         self._client = self._made(url, parts, calls)
         self._messages = self._made(url, parts, {**common, "socket_timeout": None})
 
     async def _locate(self) -> None:
-        """Go to the server of the cluster that has our slot. Raises LedgerLost."""
+        """Switch to the cluster server that has the slot of the keys. Raises LedgerLost."""
         if self._located or self._slot is None:
             return
         why = "no server of the cluster answers"
@@ -132,7 +136,7 @@ class Store:
                 async with asyncio.timeout(CALL_DEADLINE):
                     found = await node.execute_command("CLUSTER", "SLOTS")
             except self._redis.ResponseError:
-                self._located = True  # no cluster: it has all
+                self._located = True  # not a cluster: the server has all slots
                 return
             except self._errors as error:
                 why = _said(error)
@@ -173,7 +177,7 @@ class Store:
             raise ConfigError(f"fleet.url: {self.where!r} can't be used: {error}") from error
 
     def _by_sentinel(self, parts: SplitResult, options: dict[str, Any]) -> Any:
-        """redis+sentinel://user:password@host:port,host:port/name of the master/database"""
+        """Create a client for redis+sentinel://user:password@host:port,host:port/master/database."""
         from redis.asyncio.sentinel import Sentinel  # noqa: PLC0415
 
         _, _, hosts = parts.netloc.rpartition("@")
@@ -181,7 +185,7 @@ class Store:
         name, _, database = parts.path.lstrip("/").partition("/")
         if not name or not all(host for host, _ in places):
             raise ValueError("write redis+sentinel://host:port,host:port/name of the master")
-        # What the query says is read as redis-py reads it, of the store and of its Sentinels.
+        # redis-py parses the query, both for the store and for its Sentinels.
         query: dict[str, Any] = dict(
             self._redis.connection.parse_url(f"redis://x/{database}?{parts.query}")
         )
@@ -202,7 +206,7 @@ class Store:
             "socket_connect_timeout": SENTINEL_DEADLINE,
         }
         self._connect_deadline = CALL_DEADLINE + len(places) * SENTINEL_DEADLINE
-        kind: Any = Sentinel  # redis-py says no types of it
+        kind: Any = Sentinel  # redis-py does not annotate it
         sentinels = kind(places, sentinel_kwargs=asked)
         self._closing += sentinels.sentinels
         return sentinels.master_for(name, **{**options, **_credentials(parts), **secure, **own})
@@ -216,7 +220,7 @@ class Store:
 
     @asynccontextmanager
     async def _within(self) -> AsyncIterator[None]:
-        """A call, with its deadline; whatever it raises is a LedgerLost."""
+        """Set the deadline of a call, and convert its errors to LedgerLost."""
         try:
             async with asyncio.timeout(
                 self._connect_deadline if self._connecting else CALL_DEADLINE
@@ -231,12 +235,13 @@ class Store:
             lost = StoreDown if self._serves_nobody(error) else LedgerLost
             raise lost(f"{self.where}: {_said(error)}") from error
         except asyncio.CancelledError:
-            await self.hang_up()  # its answer is not to be taken for that of the next call
+            await self.hang_up()  # its response must not be mistaken for that of the next call
             raise
 
     def _serves_nobody(self, error: BaseException | None) -> bool:
-        """Does it say so of the one server that all members use? (A Sentinel may have sent us to
-        one that is no master any more, and so may what we know of a cluster.)"""
+        """Return True if the error shows that the server serves no member at all. False for
+        Sentinels and clusters, which may have directed us to a server that is no longer the
+        master."""
         if self._sentinel or self._slot is not None:
             return False
         down = (self._loading, ConnectionRefusedError, FileNotFoundError)  # the last: no socket
@@ -245,7 +250,7 @@ class Store:
         return error is not None
 
     async def hang_up(self) -> None:
-        """Give the connection up; calls that wait for an answer get LedgerLost."""
+        """Close the connection. Calls that wait for a response raise LedgerLost."""
         if not self._any_memory:
             connection, self._connection = self._connection, None
             with suppress(*self._errors):
@@ -254,8 +259,9 @@ class Store:
                 await self._client.connection_pool.disconnect(inuse_connections=True)
 
     async def connect(self, *, starting: bool = False) -> StoreIdentity:
-        """Connect anew, and see whose memory it is. Raises ConfigError where the server's settings
-        can't keep a promise; `starting`, also where it lets nobody in, now or by a later call."""
+        """Reconnect and return the identity of the store's contents. Raises ConfigError if the
+        server's settings can't guarantee the fleet's promises. With `starting`, this and later
+        calls also raise ConfigError if the server denies access."""
         await self.hang_up()
         await self._locate()
         self._connecting, self._starting = True, starting
@@ -297,7 +303,7 @@ class Store:
             )
             if not self._checked:
                 raise ConfigError(said)
-            _log.warning("%s", said)  # after a failover it is too late to refuse
+            _log.warning("%s", said)  # after a failover it is too late to refuse to start
 
     async def _loses_writes(self) -> bool:
         try:
@@ -313,7 +319,7 @@ class Store:
     # --- calls ------------------------------------------------------------------------------
 
     async def run(self, *command: Any) -> Any:
-        """One command; its answer as the store gives it, not read in any way."""
+        """Execute one command and return its raw response. Raises LedgerLost."""
         await self._locate()
         async with self._within():
             (found,) = await self._asked([command])
@@ -322,11 +328,12 @@ class Store:
             return found
 
     async def script(self, text: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
-        """Run one script."""
+        """Execute a script and return its raw response. Raises LedgerLost."""
         return (await self.scripts(text, [(list(keys), list(arguments))]))[0]
 
     async def scripts(self, text: str, calls: Sequence[tuple[list[str], list[Any]]]) -> list[Any]:
-        """Run a script several times in one round trip; it is loaded again where it is unknown."""
+        """Execute a script several times in one round trip, loading it first if the store does not
+        know it. `calls`: keys and arguments of each call. Raises LedgerLost."""
         known = self._hashes.get(text)
         if known is None:
             known = self._hashes[text] = hashlib.sha1(text.encode()).hexdigest()  # noqa: S324
@@ -353,7 +360,8 @@ class Store:
         return await self._asked(asked)
 
     async def _asked(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """The answers; an error that concerns one command alone in its place."""
+        """Send commands and return their responses. An error of a single command is returned in
+        place of its response."""
         if self._any_memory:
             pipeline = self._client.pipeline(transaction=False)
             for command in commands:
@@ -371,7 +379,9 @@ class Store:
         heard: Callable[[str, bytes], None],
         subscribed: Callable[[int], None],
     ) -> None:
-        """Hand on what is published until the connection breaks. Raises LedgerLost."""
+        """Subscribe to `channels()`, which is polled for new ones, and pass each message to
+        `heard(channel, data)` until the connection breaks. `subscribed(number)` is called with the
+        number of confirmed subscriptions. Raises LedgerLost."""
         try:
             async with self._messages.pubsub() as pubsub:
                 await self._listen(pubsub, channels, heard, subscribed)
@@ -392,7 +402,7 @@ class Store:
                 wanted.update(new)
                 async with asyncio.timeout(CALL_DEADLINE):
                     await pubsub.subscribe(*new)
-            async with asyncio.timeout(CALL_DEADLINE + _LOOK):  # it may connect anew by itself
+            async with asyncio.timeout(CALL_DEADLINE + _LOOK):  # redis-py may reconnect here
                 message = await pubsub.get_message(timeout=_LOOK)
             if message is None:
                 silent += 1
@@ -422,22 +432,23 @@ class Store:
 
 
 class Flights:
-    """Flights of a ledger that are under way, and how long they take."""
+    """The flights of a ledger that are under way, and their round-trip times."""
 
     def __init__(self) -> None:
         self.flights: set[asyncio.Task[None]] = set()
         self.boarding: bool = False
-        """The last one has not left yet."""
+        """Whether the last flight has been created but not sent yet."""
         self.turns: int = 0
-        """Calls of the script which the store has not answered yet ..."""
+        """Number of `RedisLedger._turn` calls that the store has not answered yet."""
         self.all_answered: asyncio.Event = asyncio.Event()
-        """... none of them."""
+        """Set while `turns` is 0."""
         self.all_answered.set()
         self.nearest: list[float] = [math.inf, math.inf]
-        """Seconds of the shortest round trip since our last sign of life, and of the one before."""
+        """The shortest round trip in seconds since the last heartbeat, and in the period before it.
+        """
 
     def turns_by(self, number: int) -> None:
-        """So many more."""
+        """Add `number` to `turns`."""
         self.turns += number
         if self.turns:
             self.all_answered.clear()
@@ -445,28 +456,29 @@ class Flights:
             self.all_answered.set()
 
     def ahead(self, seconds: float) -> float:
-        """In how many seconds to ask, so that the question arrives when the store said: what it
-        said took its time, and so will the question, together a round trip at least."""
+        """Return after how many seconds to send a request that should arrive `seconds` after the
+        store sent its response: the response and the request together take at least one round trip.
+        """
         nearest = min(self.nearest)
         return max(0.0, seconds - nearest) if nearest < math.inf else seconds
 
 
 class _StoreConnection:
-    """One connection, on which calls are sent before those before them are answered."""
+    """A connection that pipelines calls: each is sent before earlier ones are answered."""
 
     def __init__(self, redis: Any, pool: Any, connection: Any) -> None:
-        """`connection` is one of the pool, which gets it back by `close`."""
+        """`connection` belongs to `pool`; `close` returns it."""
         self._redis = redis
         self._pool = pool
         self._connection = connection
         self._last: asyncio.Future[None] | None = None
-        """Done once the calls so far are answered."""
+        """Done once all calls so far are answered."""
         self._open = True
 
     async def ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Send them in one go, behind all that was asked before; the answers, and errors that
-        concern one command alone in their places. Raises what redis-py raises; nobody can be
-        answered on this connection then."""
+        """Send commands in one write and return their responses. An error of a single command is
+        returned in place of its response. Raises the errors of redis-py; after one the connection
+        can't be used any more."""
         connection, before = self._connection, self._last
         answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._last = answered
@@ -478,9 +490,9 @@ class _StoreConnection:
                 await asyncio.wait([before])
             return [await self._answer() for _ in commands]
         except Exception as error:
-            if not self._open:  # given up by another call, and in whichever state
+            if not self._open:  # another call has closed it, so its state is undefined
                 raise self._redis.ConnectionError("the connection was given up") from error
-            self._open = False  # what comes is not the answer to the next call
+            self._open = False  # later data would not be the response to the next call
             raise
         finally:
             answered.set_result(None)
@@ -494,7 +506,7 @@ class _StoreConnection:
             return error
 
     async def close(self) -> None:
-        """Hang up; who still waits for an answer gets an error."""
+        """Disconnect. Calls that still wait for a response raise an error."""
         self._open = False
         try:
             await self._connection.disconnect()
@@ -503,7 +515,7 @@ class _StoreConnection:
 
 
 def _parts(url: str, where: str) -> SplitResult:
-    """The parts of a store's URL. Raises ConfigError for one that would be misread."""
+    """Split and validate a store's URL. Raises ConfigError if it would be misread."""
     parts = urlsplit(url)
     if parts.scheme not in _SCHEMES or "://" not in url:
         raise ConfigError(
@@ -529,7 +541,7 @@ def _parts(url: str, where: str) -> SplitResult:
 
 
 def _place(text: str) -> tuple[str, int]:
-    """Host and port of a Sentinel."""
+    """Parse the host and port of a Sentinel."""
     parts = urlsplit(f"//{text}")
     return parts.hostname or "", parts.port or 26379
 
@@ -556,16 +568,16 @@ _MISTAKES = {
     "SELECT is not allowed": "name no database; a cluster has but one",
     "'SENTINEL'": "this is no Sentinel: name those, or write it without +sentinel",
 }
-"""What a server says of a URL that no waiting makes right, by a part of its words."""
+"""Remedies for errors that retrying can't fix, by a part of the server's error message."""
 
 
 def _remedy(error: Exception) -> str | None:
-    """What mends the URL; None: it may be right."""
+    """Return how to correct the URL, or None if the URL may be right."""
     text = str(error)
     return next((remedy for words, remedy in _MISTAKES.items() if words in text), None)
 
 
 def _said(error: Exception) -> str:
-    """What an error says; not the connections of Sentinels that it may list, nor arguments of a
-    command, which it does not hold."""
+    """Return the message of an error, without the connections of Sentinels that it may list (and
+    thus without their passwords). It does not contain arguments of commands."""
     return str(error).partition(" : <")[0] or type(error).__name__
