@@ -1,4 +1,7 @@
-"""The text of a robots.txt: read, decide, explain. Pure: no clock, no I/O, no asyncio."""
+"""Parse a robots.txt, decide about URLs, and explain the verdicts.
+
+The package is pure: no clock, no I/O, no asyncio.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     )
     from gatekeeper.robots.timing import RequestRate, Window
     from gatekeeper.robots.witness import Witness, witnesses
-else:  # each when it is first asked for: a parser alone need not wait for an HTTP client
+else:  # imported on first use: parsing alone must not import an HTTP client
     __getattr__, __dir__ = lazily(
         __name__,
         {

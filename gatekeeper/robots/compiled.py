@@ -1,6 +1,6 @@
-"""Rules of RFC 9309 prepared for many questions: prefixes to bisect, wildcard patterns by piece.
+"""Rules of RFC 9309 compiled for many questions: sorted prefixes, and wildcard patterns by piece.
 
-`SortedRules` parts plain prefixes, exact paths and wildcard patterns; `CompiledRules` answers.
+`SortedRules` separates plain prefixes, exact paths and wildcard patterns; `CompiledRules` answers.
 """
 
 from __future__ import annotations
@@ -25,49 +25,56 @@ from gatekeeper.robots.patterns import (
 from gatekeeper.speedups import lazy_pattern
 
 DENIED = -2
-"""A code: denied, but by no line of the file."""
+"""Code for a path that is denied, but not by a line of the file."""
 ROBOTS_FILE = -3
-"""A code: the path is `/robots.txt`, which may always be asked for (RFC 9309 section 2.2.2,
-RFC-20; the drafts of 1996 and 2.0, R96-16 and V2-34)."""
+"""Code for the path `/robots.txt`, which may always be fetched (RFC 9309 section 2.2.2, RFC-20; the
+drafts of 1996 and 2.0, R96-16 and V2-34)."""
 LIKE_AN_ESCAPE = lazy_pattern(r"\*[0-9A-F%]")
-"""A piece behind a star may be found from within an escape on; `%` may stand for a digit."""
+"""Matches a piece after a star that may match from within an escape on; `%` may begin the escape of
+a hexadecimal digit."""
 _BEGINS_IN_ESCAPE = lazy_pattern(r"\*[0-9A-F]")
-"""`LIKE_AN_ESCAPE` for values in their normal form."""
+"""`LIKE_AN_ESCAPE` for values in normal form."""
 CHANGED = lazy_pattern("%3A|%2F")
-"""A pattern with a `?` may have two forms: see `query_form`."""
+"""Matches what `query_form` replaces: a pattern with a `?` may have two forms."""
 _SPECIAL = lazy_pattern("[*?]")
 _TWOFOLD = lazy_pattern("[/:]|%3A|%2F")
-"""What RFC 9309 section 2.2.2 (RFC-25) speaks of."""
+"""Matches the characters and escapes to which RFC 9309 section 2.2.2 (RFC-25) applies."""
 
 
 class SortedRules:
     """The rules of a set by shape, each pattern with its *entry*.
 
-    An entry is one number: octets, whether the rule allows, and how far from the end of the
-    set it stands, from the high bits to the low ones. So the greatest entry is the longest
-    match, of equal ones an Allow (RFC 9309 section 2.2.2, RFC-18), of these the first in the file.
+    An entry is a single number. From the high bits to the low ones it contains the length in
+    octets, whether the rule allows, and its distance from the end of the set. So the greatest entry
+    belongs to the longest match; of equally long ones to an Allow (RFC 9309 section 2.2.2, RFC-18);
+    and of these to the first in the file.
     """
 
     def __init__(self, found: list[tuple[str, str]], *, robots_file: bool) -> None:
-        """`found`: of each rule whether it is a `dis`allow, and its value. With `robots_file`
-        there is one more entry, for `/robots.txt` alone: its code is ROBOTS_FILE."""
+        """Sort the rules. `found` contains for each rule a non-empty string if it is a Disallow,
+        and its value.
+
+        With `robots_file` an entry for `/robots.txt` is added, whose code is ROBOTS_FILE.
+        """
         self.count: int = len(found)
         self.shift: int = (len(found) + 2).bit_length()
-        """Bits of an entry that say where the rule stands; the next one up: it allows."""
-        # No rule: allowed (RFC 9309 section 2.2.2, RFC-19).
+        """Number of low bits of an entry that contain the rule's position. The next bit is set if
+        it allows."""
+        # Without a matching rule a path is allowed (RFC 9309 section 2.2.2, RFC-19).
         self.prefixes: dict[str, int] = {"": 1 << self.shift}
         self.exact: dict[str, int] = {}
-        """Of one path each, as where a `$` ends a value (RFC 9309 section 2.2.3, RFC-28)."""
+        """Entries of values that match a single path, because they end with a `$` (RFC 9309 section
+        2.2.3, RFC-28)."""
         self.wild: dict[str, int] = {}
         self.escapes: bool = False
-        """An escape stands in some pattern: no path may be compared as it comes."""
+        """Whether a pattern contains an escape, so that no path may be compared as received."""
         self.twofold: bool = False
-        """Some pattern with a `?` has a `:` or `/` that may meet the query of a path (RFC 9309
-        section 2.2.2, RFC-25)."""
+        """Whether a pattern with a `?` has a `:` or `/` that may match within the query of a path
+        (RFC 9309 section 2.2.2, RFC-25)."""
         values = [value for _, value in found]
         joined = "\n".join(values)
         self.like_escapes: bool = LIKE_AN_ESCAPE.search(joined) is not None
-        """Some piece may be found from within an escape on: see `rfc_path`."""
+        """Whether a piece may match from within an escape on; see `rfc_path`."""
         if " " in joined or "\t" in joined:
             joined = "\n".join([value.rstrip(" \t") for value in values])
         if not is_plain(joined.replace("\n", "")):
@@ -76,31 +83,32 @@ class SortedRules:
         if found:
             self._take(found, joined)
         if robots_file:
-            # It has more octets than any rule, and is the place from which `decide` counts.
+            # The entry is greater than that of any rule, and its position gives ROBOTS_FILE in
+            # `decide`.
             entry = (len(joined) + 1 << 1 | 1) << self.shift | self.count + 2
             self.exact[ROBOTS_TXT] = entry
 
     def _take(self, found: list[tuple[str, str]], joined: str) -> None:
-        """Take rules of any kind; their values in normal form, one a line."""
+        """Add rules of any kind. `joined` contains their values in normal form, one per line."""
         prefixes, exact, wild = self.prefixes, self.exact, self.wild
         octet, allow, place = 2 << self.shift, 1 << self.shift, self.count + 1
         queries = "?" in joined
         values = joined.split("\n")
-        # Several stars mean what one means, but each is an octet of the rule's length.
+        # Several stars are equivalent to one, but each counts for the length of the rule.
         keys = squeeze(joined).split("\n") if "**" in joined else values
         begins_in_escape = _BEGINS_IN_ESCAPE.search(joined) is not None
         for (dis, _), value, short in zip(found, values, keys, strict=True):
             place -= 1
             if value[:1] != "/" and value[:1] != "*":
-                continue  # an empty pattern has no effect (RFC-21), any other is none (RFC-32)
+                continue  # an empty pattern has no effect (RFC-21), others are invalid (RFC-32)
             forms: tuple[str, ...] = (short,)
             length = len(value)
             if queries and "?" in value and (self.twofold or self._meets_query(value)):
                 form = query_form(short)
                 length = len(form) if short is value else len(query_form(value))
                 if form != short:
-                    # Whatever matches a path as it stands matches it in this form, too, unless
-                    # what changes may be met by something that does not change.
+                    # A pattern that matches a path as written also matches it in the query form,
+                    # unless an octet that changes can be matched by one that does not.
                     head = short[: short.index("?")]
                     unsure = begins_in_escape or "%3A" in head or "%2F" in head
                     forms = (short, form) if unsure else (form,)
@@ -111,7 +119,7 @@ class SortedRules:
                 into = prefixes
                 if "*" in key:
                     if key[-1] == "*":
-                        key = key[:-1]  # noqa: PLW2901 - it says what every end says
+                        key = key[:-1]  # noqa: PLW2901 - a final star has no effect
                     into = wild if "*" in key else prefixes
                 elif key[-1] == "$":
                     into, key = exact, key[:-1]  # noqa: PLW2901
@@ -119,7 +127,8 @@ class SortedRules:
                     into[key] = entry
 
     def _meets_query(self, value: str) -> bool:
-        """The query of a path may meet what stands behind the first star or question mark."""
+        """Return True if the part after the first star or question mark may match within the query
+        of a path."""
         found = _SPECIAL.search(value)
         if found is None or _TWOFOLD.search(value, found.start()) is None:
             return False
@@ -128,22 +137,22 @@ class SortedRules:
 
 
 class PrefixTable:
-    """Prefixes, each with an entry: finds the greatest one of those that a path begins with.
+    """Prefixes with entries: finds the greatest entry among the prefixes of a path.
 
-    The longest prefix that a path begins with is found by bisection, and from a neighbour that
-    shares only a part, up the links: each is the place of the longest one that a prefix begins
-    with.
+    The longest prefix of the path is found by bisection. If the neighbour found shares only a part
+    with the path, links lead from each prefix to the longest other prefix with which it begins.
     """
 
     __slots__ = ("_entries", "_keys", "_links")
 
     def __init__(self, entries: dict[str, int]) -> None:
-        """One of them is of the empty prefix, which begins every path."""
+        """Build the table. `entries` must contain the empty prefix, with which every path
+        begins."""
         keys = sorted(entries)
         best = [entries[""]]
         links = [0]
         above: list[tuple[int, str]] = []
-        up, top = 0, ""  # the last prefix, then those that it begins with, the longest first
+        up, top = 0, ""  # the previous prefix, then its own prefixes, the longest first
         for place, key in enumerate(keys[1:], 1):
             while not key.startswith(top):
                 up, top = above.pop()
@@ -156,7 +165,7 @@ class PrefixTable:
         self._entries = array("q", best)
 
     def best(self, path: str) -> int:
-        """The greatest entry of a prefix of the path."""
+        """Return the greatest entry of a prefix of the path."""
         keys = self._keys
         place = bisect_right(keys, path) - 1
         while not path.startswith(keys[place]):
@@ -166,21 +175,22 @@ class PrefixTable:
 
 FLAT_RULES = 512
 _FLAT_OCTETS = 16_384
-"""Up to here wildcard patterns are tried one by one, beyond they are found by their pieces."""
+"""Up to these numbers of wildcard patterns and octets the patterns are tried one by one; beyond,
+they are looked up by their pieces."""
 PAIRS = 1 << 22
-"""Octets of a path times those of the wildcard patterns up to which they are tried one by one:
-in the worst case each octet of the one is compared with each of the other three times, which
-takes some 2 ms. Beyond, the work is counted: see `patterns`."""
+"""Maximum product of the octets of a path and of the wildcard patterns for which the patterns are
+tried one by one. In the worst case each pair of octets is compared three times, which takes some 2
+ms. Beyond that the work is counted, see `patterns`."""
 
 
 class CompiledRules:
-    """Rules made ready for any path: prefixes to bisect, and wildcard patterns.
+    """Rules prepared for any path: a prefix table, and wildcard patterns.
 
-    The longest pattern is tried first, and only if its longest literal piece stands in the path:
-    the first that matches is the best. Trying patterns takes at most the product of path and
-    patterns, in octets. Where that is large they are looked up in two `PatternIndex`es instead,
-    and what one answer may cost is counted: the answer is exact up to `patterns.MAX_STEPS`, and
-    no beyond, which is DENIED.
+    Patterns are tried from the longest on, and only if their longest literal piece occurs in the
+    path. The first that matches is the best. The cost is at most the product of the octets of path
+    and patterns. If that is large, patterns are looked up in two `PatternIndex`es instead and the
+    cost of an answer is counted: the answer is exact up to `patterns.MAX_STEPS` steps, and DENIED
+    beyond.
     """
 
     __slots__ = (
@@ -189,8 +199,11 @@ class CompiledRules:
     )
 
     def __init__(self, found: list[tuple[str, str]], *, robots_file: bool) -> None:
-        """`found`: of each rule whether it is a `dis`allow, and its value. With `robots_file` the
-        path `/robots.txt` has a code of its own, and is allowed."""
+        """Compile the rules. `found` contains for each rule a non-empty string if it is a Disallow,
+        and its value.
+
+        With `robots_file` the path `/robots.txt` has a code of its own and is allowed.
+        """
         rules = SortedRules(found, robots_file=robots_file)
         wild = rules.wild
         self._count = rules.count
@@ -199,15 +212,15 @@ class CompiledRules:
         self._best_wild = max(wild.values(), default=0)
         self._twofold = rules.twofold
         self._strict = rules.escapes or (bool(wild) and rules.like_escapes)
-        """Some pattern may be found in what is escaped: none is compared with a path as it
-        comes. Elsewhere what a path holds beside plain octets can make no difference, for no
-        pattern holds it and none begins within an escape, but for escapes of plain octets."""
+        """Whether a pattern may match within an escape, so that no path is compared as received.
+        Otherwise only escapes of plain octets make a difference: no pattern contains any other
+        octet, and none begins within an escape."""
         self._patterns: list[str] = []
-        """The wildcard patterns that are tried one by one, the best one first."""
+        """The wildcard patterns that are tried one by one, the best first."""
         self._indexes: tuple[PatternIndex, PatternIndex] | None = None
         octets = sum(map(len, wild))
         self._roomy = PAIRS // max(octets, 1)
-        """Octets of a path up to which they are."""
+        """Maximum number of octets of a path for which patterns are tried one by one."""
         if len(wild) > FLAT_RULES or octets > _FLAT_OCTETS:
             self._indexes = _indexes_of(wild)
             self._roomy = 0
@@ -218,8 +231,10 @@ class CompiledRules:
         self._prefixes = PrefixTable(rules.prefixes)
 
     def decide(self, path: str) -> int:
-        """The code of the deciding rule, -1, DENIED or ROBOTS_FILE (see `rules`), about a path that
-        begins with `/`, in whatever form it comes."""
+        """Return the code of the deciding rule, -1, DENIED or ROBOTS_FILE (see `rules`).
+
+        The path begins with `/` and need not be in normal form.
+        """
         if "%" in path or (self._strict and ("*" in path or not is_plain(path))):
             path = rfc_path(path)
         entry = self._prefixes.best(path)
@@ -231,13 +246,13 @@ class CompiledRules:
             except TooDear:
                 return DENIED
         place = entry & (1 << self._shift) - 1
-        # The place counts down to 1; the entry of no rule has none.
+        # Positions count down to 1. The entry for no rule has position 0.
         return (self._count - place) * 2 + (entry >> self._shift & 1) if place else -1
 
     def _whole(self, path: str, entry: int) -> int:
-        """The entry of a path, of which `entry` is that of its prefixes. Raises TooDear."""
-        # A rule with a `?` is compared with the path as it stands, and as RFC 9309 section 2.2.2
-        # (RFC-25) reads it.
+        """Return the entry of a path, given the entry of its prefixes. Raises TooDear."""
+        # A rule with a `?` is compared with the path as written, and in the form of RFC 9309
+        # section 2.2.2 (RFC-25).
         query = query_form(path) if self._twofold and "%" in path else path
         if query != path:
             entry = max(entry, self._prefixes.best(query), self._exact.get(query, 0))
@@ -254,7 +269,8 @@ class CompiledRules:
         return entry
 
     def _counted(self, path: str, query: str, floor: int) -> int:
-        """`_whole` by looking pieces up, where `floor` is the entry so far. Raises TooDear."""
+        """Implement `_whole` by looking up pieces. `floor` is the greatest entry so far. Raises
+        TooDear."""
         if floor > self._best_wild:
             return floor
         indexes = self._indexes
@@ -271,7 +287,7 @@ class CompiledRules:
 
 
 def _indexes_of(wild: dict[str, int]) -> tuple[PatternIndex, PatternIndex]:
-    """Of the patterns without a `?`, and of those with one."""
+    """Return the indexes of the patterns without a `?` and of those with one."""
     asking = {pattern: entry for pattern, entry in wild.items() if "?" in pattern}
     plain = wild
     if len(asking) == len(wild):

@@ -1,10 +1,10 @@
-"""Rules of RFC 9309 as a few pieces of plain text: what answers for an origin at rest.
+"""Rules of RFC 9309 as a few plain strings, which answer for an origin that is not in active use.
 
-A gate that holds hundreds of thousands of files can't keep an object a rule for each of them, nor
-let the garbage collector walk over them. `FlatRules` are a few strings, made in one pass over the
-rules that an agent obeys, and asked by searching these: most rules begin like no path that is asked
-about, and most patterns need a piece that it does not hold. Sets for which that is not exact, or
-would not be fast, have none.
+A gate that caches hundreds of thousands of files cannot keep an object per rule for each of them,
+nor let the garbage collector traverse them. `FlatRules` consists of a few strings, built in one
+pass over the rules that an agent obeys, and answers by searching them: most rules share no prefix
+with the requested path, and most patterns need a piece that it does not contain. There is no flat
+form for rule sets for which this is not exact or not fast.
 """
 
 from __future__ import annotations
@@ -29,70 +29,72 @@ from gatekeeper.speedups import lazy_pattern
 __all__ = ["NO_RULE", "FlatRules", "flat_rules", "is_compared_as_sent", "rule_with"]
 
 NO_RULE: Final = 1
-"""The score of a path that no rule matches: it is allowed (RFC 9309 section 2.2.2, RFC-19)."""
+"""Score of a path that no rule matches: it is allowed (RFC 9309 section 2.2.2, RFC-19)."""
 
 _MAX_OCTETS: Final = 16_384
-"""Octets of rules up to which searching them is fast: 99 files in a hundred hold no more."""
+"""Maximum octets of rules for which searching is fast: 99 % of files have no more."""
 _FEW: Final = 16
-"""Rules that begin alike up to which each is searched for."""
+"""Maximum number of rules with the same beginning that are searched for one by one."""
 _MAX_KEY: Final = 8
-"""Octets of a path by which rules are searched for."""
+"""Maximum octets of a path's beginning by which rules are searched for."""
 _MARKS: Final = "<>|"
 _ALLOWS: Final = ">|"
 _WILD: Final = "<|"
-"""What stands behind a value that is no plain Disallow: no normal form has one of these."""
+"""Marks after a value that is not a plain Disallow: no normal form contains one of these
+characters."""
 _MAX_PATTERNS: Final = 250
-"""Patterns whose piece a path holds up to which each is compared."""
+"""Maximum number of patterns with a piece in the path that are compared."""
 _MAX_PATH: Final = 2_048
-"""Octets of a path up to which patterns are compared here."""
+"""Maximum octets of a path that is compared here."""
 _WRITTEN: Final = PLAIN.encode() + b"*?$\n"
-"""Octets that stand in rules in normal form as the file has them, but for an inner `$`."""
+"""Octets that the normal form of rules leaves unchanged, apart from an inner `$`."""
 _SENT: Final = PLAIN.encode() + b"?"
-"""Octets that a path in its normal form has as they were sent."""
+"""Octets that the normal form of a path leaves unchanged."""
 _INNER_DOLLAR: Final = lazy_pattern(r"\$(?!\n)")
 _TWO_FORMS: Final = lazy_pattern(r"\?[^\n]*%(?:3A|2F)")
-"""A rule that is compared in two forms (RFC 9309 section 2.2.2, RFC-25)."""
+"""Matches a rule that is compared in two forms (RFC 9309 section 2.2.2, RFC-25)."""
 
 
 class FlatRules(msgspec.Struct, frozen=True, gc=False):
-    """The rules of one set: their values in normal form, the longest first, of two that are as long
-    an Allow first. So the first that matches a path decides.
+    """The rules of one set: their values in normal form, the longest first, Allow before Disallow
+    in a tie.
 
-    They are few objects, since each that a question has to read is one that no processor cache
-    holds where it is asked among hundreds of thousands.
+    So the first rule that matches a path decides. There are few objects, because each object that a
+    question reads is a cache miss when one of hundreds of thousands of origins is asked about.
     """
 
     rules: str
-    """Those that begin with more than a slash: each between line feeds, a pattern or an Allow with
-    its mark (`_ALLOWS`, `_WILD`) behind it."""
+    """Rules that begin with more than a slash, each between line feeds. A pattern or an Allow is
+    followed by its mark (`_ALLOWS`, `_WILD`)."""
     patterns: str
-    """The patterns that begin with a wildcard, or with one behind a slash: line by line, behind a
-    `-`, or a `+` for Allow."""
+    """The patterns that begin with a wildcard or with a slash and a wildcard, one per line,
+    preceded by `-`, or by `+` for Allow."""
     pieces: str
-    """Of each of those a piece that every path holds which it matches, line by line."""
+    """For each of `patterns` a literal piece of every path that it matches, one per line."""
     whole: int
-    """The score of the rules that are a slash alone: they match every path."""
+    """Score of the rules that are a single slash: they match every path."""
     key: int
-    """Octets without a wildcard that each of `rules` has at its beginning."""
+    """Number of octets at the beginning of each of `rules` that contain no wildcard."""
     queries: bool
-    """A rule has a `?`: a path with escapes in its query may have to be compared in two forms
-    (RFC 9309 section 2.2.2, RFC-25)."""
+    """Whether a rule contains a `?`: a path with escapes in its query may have to be compared in
+    two forms (RFC 9309 section 2.2.2, RFC-25)."""
     as_written: bool
-    """Every value is what the file says."""
+    """Whether every value is in the file exactly as here."""
     crawl_delay: float | None = None
-    """Seconds by Crawl-delay."""
+    """Seconds of Crawl-delay."""
 
     def score(self, path: str) -> int | None:
-        """Twice the octets of the longest rule that matches a path, and one more if it allows
-        (RFC 9309 section 2.2.2, RFC-17 and RFC-18), or NO_RULE. None: ask the policy.
+        """Return the score of a path: twice the octets of the longest matching rule, plus one if it
+        allows.
 
-        The path is not `/robots.txt`, and begins with a slash.
+        Return NO_RULE if no rule matches, and None if the policy has to be asked. The path begins
+        with a slash and is not `/robots.txt` (RFC 9309 section 2.2.2, RFC-17 and RFC-18).
         """
         compared = self._compared(path)
         return None if compared is None else self.score_as_sent(compared)
 
     def score_as_sent(self, path: str) -> int | None:
-        """`score` of a path that `is_compared_as_sent`."""
+        """Return the `score` of a path for which `is_compared_as_sent` is True."""
         best, rules = self.whole, self.rules
         if len(path) > _MAX_PATH:
             return None
@@ -121,7 +123,7 @@ class FlatRules(msgspec.Struct, frozen=True, gc=False):
         return best
 
     def values(self, path: str, score: int) -> list[str]:
-        """The values, in normal form, of the rules that give a path that score."""
+        """Return the values, in normal form, of the rules that give a path that score."""
         path, octets, allow = self._compared(path) or "", score >> 1, score & 1
         found = ["/"] if score == self.whole else []
         found += [
@@ -143,7 +145,8 @@ class FlatRules(msgspec.Struct, frozen=True, gc=False):
         return found
 
     def _compared(self, path: str) -> str | None:
-        """The path as rules are compared with it; None: it can't be here."""
+        """Return the path in the form that rules are compared with, or None if that is not possible
+        here."""
         if len(path) > _MAX_PATH:
             return None
         if not is_compared_as_sent(path):
@@ -154,7 +157,7 @@ class FlatRules(msgspec.Struct, frozen=True, gc=False):
 
 
 def is_compared_as_sent(path: str) -> bool:
-    """The path is its normal form, by which it is compared with rules.
+    """Return True if the path is in normal form, in which it is compared with rules.
 
     >>> is_compared_as_sent("/a?b=c"), is_compared_as_sent("/%61"), is_compared_as_sent("/a*")
     (True, False, False)
@@ -163,20 +166,24 @@ def is_compared_as_sent(path: str) -> bool:
 
 
 def _matches(rule: str, path: str) -> bool:
-    """A line of `FlatRules.rules` matches the path."""
+    """Return True if a line of `FlatRules.rules` matches the path."""
     if path.startswith(rule.rstrip(_MARKS)):
         return True
     return rule[-1] in _WILD and wild_match(squeeze(rule[:-1]), path)
 
 
 def _score(rule: str) -> int:
-    """That of a line of `FlatRules.rules`."""
+    """Return the score of a line of `FlatRules.rules`."""
     return len(rule.rstrip(_MARKS)) << 1 | (rule[-1:] in _ALLOWS)
 
 
 def _first(rules: str, key: str, place: int, path: str) -> int | None:
-    """The score of the first of the rules that matches a path, of those that begin with `key`, as
-    the one at that place does; 0: none does. None: too many may."""
+    """Return the score of the first rule that matches a path, among the rules that begin with
+    `key`.
+
+    `place` is the position of the first such rule. Return 0 if none matches, None if too many may
+    match.
+    """
     for _ in range(_FEW):
         end = rules.index("\n", place + 1)
         rule = rules[place + 1 : end]
@@ -195,7 +202,7 @@ def _first(rules: str, key: str, place: int, path: str) -> int | None:
 
 
 def flat_rules(text: str, spans: Spans, crawl_delay: float | None) -> FlatRules | None:
-    """The rules of those spans in this form; None where they have to be asked otherwise."""
+    """Return the rules in the spans in flat form, or None if there is no flat form for them."""
     denied: list[str] = []
     allowed: list[str] = []
     for low, high in spans:
@@ -219,14 +226,15 @@ def flat_rules(text: str, spans: Spans, crawl_delay: float | None) -> FlatRules 
         denied, allowed = values[: len(denied)], values[len(denied) : -1]
     whole = 3 if "/" in allowed else 2 if "/" in denied else NO_RULE
     key, rules, patterns = _sorted_out(allowed, denied, wild="*" in joined or "$" in joined)
-    # Every path has a slash.
+    # Every path contains a slash.
     pieces = [rule[1:].rstrip("*$").rpartition("*")[2] or "/" for rule in patterns]
     odd = "\n".join(patterns), "\n".join(pieces)
     return FlatRules(rules, *odd, whole, key, "?" in joined, as_written, crawl_delay)
 
 
 def _sorted_out(allowed: list[str], denied: list[str], *, wild: bool) -> tuple[int, str, list[str]]:
-    """`FlatRules.key`, `rules`, and the lines of `patterns`. `wild`: some have a `*` or a `$`."""
+    """Return `FlatRules.key`, `rules`, and the lines of `patterns`. `wild`: some value has a `*` or
+    a `$`."""
     patterns: list[str] = []
     heads = [_MAX_KEY]
     odd: list[str] = []
@@ -234,8 +242,8 @@ def _sorted_out(allowed: list[str], denied: list[str], *, wild: bool) -> tuple[i
         allowed = _plain_of(allowed, "+", "|", heads, odd, patterns)
         denied = _plain_of(denied, "-", "<", heads, odd, patterns)
         patterns.sort(key=len, reverse=True)
-    # Of two lines that are as long the value without a mark is the longer one, and an Allow is a
-    # line longer than a Disallow of its value. What is as long stays in this order.
+    # Of two lines of equal length, a value without a mark is the longer one, and an Allow line is
+    # one character longer than the Disallow line of the same value. The sort is stable.
     rules = [*denied, *[value + ">" for value in allowed], *odd]
     rules.sort(key=len, reverse=True)
     while rules:
@@ -243,15 +251,18 @@ def _sorted_out(allowed: list[str], denied: list[str], *, wild: bool) -> tuple[i
         if shortest > 1:
             heads.append(shortest)
             break
-        rules.pop()  # a slash alone, or nothing
+        rules.pop()  # a single slash, or empty
     return min(heads), "\n".join(["", *rules, ""]) if rules else "", patterns
 
 
 def _plain_of(
     values: list[str], sign: str, mark: str, heads: list[int], odd: list[str], patterns: list[str]
 ) -> list[str]:
-    """Those that are no patterns. The others are added to one of the lists, and how long they are
-    up to their first wildcard to `heads`."""
+    """Return the values that are not patterns.
+
+    The patterns are appended to `odd` or `patterns`, and the positions of their first wildcards to
+    `heads`.
+    """
     wild = [value for value in values if "*" in value or value[-1:] == "$"]
     if not wild:
         return values
@@ -269,12 +280,12 @@ def _plain_of(
 
 
 def _trimmed(values: list[str]) -> list[str]:
-    """Without comments, and the blanks at their ends."""
+    """Return the values without comments and trailing blanks."""
     return [value.partition("#")[0].rstrip(" \t") for value in values]
 
 
 def rule_with(value: str, text: str, spans: Spans, *, allow: bool) -> Rule | None:
-    """The first rule of those spans with that value as written; None: there is none."""
+    """Return the first rule in the spans with exactly that value, or None."""
     for low, high in spans:
         place = text.find(value, low, high)
         while place >= 0:

@@ -1,7 +1,7 @@
-"""RFC 9309: of the rules that match a path the longest one decides.
+"""RFC 9309 rule sets: of the rules that match a path the longest one decides.
 
-`LongestMatch.answer` is for a hot path: from what follows the authority in a URL straight to the
-verdict, or None where the text has to be read as a URL first.
+`LongestMatch.answer` is for hot paths: it takes the text after the authority of a URL and returns
+the verdict, or None if the whole URL has to be parsed first.
 """
 
 from __future__ import annotations
@@ -42,42 +42,45 @@ from gatekeeper.robots.rules import (
 from gatekeeper.speedups import SURELY_SHORT, lazy_pattern
 
 QuickAnswer = Callable[[str], bool | None]
-"""Takes what follows the authority in a URL, as written, beginning with `/`. True, False, or
-None: ask again with the whole URL, which may be no URL at all."""
+"""A function of the text after the authority in a URL, as written, beginning with `/`. Returns the
+verdict, or None if the whole URL has to be parsed, which may fail."""
 
 _LONG = SURELY_SHORT
-"""Characters that are answered about; the reader of URLs knows their bound."""
+"""Maximum length in characters of a text that is answered without parsing the URL; the URL parser
+checks the limit for longer ones."""
 _LISTED = b"*?$\n" + PLAIN.encode()
 _KEPT = b"?" + PLAIN.encode()
-"""What stands in a path's normal form as it came."""
+"""Octets that the normal form of a path leaves unchanged."""
 _INNER_DOLLAR = lazy_pattern(r"\$(?!\n|\Z)")
-# Finds what `parser.RULE` finds, faster, as it leaves comments to be cut.
+# Finds the same lines as `parser.RULE`, faster, because comments are cut later.
 _RULES = lazy_pattern(r"\n[ \t]*+(dis|)allow[ \t]*+:[ \t]*+(.*+)", re.IGNORECASE | re.ASCII)
 _NEVER = " "
-"""No text that is answered about holds it: the value of a rule that has no effect."""
+"""Value of a rule without effect: no text that reaches the rules contains a blank."""
 _UNKNOWN: tuple[str, ...] = ("",)
-"""Every path begins with it."""
+"""Placeholder for `_allowed`: every path starts with the empty string."""
 _NOWHERE = "\n"
-"""No URL begins with it."""
+"""Sentinel: no URL starts with this string."""
 _MOST = 256
-"""Rules up to which the longest that matches is found by trying each, from the longest on."""
+"""Sets with more rules are compiled instead of searched from the longest rule down."""
 _WORTH = 8
-"""Questions about the deciding rule that cost about as much as compiling the rules."""
+"""Number of questions about the deciding rule that cost about as much as compiling the rules."""
 _EAGER_OCTETS = 16_384
-"""Text beyond which a set is made ready before its first question."""
+"""Rule sets with more text are compiled before the first question."""
 _EXPLAINING = 500_000
-"""Steps that naming all the rules that match a path may take, beside looking at each."""
+"""Maximum number of steps for listing all rules that match a path, in addition to looking at
+each."""
 
 
 class LongestMatch:
-    """RFC 9309: the longest match wins whatever the order, a tie allows (RFC-16 to RFC-19).
+    """Rules of RFC 9309: the longest match decides in any order, and Allow wins a tie (RFC-16 to
+    RFC-19).
 
-    The rules are read off the text when the first question comes, and kept as the file lists
-    them, in a few tuples of strings, so that a file that is asked a handful of questions costs
-    little more than its text. Most paths begin as no Disallow does, and hold no piece that one of
-    those needs that begin with a star: they are allowed without a look at any rule, and most others
-    are denied without one. For what is left the rules are put in the order of their length, of
-    which the first that matches decides. Of a large text they are compiled, at once.
+    The rules are read from the text when the first question comes, and stored in file order in a
+    few tuples of strings, so answering a few questions about a file costs little more than scanning
+    its text. Most paths start with no Disallow prefix and contain no piece that a Disallow with a
+    leading star requires: they are allowed without looking at single rules, and most other paths
+    are denied without doing so. For the remaining paths the rules are sorted by length, and the
+    first that matches decides. Rules of a large text are compiled immediately.
     """
 
     __slots__ = (
@@ -92,15 +95,17 @@ class LongestMatch:
     def __init__(self, source: TextSource, spans: Spans) -> None:
         self.spans = spans
         self._source: TextSource | None = source
-        """Where the rules are read; None once they are."""
+        """The file from which the rules are read; None once they are read."""
         self._authority = _NOWHERE
-        """That of the last URL that had to be read whole: of the next one the path is left."""
+        """Authority of the last URL that had to be parsed. It is stripped from the next URL to get
+        its path."""
         self._roomy = -1
-        """Characters of a text that is answered about at once, none before the rules are read."""
+        """Maximum length in characters of a text that `answer` handles; -1 before the rules are
+        read."""
         self._short = -1
-        """Of one that is answered about by `allows_url` itself."""
+        """Maximum length in characters of a text that `allows_url` handles itself."""
         self._left = _WORTH
-        """Questions about the deciding rule until the rules are compiled."""
+        """Number of questions about the deciding rule until the rules are compiled."""
         self._ready: CompiledRules | None = None
         eager = source.size > _EAGER_OCTETS and sum([b - a + 64 for a, b in spans]) > _EAGER_OCTETS
         self._begin()
@@ -112,36 +117,40 @@ class LongestMatch:
                 self._roomy = _LONG - 1
 
     def _begin(self) -> None:
-        """What holds where every path is left to the compiled rules."""
+        """Set the attributes so that every path is left to the compiled rules."""
         self._prefixes: tuple[str, ...] = ("/",)
-        """A path that begins with one of them is matched by a Disallow."""
+        """A path that starts with one of these is matched by a Disallow."""
         self._clues: tuple[str, ...] = ()
-        """What stands in each path that another Disallow matches ..."""
+        """For each other Disallow a literal piece of every path that it matches ..."""
         self._patterns: tuple[str, ...] = ()
-        """... and this Disallow; empty where it matches each path in which its clue stands."""
+        """... and its value; empty if it matches every path that contains the piece."""
         self._values: tuple[str, ...] = ()
-        """In normal form, in the order of the file."""
+        """Values in normal form, in file order."""
         self._forbids: tuple[str, ...] = ()
-        """Of each the empty text if it allows; empty where none does."""
+        """For each value a non-empty string if the rule is a Disallow. The tuple is empty if all
+        rules are."""
         self._allowed = _UNKNOWN
-        """What a path begins with that is matched by a Disallow, and allowed."""
+        """Prefixes of all paths that are matched by a Disallow and yet allowed."""
         self._plain: tuple[str, ...] = ()
-        """Disallows that are prefixes, the longest first."""
+        """Disallows that are plain prefixes, the longest first."""
         self._ordered: tuple[str, ...] = ()
-        """The other rules, the longest first. Empty: not put in order yet ..."""
+        """All other rules, the longest first; empty until they are sorted ..."""
         self._pieces: tuple[str, ...] = ()
-        """... what stands in each path that they match ..."""
+        """... a literal piece of every path that each of them matches ..."""
         self._longer: tuple[int, ...] = ()
-        """... and of an Allow how many of the prefixes are longer; of a Disallow -1."""
+        """... and for an Allow the number of prefixes in `_plain` that are longer, for a Disallow
+        -1."""
         self._queries = False
-        """A rule has a `?`: a path with escapes may have to be compared in two forms (RFC-25)."""
+        """Whether a rule contains a `?`: a path with escapes may have to be compared in two forms
+        (RFC-25)."""
         self._strict = True
-        """A pattern may be found in what is escaped: a path is compared in its normal form."""
+        """Whether a pattern may match within an escape, so that paths must be compared in normal
+        form."""
 
     def _list(self, source: TextSource) -> None:
-        """Read the rules."""
-        # Another thread may do the same, and ask as soon as it has: nothing is ever set but to what
-        # it is in the end.
+        """Read the rules from the text."""
+        # Another thread may do the same, and use the rules as soon as it is done: every attribute
+        # is only ever set to its final value.
         forbids, values = _columns(source.lines, self.spans)
         joined = "\n".join(values)
         roomy, strict = _LONG - 1, False
@@ -151,7 +160,7 @@ class LongestMatch:
             values = joined.split("\n")
             strict = "%" in joined
         self._queries = "?" in joined
-        if "?" in joined and strict and CHANGED.search(joined):  # a rule of two forms
+        if "?" in joined and strict and CHANGED.search(joined):  # a rule with two forms
             self._compile([*zip(forbids or repeat("s"), values, strict=False)])
         else:
             if "" in values:  # an empty pattern has no effect (RFC 9309 section 2.2.2, RFC-21)
@@ -173,7 +182,7 @@ class LongestMatch:
         self._source = None
 
     def _take_wild(self, values: tuple[str, ...]) -> tuple[str, ...]:
-        """Take the patterns of rules that forbid; what is left is prefixes."""
+        """Store the wildcard patterns of Disallow rules and return the remaining plain prefixes."""
         prefixes: list[str] = []
         patterns: list[str] = []
         clues: list[str] = []
@@ -196,9 +205,9 @@ class LongestMatch:
         return tuple(prefixes)
 
     def allows_url(self, url: str) -> bool:
-        """The verdict for a URL, or a path. Raises InvalidURL for text that is neither."""
+        """Return the verdict for a URL or a path. Raises InvalidURL for text that is neither."""
         path = url.removeprefix(self._authority)
-        # `answer` gives the same; most URLs need no call of it.
+        # Same result as `answer`, inlined, because most URLs need nothing more.
         if len(path) <= self._short and (
             as_written(path)
             if COMPILED
@@ -225,17 +234,20 @@ class LongestMatch:
 
     @property
     def quick_answer(self) -> QuickAnswer | None:
-        """See `Policy.quick_answer`."""
+        """The function for `Policy.quick_answer`, or None."""
         source = self._source
         if source is not None:
             self._list(source)
         return self.answer if self._roomy >= 0 else None
 
     def answer(self, path: str) -> bool | None:
-        """The verdict about what follows the authority in a URL, as written, beginning with `/`.
-        None: the whole URL has to be read first."""
-        # Neither a fragment nor a character that would be escaped can make a path match a prefix
-        # or a piece that it does not match as it stands: they hold plain octets alone.
+        """Return the verdict about the text after the authority in a URL, as written, beginning
+        with `/`.
+
+        Return None if the whole URL has to be parsed first.
+        """
+        # Prefixes and pieces contain plain octets only, so neither a fragment nor a character that
+        # would be escaped can make a path match one that it does not match as written.
         if (
             " " in path
             or not path.isprintable()
@@ -246,7 +258,7 @@ class LongestMatch:
         if "%" in path:
             if "/%2" in path or "/." in path:
                 return None
-            # Where no rule holds an escape, one of a plain octet alone can make a difference.
+            # If no rule contains an escape, only an escape of a plain octet can make a difference.
             if self._strict or not unescaped(path):
                 path = rfc_path(path)
             if self._queries and "?" in path and "%" in path:
@@ -254,7 +266,7 @@ class LongestMatch:
         elif self._strict and ("*" in path or not is_plain(path)):
             path = rfc_path(path)
         if path.startswith(self._prefixes):
-            # What was found may stand in the fragment.
+            # The match may be in the fragment.
             return None if "#" in path else path.startswith(self._allowed) and self._compare(path)
         for clue in self._clues:
             if clue in path:
@@ -262,7 +274,8 @@ class LongestMatch:
         return True
 
     def _closer(self, path: str, first: str) -> bool:
-        """`answer` for a path that has no fragment; `first`: the first of the clues in it."""
+        """Return `answer` for a path without a fragment. `first` is the first clue that occurs in
+        the path."""
         clues = self._clues
         for place in range(clues.index(first), len(clues)):
             if clues[place] in path:
@@ -272,8 +285,10 @@ class LongestMatch:
         return True
 
     def _compare(self, path: str) -> bool:
-        """The verdict about a path that some Disallow matches, and maybe an Allow; in its normal
-        form, or in one in which that makes no difference."""
+        """Return the verdict about a path that a Disallow matches, and possibly an Allow too.
+
+        The path is in normal form, or in a form for which normalisation makes no difference.
+        """
         ready = self._ready
         if ready is not None:
             return ready.decide(path) & 1 == 1
@@ -298,16 +313,20 @@ class LongestMatch:
         return False
 
     def _opens(self) -> list[str]:
-        """The Allows. Where a Disallow matches, none decides that has fewer octets than each of
-        these."""
+        """Return the Allows that are at least as long as the shortest Disallow.
+
+        Shorter ones never decide about a path that a Disallow matches.
+        """
         least = min(map(len, compress(self._values, self._forbids)), default=0)
         allows = compress(self._values, map(not_, self._forbids))
         return [value for value in allows if len(value) >= least]
 
     def _order(self, opens: list[str]) -> None:
-        """Put the Allows, and the Disallows that are no prefixes, in the order of their length, of
-        equal ones an Allow first: RFC 9309 section 2.2.2 (RFC-17, RFC-18). For each Allow say how
-        many of the prefixes are longer."""
+        """Sort the Allows, and the Disallows that are not prefixes, by length, an Allow before a
+        Disallow of equal length (RFC 9309 section 2.2.2, RFC-17, RFC-18).
+
+        For each Allow also count the prefixes that are longer.
+        """
         denied = sorted(compress(self._values, self._forbids), key=len, reverse=True)
         others = {v: None for v in denied if "*" in v.rstrip("*") or v[-1] == "$"}
         plain = [value for value in denied if value not in others]
@@ -318,7 +337,7 @@ class LongestMatch:
         self._pieces = tuple([value.rstrip("*$").rpartition("*")[2] for value in ordered])
         self._longer = tuple([known.get(value, -1) for value in ordered])
         self._plain = tuple([value.rstrip("*") for value in plain])
-        self._ordered = tuple(ordered)  # after all else: another thread may be here
+        self._ordered = tuple(ordered)  # set last, for other threads
 
     def _compile_listed(self) -> CompiledRules:
         return self._compile([*zip(self._forbids or repeat("s"), self._values, strict=False)])
@@ -328,7 +347,7 @@ class LongestMatch:
         return ready
 
     def allows(self, path: str) -> bool:
-        """The verdict alone, about a path with its query as `split_url` gives it."""
+        """Return the verdict about a path with its query, as from `split_url`."""
         source = self._source
         if source is not None:
             self._list(source)
@@ -336,7 +355,7 @@ class LongestMatch:
         return self.decide(path) & 1 == 1 if verdict is None else verdict
 
     def decide(self, path: str, origin: str = "") -> int:
-        """The code of the deciding rule (see `rules`), or -1."""
+        """Return the code of the deciding rule (see `rules`), or -1 if no rule matches."""
         ready = self._ready
         if ready is not None:
             return ready.decide(path)
@@ -354,7 +373,7 @@ class LongestMatch:
             return ROBOTS_FILE
         longest, code = 0, -1
         for place, value in enumerate(self._values):
-            # Of equal ones an Allow, of these the first.
+            # Of equally long rules an Allow, and of these the first, decides.
             allows = bool(self._forbids) and not self._forbids[place]
             rank = len(value) * 2 + allows
             odd = "*" in value or value[-1] == "$"
@@ -368,9 +387,10 @@ class LongestMatch:
         rules: list[Listed],
         origin: str = "",
     ) -> list[tuple[int, int]]:
-        """Number and length of every rule that matches, the deciding one first.
+        """Return number and length of every rule that matches, the deciding one first.
 
-        In a file made so that this takes long, of those up to some place in the file.
+        In a file constructed to make this slow, only rules up to some position in the file are
+        considered.
         """
         plain = rfc_path(path)
         query = query_form(plain)
@@ -392,8 +412,11 @@ class LongestMatch:
 
 
 def _columns(text: str, spans: Spans) -> tuple[list[str], list[str]]:
-    """Of each rule in the spans whether it forbids, as text that is empty if it does not, and its
-    value. The first is empty where all forbid, which is found in half of the time."""
+    """Return two columns for the rules in the spans: a non-empty string for each Disallow, and the
+    values.
+
+    The first column is empty if all rules are Disallows, a case that takes half of the time.
+    """
     forbids: list[str] = []
     values: list[str] = []
     for low, high in spans:

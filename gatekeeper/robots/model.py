@@ -1,6 +1,6 @@
-"""What an answer is made of, for people: `Rule`, `Candidate`, `Match`, `Group`.
+"""Value objects that describe a file and its verdicts: `Rule`, `Candidate`, `Group`, `Match`.
 
-No question needs them that is answered by yes or no: the module is imported when one is asked for.
+Yes-or-no questions do not need these classes, so the module is imported on first use.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gatekeeper.robots.parser import SPOILT, Dialect, parts_of, shown
 if TYPE_CHECKING:
     from gatekeeper.robots.policy import Policy
 else:
-    Policy = Any  # it imports this module; `help` and `inspect.signature` look the name up
+    Policy = Any  # imports this module; `help` and `inspect.signature` resolve the name
 
 _STANDARD = frozenset({"user-agent", "allow", "disallow"})
 
 
 class Severity(StrEnum):
-    """How much a finding about the file matters."""
+    """How serious a finding about a file is."""
 
     INFO = "info"
     WARNING = "warning"
@@ -32,11 +32,12 @@ class Severity(StrEnum):
 
 
 class Rule(msgspec.Struct, frozen=True, gc=False):
-    """One line of a robots.txt, as it stands in the file.
+    """One line of a robots.txt with a field and a value.
 
-    `line` counts from 1; `field` and `value` are the two sides of the colon without
-    blanks and comments; `text` is the line without its line end. Octets that are no
-    UTF-8 show as U+FFFD. Rules are equal where these four are: a `Candidate` and its rule, too.
+    `line` counts from 1. `field` and `value` are the two sides of the colon, without blanks and
+    comments. `text` is the whole line without its line end. Octets that are not valid UTF-8 appear
+    as U+FFFD. Rules compare equal if these four attributes are equal, so a `Candidate` equals its
+    rule.
     """
 
     line: int
@@ -52,70 +53,70 @@ class Rule(msgspec.Struct, frozen=True, gc=False):
 
 
 class Candidate(Rule, frozen=True):
-    """A rule that matched, with the number of octets that it wins or loses by (RFC 9309 section
-    2.2.2, RFC-17)."""
+    """A rule that matched, with its length in octets, by which the deciding rule is chosen (RFC
+    9309 section 2.2.2, RFC-17)."""
 
     length: int
 
 
 class Group(msgspec.Struct, frozen=True):
-    """One group (RFC 9309) or record (1994, 1996, 2.0) of the file, as its dialect sees it."""
+    """A group (RFC 9309) or record (1994, 1996, 2.0) of a file, as its dialect delimits it."""
 
     line: int
-    """Where its first user-agent line stands."""
+    """Line number of the first user-agent line."""
     agents: tuple[str, ...]
-    """The values of its user-agent lines, as written."""
+    """Values of the user-agent lines, as written."""
     rules: tuple[Rule, ...]
-    """Its Allow and Disallow lines, in file order."""
+    """The Allow and Disallow lines, in file order."""
     records: tuple[Rule, ...]
-    """Every other line with a colon in it that stands in the group."""
+    """Every other line of the group that contains a colon."""
     version: str | None = None
-    """What a well-placed Robot-version line says (the 2.0 draft, V2-06)."""
+    """Value of a correctly placed Robot-version line, if any (the 2.0 draft, V2-06)."""
     dialect: Dialect = Dialect.RFC9309
-    """The dialect that it declares, or that was forced."""
+    """The dialect that the group declares, or the forced one."""
 
 
 class Match(msgspec.Struct, frozen=True):
-    """The answer of a `Policy` about one URL, with its reason."""
+    """The verdict of a `Policy` about one URL, with the rule that decided."""
 
     allowed: bool
     rule: Rule | None
-    """The rule that decided; None where no rule matched."""
+    """The deciding rule, or None if no rule matched."""
     dialect: Dialect
-    """The dialect that the rule set declares, or that was forced."""
+    """The dialect that the rule set declares, or the forced one."""
     conflict: bool
-    """The declared dialect and RFC 9309 disagree about this URL (DIA-03)."""
+    """Whether the declared dialect and RFC 9309 disagree about this URL (DIA-03)."""
     path: str
-    """The path and query that was asked about."""
+    """The path and query that were checked."""
     policy: Policy
     origin: str = ""
-    """Where the path was asked about, if that is known."""
+    """The origin of the path, or the empty string if it is not known."""
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
-        """Every rule that matched, the deciding one first. Worked out when asked for."""
+        """All rules that matched, the deciding one first. Computed on each access."""
         return self.policy.candidates(self.path, self.origin)
 
 
 class TextLine(msgspec.Struct, frozen=True):
-    """One line of a file, as `iter_lines` gives it. All text is shown text."""
+    """One line of a file, as returned by `iter_lines`. All strings are decoded for display."""
 
     number: int
-    """Counting from 1."""
+    """Line number, counting from 1."""
     text: str
-    """Without its line end."""
+    """The line without its line end."""
     field: str
-    """What stands before the colon, in lower case; empty where there is no colon."""
+    """The text before the colon, in lower case; empty if the line has no colon."""
     value: str
-    """What stands after it, without blanks and comment (RFC 9309 section 2.2.3, RFC-27)."""
+    """The text after the colon, without blanks and comment (RFC 9309 section 2.2.3, RFC-27)."""
     comment: bool
-    """A `#` stands in the line."""
+    """Whether the line contains a `#`."""
     spoilt: bool
-    """A control octet makes the line unreadable (RFC 9309 section 3, RFC-42)."""
+    """Whether a control octet makes the line unreadable (RFC 9309 section 3, RFC-42)."""
 
 
 def iter_lines(text: str) -> Iterator[TextLine]:
-    """Every line of a file (`RobotsTxt.octets`), blank ones too, with its field and value."""
+    """Yield every line of a file (`RobotsTxt.octets`), including blank ones."""
     for number, raw in enumerate(text.split("\n"), 1):
         head, colon, rest = raw.partition("#")[0].partition(":")
         yield TextLine(
@@ -129,13 +130,13 @@ def iter_lines(text: str) -> Iterator[TextLine]:
 
 
 def rule_at(text: str, offset: int, line: int, *, v2: bool = False) -> Rule:
-    """The line that begins at `offset`, as people see it; `line` is its number."""
+    """Return the line that begins at `offset`, decoded for display. `line` is its number."""
     end = text.find("\n", offset)
     return Rule(line, *parts_of(text[offset : end if end >= 0 else len(text)], v2=v2))
 
 
 def records_in(text: str, number: int = 1, *, v2: bool = False) -> Iterator[Rule]:
-    """Every line with a field, of a text that begins with line `number`."""
+    """Yield every line that has a field. `number` is the line number at which the text begins."""
     for line, raw in enumerate(text.split("\n"), number):
         field, colon, _ = raw.partition(":")
         field = field.strip(" \t")
@@ -144,9 +145,10 @@ def records_in(text: str, number: int = 1, *, v2: bool = False) -> Iterator[Rule
 
 
 def group_of(found: list[Rule], dialect: Dialect, versioned: bool) -> Group:
-    """The group of these lines; `versioned`: it declares its dialect."""
+    """Build a group from its lines. `versioned` is True if the group declares its dialect."""
     fields = [rule.field.lower() for rule in found]
-    # Behind the last user-agent line that has one (the 2.0 draft, V2-06).
+    # The Robot-version after the last user-agent line that is followed by one counts (the 2.0
+    # draft, V2-06).
     behind = enumerate(pairwise(fields), 1)
     places = [at for at, pair in behind if pair == ("user-agent", "robot-version")]
     return Group(

@@ -1,14 +1,16 @@
-"""`RobotsTxt`: a file read once, to be seen through many agents' eyes.
+"""`RobotsTxt`: a robots.txt, parsed once and usable for any number of agents.
 
-From octets to lines first: decoding, line ends, controls, the limit; and the fields in a line.
-Inside this package a file is kept as *octets in a str*: every character stands for one octet
-(Latin-1). The standards compare octets (RFC 9309 section 2.2.2, RFC-16; the 1996 draft, R96-17), so
-nothing is lost on a file that is no UTF-8, nothing can fail to decode, and a file of any script
-costs one byte an octet. `shown` turns such text into what people read.
+The first half of the module turns octets into lines (decoding, line ends, control characters, the
+size limit) and lines into fields. Inside this package a text is stored as *octets in a str*: each
+character stands for one octet (Latin-1). The standards compare octets (RFC 9309 section 2.2.2,
+RFC-16; the 1996 draft, R96-17), so a file that is not valid UTF-8 loses nothing, decoding cannot
+fail, and a file in any script takes one byte per octet. `shown` converts such a string to readable
+Unicode.
 
-Parsing finds the lines. The groups of an agent are found when it is chosen, its rules with its
-first question, and every other record when somebody asks for it: most files hold rules for
-robots that will never come. What only some questions need is imported with the first of them.
+Parsing only finds the lines. The groups of an agent are located when its policy is created, its
+rules are read for the first question, and all other records are read when they are requested: most
+files contain rules for robots that never come. Modules that only some questions need are imported
+on first use.
 """
 
 from __future__ import annotations
@@ -34,23 +36,23 @@ if TYPE_CHECKING:
 
 
 class Dialect(StrEnum):
-    """How a rule set is read (docs/standards.md)."""
+    """The set of rules by which a group is interpreted (docs/standards.md)."""
 
     RFC9309 = "rfc9309"
     """Whole tokens, merged groups, longest match, `*` and a final `$`."""
     R1994 = "1994"
     """Records between blank lines, Disallow only, plain prefixes."""
     R1996 = "1996"
-    """Records and plain prefixes, with Allow; the first rule in file order wins."""
+    """Records and plain prefixes, with Allow; the first matching rule in file order decides."""
     V2 = "2.0"
-    """Robot-version 2.0: shell patterns anchored at both ends, file order."""
+    """Robot-version 2.0: shell patterns anchored at both ends, evaluated in file order."""
 
 
 _PRODUCT = lazy_pattern(r"[^\s/;,()]+")
 _VERSIONED = lazy_pattern(r"[^\s/:]+/[0-9]")
 _COMMENT = lazy_pattern(r"\(([^()]*)\)?")
 
-# Engines and browsers that robots claim to be compatible with.
+# Names of engines and browsers that robots claim to be compatible with.
 _DISGUISES = {
     "applewebkit",
     "chrome",
@@ -66,12 +68,13 @@ _DISGUISES = {
 
 
 def product_token(user_agent: str) -> str:
-    """The product that a User-Agent header, `token/version` or a token speaks of.
+    """Return the product token of a User-Agent header, a `token/version` or a token.
 
-    A header that begins with its own product is called by that. One that begins with Mozilla
-    is somebody in disguise: its product is the one behind the word `compatible` in a comment,
-    else the first one, comments included, that is no engine and no browser, else the first
-    that is not Mozilla.
+    A header that begins with a product other than Mozilla is named after that product. For a header
+    that begins with Mozilla, the product is the one after the word `compatible` in a comment;
+    failing that, the first one, comments included, that is not an engine or a browser; failing
+    that, the first one that is not Mozilla. Return the empty string if the text contains no
+    product.
 
     >>> product_token("ExampleBot/2.1 (+https://example.com/bot)"), product_token("ExampleBot")
     ('ExampleBot', 'ExampleBot')
@@ -79,11 +82,11 @@ def product_token(user_agent: str) -> str:
     'ExampleBot'
     """
     if user_agent.isalpha() and user_agent.lower() != "mozilla":
-        return user_agent  # no regular expression is compiled for a plain name
+        return user_agent  # avoids compiling a regular expression for a plain name
     text = user_agent.strip()
     first = _PRODUCT.match(text)
     if first is not None and first[0] == user_agent:
-        return user_agent  # a token already, as it mostly is
+        return user_agent  # the common case: already a token
     if first is None or first[0].lower() != "mozilla":
         return first[0] if first else ""
     outside = _COMMENT.sub(" ", text)
@@ -91,7 +94,7 @@ def product_token(user_agent: str) -> str:
     for before, item in pairwise(items):
         if before.lower() == "compatible" and (found := _PRODUCT.match(item)):
             return found[0]
-    # In a comment only what carries a version is a product: `Linux x86_64` is none.
+    # In a comment only a word with a version is a product: `Linux x86_64` is not one.
     versioned = [item for item in items if _VERSIONED.match(item)]
     products = [_name(word) for word in outside.split()[1:] + versioned]
     products = [name for name in products if name]
@@ -105,30 +108,31 @@ def _name(word: str) -> str:
 
 
 LIMIT = 512_000
-"""Octets of a file that are read: 500 KiB, the least that RFC 9309 section 2.5 (RFC-41) allows."""
+"""Default number of octets that are read: 500 KiB, the minimum that RFC 9309 section 2.5 (RFC-41)
+allows."""
 
 Spans = tuple[tuple[int, int], ...]
-"""Stretches of the text, each beginning with a line."""
+"""(start, end) offsets of parts of a text, each of which begins at the start of a line."""
 
 RULE = lazy_pattern(r"\n[ \t]*+(dis|)allow[ \t]*+:[ \t]*+([^#\n]*+)", re.IGNORECASE | re.ASCII)
-"""The end of a line and an Allow or Disallow line behind it, its comment cut the RFC's way
-(RFC 9309 section 2.2, RFC-06, RFC-07, RFC-27). A rule set begins with a user-agent line, so that
-none is missed."""
+"""Matches a line end and the Allow or Disallow line after it, with the comment cut as RFC 9309
+requires (section 2.2, RFC-06, RFC-07, RFC-27). A rule set begins with a user-agent line, so every
+rule has a line end before it."""
 
-# These find a part of that, faster, and leave comments to be cut.
+# These match a part of what RULE matches, faster, and leave comments to the caller.
 ALLOW = lazy_pattern(r"\n[ \t]*+allow", re.IGNORECASE)
 ALLOWED = lazy_pattern(r"\n[ \t]*+[Aa](?i:llow)[ \t]*+:[ \t]*+(.*+)")
 DISALLOWED = lazy_pattern(r"\n(?:Disallow|[ \t]*+(?i:disallow)[ \t]*+):[ \t]*+(.*+)")
 
 # Blank and tab are the only white space (RFC 9309 section 2.2, RFC-06), line ends the only other
-# controls that may occur. DEL is no control to the RFC's grammar.
+# controls that are allowed. DEL is not a control character in the RFC's grammar.
 _CONTROLS = bytes(set(range(0x20)) - set(b"\t\r\n"))
 SPOILT = lazy_pattern(r"^(?=[^\n]*[\x00-\x08\x0b-\x1f])", re.MULTILINE)
 _V2_COMMENT = lazy_pattern(r"[ \t]#")
 
 _MARKED = {b"\xef", b"\xff", b"\xfe", b"\x00"}
 _BOMS = (
-    # The longer one first: the UTF-32 mark begins with the UTF-16 one.
+    # Longer marks first: the UTF-32 mark begins with the UTF-16 one.
     (b"\xff\xfe\x00\x00", "utf-32-le"),
     (b"\x00\x00\xfe\xff", "utf-32-be"),
     (b"\xff\xfe", "utf-16-le"),
@@ -137,14 +141,14 @@ _BOMS = (
 
 
 def octets(text: str) -> str:
-    """Unicode as octets in a str: the UTF-8 octets, one character each."""
+    """Convert Unicode to octets in a str: its UTF-8 octets, one character each."""
     if text.isascii():
         return text
     return text.encode("utf-8", "surrogatepass").decode("latin-1")
 
 
 def shown(text: str) -> str:
-    """Octets in a str as Unicode; what is no UTF-8 shows as U+FFFD."""
+    """Convert octets in a str to Unicode for display. Invalid UTF-8 becomes U+FFFD."""
     if text.isascii():
         return text
     return text.encode("latin-1").decode("utf-8", "replace")
@@ -153,17 +157,18 @@ def shown(text: str) -> str:
 def decode(
     body: bytes | bytearray | memoryview | str, limit: int = LIMIT
 ) -> tuple[str, str, int, bool, str]:
-    """Read octets as lines: the first five things that a `RobotsTxt` is made of. Never raises on
-    content.
+    """Decode a body and normalise its line ends. Never raises on content.
 
-    Only CR, LF and CRLF end a line (RFC 9309 section 2.2, RFC-04, the 1994 standard, R94-02). Past
-    `limit` the file is cut after its last whole line (RFC-41). A byte order mark is skipped
-    (RFC-39), UTF-16 and UTF-32 behind theirs are transcoded (RFC 9309 section 2.2.2, RFC-44).
+    Return the first five arguments of `RobotsTxt`: text, lines, size, truncated and bom. Only CR,
+    LF and CRLF end a line (RFC 9309 section 2.2, RFC-04; the 1994 standard, R94-02). A file longer
+    than `limit` octets is cut after its last complete line (RFC-41). A byte order mark is skipped
+    (RFC-39); UTF-16 and UTF-32 with a byte order mark are transcoded (RFC 9309 section 2.2.2,
+    RFC-44).
     """
     if isinstance(body, str):
         data = body.encode("utf-8", "surrogatepass")
     else:
-        data = body if type(body) is bytes else bytes(memoryview(body))  # of an int: TypeError
+        data = body if type(body) is bytes else bytes(memoryview(body))  # TypeError for an int
     size = len(data)
     truncated = size > limit
     bom = ""
@@ -176,21 +181,24 @@ def decode(
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     lines = text
     if len(data.translate(None, _CONTROLS)) != len(data):
-        # A control octet spoils its own line (RFC 9309 section 3, RFC-42); as a comment it is no
-        # boundary either.
+        # A control octet makes its own line unreadable (RFC 9309 section 3, RFC-42). The line is
+        # replaced by a comment, because a comment does not end a record.
         lines = SPOILT.sub("#", text)
     return text, lines, size, truncated, bom
 
 
 def _cut(data: bytes, limit: int) -> bytes:
     if data[limit : limit + 1] and data[limit] in b"\r\n":
-        return data[:limit]  # the last line ends just at the limit
+        return data[:limit]  # the last line ends exactly at the limit
     end = max(data.rfind(b"\n", 0, limit), data.rfind(b"\r", 0, limit))
     return data[: end + 1]
 
 
 def _unmarked(data: bytes) -> tuple[bytes, str]:
-    """Without its byte order mark, in UTF-8. A mark cut short is skipped too, as Google does."""
+    """Return the data without its byte order mark, in UTF-8, and the name of the mark's encoding.
+
+    A truncated UTF-8 mark is skipped too, as Google does.
+    """
     for mark, name in _BOMS:
         if data.startswith(mark):
             text = data[len(mark) :].decode(name, "replace")
@@ -202,10 +210,10 @@ def _unmarked(data: bytes) -> tuple[bytes, str]:
 
 
 def value_of(rest: str, *, v2: bool = False) -> str:
-    """What stands after a colon, without comment and outer blanks.
+    """Return the text after a colon without its comment and surrounding blanks.
 
-    In a 2.0 rule set `#` starts a comment only after a blank (V2-03); elsewhere anywhere
-    (RFC 9309 section 2.2.3, RFC-27, the 1994 standard, R94-05).
+    In a 2.0 rule set `#` starts a comment only after a blank (V2-03). In all other dialects it
+    starts one anywhere (RFC 9309 section 2.2.3, RFC-27; the 1994 standard, R94-05).
     """
     if "#" in rest:
         if v2:
@@ -217,13 +225,16 @@ def value_of(rest: str, *, v2: bool = False) -> str:
 
 
 def parts_of(raw: str, *, v2: bool = False) -> tuple[str, str, str]:
-    """The field and the value of a line, and the line, as people see them."""
+    """Return field, value and whole text of a line, decoded for display."""
     field, _, rest = raw.partition(":")
     return shown(field.strip(" \t")), shown(value_of(rest, v2=v2)), shown(raw)
 
 
 def values_in(text: str, spans: Spans, *fields: str) -> dict[str, list[str]]:
-    """The values of each field's lines in the spans, as octets. `fields` are in lower case."""
+    """Return the values of the given fields' lines in the spans, as octets, by field.
+
+    `fields` are in lower case; each of them is a key of the result.
+    """
     found: dict[str, list[str]] = {field: [] for field in fields}
     lines = _lines_of(fields)
     for low, high in spans:
@@ -234,19 +245,20 @@ def values_in(text: str, spans: Spans, *fields: str) -> dict[str, list[str]]:
 
 @lru_cache(maxsize=64)
 def _lines_of(fields: tuple[str, ...]) -> Callable[[str], list[tuple[str, str]]]:
-    """Finds the lines of some fields in a text that begins with a line end."""
+    """Return a function that finds the lines of the given fields in a text that begins with a line
+    end."""
     names = "|".join(map(re.escape, fields))
     pattern = rf"\n[ \t]*+({names})[ \t]*+:[ \t]*+([^#\n]*+)"
     return re.compile(pattern, re.IGNORECASE | re.ASCII).findall
 
 
 def rule_offsets(text: str, spans: Spans) -> array[int]:
-    """Where each Allow and Disallow line of the spans begins, in order."""
+    """Return the offset of each Allow and Disallow line in the spans, in order."""
     return array("I", [m.start() + 1 for lo, hi in spans for m in RULE.finditer(text, lo, hi)])
 
 
 def line_numbers(text: str, offsets: Sequence[int]) -> dict[int, int]:
-    """The number of the line that begins at each offset."""
+    """Return the line number of each offset at which a line begins."""
     numbers = {}
     number, counted = 1, 0
     for offset in sorted(offsets):
@@ -256,7 +268,7 @@ def line_numbers(text: str, offsets: Sequence[int]) -> dict[int, int]:
 
 
 _WORTH_PACKING = 256
-"""Octets below which compressed text is no smaller."""
+"""Texts with fewer octets do not get smaller by compression."""
 _DIALECTS = ("auto", *Dialect)
 _KNOWN = {
     *("allow", "clean-param", "comment", "content-signal", "content-usage", "crawl-delay"),
@@ -266,7 +278,8 @@ _KNOWN = {
 
 
 class RobotsTxt:
-    """The text of a robots.txt, parsed. Immutable, hashable by content, picklable, shareable.
+    """A parsed robots.txt. Immutable, hashable by content, picklable, and safe to share between
+    threads.
 
     >>> robots = RobotsTxt.parse("User-agent: *\\nDisallow: /private/\\nAllow: /private/door")
     >>> policy = robots.policy("examplebot")
@@ -284,20 +297,23 @@ class RobotsTxt:
     )
 
     size: int
-    """Octets of the body, as it was handed in."""
+    """Octets of the body as given to `parse`."""
     truncated: bool
-    """The body was longer than the limit and cut after its last whole line (RFC 9309 section 2.5,
-    RFC-41)."""
+    """Whether the body exceeded the limit and was cut after its last complete line (RFC 9309
+    section 2.5, RFC-41)."""
     bom: str
-    """The encoding that a byte order mark announced, or nothing."""
+    """The encoding announced by a byte order mark, or the empty string."""
     forced: Dialect | None
-    """The dialect that was asked for; None lets every rule set have its own (DIA-13)."""
+    """The dialect that was requested, or None if each rule set declares its own (DIA-13)."""
 
     def __init__(
         self, text: str, lines: str, size: int, truncated: bool, bom: str, forced: Dialect | None
     ) -> None:
-        """`text`: octets in a str, line ends `\\n`. `lines`: what is read of it, spoilt lines made
-        comments; the text itself if none is spoilt."""
+        """Create a file from decoded text; use `parse` to read a body.
+
+        `text` is octets in a str with `\\n` as line ends. `lines` is the same text with unreadable
+        lines replaced by comments; it is the very object `text` if there are none.
+        """
         self._text: str | bytes = lines
         self._whole: str | bytes | None = None if text is lines else text
         self.size = size
@@ -313,12 +329,12 @@ class RobotsTxt:
         dialect: str = "auto",
         limit: int = LIMIT,
     ) -> RobotsTxt:
-        """Read a body. Never raises on content.
+        """Parse a body. Never raises on content.
 
-        `dialect` is `auto`, which lets every rule set choose (docs/standards.md), or one
-        of `rfc9309`, `1994`, `1996`, `2.0`, which forces it on the whole file. `limit` is in
-        octets, at least 512,000 to satisfy RFC-41. Raises ValueError for another dialect or a
-        limit below 1, TypeError for a body that is neither text nor octets.
+        `dialect` is `auto`, which lets each rule set declare its own (docs/standards.md), or one of
+        `rfc9309`, `1994`, `1996`, `2.0`, which is applied to the whole file. `limit` is in octets
+        and must be at least 512,000 to satisfy RFC-41. Raises ValueError for an unknown dialect or
+        a limit below 1, and TypeError for a body that is neither text nor octets.
         """
         if dialect not in _DIALECTS:
             raise ValueError(f"dialect is one of {', '.join(_DIALECTS)}, not {dialect!r}")
@@ -336,13 +352,14 @@ class RobotsTxt:
         v2_semantics: V2Semantics = "order",
         inherit_crawl_delay: bool = False,
     ) -> Policy:
-        """The file as it reads for one agent.
+        """Return the rules of this file for one agent.
 
-        `user_agent` is a product token, `token/version` or a whole User-Agent header.
-        `conflicts`: where a rule set's declared dialect and RFC 9309 disagree, `strict` denies
-        and `declared` takes the dialect's word (DIA-03). `v2_semantics`: file order, or the
-        struck text's precedence (the 2.0 draft, V2-21). `inherit_crawl_delay`: an agent with a
-        group of its own that names no Crawl-delay takes that of `*`, as Bing's does (VND-09).
+        `user_agent` is a product token, a `token/version` or a whole User-Agent header. `conflicts`
+        specifies the verdict where the declared dialect of a rule set and RFC 9309 disagree:
+        `strict` denies, `declared` follows the declared dialect (DIA-03). `v2_semantics` selects
+        file order or the struck text's precedence for 2.0 rule sets (the 2.0 draft, V2-21). With
+        `inherit_crawl_delay` an agent whose own group has no Crawl-delay uses the one of `*`, as
+        Bing does (VND-09).
         """
         return _policy(
             self,
@@ -354,27 +371,27 @@ class RobotsTxt:
 
     @property
     def text(self) -> str:
-        """The file as it was read: decoded, cut at the limit, every line end a `\\n`."""
+        """The text that was read: decoded, cut at the limit, with `\\n` as line ends."""
         return shown(self.octets)
 
     @property
     def octets(self) -> str:
-        """The text as octets in a str; for this package's own use."""
+        """The text as octets in a str. Internal to this package."""
         whole = self._whole
         return self.lines if whole is None else _unpacked(whole)
 
     @property
     def lines(self) -> str:
-        """The lines as they are read, spoilt ones made comments; for this package's own use."""
+        """The text with unreadable lines replaced by comments. Internal to this package."""
         text = self._text
         return text if isinstance(text, str) else _unpacked(text)
 
     def pack(self) -> None:
-        """Keep the text compressed from now on: a third of its size, for some 5 µs a look.
+        """Compress the stored text to a third of its size. Each later access costs about 5 µs more.
 
-        For whoever keeps a file that is not asked at the moment, or whose rules were made ready:
-        a policy needs the text but to explain then. Takes some 20 µs, of 500 KiB 10 ms.
-        Safe while others read, who see the one or the other form of the same text.
+        For files that are not in use at the moment, or whose rules are compiled: such a policy
+        needs the text only for explanations. Takes some 20 µs, or 10 ms for 500 KiB. Safe while
+        other threads read: they see the same text in either form.
         """
         if isinstance(self._text, str):
             self._text = _packed(self._text)
@@ -383,40 +400,40 @@ class RobotsTxt:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The groups, or in a forced older dialect the records, with their lines."""
+        """The groups with their lines; in a forced older dialect, the records."""
         return tuple(self._each_group())
 
     @property
     def sitemaps(self) -> tuple[str, ...]:
-        """Absolute Sitemap URLs, wherever in the file (VND-13)."""
+        """Absolute URLs of Sitemap lines anywhere in the file (VND-13)."""
         return tuple(filter(None, map(parts.signals.absolute_url, self._values("sitemap"))))
 
     @property
     def licenses(self) -> tuple[str, ...]:
-        """Absolute License URLs (SIG-15)."""
+        """Absolute URLs of License lines (SIG-15)."""
         return tuple(filter(None, map(parts.signals.absolute_url, self._values("license"))))
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The names in Host lines (VND-13)."""
+        """Names given in Host lines (VND-13)."""
         return tuple(filter(None, map(parts.signals.parse_host, self._values("host"))))
 
     @property
     def clean_params(self) -> tuple[CleanParam, ...]:
-        """Query parameters that do not change a page (VND-12)."""
+        """Query parameters that do not change the content of a page (VND-12)."""
         return tuple(
             filter(None, map(parts.signals.parse_clean_param, self._values("clean-param")))
         )
 
     @property
     def extensions(self) -> tuple[Rule, ...]:
-        """Every line with a field that this package does not interpret, in file order."""
+        """All lines with a field that this package does not interpret, in file order."""
         found = parts.model.records_in(self.lines)
         return tuple(rule for rule in found if rule.field.lower() not in _KNOWN)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What is wrong with the file, or surprising (GK-06). Worked out when asked for."""
+        """Errors and questionable constructs in the file (GK-06). Computed on each access."""
         return parts.lint.findings(self)
 
     def _values(self, field: str) -> list[str]:
@@ -426,16 +443,16 @@ class RobotsTxt:
 
     def _each_group(self) -> Iterator[Group]:
         text = self.lines
-        number, counted = 1, 0  # counted on from group to group: 10,000 of them cost one pass
+        number, counted = 1, 0  # counted incrementally: one pass for all groups
         for start, end, dialect, versioned in self._stretches(text):
             number += text.count("\n", counted, start)
             counted = start
             found = list(parts.model.records_in(text[start:end], number, v2=dialect is Dialect.V2))
-            if found:  # a stretch between blank lines may hold no record at all
+            if found:  # text between blank lines may hold no record
                 yield parts.model.group_of(found, dialect, versioned)
 
     def _stretches(self, text: str) -> Iterator[tuple[int, int, Dialect, bool]]:
-        """Start, end and dialect of each group, and whether it declares a version."""
+        """Yield start, end and dialect of each group, and whether it declares a version."""
         from gatekeeper.robots.policy import group_starts, records_of  # noqa: PLC0415
 
         if self.forced in {None, Dialect.RFC9309}:
@@ -474,8 +491,11 @@ class RobotsTxt:
 
 
 def _first_policy(*given: Any, **more: Any) -> Policy:
-    """`Policy`, imported when it is first made. By name, since compiled code calls what is named
-    as an attribute of a compiled module without importing that."""
+    """Import `Policy` on the first call and create one.
+
+    It is imported by name: compiled code that accesses `parts.policy.Policy` does not import the
+    module.
+    """
     from gatekeeper.robots.policy import Policy  # noqa: PLC0415
 
     global _policy  # noqa: PLW0603

@@ -1,17 +1,17 @@
-"""Normal forms and wildcard patterns, each matched in time linear in the path.
+"""Normal forms of paths and values, and wildcard patterns that match in time linear in the path.
 
-Paths and values have a *normal form*, so that comparing octets is right. The functions take and
-give *octets in a str* (see `model`), except that the URL's side may still be Unicode, which is
-UTF-8 on the wire (RFC 9309 section 2.2.2, RFC-22).
+Paths and values are converted to a *normal form* in which comparing octets is correct. The
+functions take and return *octets in a str* (see `parser`), except that a URL's path may still be
+Unicode, which is UTF-8 on the wire (RFC 9309 section 2.2.2, RFC-22).
 
-A site's pattern never becomes a regular expression: a piece between two stars is searched for from
-where the piece before it ended, and the leftmost find is always good enough, so that there is
-nothing to come back to: RFC 9309 section 2.2.3 (RFC-29), 2.0 draft (V2-19).
+A site's pattern is never compiled to a regular expression. Each piece between two stars is searched
+for from the end of the previous piece, and the leftmost match is always sufficient, so there is no
+backtracking: RFC 9309 section 2.2.3 (RFC-29), 2.0 draft (V2-19).
 
-Of many patterns the index finds those whose pieces stand in the path. What one answer may cost is
-bounded by counting: everything that is done with a path is counted in *steps* of about 0.1 µs
-before it is done, and past `MAX_STEPS` the answer is no. The count depends on file and path alone:
-the same question has the same answer at all times.
+An index selects those patterns whose pieces occur in the path. The cost of one answer is bounded by
+counting: each operation on a path is counted in *steps* of about 0.1 µs before it is performed, and
+beyond `MAX_STEPS` the answer is DENIED. The count depends only on the file and the path, so the
+same question always has the same answer.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from gatekeeper.robots.parser import octets
 from gatekeeper.speedups import lazy_pattern
 
 PLAIN = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~:/@!&'()+,;="
-"""Octets that stand for themselves wherever they stand in a rule's value."""
+"""Octets that stand for themselves anywhere in a rule's value."""
 _UNRESERVED = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
-# Brackets are reserved too, but no path or query may hold them (RFC 3986 section 3.3): a URL
-# that was sent always has them escaped, so a rule's `[` can only mean `%5B`.
+# Brackets are reserved too, but a path or query must not contain them (RFC 3986 section 3.3): in a
+# URL that was sent they are always escaped, so a rule's `[` can only mean `%5B`.
 _RESERVED = b":/?#@!$&'()*+,;="
-# What a pattern may hold unchanged; `%` and `$` need a look.
+# Octets that a pattern may contain unchanged. `%` and `$` are handled separately.
 _PLAIN = bytes(set(_UNRESERVED + _RESERVED) - set(b"$"))
 
-# No pattern here tries anything twice, and what stands together is changed together: the time
-# is linear in the text, whatever it is.
+# None of these expressions backtracks, and adjacent escapes are replaced together, so the time is
+# linear in any text.
 _LONE_PERCENT = lazy_pattern(r"%(?![0-9A-Fa-f]{2})")
 _ESCAPES = lazy_pattern(r"((?:%[0-9A-Fa-f]{2})++)")
 _CHANGING = (
@@ -49,30 +49,32 @@ _SPECIAL = lazy_pattern(r"[*?\[\]\\]")
 _INNER_DOLLAR = lazy_pattern(r"\$(?!\n|\Z)")
 
 _NO_OCTET = "\u0101"
-_SLASH_ESCAPED = "\u0100"  # no octet: stands for %2F where everything else is decoded
+_SLASH_ESCAPED = "\u0100"  # not an octet: stands for %2F where all other escapes are decoded
 
 COMPILED: Final = not __file__.endswith(".py")
-"""These modules are compiled: a loop over the characters of a path is faster than any call."""
+"""Whether these modules are compiled. Then a loop over the characters of a path is faster than any
+call."""
 ROBOTS_TXT: Final = "/robots.txt"
-"""May always be asked for (RFC 9309 section 2.2.2, RFC-20, the 1996 draft, R96-16, V2-34)."""
+"""The path that may always be fetched (RFC 9309 section 2.2.2, RFC-20; the 1996 draft, R96-16;
+V2-34)."""
 _LONGEST_ROBOTS_TXT = 3 * len(ROBOTS_TXT)
 
 
 _IN_PATTERN = b"%" + _PLAIN
 _IN_PATTERNS = b"%$\n" + _PLAIN
 _IN_PATH = b"%" + _PLAIN.replace(b"*", b"")
-"""Octets that stand for themselves where they came as they are (RFC 9309 section 2.2.2, RFC-22)."""
+"""Octets that stand for themselves if they are not escaped (RFC 9309 section 2.2.2, RFC-22)."""
 _FEW = 16
 
 
 @cache
 def _table(kept: bytes) -> list[str]:
-    """What each octet is written as: itself where it is one of those, else its escape."""
+    """Return the normal form of each octet: itself if it is in `kept`, else its escape."""
     return [chr(octet) if octet in kept else f"%{octet:02X}" for octet in range(256)]
 
 
 def _rfc(escapes: str) -> str:
-    """What stands for octets that came escaped (RFC 9309 section 2.2.2, RFC-23)."""
+    """Return the normal form of escaped octets (RFC 9309 section 2.2.2, RFC-23)."""
     return "".join(map(_table(_UNRESERVED).__getitem__, _unescaped(escapes)))
 
 
@@ -86,21 +88,22 @@ def _literal(escapes: str) -> str:
 
 @cache
 def _known(read: Callable[[str], str]) -> dict[str, str]:
-    """Every escape as it is read: a text holds many, most of them alone."""
+    """Return the replacement of every single escape: texts contain many, most of them single."""
     digits = "0123456789abcdefABCDEF"
     return {escape: read(escape) for escape in [f"%{a}{b}" for a in digits for b in digits]}
 
 
 def _replaced(text: str, runs: re.Pattern[str], read: Callable[[str], str]) -> str:
-    """The text with every run of escapes replaced: by what is known of it, or as it is read.
+    """Replace every run of escapes in the text.
 
-    No call a run, unless it is one of several escapes: a text may hold 100,000.
+    The work is done without a call per run, except for distinct runs of several escapes: a text may
+    contain 100,000 runs.
     """
     parts = runs.split(text)
     if len(parts) == 1:
         return text
     found, known = parts[1::2], _known(read)
-    read_once = {run: known.get(run) or read(run) for run in set(found)}  # most occur often
+    read_once = {run: known.get(run) or read(run) for run in set(found)}  # most occur repeatedly
     parts[1::2] = map(read_once.__getitem__, found)
     return "".join(parts)
 
@@ -118,18 +121,20 @@ def _normal(text: str, kept: bytes) -> str:
     table = _table(kept)
     if len(odd) > _FEW:
         return text.translate(table)
-    for octet in odd:  # to replace a few in turn is far quicker than to translate
+    for octet in odd:  # replacing a few in turn is much faster than translate()
         text = text.replace(chr(octet), table[octet])
     return text
 
 
 def is_plain(text: str) -> bool:
-    """The text holds no octet that a normal form changes, `*` apart."""
+    """Return True if normalisation changes no octet of the text, apart from `*`."""
     return text.isascii() and not text.encode().translate(None, _PLAIN)
 
 
 def as_written(path: str) -> bool:
-    """No escape, blank, control, dot segment and nothing beside ASCII. Fast where it is compiled.
+    """Return True for ASCII text without escapes, blanks, controls and dot segments.
+
+    A segment that begins with a dot is rejected too. Fast only if the module is compiled.
 
     >>> as_written("/a.b?c"), as_written("/.b"), as_written("/a%20"), as_written("/a b")
     (True, False, False, False)
@@ -144,17 +149,19 @@ def as_written(path: str) -> bool:
 
 
 def rfc_path(path: str) -> str:
-    """A URL's path and query as RFC 9309 compares it.
+    """Return the form of a URL's path and query that RFC 9309 compares.
 
-    Octets that no URL may hold are escaped (RFC 9309 section 2.2.2, RFC-22), escaped unreserved
-    ones decoded (RFC-23), the hex digits of the rest put in upper case (RFC-24), `*` and `$`
-    escaped, so that only `%2A` and `%24` in a rule can mean them (RFC 9309 section 2.2.3, RFC-30).
+    Octets that a URL must not contain are escaped (RFC 9309 section 2.2.2, RFC-22), escaped
+    unreserved octets are decoded (RFC-23), the hex digits of the remaining escapes are converted to
+    upper case (RFC-24). `*` and `$` are escaped, so that only `%2A` and `%24` in a rule match them
+    (RFC 9309 section 2.2.3, RFC-30).
     """
     return _normal(octets(path), _IN_PATH)
 
 
 def rfc_pattern(value: str) -> str:
-    """A rule's value as RFC 9309 compares it: `*` and a final `$` keep their meaning (RFC-28).
+    """Return the form of a rule's value that RFC 9309 compares: `*` and a final `$` stay special
+    (RFC-28).
 
     A blank inside a value counts as `%20` (RFC 9309 section 3, RFC-42, R94-29).
     """
@@ -164,23 +171,23 @@ def rfc_pattern(value: str) -> str:
 
 
 def rfc_patterns(values: str) -> str:
-    """`rfc_pattern` of many values at once: one a line, and so is the result."""
+    """Apply `rfc_pattern` to many values, one per line; the result has one per line, too."""
     return _normal(_INNER_DOLLAR.sub("%24", values), _IN_PATTERNS)
 
 
 def query_form(text: str) -> str:
-    """After the first `?` a literal `:` or `/` equals its escape (RFC 9309 section 2.2.2, RFC-25,
-    Figure 4 row 2).
+    """Decode `%3A` and `%2F` after the first `?`, where RFC 9309 treats them as equal to `:` and
+    `/` (section 2.2.2, RFC-25, Figure 4 row 2).
 
-    Takes and gives a normal form of `rfc_path` or `rfc_pattern`. A rule with a `?` matches
-    where it does as it stands or in this form, of the rule and of the path.
+    Takes and returns a normal form of `rfc_path` or `rfc_pattern`. A rule with a `?` matches if
+    either form of the rule matches either form of the path.
     """
     path, mark, query = text.partition("?")
     return path + mark + query.replace("%3A", ":").replace("%2F", "/") if mark else text
 
 
 def is_robots_txt(path: str) -> bool:
-    """The path is `/robots.txt`, however its characters are escaped (RFC 9309 section 2.2.2,
+    """Return True if the path is `/robots.txt`, however it is escaped (RFC 9309 section 2.2.2,
     RFC-20, RFC-23).
 
     >>> is_robots_txt("/robots.txt"), is_robots_txt("/robots%2etxt"), is_robots_txt("/Robots.txt")
@@ -192,44 +199,49 @@ def is_robots_txt(path: str) -> bool:
 
 
 def unescaped(path: str) -> bool:
-    """No escape in the path stands for an unreserved octet, nor has a digit in lower case, in which
-    a rule's text might be found: its normal form changes none."""
+    """Return True if normalisation changes no escape in the path.
+
+    That is so if no escape stands for an unreserved octet or has a lower-case digit, either of
+    which could contain a rule's text.
+    """
     return _CHANGING_ESCAPE.search(path) is None
 
 
 def decoded(text: str) -> str:
-    """Octets as the 1996 draft compares them: all escapes decoded but that of `/` (R96-17)."""
+    """Return octets as the 1996 draft compares them: all escapes except that of `/` decoded
+    (R96-17)."""
     return _replaced(text, _ESCAPES, _old) if "%" in text else text
 
 
 def decoded_patterns(values: Sequence[str]) -> list[str]:
-    """`decoded` for shell patterns: what comes out of an escape is no special (V2-36)."""
+    """Apply `decoded` to shell patterns. An octet that was escaped is not special (V2-36)."""
     joined = _replaced(_NO_OCTET.join(values), _ESCAPES, _literal)
     return joined.split(_NO_OCTET) if values else []
 
 
 _MAPPED = 300
-"""Steps as which it counts to find out where a class fits, beside one for each octet."""
+"""Steps counted for locating a character class in a path, in addition to one per octet."""
 _SHIFTED = 12
-"""A shift counts as a step more for every two to that power octets."""
+"""Binary logarithm of the number of octets whose shift counts as one more step."""
 _STARS = lazy_pattern(r"\*{2,}")
 
 
 def squeeze(pattern: str) -> str:
-    """Several stars in a row mean what one means."""
+    """Replace several consecutive stars by one, which is equivalent."""
     return _STARS.sub("*", pattern) if "**" in pattern else pattern
 
 
 def wild_match(pattern: str, path: str) -> bool:
-    """An RFC 9309 pattern in normal form, squeezed, against a path in normal form (RFC-28, 29)."""
+    """Match an RFC 9309 pattern in normal form, squeezed, against a path in normal form (RFC-28,
+    RFC-29)."""
     head, star, rest = pattern.partition("*")
     if not star:
         return path == head[:-1] if head[-1:] == "$" else path.startswith(head)
-    if head != "/" and not path.startswith(head):  # every path begins with a slash
+    if head != "/" and not path.startswith(head):  # every path begins with `/`
         return False
     position, end = len(head), len(path)
     piece, star, more = rest.partition("*")
-    if not more and (star or piece[-1:] != "$"):  # most have one piece
+    if not more and (star or piece[-1:] != "$"):  # the common case: one piece
         return piece in path and path.find(piece, position) >= 0
     if rest[-1:] == "$":
         rest, _, last = rest[:-1].rpartition("*")
@@ -239,7 +251,7 @@ def wild_match(pattern: str, path: str) -> bool:
         if not rest:
             return True
     if len(rest) - rest.count("*") > end - position:
-        return False  # more octets than there are: spares cutting up a pattern of 500 KiB
+        return False  # needs more octets than there are; avoids splitting a pattern of 500 KiB
     for piece in rest.split("*"):
         position = path.find(piece, position, end)
         if position < 0:
@@ -249,14 +261,15 @@ def wild_match(pattern: str, path: str) -> bool:
 
 
 def key_piece(pattern: str) -> str:
-    """The longest literal piece of a wildcard pattern: a path without it can't match."""
+    """Return the longest literal piece of a wildcard pattern: a path without it cannot match."""
     return max(pattern.removesuffix("$").split("*"), key=len)
 
 
 def shell_keys(values: Sequence[str]) -> list[str]:
-    """A literal piece of each shell pattern: a path without it can't match. Reads them roughly.
+    """Return a literal piece of each shell pattern: a path without it cannot match.
 
-    Between the first `[` and the last `]` may stand a class, outside of them none.
+    The patterns are parsed only roughly: everything between the first `[` and the last `]` counts
+    as a class.
     """
     if not values:
         return []
@@ -273,43 +286,48 @@ def _without_classes(value: str) -> str:
 
 
 class ShellPattern:
-    """A pattern of the 2.0 draft (V2-17): `*`, `?`, `[...]`, `[!...]`, `\\x`, both ends anchored.
+    """A pattern of the 2.0 draft (V2-17): `*`, `?`, `[...]`, `[!...]`, `\\x`, anchored at both
+    ends.
 
-    Without an unescaped special it is an explicit match, equal or nothing (the 2.0 draft, V2-16).
+    A pattern without an unescaped special character is an explicit match: it matches only an equal
+    path (the 2.0 draft, V2-16).
 
-    Between two stars stands a segment of fixed length. A segment of plain characters is
-    searched for; any other one is tried at all places of the path at once, a bit a place, so
-    that its cost is its length and never its length times the path's.
+    Stars separate segments of fixed length. A segment of plain characters is searched for. Any
+    other segment is tried at all positions of the path simultaneously, one bit per position, so
+    that its cost is its own length, not its length times the path's.
     """
 
     __slots__ = ("classes", "explicit", "key", "least", "segments")
 
     def __init__(self, value: str, longest: int) -> None:
-        """`longest`: characters of the longest path that will be asked about.
+        """Parse a pattern. `longest` is the length in characters of the longest path that will be
+        matched.
 
-        A pattern that needs more is read no further than to see that.
+        A pattern that needs a longer path is parsed only far enough to know that.
         """
         segments = _segments(value, longest)
         self.segments: tuple[_Segment, ...] = segments
         self.explicit: str | None = (
             segments[0] if len(segments) == 1 and _is_plain(segments[0]) else None
         )
-        """The one path that matches, of an explicit pattern."""
+        """The only path that an explicit pattern matches; None for other patterns."""
         self.least: int = sum(map(len, segments))
-        """Characters that a matching path has at least."""
+        """Minimum number of characters of a matching path."""
         self.key: str = max((s for s in segments if isinstance(s, str)), key=len, default="")
-        """A plain piece that every matching path holds."""
+        """A plain piece that every matching path contains."""
         self.classes: frozenset[int] = frozenset(
             unit for s in segments if not isinstance(s, str) for unit in s if isinstance(unit, int)
         )
-        """A bit an octet: of every one of them, each matching path has a member."""
+        """The character classes, one bit per octet. A matching path contains a member of each
+        class."""
 
     def may_match(self, here: int) -> bool:
-        """Some member of each class stands in the path, whose characters are given as bits."""
+        """Return True if the path contains a member of each class. `here` has one bit per character
+        in the path."""
         return all(bits & here for bits in self.classes)
 
     def matches(self, path: PathView) -> bool:
-        """Whether the whole path matches."""
+        """Return True if the whole path matches."""
         text = path.text
         if self.explicit is not None:
             return text == self.explicit
@@ -331,17 +349,19 @@ class ShellPattern:
 
 
 _Unit = str | int | None
-"""One character of a segment: itself; None for any (`?`); or a class, a bit an octet."""
+"""One position of a segment: a character, None for any character (`?`), or a class with one bit per
+octet."""
 _Segment = str | tuple[_Unit, ...]
 
-_SYMBOLS = 257  # and one for an escaped slash, see normal.decoded
+_SYMBOLS = 257  # one more for an escaped slash, see `decoded`
 _ALL = (1 << _SYMBOLS) - 1
 
 
 class PathView:
-    """A path, and for each class asked about the places where it fits: bit i for character i.
+    """A path with, for each class used so far, the positions at which the class matches (bit i for
+    character i).
 
-    What is done with it is counted on a meter, whose TooDear `at` and `search` raise.
+    The work is counted on a meter; `at` and `search` raise TooDear when its steps are used up.
     """
 
     __slots__ = ("_places", "meter", "text")
@@ -352,21 +372,21 @@ class PathView:
         self._places: dict[_Unit, int] = {}
 
     def at(self, segment: _Segment, position: int) -> bool:
-        """Whether the segment fits at the position."""
+        """Return True if the segment matches at the position."""
         if isinstance(segment, str):
             return self.text.startswith(segment, position)
         self.meter.spend(len(segment))
         return all(_fits(unit, self.text[place]) for place, unit in enumerate(segment, position))
 
     def search(self, segment: _Segment, start: int) -> int:
-        """The leftmost place from `start` on where the segment fits, or -1."""
+        """Return the leftmost position from `start` on at which the segment matches, or -1."""
         if isinstance(segment, str):
             return self.text.find(segment, start)
         room = len(self.text) - start - len(segment) + 1
         if room <= 0:
             return -1
         self.meter.spend(len(segment) * (1 + (room >> _SHIFTED)))
-        alive = (1 << room) - 1  # bit i: it may still begin at start + i
+        alive = (1 << room) - 1  # bit i: the segment may still begin at start + i
         for offset, unit in enumerate(segment, start):
             if unit is not None:
                 alive &= self._where(unit) >> offset
@@ -384,7 +404,7 @@ class PathView:
 
 
 def present(text: str) -> int:
-    """The characters that stand in a text, a bit each."""
+    """Return the set of characters in a text, one bit each."""
     bits = 0
     for char in set(text):
         bits |= 1 << ord(char)
@@ -402,15 +422,15 @@ def _is_plain(segment: _Segment) -> TypeGuard[str]:
 
 
 def _segments(value: str, longest: int) -> tuple[_Segment, ...]:
-    """The pattern cut at its unescaped stars; a segment without specials is a str.
+    """Split the pattern at its unescaped stars. A segment without special characters is a str.
 
-    Reading stops where so many characters are needed that no path matches.
+    Parsing stops when the pattern needs more than `longest` characters, so that no path matches.
     """
     if "?" not in value and "[" not in value and "\\" not in value:
         return tuple(squeeze(value).split("*"))
     segments: list[list[_Unit]] = [[]]
     needed = 0
-    closed = True  # false once a bracket was found open to the end: so are all behind it
+    closed = True  # False after an unclosed bracket: all later ones are unclosed too
     i = 0
     while i < len(value) and needed <= longest:
         char = value[i]
@@ -441,8 +461,8 @@ def _segment(units: list[_Unit]) -> _Segment:
 
 
 def _bracket(value: str, start: int) -> tuple[int | None, int]:
-    """A class beginning behind its `[`, and where it ends; None for an unclosed one (the 2.0
-    draft, V2-17)."""
+    """Parse a class after its `[`. Return its bits and end, or None and `start` if it is unclosed
+    (the 2.0 draft, V2-17)."""
     if value.find("]", start) < 0:
         return None, start
     i = start
@@ -469,28 +489,30 @@ def _bracket(value: str, start: int) -> tuple[int | None, int]:
 
 
 MAX_STEPS = 24_000
-"""Steps that one answer may take: 2 to 3 ms."""
+"""Maximum number of steps per answer: 2 to 3 ms."""
 COMPARED = 9
-"""A search counts as a step for every two to that power pairs of octets that it may compare."""
+"""Binary logarithm of the number of octet comparisons that count as one step of a search."""
 _SIZES = (1, 2, 4, 16)
-"""Lengths of the stretches of a path that are looked up at once."""
+"""Lengths of the substrings of a path that are looked up in sets."""
 _SHARED = 32
-"""Patterns with the same longest piece beyond which another piece is looked for."""
+"""Maximum number of patterns that are indexed by the same longest piece. If more share it, another
+piece is chosen for them."""
 _NOTHING = ("", "$")
-"""Pieces that say nothing about what stands in a path."""
+"""Pieces that give no information about a path."""
 _CUT = 3
-"""Cutting up a pattern counts as a step for every two to that power octets."""
+"""Binary logarithm of the number of octets of a pattern whose splitting counts as one step."""
 
 
 class TooDear(Exception):
-    """A file was made so that one answer would take long: nobody writes such a one by hand."""
+    """Raised when an answer would take too long. Only a file constructed for that purpose causes
+    it."""
 
 
 class Meter:
-    """The steps that one answer may still take.
+    """The remaining steps of one answer.
 
-    Whoever meets a file made to be slow must not let a site stop all its work: past the bound
-    the answer is no, which never does harm to the site.
+    A file that is constructed to be slow must not stop the whole process. Beyond the limit the
+    answer is DENIED, which never harms the site.
     """
 
     __slots__ = ("_left",)
@@ -499,17 +521,17 @@ class Meter:
         self._left = steps
 
     def spend(self, steps: int) -> None:
-        """Take so many steps. Raises TooDear."""
+        """Subtract the steps. Raises TooDear when none are left."""
         self._left -= steps
         if self._left < 0:
             raise TooDear
 
 
 class CountedText:
-    """A text that pieces are searched for in, on a meter.
+    """A text in which pieces are searched for, with the cost counted on a meter.
 
-    To search for `aaa...ab` in `aaa...a` takes up to the product of both lengths, in C too;
-    so much is counted, though a search rarely takes it.
+    Searching for `aaa...ab` in `aaa...a` takes up to the product of both lengths, even in C. That
+    product is counted, although a search rarely takes as long.
     """
 
     __slots__ = ("_lasts", "_stretches", "meter", "text")
@@ -521,7 +543,7 @@ class CountedText:
         self._stretches: dict[int, set[str]] = {}
 
     def last(self, piece: str) -> int:
-        """The last place where the piece stands, or -1. Raises TooDear."""
+        """Return the last position of the piece, or -1. Raises TooDear."""
         place = self._lasts.get(piece)
         if place is None:
             self.meter.spend(3 + (len(self.text) * len(piece) >> COMPARED))
@@ -529,13 +551,14 @@ class CountedText:
         return place
 
     def find(self, piece: str, start: int) -> int:
-        """The first place from `start` on, of a piece that stands there. Raises TooDear."""
+        """Return the first position from `start` on of a piece that occurs there. Raises
+        TooDear."""
         place = self.text.find(piece, start)
         self.meter.spend(1 + ((place - start) * len(piece) >> COMPARED))
         return place
 
     def stretches(self, size: int) -> set[str]:
-        """Every stretch of that length. Raises TooDear."""
+        """Return the set of all substrings of that length. Raises TooDear."""
         found = self._stretches.get(size)
         if found is None:
             text = self.text
@@ -546,11 +569,11 @@ class CountedText:
 
 
 class PieceIndex:
-    """Finds out which of many pieces stand in a text, at a cost that grows with the text.
+    """Finds the pieces, out of many, that occur in a text, at a cost that grows with the text.
 
-    A piece lies under the stretch that it ends with, as long as one of a few lengths allows:
-    so each stretch of the text is looked up once a length, and whatever is found there is
-    looked at. An empty piece stands in every text.
+    A piece is stored under its ending, whose length is the greatest of `_SIZES` that fits. For each
+    length every substring of the text is looked up once, and the pieces found under it are checked.
+    An empty piece occurs in every text.
     """
 
     __slots__ = ("_following", "_pieces", "_tables")
@@ -570,10 +593,11 @@ class PieceIndex:
             table[end] = number
         self._tables = {size: table for size, table in tables.items() if table}
         self._following = array("i", following)
-        """The piece before with the same end, or -1."""
+        """For each piece, the number of the previous piece with the same ending, or -1."""
 
     def found(self, text: CountedText) -> list[int]:
-        """The number of each piece that stands in the text, in no order. Raises TooDear."""
+        """Return the numbers of the pieces that occur in the text, in no particular order. Raises
+        TooDear."""
         spend, pieces, following = text.meter.spend, self._pieces, self._following
         found: list[int] = []
         for size, table in self._tables.items():
@@ -594,11 +618,12 @@ class PieceIndex:
 
 
 class PatternIndex:
-    """Many wildcard patterns: those with a literal piece that the path has are tried in turn.
+    """Many wildcard patterns, of which those with a literal piece that occurs in the path are tried
+    in turn.
 
-    Takes squeezed patterns in normal form that hold a star, each with its entry; of two
-    entries the greater one is the better match. They are looked up by their longest piece, or
-    where many share that one by the piece that the fewest share.
+    Takes squeezed patterns in normal form that contain a star, each with its entry; the greater
+    entry is the better match. A pattern is indexed by its longest piece, or if many patterns share
+    that one, by the piece that the fewest share.
     """
 
     __slots__ = ("_entries", "_index", "_patterns")
@@ -609,7 +634,8 @@ class PatternIndex:
         self._index = PieceIndex(_keys_of(self._patterns))
 
     def best(self, text: CountedText, floor: int) -> int:
-        """The entry of the best match if it beats `floor`, else `floor`. Raises TooDear."""
+        """Return the entry of the best match if it is greater than `floor`, else `floor`. Raises
+        TooDear."""
         entries, patterns = self._entries, self._patterns
         for number in sorted(self._index.found(text)):
             if entries[number] <= floor:
@@ -620,13 +646,15 @@ class PatternIndex:
 
 
 def _keys_of(patterns: Sequence[str]) -> list[str]:
-    """What each pattern is looked up by, without a final `$`: see `PatternIndex`."""
+    """Return the piece by which each pattern is indexed, without a final `$`; see
+    `PatternIndex`."""
     keys = [*map(_longest_piece, patterns)]
     often = Counter(keys)
     if max(often.values(), default=0) > _SHARED:
         cut = [pattern.split("*") for pattern in patterns]
         every = Counter(chain.from_iterable(cut))
-        # The rarest piece, of these the longest; an empty one or a lone `$` as a last resort.
+        # The rarest piece, and of equally rare ones the longest. An empty piece or a lone `$` is
+        # the last resort.
         rank = {piece: (count << 20) - len(piece) for piece, count in every.items()}
         rank |= dict.fromkeys(_NOTHING, len(patterns) << 30)
         keys = [
@@ -646,16 +674,15 @@ def _longest_piece(pattern: str) -> str:
 
 
 def _matches(pattern: str, within: CountedText) -> bool:
-    """Whether a pattern whose key stands in the text matches it (RFC 9309 section 2.2.3, RFC-28,
-    RFC-29).
+    """Match a pattern whose key occurs in the text (RFC 9309 section 2.2.3, RFC-28, RFC-29).
 
-    Each piece between two stars is searched for from where the one before it ended, and the
-    leftmost find is always good enough: nothing is ever come back to.
+    Each piece between two stars is searched for from the end of the previous piece. The leftmost
+    match is always sufficient, so there is no backtracking.
     """
     text = within.text
     size = len(text)
     if len(pattern) > 2 * size + 3:
-        return False  # more octets than there are, even if every second one is a star
+        return False  # needs more octets than there are, even if every second one is a star
     within.meter.spend(3 + (len(pattern) >> _CUT))
     head, _, rest = pattern.partition("*")
     if not text.startswith(head):

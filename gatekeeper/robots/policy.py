@@ -1,11 +1,12 @@
-"""`Policy`: a RobotsTxt as it reads for one agent. It decides, and says why.
+"""`Policy`: the rules of a `RobotsTxt` for one agent. It decides about URLs and explains its
+verdicts.
 
-First how each dialect cuts the text into rule sets and chooses the ones that an agent obeys. RFC
-9309 section 2.2.1 has *groups*: user-agent lines and what follows, up to a user-agent line behind
-a rule (RFC-02, RFC-05). The older texts have *records* between blank lines (the 1994 standard,
-R94-03). What comes of choosing is one or more *readings*: the first by the dialect that the rule
-set declares or that was forced; behind it, where that is not RFC 9309, the RFC's reading of the
-same file, so that a policy can take the stricter of the two (DIA-03).
+The first half of the module splits the text into rule sets by each dialect and chooses those that
+an agent obeys. RFC 9309 section 2.2.1 has *groups*: user-agent lines and what follows, up to a
+user-agent line after a rule (RFC-02, RFC-05). The older texts have *records* between blank lines
+(the 1994 standard, R94-03). The result of choosing is one or more *readings*. The first follows the
+dialect that the rule set declares or that was forced. If that is not RFC 9309, the RFC's readings
+of the same file follow, so that a policy can take the stricter verdict (DIA-03).
 """
 
 from __future__ import annotations
@@ -48,47 +49,49 @@ if TYPE_CHECKING:
 
 _RULE_LINE = lazy_pattern(r"^[ \t]*+(?:dis)?+allow[ \t]*+:", re.MULTILINE)
 _RULE_LETTERS = frozenset("AaDd")
-"""No line that begins or ends a record, or says its version, begins with one of these."""
+"""No line that begins or ends a record, or gives its version, begins with one of these letters."""
 _IDENTIFIER = lazy_pattern(r"[a-z_-]*+")  # RFC 9309 section 2.2 (RFC-03), RFC-15
 _WORD_END = lazy_pattern(r"[/ \t]")
 _VERSION = lazy_pattern(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.[0-9]++)?\Z")  # the 2.0 draft (V2-08)
 
 
 class AgentRecord(NamedTuple):
-    """A stretch of the text between blank lines, with user-agent lines at its head."""
+    """A part of the text between blank lines that begins with user-agent lines."""
 
     start: int
-    """Where its first user-agent line begins."""
+    """Offset of the first user-agent line."""
     end: int
     agents: tuple[str, ...]
-    """The values of its user-agent lines, in lower case."""
+    """Values of the user-agent lines, in lower case."""
     version: tuple[int, int] | None
-    """A Robot-version that follows them immediately and can be read (the 2.0 draft, V2-06,
-    V2-08)."""
+    """Major and minor version of a valid Robot-version line directly after the user-agent lines, if
+    any (the 2.0 draft, V2-06, V2-08)."""
 
     @property
     def experimental(self) -> bool:
-        """An odd minor version: to be skipped (the 2.0 draft, V2-09, DIA-06)."""
+        """Whether the minor version is odd, so that robots skip the record (the 2.0 draft, V2-09,
+        DIA-06)."""
         return self.version is not None and self.version[1] % 2 == 1
 
     @property
     def dialect(self) -> Dialect:
-        """What its version declares: 2.0 from major 2 on (V2-10, V2-12), else 1996 (DIA-05)."""
+        """The declared dialect: 2.0 from major version 2 on (V2-10, V2-12), else 1996 (DIA-05)."""
         return Dialect.V2 if self.version and self.version[0] >= 2 else Dialect.R1996
 
 
 AgentLines = Sequence[tuple[int, bool, str]]
-"""All `agent_lines` of a text."""
+"""All results of `agent_lines` for a text."""
 
 
 def agent_lines(lower: str) -> Iterator[tuple[int, bool, str]]:
-    """The user-agent lines of a text in lower case: where each begins, whether it begins a group
-    of RFC 9309, and its value, comment included.
+    """Yield the user-agent lines of a text in lower case.
 
-    Only the first `user-agent` of a line is looked at, so that the cost stays linear.
+    Each result is the offset of the line, whether the line begins a group of RFC 9309, and its
+    value including a comment. Only the first `user-agent` of a line is considered, so the cost is
+    linear.
     """
     first = True
-    last = 0  # the end of the user-agent line before
+    last = 0  # the end of the previous user-agent line
     found = lower.find("user-agent")
     while found >= 0:
         start = found
@@ -101,7 +104,7 @@ def agent_lines(lower: str) -> Iterator[tuple[int, bool, str]]:
         if rest[:1] != ":":
             rest = rest.lstrip(" \t")
         if rest[:1] == ":" and (start == found or not lower[start:found].strip(" \t")):
-            # Nothing but a rule closes a group: no blank line, no other record (RFC 9309 sections
+            # Only a rule closes a group, not a blank line and not another record (RFC 9309 sections
             # 2.1 and 2.2, RFC-05, RFC-31).
             begins = first or (
                 start > last + 1 and _RULE_LINE.search(lower, last, start) is not None
@@ -112,14 +115,15 @@ def agent_lines(lower: str) -> Iterator[tuple[int, bool, str]]:
 
 
 def group_starts(text: str) -> list[int]:
-    """Where the first user-agent line of each group of RFC 9309 begins."""
+    """Return the offset of the first user-agent line of each RFC 9309 group."""
     return [start for start, begins, _ in agent_lines(text.lower()) if begins]
 
 
 def groups_called(lower: str, name: str, lines: AgentLines | None = None) -> Spans:
-    """The groups, in a text in lower case, with a user-agent line that has this very name.
+    """Return the spans of the groups in a lower-case text that have a user-agent line with exactly
+    this name.
 
-    `lines`: its `agent_lines`, where they are known.
+    `lines` is the result of `agent_lines` for the text, if the caller already has it.
     """
     if not name or name not in lower:
         return ()
@@ -138,9 +142,10 @@ def groups_called(lower: str, name: str, lines: AgentLines | None = None) -> Spa
 
 
 def names_of(value: str) -> tuple[str, ...]:
-    """What a user-agent line may be called by: whole, first word, or identifier (RFC-15).
+    """Return the names that a user-agent value matches: the whole value, its first word and its
+    identifier (RFC-15).
 
-    Takes its value in lower case. An empty name is nobody's.
+    `value` is in lower case. An empty name matches no agent.
     """
     value = value.partition("#")[0].strip(" \t")
     word = _WORD_END.split(value, maxsplit=1)[0]
@@ -149,17 +154,17 @@ def names_of(value: str) -> tuple[str, ...]:
 
 
 def records_of(text: str, *, allow_ends: bool = True) -> tuple[AgentRecord, ...]:
-    """The records of 1994, 1996 and 2.0.
+    """Return the records of the 1994, 1996 and 2.0 dialects.
 
-    Comment-only lines are dropped before anything else (the 1994 standard, R94-06). Blank lines
-    end a record (R94-03), and so does a user-agent line behind a rule (R94-14); an Allow is one
-    unless `allow_ends` is false, as in 1994 (R94-08).
+    Comment-only lines are dropped first (the 1994 standard, R94-06). A blank line ends a record
+    (R94-03), and so does a user-agent line after a rule (R94-14). Allow counts as a rule unless
+    `allow_ends` is False, as in 1994 (R94-08).
     """
     records: list[AgentRecord] = []
     agents: list[str] = []
     version: tuple[int, int] | None = None
     start = offset = 0
-    ruled = named = versioned = False  # named: the line before was a user-agent line
+    ruled = named = versioned = False  # named: the previous line was a user-agent line
 
     def close(end: int) -> None:
         if agents:
@@ -168,7 +173,7 @@ def records_of(text: str, *, allow_ends: bool = True) -> tuple[AgentRecord, ...]
 
     for line in text.split("\n"):
         if ruled and not named and line[:1] in _RULE_LETTERS:
-            offset += len(line) + 1  # one more rule, or something that does not count
+            offset += len(line) + 1  # another rule, or a line without meaning here
             continue
         field, _, rest = line.strip(" \t").partition(":")
         field = field.rstrip(" \t").lower()
@@ -180,7 +185,7 @@ def records_of(text: str, *, allow_ends: bool = True) -> tuple[AgentRecord, ...]
                 close(here)
             if not agents:
                 start, ruled = here, False
-            version, versioned = None, False  # it stands behind the last one (V2-06)
+            version, versioned = None, False  # it follows the last user-agent line (V2-06)
             agents.append(rest.partition("#")[0].strip(" \t").lower())
             named = True
             continue
@@ -188,7 +193,7 @@ def records_of(text: str, *, allow_ends: bool = True) -> tuple[AgentRecord, ...]
             close(here)
             ruled = False
         elif field == "robot-version" and named and not versioned:
-            versioned = True  # only one a rule set, the first (the 2.0 draft, V2-07)
+            versioned = True  # only the first of a rule set counts (the 2.0 draft, V2-07)
             version = _version(rest)
         elif field == "disallow" or (field == "allow" and allow_ends):
             ruled = True
@@ -205,26 +210,26 @@ def _version(rest: str) -> tuple[int, int] | None:
 
 
 def choose(robots: RobotsTxt, name: str, *, precedence: bool = False) -> tuple[RuleSet, ...]:
-    """The readings that the agent obeys, the declared or forced one first.
+    """Return the readings that the agent obeys, the declared or forced one first.
 
-    `name` is a product token in lower case; `precedence`: see `ShellRules`.
+    `name` is a product token in lower case. For `precedence` see `ShellRules`.
     """
     dialect, text = robots.forced, robots.lines
     if dialect is None or dialect is Dialect.RFC9309:
         lower = text.lower()
         if dialect is None and "robot-version" in lower:
             return _declared(robots, lower, name, precedence=precedence)
-        # All groups of that very name, else all of `*`, which are united (RFC 9309 section 2.2.1,
+        # All groups of exactly that name, or else all of `*`, are merged (RFC 9309 section 2.2.1,
         # RFC-11 to RFC-14).
         return (LongestMatch(robots, groups_called(lower, name) or groups_called(lower, "*")),)
     records = records_of(text, allow_ends=dialect is not Dialect.R1994)
     if dialect is Dialect.R1996:
-        # The first record whose value contains the name, else the first `*` (the 1996 draft,
-        # R96-12, R96-13).
+        # The first record with a value that contains the name, or else the first `*` (the 1996
+        # draft, R96-12, R96-13).
         chosen = [r for r in records if name and any(name in a for a in r.agents)][:1]
         chosen = chosen or _stars(records)[:1]
     elif dialect is Dialect.R1994:
-        chosen = _called(records, name)[:1] or _stars(records)  # united (the 1994 standard, R94-12)
+        chosen = _called(records, name)[:1] or _stars(records)  # merged (the 1994 standard, R94-12)
     else:
         named = _called(records, name)
         chosen = _newest(named)[:1] or _newest(_stars(records))  # V2-05, V2-09, V2-13
@@ -242,8 +247,11 @@ def _by_record(
 
 
 def _called(records: Sequence[AgentRecord], name: str) -> list[AgentRecord]:
-    """The records that fit the name best: its own, else the longest value inside it, else a
-    value that it is inside of (the 1994 standard, R94-10, R94-13). An empty value fits nobody."""
+    """Return the records that match the name best.
+
+    An equal value is best, then the longest value that is part of the name, then a value that
+    contains the name (the 1994 standard, R94-10, R94-13). An empty value matches no agent.
+    """
     best: tuple[int, int] = (0, 0)
     found: list[AgentRecord] = []
     for record in records:
@@ -256,7 +264,7 @@ def _called(records: Sequence[AgentRecord], name: str) -> list[AgentRecord]:
 
 
 def _rank(agent: str, name: str) -> tuple[int, int]:
-    value = _WORD_END.split(agent, maxsplit=1)[0]  # no version, no second word
+    value = _WORD_END.split(agent, maxsplit=1)[0]  # without version and second word
     if not value or not name or value == "*":
         return (0, 0)
     if value == name:
@@ -271,24 +279,25 @@ def _stars(records: Sequence[AgentRecord]) -> list[AgentRecord]:
 
 
 def _newest(records: Sequence[AgentRecord]) -> list[AgentRecord]:
-    """Those of the highest version that is understood (the 2.0 draft, V2-09, V2-13); none is 1.0
-    (V2-06)."""
+    """Return the records of the highest version that is supported (the 2.0 draft, V2-09, V2-13). A
+    record without a version counts as 1.0 (V2-06)."""
     known = [record for record in records if not record.experimental]
     highest = max((record.version or (1, 0) for record in known), default=None)
     return [record for record in known if (record.version or (1, 0)) == highest]
 
 
 def _declared(robots: RobotsTxt, lower: str, name: str, *, precedence: bool) -> tuple[RuleSet, ...]:
-    """Auto, in a file with a Robot-version: the declared reading, then the RFC's (DIA-03)."""
+    """Choose in auto mode, in a file with a Robot-version: the declared reading, then the RFC's
+    (DIA-03)."""
     text = robots.lines
     declared = [record for record in records_of(text) if record.version is not None]
-    lines = tuple(agent_lines(lower))  # once for all who go through them
+    lines = tuple(agent_lines(lower))  # iterated several times
     starts = [start for start, begins, _ in lines if begins]
     versioned = {starts[bisect_right(starts, record.start) - 1] for record in declared}
     exact = groups_called(lower, name, lines)
     groups = exact or groups_called(lower, "*", lines)
     plain = tuple([span for span in groups if span[0] not in versioned])
-    if exact:  # DIA-09: an exact name anywhere comes before a part of one
+    if exact:  # DIA-09: an exact name anywhere takes precedence over a part of one
         named = [r for r in declared if any(name in names_of(agent) for agent in r.agents)]
     else:
         named = _called(declared, name)
@@ -297,17 +306,17 @@ def _declared(robots: RobotsTxt, lower: str, name: str, *, precedence: bool) -> 
     if chosen := _newest(named)[:1]:
         first = _by_record(text, chosen[0].dialect, chosen, precedence=precedence)
     elif named and exact and plain:
-        first = LongestMatch(robots, plain)  # its own set without a version
+        first = LongestMatch(robots, plain)  # its own rule set without a version
     elif chosen := _newest(rest):
         first = _by_record(text, chosen[0].dialect, chosen, precedence=precedence)
     elif named or rest:
-        # Only experimental sets fit: the default, if it has no version (the 2.0 draft, V2-09,
-        # DIA-06).
+        # Only experimental sets match: use the default group, if it has no version (the 2.0 draft,
+        # V2-09, DIA-06).
         stars = groups_called(lower, "*", lines)
         first = LongestMatch(robots, tuple([s for s in stars if s[0] not in versioned]))
     if first is None:
         return (LongestMatch(robots, groups),)
-    # Never merged across versions (DIA-10).
+    # Groups are never merged across versions (DIA-10).
     marked = tuple([span for span in groups if span[0] in versioned])
     return (first, *(LongestMatch(robots, each) for each in (marked, plain) if each))
 
@@ -319,20 +328,23 @@ _SPOKEN = lazy_pattern(
     r"\n[ \t]*+[CRVcrv]"
     r"(?i:rawl-delay|equest-rate|isit-time|omment|ontent-(?:signal|usage))[ \t]*+:"
 )
-"""Finds a line of one of `timing.FIELDS`; no first line belongs to a group. Most lines begin with
-another letter, and that is seen soonest without `re.IGNORECASE`."""
+"""Matches the start of a line with one of `timing.FIELDS`. The first line of a file belongs to no
+group. Most lines begin with another letter, which is detected fastest without `re.IGNORECASE`."""
 _BIG = 65_536
-"""Octets of rules from which their places are looked up at once, not with the first answer."""
+"""Octets of rules from which the offsets of all rules are computed on creation, not for the first
+match."""
 _MAX_CANDIDATES = 1_000
-"""Rules that are named as candidates: more than anybody reads, fewer than a file may hold."""
+"""Maximum number of candidates that are listed: more than anybody reads, fewer than a file may
+contain."""
 
 
 class Policy:
-    """What a robots.txt asks of one agent. Immutable, hashable, picklable, safe to share.
+    """The rules of a robots.txt for one agent. Immutable, hashable, picklable, safe to share
+    between threads.
 
-    Made by `RobotsTxt.policy`. Where a rule set declares a dialect other than RFC 9309 and
+    Created by `RobotsTxt.policy`. If a rule set declares a dialect other than RFC 9309 and
     `conflicts` is `strict`, a URL is allowed only if both readings allow it (DIA-03); `declared`
-    goes by the declared one. That they differ is told either way: `Match.conflict`.
+    follows the declared dialect. In both modes `Match.conflict` reports that the readings differ.
     """
 
     __slots__ = (
@@ -353,15 +365,15 @@ class Policy:
     allowed: Callable[[str], bool]
     """allowed(url) -> bool: whether the URL may be fetched.
 
-    The URL is absolute, or a path with its query; the host is not looked at, except by the
-    1994 dialect (R94-26). Raises InvalidURL for text that is neither.
+    The URL is absolute, or a path with its query. The host is not considered, except by the 1994
+    dialect (R94-26). Raises InvalidURL for text that is neither.
     """
     robots: RobotsTxt
     """The file."""
     agent: str
-    """The product token that rule sets were chosen by."""
+    """The product token for which rule sets were chosen."""
     dialect: Dialect
-    """The one that the chosen rule set declares, or that was forced."""
+    """The dialect that the chosen rule set declares, or the forced one."""
 
     def __init__(
         self,
@@ -383,12 +395,12 @@ class Policy:
         self.inherit_crawl_delay: bool = inherit_crawl_delay
         readings = choose(robots, self.agent.lower(), precedence=v2_semantics == "precedence")
         self._compared: tuple[RuleSet, ...] = ()
-        if conflicts == "declared":  # the others are heard, and decide nothing
+        if conflicts == "declared":  # the others are compared, but do not decide
             readings, self._compared = readings[:1], readings[1:]
         self._readings = readings
         self.dialect = readings[0].dialect
         alone = self._alone if speedups.ON else None
-        # A method of the policy's own would keep it alive.
+        # A bound method of the policy itself would be a reference cycle.
         self.allowed = alone.allows_url if alone else partial(_allowed, readings)
         self._wishes: parts.timing.Directives | None = None
         self._usage: UsageRules | None = None
@@ -398,7 +410,8 @@ class Policy:
 
     @property
     def allows_path(self) -> Callable[[str], bool]:
-        """The hot one: takes a path with its query, as `urls.split` gives it; the verdict alone.
+        """A function for hot paths that returns the verdict for a path with its query, as from
+        `urls.split`.
 
         >>> from gatekeeper.robots import RobotsTxt
         >>> allows = RobotsTxt.parse("User-agent: *\\nDisallow: /x").policy("bot").allows_path
@@ -409,12 +422,12 @@ class Policy:
         return alone.allows if alone else partial(_allows, self._readings, origin="")
 
     def allows(self, path: str, origin: str) -> bool:
-        """The verdict alone about a path of an origin, as `match_path` takes both."""
+        """Return the verdict for a path and its origin, as for `match_path`."""
         alone = self._alone
         return alone.allows(path) if alone else _allows(self._readings, path, origin)
 
     def flat(self) -> FlatRules | None:
-        """The rules as a few strings; None where they alone do not decide."""
+        """Return the rules as a few strings, or None if the rules alone do not decide."""
         first = self._readings[0]
         said = self._said()
         if not isinstance(first, LongestMatch) or not self._undisputed or said.visit_times:
@@ -422,17 +435,21 @@ class Policy:
         return parts.flat.flat_rules(self.robots.lines, first.spans, said.crawl_delay)
 
     def rule_by(self, rules: FlatRules, path: str, score: int) -> Rule | None:
-        """The deciding rule of a path to which its `flat` rules gave that score; None where
-        `match_path` has to find it."""
+        """Return the rule that gave a path this score in the `flat` rules.
+
+        Return None if only `match_path` can find the rule.
+        """
         text, spans, allow = self.robots.lines, self._readings[0].spans, score & 1 == 1
         values = rules.values(path, score) if rules.as_written else []
         found = [parts.flat.rule_with(value, text, spans, allow=allow) for value in values]
-        # Of several the first in the file.
+        # Of several rules the first in the file decides.
         return min(filter(None, found), key=lambda rule: rule.line, default=None)
 
     def quick_answer(self) -> QuickAnswer | None:
-        """A function for a hot path: `answer(text behind the authority)` is the verdict, or
-        None where the text needs to be read as a URL first. None where there is no such function.
+        """Return a function for hot paths, or None if there is none.
+
+        `answer(text after the authority)` returns the verdict, or None if the whole URL has to be
+        parsed.
 
         >>> from gatekeeper.robots import RobotsTxt
         >>> answer = RobotsTxt.parse("User-agent: *\\nDisallow: /x").policy("bot").quick_answer()
@@ -442,39 +459,41 @@ class Policy:
         return self._alone.quick_answer if self._alone else None
 
     def decider(self, origin: str = "") -> Callable[[str], int] | None:
-        """Which rule decides a path of the origin, as a number; None where two readings have a
-        say.
+        """Return a function from a path of the origin to the code of the deciding rule.
 
-        Paths with the same number get the same answer for the same reason; ROBOTS_FILE is the
-        number of `/robots.txt`, which may always be asked for (RFC 9309 section 2.2.2, RFC-20).
+        Paths with the same code get the same verdict for the same reason. ROBOTS_FILE is the code
+        of `/robots.txt`, which may always be fetched (RFC 9309 section 2.2.2, RFC-20). Return None
+        if more than one reading decides.
         """
         if not self._undisputed:
             return None
         decide = self._readings[0].decide
-        if isinstance(self._readings[0], PrefixesInOrder):  # R94-26 looks at the origin
+        if isinstance(self._readings[0], PrefixesInOrder):  # R94-26 considers the origin
             return partial(decide, origin=origin)
         return decide
 
     @property
     def _alone(self) -> LongestMatch | None:
-        """The rule set that every verdict comes from, where that is one of RFC 9309."""
+        """The only rule set, if it is one of RFC 9309; else None."""
         first = self._readings[0]
         return first if isinstance(first, LongestMatch) and len(self._readings) == 1 else None
 
     @property
     def _undisputed(self) -> bool:
-        """There is one reading: none to differ from."""
+        """Whether there is only one reading, so that no other can differ."""
         return len(self._readings) == 1 and not self._compared
 
     def match(self, url: str) -> Match:
-        """The answer with its reason: the deciding rule and its line. Raises as `allowed`."""
+        """Return the verdict with the deciding rule and its line. Raises InvalidURL like
+        `allowed`."""
         origin, path = split_url(url)
         return self.match_path(path, origin)
 
     def match_path(self, path: str, origin: str = "") -> Match:
-        """`match` for a path with its query and its origin, as `urls.split` gives them.
+        """Return the `match` for a path with its query and its origin, as from `urls.split`.
 
-        Where the origin is not known, a rule of 1994 that is a whole URL holds for any.
+        If the origin is not known, a rule of the 1994 dialect that is a whole URL applies to any
+        origin.
         """
         readings = self._readings
         code, by, conflict = readings[0].decide(path, origin), 0, False
@@ -490,19 +509,20 @@ class Policy:
         return parts.model.Match(code & 1 == 1, rule, self.dialect, conflict, path, self, origin)
 
     def match_of(self, code: int, path: str, origin: str) -> Match:
-        """`match_path` for a path of which `decider` gave this code."""
+        """Return the `match_path` for a path to which `decider` gave this code."""
         rule = self._rule(0, code >> 1) if code >= 0 else None
         return parts.model.Match(code & 1 == 1, rule, self.dialect, False, path, self, origin)
 
     def candidates(self, path: str, origin: str = "") -> tuple[Candidate, ...]:
-        """The rules that match the path, the deciding one first, with their octets.
+        """Return the rules that match the path, the deciding one first, with their lengths in
+        octets.
 
-        All of them, unless a file made for it has more than a thousand.
+        At most a thousand are returned; only a file constructed for that purpose has more.
         """
         text = self.robots.lines
         places = self._places(text)
         readings = list(enumerate(self._readings))
-        # The reading that decides speaks first: with `strict` one that denies (DIA-03).
+        # The reading that decides comes first: with `strict` one that denies (DIA-03).
         readings.sort(key=lambda each: each[1].decide(path, origin) & 1)
         found: dict[int, tuple[int, bool]] = {}
         for place, reading in readings:
@@ -525,7 +545,7 @@ class Policy:
         return parts.model.rule_at(text, offset, text.count("\n", 0, offset) + 1, v2=v2)
 
     def _places(self, text: str) -> list[array[int]]:
-        """Where each rule of each reading stands in the text; kept where finding it is felt."""
+        """Return the offsets of the rules of each reading. The result is cached for large files."""
         found = self._offsets
         if found is None:
             spans = [reading.spans for reading in self._readings]
@@ -537,40 +557,41 @@ class Policy:
 
     @property
     def crawl_delay(self) -> float | None:
-        """Seconds by Crawl-delay; of several the largest (VND-01)."""
+        """Seconds of Crawl-delay, the largest of several (VND-01), or None."""
         return self._said().crawl_delay
 
     @property
     def request_rates(self) -> tuple[timing.RequestRate, ...]:
-        """Every Request-rate that can be used, in file order."""
+        """All valid Request-rates, in file order."""
         return self._said().request_rates
 
     @property
     def visit_times(self) -> tuple[timing.Window, ...]:
-        """The windows in which visits are welcome; none means any time (the 2.0 draft,
+        """The windows in which visits are welcome; empty means at any time (the 2.0 draft,
         V2-24)."""
         return self._said().visit_times
 
     @property
     def timed(self) -> bool:
-        """A verdict depends on the time of day: there is a Visit-time."""
+        """Whether a verdict depends on the time of day, because there is a Visit-time."""
         return bool(self._said().visit_times)
 
     @property
     def comments(self) -> tuple[str, ...]:
-        """What the site tells the people behind the robot (the 2.0 draft, V2-32)."""
+        """Messages of the site to the operators of the robot (the 2.0 draft, V2-32)."""
         return self._said().comments
 
     @property
     def content_signal(self) -> dict[str, str]:
-        """What the Content-Signal lines of the rule set say (SIG-12)."""
+        """The Content-Signal preferences of the rule set (SIG-12)."""
         return dict(self._said().signal)
 
     def content_usage(self, url: str) -> dict[str, str] | None:
-        """Preferences for the URL by the longest Content-Usage (SIG-05); None if it is denied.
+        """Return the preferences of the longest matching Content-Usage (SIG-05), or None if the URL
+        is denied.
 
-        A category that is missing is unknown; labels that the vocabulary does not know are left
-        out. Raises InvalidURL as `allowed` does.
+        A missing category means that the preference is unknown. Labels that are not in the
+        vocabulary are left out. Raises InvalidURL like `allowed`.
         """
         if not self.allowed(url):
             return None  # SIG-06
@@ -579,23 +600,28 @@ class Policy:
         return self._usage.of(split_url(url)[1])
 
     def may_visit(self, at: datetime) -> bool:
-        """Whether a visit is welcome at that moment. Raises ValueError for a naive one."""
+        """Return True if a visit is welcome at that moment. Raises ValueError for a naive
+        datetime."""
         return parts.timing.may_visit(self.visit_times, at)
 
     def next_visit(self, at: datetime) -> datetime:
-        """The first moment from `at` on at which a visit is welcome, in UTC."""
+        """Return the first moment from `at` on at which a visit is welcome, in UTC.
+
+        Raises ValueError for a naive datetime.
+        """
         return parts.timing.next_visit(self.visit_times, at)
 
     @property
     def asks_steadily(self) -> bool:
-        """`interval` is the same at any moment, however long the last retrieval took."""
+        """Whether `interval` is the same at any moment and for any duration of the last
+        retrieval."""
         return not self._said().request_rates and not self._by_thumb
 
     def interval(self, at: datetime, took: float | None = None) -> float | None:
-        """Seconds between two requests that the text asks for at that moment, or None.
+        """Return the seconds between two requests that the text asks for at that moment, or None.
 
-        `took`: seconds that the last retrieval took. Only a rule set of the 2.0 draft has a
-        rule of thumb for a file that names no rate (V2-31).
+        `took` is the duration of the last retrieval in seconds. It matters only for a 2.0 rule set
+        without a rate, for which the draft has a rule of thumb (V2-31).
         """
         said, thumb = self._said(), self._by_thumb
         return parts.timing.effective_interval(
@@ -607,7 +633,7 @@ class Policy:
         return self.dialect is Dialect.V2 or self.robots.forced is Dialect.V2
 
     def interval_source(self, at: datetime, took: float | None = None) -> str:
-        """The line that `interval` goes by, for people; empty where the text asks for nothing."""
+        """Describe the line that determines `interval`; empty if the text asks for no interval."""
         seconds, said = self.interval(at, took), self._said()
         if seconds is None:
             return ""
@@ -634,19 +660,20 @@ class Policy:
         return self._wishes
 
     def _spoken(self, *fields: str) -> Iterator[tuple[Spans, dict[str, list[str]]]]:
-        """What each reading says of the fields. The first that speaks of one is read."""
+        """Yield the spans of each reading and their values of the fields. The first one with a
+        field applies."""
         text = self.robots.lines
         for reading in self._readings:
             yield reading.spans, values_in(text, reading.spans, *fields)
 
     def _inherited(self) -> Iterator[tuple[Spans, dict[str, list[str]]]]:
-        """The Crawl-delay of `*`, where it counts for those that have none (VND-09)."""
+        """Yield the Crawl-delay of `*` if agents without one inherit it (VND-09)."""
         if self.inherit_crawl_delay:
             spans = choose(self.robots, "*")[0].spans
             yield spans, values_in(self.robots.lines, spans, "crawl-delay")
 
     def _spans(self, field: str) -> Spans:
-        """Where the rule set speaks of a field: in the first reading that says something."""
+        """Return the spans of the first reading that has the field."""
         each = chain(self._spoken(field), self._inherited() if field == "crawl-delay" else ())
         return next((spans for spans, values in each if values[field]), ())
 
@@ -679,11 +706,11 @@ class Policy:
 
 
 def _allowed(readings: tuple[RuleSet, ...], url: str) -> bool:
-    """`Policy.allowed` where not one set of RFC 9309 alone has the say."""
+    """Implement `Policy.allowed` for anything but a single rule set of RFC 9309."""
     origin, path = split_url(url)
     return _allows(readings, path, origin)
 
 
 def _allows(readings: tuple[RuleSet, ...], path: str, origin: str) -> bool:
-    """All readings allow it."""
+    """Return True if all readings allow the path."""
     return all(reading.decide(path, origin) & 1 for reading in readings)

@@ -1,12 +1,12 @@
-"""The rules that one agent obeys, as each dialect reads them.
+"""Rule sets: the rules that one agent obeys, as each dialect interprets them.
 
-`PrefixesInOrder` is the 1994 standard and the 1996 draft, `ShellRules` the 2.0 draft: the first
-line that matches decides. `longest.LongestMatch` is RFC 9309.
+`PrefixesInOrder` implements the 1994 standard and the 1996 draft, `ShellRules` the 2.0 draft; in
+both the first matching line decides. `longest.LongestMatch` implements RFC 9309.
 
-No rule is an object here. Rules are numbered as they stand in the text, and `decide` gives a
-*code*: the number of the deciding rule times two, plus one if it allows; -1, which allows, where
-no rule matches; DENIED; or ROBOTS_FILE, which allows. Where `gatekeeper.speedups` are off, rules of
-RFC 9309 are made ready before the first question, and each question is decided by them.
+No rule is stored as an object. Rules are numbered in the order of the text, and `decide` returns a
+*code*: twice the number of the deciding rule, plus one if it allows; -1, which allows, if no rule
+matches; DENIED; or ROBOTS_FILE, which allows. If `gatekeeper.speedups` are off, rules of RFC 9309
+are compiled before the first question and answer every question.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from gatekeeper.speedups import SURELY_SHORT, lazy_pattern
 
 _BLANKS = frozenset(" \t")
 DOT_SEGMENT = lazy_pattern(r"/\.\.?(?:[/?#]|\Z)")
-"""A URL's reader resolves it."""
+"""Matches a dot segment in a path: the URL parser has to resolve it."""
 
 
 Listed = tuple[str, str]
-"""An Allow or Disallow line of a set: "dis" in either case or the empty text, and its value. Its
-number is its place."""
+"""An Allow or Disallow line of a rule set: "dis" in either case or the empty string, and the value.
+Its index in the list is the number of the rule."""
 
 
 class TextSource(Protocol):
-    """Where a rule set finds its text: a `RobotsTxt`."""
+    """The text of a rule set, such as a `RobotsTxt`."""
 
     @property
     def size(self) -> int:
@@ -59,33 +59,36 @@ class TextSource(Protocol):
 
     @property
     def lines(self) -> str:
-        """The text that spans speak of."""
+        """The text to which spans refer."""
 
 
 class RuleSet(Protocol):
-    """What a `Policy` asks. Paths begin with `/` and carry their query."""
+    """The interface between `Policy` and a dialect. Paths begin with `/` and include their
+    query."""
 
     @property
     def dialect(self) -> Dialect:
-        """The one that these rules are read by."""
+        """The dialect by which the rules are interpreted."""
 
     @property
     def spans(self) -> Spans:
-        """Where the rules stand in the text."""
+        """The parts of the text that contain the rules."""
 
     def decide(self, path: str, origin: str = "") -> int:
-        """The code of the deciding rule, or -1. `origin`: where the path was asked for, which only
-        the 1994 standard looks at (R94-26)."""
+        """Return the code of the deciding rule, or -1 if no rule matches.
+
+        `origin` is the origin of the path. Only the 1994 standard considers it (R94-26).
+        """
 
     def matching(self, path: str, rules: list[Listed], origin: str = "") -> list[tuple[int, int]]:
-        """Number and length of every rule that matches, the deciding one first.
+        """Return number and length of every rule that matches, the deciding one first.
 
-        `rules` is what `rules_in` gives for the text that the set was made of.
+        `rules` is the result of `rules_in` for the text of this rule set.
         """
 
 
 def rules_in(text: str, spans: Spans, *, v2: bool = False) -> list[Listed]:
-    """Each Allow and Disallow line of the spans."""
+    """Return each Allow and Disallow line in the spans."""
     if not v2 or "#" not in text:
         return [
             (dis, value.rstrip(" \t") if value[-1:] in _BLANKS else value)
@@ -95,8 +98,8 @@ def rules_in(text: str, spans: Spans, *, v2: bool = False) -> list[Listed]:
     rules = []
     for low, high in spans:
         for found in RULE.finditer(text, low, high):
-            # RULE cuts comments the RFC's way; here a `#` may belong to the value (the 2.0 draft,
-            # V2-03).
+            # RULE cuts comments as RFC 9309 does; in 2.0 a `#` may belong to the value (the 2.0
+            # draft, V2-03).
             end = text.find("\n", found.end(), high)
             rest = text[found.start(2) - 1 : end if end >= 0 else high].removeprefix(":")
             rules.append((found[1] or "", value_of(rest, v2=True)))
@@ -104,24 +107,25 @@ def rules_in(text: str, spans: Spans, *, v2: bool = False) -> list[Listed]:
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Origin, if there is one, and path with query. A path alone is read as in a URL.
+    """Return the origin, or the empty string for a bare path, and the path with its query.
 
-    Raises InvalidURL for text that is neither, and for any that is too long to be sent.
+    A bare path is normalised like the path of a URL. Raises InvalidURL for text that is neither a
+    URL nor a path, and for text that is too long to be sent.
     """
     if url[:1] != "/":
         try:
             return _split(url)
         except InvalidURL:
-            from gatekeeper.urls import path_of  # noqa: PLC0415 - as below
+            from gatekeeper.urls import path_of  # noqa: PLC0415 - see `_first_split`
 
-            return "", path_of(url)  # the host alone may be what is wrong with it
+            return "", path_of(url)  # only the host may be invalid
     if len(url) > SURELY_SHORT or "#" in url or "/." in url or "/%2" in url:
         return "", _split("http://a" + url)[1]
     return "", url
 
 
 def _first_split(url: str) -> tuple[str, str]:
-    """`urls.split`, imported with the first URL: paths alone need no reader of URLs."""
+    """Import `urls.split` on the first call: bare paths need no URL parser."""
     from gatekeeper.urls import split  # noqa: PLC0415
 
     global _split  # noqa: PLW0603
@@ -136,9 +140,9 @@ _PLAIN_HEAD = lazy_pattern(f"[{re.escape(PLAIN)}]*+")
 
 
 def octets_of(value: str, path: str, query: str) -> int:
-    """How long a rule's pattern is if it matches, else 0.
+    """Return the length of a rule's pattern if it matches, else 0.
 
-    Takes a path in its normal form, and as `query_form` gives it.
+    `path` is in normal form, `query` is the same path in the form that `query_form` returns.
     """
     value = value.rstrip(" \t")
     if value[:1] != "/" and value[:1] != "*":
@@ -156,11 +160,11 @@ def octets_of(value: str, path: str, query: str) -> int:
 
 
 class UsageRules:
-    """The Content-Usage lines of a rule set, by the paths that they speak of.
+    """The Content-Usage lines of a rule set, by the paths to which they apply.
 
-    Paths are matched as those of Allow and Disallow are, the longest one counts (SIG-05), and
-    what is said twice of the same path is combined (SIG-07). Where finding the longest one
-    takes too long, as in `patterns`, whatever some line forbids is forbidden.
+    Paths are matched like those of Allow and Disallow, and the longest one applies (SIG-05).
+    Preferences that are given twice for the same path are combined (SIG-07). If finding the longest
+    path exceeds the step limit of `patterns`, everything that any line forbids is forbidden.
     """
 
     __slots__ = ("_everywhere", "_found", "_paths", "_strictest", "_views")
@@ -188,7 +192,7 @@ class UsageRules:
         self._found = CompiledRules(paths, robots_file=False)
 
     def of(self, path: str) -> dict[str, str]:
-        """The preferences for a path with its query."""
+        """Return the preferences for a path with its query."""
         code = self._found.decide(path)
         if code == DENIED:
             return dict(self._strictest)
@@ -196,20 +200,22 @@ class UsageRules:
 
 
 _MAX_ODD = 100
-"""Origins in the rules of one set that are taken apart whole; beyond, an oddly written one is
-taken for the one that is asked about, which is the stricter reading."""
+"""Maximum number of non-canonical origins in the rules of one set that are parsed completely. Any
+further one is treated as the origin in question, which is the stricter interpretation."""
 _PLAIN_ORIGIN = lazy_pattern(r"https?://[a-z0-9_-]+(?:\.[a-z0-9_-]+)*+(?::[0-9]+)?+\Z")
 _AUTHORITY_END = lazy_pattern("[/?]")
 _NO_RULE = -1 << 40
 
 
 class PrefixesInOrder:
-    """1996: the first line whose path begins the URL's decides (R96-15, R96-18).
+    """Rules of the 1996 draft: the first line whose path is a prefix of the URL's decides (R96-15,
+    R96-18).
 
-    With `disallow_only` it is 1994, where Allow is an unknown header (R94-08) and any
-    Disallow that matches forbids (R94-15); a rule may be a whole URL there, and is one for that
-    origin only (R94-26). No wildcards (R94-18, the 1996 draft, R96-21); an empty value does
-    nothing (R94-17, R96-20); escapes by R96-17, which 1994 leaves open (R94-24).
+    With `disallow_only` it implements the 1994 standard: Allow is an unknown header (R94-08), any
+    matching Disallow denies (R94-15), and a rule may be a whole URL, which then applies to that
+    origin only (R94-26). There are no wildcards (R94-18; the 1996 draft, R96-21). An empty value
+    has no effect (R94-17, R96-20). Escapes are compared by R96-17, which the 1994 standard leaves
+    open (R94-24).
     """
 
     __slots__ = ("_absolute", "_codes", "_known", "_only", "dialect", "spans")
@@ -231,13 +237,15 @@ class PrefixesInOrder:
         self._absolute = tuple(absolute)
         self._codes = codes if absolute else {}
         self._known: tuple[str, PrefixTable] = ("", _ordered(codes))
-        """The last origin that was asked about, and the prefixes that hold there."""
+        """The origin of the last question, and the prefixes that apply to it."""
         if absolute:
             self._known = ("", self._at(""))
 
     def decide(self, path: str, origin: str = "") -> int:
-        """The code of the deciding rule, or -1. `origin`: where it was asked for; where that is
-        unknown, a rule for any origin counts."""
+        """Return the code of the deciding rule, or -1 if no rule matches.
+
+        If `origin` is empty, rules for any origin apply.
+        """
         if is_robots_txt(path):
             return ROBOTS_FILE
         known, prefixes = self._known
@@ -248,7 +256,7 @@ class PrefixesInOrder:
         return -1 if entry == _NO_RULE else -entry
 
     def _at(self, origin: str) -> PrefixTable:
-        """The prefixes that hold at an origin; the empty one stands for any."""
+        """Return the prefixes that apply to an origin. The empty string stands for any origin."""
         codes = dict(self._codes)
         same = _SameOrigin(origin)
         for written, prefix, code in self._absolute:
@@ -257,7 +265,7 @@ class PrefixesInOrder:
         return _ordered(codes)
 
     def matching(self, path: str, rules: list[Listed], origin: str = "") -> list[tuple[int, int]]:
-        """Number and length of every rule that matches, the deciding one first."""
+        """Return number and length of every rule that matches, the deciding one first."""
         path = decoded(octets(path))
         same = _SameOrigin(origin)
         found = []
@@ -272,13 +280,14 @@ class PrefixesInOrder:
 
 
 def _ordered(codes: dict[str, int]) -> PrefixTable:
-    """The prefixes, each with its negated code as entry, so that the first in the file has the
-    greatest."""
+    """Build a table of the prefixes with negated codes, so that the first rule in the file has the
+    greatest entry."""
     return PrefixTable({"": _NO_RULE} | {prefix: -code for prefix, code in codes.items()})
 
 
 def _absolute(value: str) -> tuple[str, str] | None:
-    """Origin as written, and path, of a value that is a whole URL (R94-26)."""
+    """Return the origin as written and the path, if the value is a whole URL; else None
+    (R94-26)."""
     if value[:7].lower() != "http://" and value[:8].lower() != "https://":
         return None
     found = _AUTHORITY_END.search(value, 8)
@@ -288,7 +297,7 @@ def _absolute(value: str) -> tuple[str, str] | None:
 
 
 class _SameOrigin:
-    """Whether an origin as it is written in a rule is the one that is asked about."""
+    """Predicate: does an origin as written in a rule equal the origin in question?"""
 
     def __init__(self, origin: str) -> None:
         self._origin = origin
@@ -316,29 +325,31 @@ class _SameOrigin:
 
 _RAW, _DECODED, _BOTH = range(3)
 _LONGEST = 8_192
-"""Octets of a path up to which patterns with a `?` or a class are tried; beyond, where one of
-them might match, the answer is no. Servers refuse longer request lines, too."""
+"""Maximum length in octets of a path for which patterns with a `?` or a class are evaluated. For a
+longer path that such a pattern might match the answer is DENIED. Servers refuse longer request
+lines, too."""
 _MAX_PATTERNS = 10_000
-"""Patterns that a set may hold; of one with more every path is denied. People write some dozens,
-and making more of them ready takes longer than any answer may."""
+"""Maximum number of patterns in a set; a set with more denies every path. People write a few dozen,
+and preparing more of them would take longer than an answer may."""
 _READ = 3
-"""Steps as which reading an octet of such a pattern counts."""
+"""Steps counted for parsing one octet of such a pattern."""
 _SPECIAL = lazy_pattern(r"[*?\[\\]")
 _MORE_THAN_STARS = lazy_pattern(r"[?\[\\]")
 
 
 class ShellRules:
-    """2.0: explicit matches and shell patterns (V2-16, V2-17), by default in file order.
+    """Rules of the 2.0 draft: explicit matches and shell patterns (V2-16, V2-17), by default in
+    file order.
 
-    With `precedence` it is the struck text (the 2.0 draft, V2-21): an explicit Allow, then any
-    Disallow, then the pattern Allows, which are a whitelist where there are any; Allows alone
-    always are one (V2-22). A rule matches the path with or without its query (V2-35), as it came
-    or decoded (V2-36). An empty value matches nothing (V2-23).
+    With `precedence` the struck text applies (the 2.0 draft, V2-21): an explicit Allow, then any
+    Disallow, then pattern Allows. Pattern Allows form a whitelist if there are any; a set with
+    Allows alone always is one (V2-22). A rule matches the path with or without its query (V2-35),
+    as received or decoded (V2-36). An empty value matches nothing (V2-23).
 
-    A pattern is listed under a piece that it needs, and read only for a path that has it. What
-    an answer costs is counted as in `patterns`, reading a pattern each time that it is needed,
-    whether it was read before or not; past the bound the answer is DENIED. So it is for every path
-    of a set of more than `_MAX_PATTERNS`.
+    A pattern is indexed by a literal piece that it needs, and parsed only for a path that contains
+    the piece. The cost of an answer is counted in the steps of `patterns`; parsing a pattern is
+    counted each time it is needed, whether it was parsed before or not, and beyond the limit the
+    answer is DENIED. A set with more than `_MAX_PATTERNS` patterns denies every path.
     """
 
     __slots__ = (
@@ -365,10 +376,10 @@ class ShellRules:
         self._indexes: list[tuple[int, list[int], PieceIndex]] = []
         self._explicit: dict[str, int] = {}
         self._codes: list[int] = []
-        """Of the patterns that are no plain texts."""
+        """Codes of the values that are patterns."""
         self._values: list[str] = []
         numbers: tuple[list[int], list[int], list[int]] = [], [], []
-        # Of two equal rules the first decides, whichever the order.
+        # Of two equal rules the first in the file decides, in either order.
         firsts = dict(zip(reversed(rules), range(len(rules) - 1, -1, -1), strict=True))
         given = [(value, number * 2 + (not dis)) for (dis, value), number in firsts.items()]
         patterns = [value for value, _ in given if precedence or _SPECIAL.search(value)]
@@ -403,7 +414,7 @@ class ShellRules:
         )
 
     def decide(self, path: str, origin: str = "") -> int:
-        """The code of the deciding rule; -1 or DENIED: none decides."""
+        """Return the code of the deciding rule, or -1 or DENIED if no rule decides."""
         if is_robots_txt(path):
             return ROBOTS_FILE
         if self._refused:
@@ -426,12 +437,13 @@ class ShellRules:
         return -1 if first is None else first
 
     def _matched(self, views: _ThreeViews, end: int | None = None) -> Iterator[tuple[int, bool]]:
-        """Code, and whether it is explicit, of each listed pattern that matches, before `end`."""
+        """Yield the code of each indexed pattern before `end` that matches, and whether it is
+        explicit."""
         for index in self._matching(views, end):
             yield self._codes[index], self._read[index].explicit is not None
 
     def _matching(self, views: _ThreeViews, end: int | None = None) -> Iterator[int]:
-        """The places in the list of those that match, in file order. Raises TooDear."""
+        """Yield the indexes of the patterns that match, in file order. Raises TooDear."""
         likely: list[tuple[int, int, int]] = []
         texts: dict[int, CountedText] = {}
         for which, listed, index in self._indexes:
@@ -456,7 +468,7 @@ class ShellRules:
                 if room > _LONGEST:
                     raise TooDear
             elif len(value) > 2 * room + 3:
-                continue  # more octets than there are, even if every second one is a star
+                continue  # needs more octets than there are, even if every second one is a star
             spend((len(value) >> 3) + (len(whole) * len(value) >> COMPARED))
             pattern = self._pattern(number)
             if pattern.least > room or not pattern.may_match(here):
@@ -465,7 +477,7 @@ class ShellRules:
                 yield number
 
     def _pattern(self, number: int) -> ShellPattern:
-        """The pattern, read the first time that it is asked for."""
+        """Return the parsed pattern, parsing it on first use."""
         pattern = self._read.get(number)
         if pattern is None:
             pattern = self._read[number] = ShellPattern(self._values[number], _LONGEST)
@@ -477,7 +489,7 @@ class ShellRules:
         rules: list[Listed],
         origin: str = "",
     ) -> list[tuple[int, int]]:
-        """Number and length of every rule that matches, the deciding one first."""
+        """Return number and length of every rule that matches, the deciding one first."""
         if self._refused:
             return []
         views = _views(path, Meter())
@@ -506,20 +518,20 @@ _ThreeViews = tuple[_Views, _Views, _Views]
 
 
 def _precedence(matched: tuple[int, bool]) -> tuple[int, int]:
-    """Explicit Allow, Disallow, pattern Allow (the 2.0 draft, V2-21); within each the file's
+    """Sort key: explicit Allow, Disallow, pattern Allow (the 2.0 draft, V2-21); within each, file
     order."""
     code, explicit = matched
     return (0 if explicit else 2) if code & 1 else 1, code
 
 
 def _views(path: str, meter: Meter) -> _ThreeViews:
-    """The path as it came, decoded, and both; each with and without its query."""
+    """Return the path as received, decoded, and both; each with and without its query."""
     path = octets(path)
     bare, mark, query = path.partition("?")
     bare_decoded = decoded(bare)
     forms: tuple[str, ...] = (path,)
     plainer: tuple[str, ...] = (bare_decoded,)
-    if mark:  # no escape holds a `?`: nothing is decoded twice
+    if mark:  # path and query are decoded separately, so nothing is decoded twice
         forms, plainer = (path, bare), (f"{bare_decoded}?{decoded(query)}", bare_decoded)
     raw = tuple([PathView(form, meter) for form in forms])
     plain = tuple([PathView(form, meter) for form in plainer])
@@ -529,7 +541,7 @@ def _views(path: str, meter: Meter) -> _ThreeViews:
 
 
 def _explicit_keys(views: _ThreeViews) -> Iterator[str]:
-    """What a plain value has to be kept as for the path to be equal to it."""
+    """Yield the keys under which plain values equal to the path are stored."""
     for which, seen in enumerate(views):
         for place in seen:
             yield f"{which}{place.text}"
@@ -538,8 +550,11 @@ def _explicit_keys(views: _ThreeViews) -> Iterator[str]:
 def _readings_of(
     given: Sequence[tuple[str, int]],
 ) -> Iterator[tuple[int, Sequence[str], Sequence[int]]]:
-    """How values, each with a code, are read: once for both views of a path, or once for each
-    if they have escapes. Gives which view, the values, their codes."""
+    """Group values with their codes by the views of a path with which they are compared.
+
+    A value without escapes is compared with both views; a value with escapes is compared as written
+    with the raw view and decoded with the decoded one. Yield the view, the values and their codes.
+    """
     if plain := [each for each in given if each[0] and "%" not in each[0]]:
         values, codes = zip(*plain, strict=True)
         yield _BOTH, values, codes
