@@ -1,8 +1,7 @@
-"""Moments, and the header fields that speak of waiting: HTTP-date, Retry-After, RateLimit.
+"""HTTP-date, and the header fields that ask a client to wait: Retry-After and RateLimit.
 
-Pure functions.
-
-All times are seconds; "now" is wall time, because that is what sites write.
+Pure functions. All times are in seconds. "now" is wall clock time, because that is what sites
+write.
 """
 
 from __future__ import annotations
@@ -16,23 +15,24 @@ from typing import Final, NamedTuple
 REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})  # RFC 9110 section 15.4 (HTTP-13)
 _MOST: Final = float(2**31)  # RFC 9111 section 4.2.1 (HTTP-06): delta-seconds that overflow
 _MAX_FIELD = 2_000
-"""Octets of a RateLimit field that are read; a longer one is no field of an honest site."""
+"""Maximum length in characters of a RateLimit field; a longer one is ignored, because no real site
+needs it."""
 
 
 def delta_seconds(value: str) -> float | None:
-    """A non-negative decimal integer, held to what a delta can be (RFC 9111 section 4.2.1,
-    HTTP-06); else None."""
+    """Return a non-negative decimal integer, capped to the maximum of delta-seconds, or None (RFC
+    9111 section 4.2.1, HTTP-06)."""
     if not (value.isascii() and value.isdigit()):
         return None
     return _MOST if len(value.lstrip("0")) > 10 else min(float(value), _MOST)
 
 
 def parse_retry_after(value: str | float | None, now: float) -> float | None:
-    """Seconds that a Retry-After asks for, or None for what isn't one (RFC 9110 section 10.2.3,
-    HTTP-08, HTTP-09).
+    """Return the seconds that a Retry-After asks for, or None if it is invalid (RFC 9110 section
+    10.2.3, HTTP-08, HTTP-09).
 
-    Takes the field as it came, or seconds. A date in the past is 0. Not capped: whoever
-    uses it caps it.
+    Takes the value of the field, or a number of seconds. A date in the past gives 0. The caller has
+    to cap the result.
 
     >>> parse_retry_after("120", 0.0), parse_retry_after("-5", 0.0)
     (120.0, None)
@@ -50,20 +50,22 @@ def parse_retry_after(value: str | float | None, now: float) -> float | None:
 
 
 def wait_of(headers: Mapping[str, str], now: float) -> float | None:
-    """Seconds to wait before the next request, by Retry-After, else by RateLimit (HTTP-11)."""
+    """Return the seconds to wait before the next request, by Retry-After or else by RateLimit
+    (HTTP-11)."""
     seconds = parse_retry_after(headers.get("Retry-After"), now)
     return parse_rate_limit(rate_limit_of(headers)) if seconds is None else seconds
 
 
 def rate_limit_of(headers: Mapping[str, str | None], name: str = "RateLimit") -> str | None:
-    """The RateLimit field, unless a cache tells of it, which Age says (RFC 9111 section 5.1): what
-    it says was left to another request (HTTP-11)."""
+    """Return the RateLimit field, or None if the response comes from a cache (it has an Age, RFC
+    9111 section 5.1): the remaining quota then belongs to another request (HTTP-11)."""
     field = headers.get(name)
     return field if field is None or headers.get("Age") is None else None
 
 
 class Spread(NamedTuple):
-    """What a RateLimit field allows: one request in `seconds`, for the next `lasting` s."""
+    """The rate that a RateLimit field allows: one request per `seconds`, for the next `lasting`
+    seconds."""
 
     seconds: float
     lasting: float
@@ -79,7 +81,8 @@ _COMMA = re.compile(r"[ \t]*,")
 
 
 def parse_rate_limit(value: str | None) -> float | None:
-    """Seconds until a RateLimit field's spent quota comes back; None if none is spent.
+    """Return the seconds until the exhausted quota of a RateLimit field is reset, or None if none
+    is exhausted.
 
     >>> parse_rate_limit('"default";r=0;t=30')
     30.0
@@ -89,7 +92,8 @@ def parse_rate_limit(value: str | None) -> float | None:
 
 
 def spread_of(value: str | None) -> Spread | None:
-    """The slowest rate that a RateLimit field allows; None if malformed or silent (HTTP-11).
+    """Return the slowest rate that a RateLimit field allows, or None if it is malformed or missing
+    (HTTP-11).
 
     >>> spread_of('"burst";r=0;t=30'), spread_of('"day";r=10;t=100')
     (Spread(seconds=30.0, lasting=30.0), Spread(seconds=10.0, lasting=100.0))
@@ -99,10 +103,11 @@ def spread_of(value: str | None) -> Spread | None:
 
 
 def _quotas(value: str | None) -> list[tuple[float, float]]:
-    """What remains and the seconds to its reset, of each policy of a RateLimit field.
+    """Return the remaining quota and the seconds to its reset, for each policy of a RateLimit
+    field.
 
-    A Structured Field list of strings (draft-ietf-httpapi-ratelimit-headers); anything
-    else, older dictionary forms included, is malformed and ignored as a whole (HTTP-11).
+    The field is a Structured Field list of strings (draft-ietf-httpapi-ratelimit-headers). Anything
+    else, including the older dictionary forms, is malformed and ignored completely (HTTP-11).
     """
     if value is None or len(value) > _MAX_FIELD:
         return []
@@ -146,11 +151,10 @@ _DATES = tuple(
 
 
 def parse_http_date(value: str, now: float) -> float | None:
-    """An HTTP-date in any of its three forms as wall seconds, or None (RFC 9110 section 5.6.7,
-    HTTP-09).
+    """Parse an HTTP-date in any of its three forms (RFC 9110 section 5.6.7, HTTP-09).
 
-    `now` settles the century of a two-digit year: one that would lie more than fifty
-    years ahead is in the past.
+    Return wall clock seconds, or None if it is invalid. `now` determines the century of a two-digit
+    year: a year more than fifty years in the future is taken to be in the past.
     """
     value = value.strip(" \t")
     for pattern in _DATES:
@@ -166,7 +170,7 @@ def parse_http_date(value: str, now: float) -> float | None:
         if year > this_year + 50:
             year -= 100
     try:
-        # A leap second (:60) is the second before it, as datetime has none.
+        # A leap second (:60) becomes the second before it, because datetime has none.
         when = datetime(
             year,
             month or 0,
@@ -183,11 +187,12 @@ def parse_http_date(value: str, now: float) -> float | None:
 
 _FIRST: Final = -62135596800.0
 _LAST: Final = 253402300799.0
-"""The wall seconds of the years 1 and 9999."""
+"""Wall clock seconds of the first and last second that datetime can represent: years 1 and 9999."""
 
 
 def utc(wall: float) -> datetime:
-    """Wall seconds as an aware datetime; held within the years datetime can say.
+    """Convert wall clock seconds to an aware datetime, clamped to the years that datetime can
+    represent.
 
     >>> utc(0.0).isoformat()
     '1970-01-01T00:00:00+00:00'
@@ -198,8 +203,8 @@ def utc(wall: float) -> datetime:
 
 
 def unreadable(message: str) -> str:
-    """What is wrong with an answer that aiohttp can't read, by its error's message, without the
-    octets that it quotes.
+    """Describe a response that aiohttp cannot parse by the message of its error, without the octets
+    quoted in it.
 
     >>> unreadable("Duplicate Content-Length:\\n\\n  b'Content-Length: 20'\\n   ^")
     "the site's answer can't be read: Duplicate Content-Length"

@@ -1,16 +1,16 @@
-"""From the text of a URL to a `Target`, and its text for people and logs.
+"""Parse URLs to `Target`s, and format them for people and logs.
 
-There are two ways to the same answer. The complete one refuses malformed text, has yarl read the
-authority, and brings the path to the form in which it is sent. The fast one is for plain text
-whose authority was met before, or can be read in one way only. `parse` and `split` take the fast
-one where they can; a test compares the two.
+There are two ways to the same result. The complete one rejects malformed text, has yarl parse the
+authority, and converts the path to the form in which it is sent. The fast one handles plain text
+whose authority was seen before or can be read in only one way. `parse` and `split` take the fast
+way if they can; a test compares the two.
 
-No other URL parser may be used anywhere: parsers disagree about `①②⑦.0.0.1`, and where two
-of them disagree, one of them checks and the other one dials.
+No other URL parser may be used anywhere: parsers disagree about `①②⑦.0.0.1`, and if a check and a
+connection use different parsers, the check is void.
 
-The path keeps the escapes it came with (`%26` is not `&`, RFC 9309 section 2.2.2, RFC-25), so
-whoever sends a target with aiohttp must say `yarl.URL(target.url, encoded=True)`: left to itself
-yarl decodes some.
+The path keeps the escapes with which it was written (`%26` is not `&`, RFC 9309 section 2.2.2,
+RFC-25). Code that sends a target with aiohttp must therefore pass `yarl.URL(target.url,
+encoded=True)`; otherwise yarl decodes some of them.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ if TYPE_CHECKING:
 
 
 MAX_URL = 65_536
-"""Characters of a URL, as it is written and as it is sent. Servers refuse a request line beyond
-8 to 64 KiB, so nothing longer can be fetched; and the cost of matching grows with the length,
-which a site's page chooses."""
+"""Maximum number of characters of a URL, both as written and as sent. Servers reject request lines
+longer than 8 to 64 KiB, so nothing longer can be fetched, and the cost of matching grows with the
+length, which a site's page chooses."""
 
 MAX_PATH = MAX_URL - len("http://a")
-"""Characters of a path with its query, as it is sent: no URL has room for more."""
+"""Maximum number of characters of a path with its query, as sent: no URL has room for more."""
 
 _MAX_AUTHORITIES = 50_000
 _MAX_AUTHORITY = 1_000
-"""Characters. A name has 253, and some more as escaped by IDNA; mapping costs more than linear."""
+"""Maximum number of characters of an authority. A name has at most 253, and some more when escaped
+by IDNA; the cost of mapping it is more than linear."""
 
 _PORTS = {"http": 80, "https": 443}
 _MAX_PORT = 65_535
@@ -49,18 +50,18 @@ _MAX_PORT = 65_535
 _NO_HOST = "no host; write http://host/path"
 _UNREADABLE = "brackets, a backslash or a look-alike delimiter in the host"
 
-# Octets that travel as they are (RFC 3986: unreserved, sub-delims, ":@/?"), less `%`.
+# Octets that are sent as written (RFC 3986: unreserved, sub-delims, ":@/?"), without `%`.
 _PLAIN = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!$&'()*+,;=:@/?"
 
-# C0, DEL, C1, the two Unicode line ends, and halves of characters. yarl drops tab, CR and LF
-# silently, which lets two readers of one text see two URLs.
+# C0, DEL, C1, the two Unicode line ends, and lone surrogates. yarl silently drops tab, CR and LF,
+# so that two parsers of one text could see two URLs.
 _FORBIDDEN = lazy_pattern("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _LONE = r"%(?![0-9A-Fa-f]{2})"
 _LONE_PERCENT = lazy_pattern(_LONE)
 _UNSENDABLE = lazy_pattern(rf"{_LONE}|[^A-Za-z0-9\-._~!$&'()*+,;=:@/?%]+")
 _MAYBE_DOTS = lazy_pattern(r"/(?:\.|%2[eE])")
 _DOT_SEGMENT = lazy_pattern(r"/\.\.?(?:[/?#]|\Z)")
-_PORT = lazy_pattern(r"[0-9]{0,5}\Z")  # yarl takes `:+80` and `:０８０`, being int()
+_PORT = lazy_pattern(r"[0-9]{0,5}\Z")  # yarl uses int(), which accepts `:+80` and `:０８０`
 _NOT_A_NAME = lazy_pattern(r"[^a-z0-9\-._~!$&'()*+,;=]")
 _NUMBER = lazy_pattern(r"(?:[0-9]+|0x[0-9a-f]*)\Z")
 _LABEL_ENDS = lazy_pattern("[.\u3002\uff0e\uff61]")
@@ -68,7 +69,7 @@ _HALF_MAPPED = lazy_pattern(r"[xX][nN]--.*[^\x00-\x7f]")
 _SCHEME = lazy_pattern(r"([A-Za-z][A-Za-z0-9+.\-]*):")
 _WHOLE_AUTHORITY = lazy_pattern(r"[A-Za-z]+://[^/?#@]+/\Z")
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-# A last label that begins with a letter is no number; nothing here is tried twice.
+# A last label that begins with a letter is not a number. The expression does not backtrack.
 _PLAIN_AUTHORITY = lazy_pattern(
     r"(https?)://((?:[a-z0-9_-]++\.)*+[a-z][a-z0-9_-]*+|"
     rf"{_OCTET}\.{_OCTET}\.{_OCTET}\.{_OCTET})(?::([0-9]{{1,5}}))?/"
@@ -87,14 +88,15 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     host: str
     """A-labels in lower case without the root dot, or an address without brackets."""
     port: int
-    """The port to dial: the scheme's own where the text names none."""
+    """The port to connect to: the scheme's default if the text has none."""
     origin: str
-    """The key of a robots.txt (URL-01): the default port left out, IPv6 in brackets."""
+    """The key of a robots.txt (URL-01): without the default port, with brackets around an IPv6
+    address."""
     path: str
-    """Path and query as they are sent: dot segments resolved, fragment dropped, everything
-    that can't travel escaped, an empty query's `?` kept (URL-04). Begins with `/`."""
+    """Path and query as sent: dot segments resolved, fragment dropped, octets that cannot be sent
+    escaped, the `?` of an empty query included (URL-04). Begins with `/`."""
     userinfo: bool = False
-    """The text held credentials. They are dropped here; the Guard refuses the URL."""
+    """Whether the text contained credentials. They are dropped here; the Guard refuses the URL."""
 
     @property
     def url(self) -> str:
@@ -103,10 +105,10 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def parse(raw: str) -> Target:
-    """Read a URL whole. Raises InvalidURL for text that is no http or https URL.
+    """Parse a URL. Raises InvalidURL for text that is not an http or https URL.
 
-    Only malformed text is refused here: which names, ports and addresses may be visited is
-    the Guard's business.
+    Only malformed text is rejected here. Which names, ports and addresses may be visited is decided
+    by the Guard.
     """
     found = _plain(raw)
     if found is None:
@@ -118,7 +120,7 @@ def parse(raw: str) -> Target:
 
 
 def _parse_whole(raw: str) -> Target:
-    """The long road; the authority is remembered for the short one."""
+    """Parse a URL completely, and remember its authority for the fast way."""
     url = _read(raw)
     credentials, at, hostport = url.raw_authority.rpartition("@")
     host, port = _authority(raw, url.scheme, hostport)
@@ -132,7 +134,7 @@ def _parse_whole(raw: str) -> Target:
         userinfo=bool(credentials or at),
     )
     written = raw[: raw.find("/", 8) + 1]
-    # Only an authority that ends at this slash, and holds no credentials, may stand for it.
+    # Only an authority that ends at this slash and contains no credentials may be reused.
     if _WHOLE_AUTHORITY.match(written):
         _remember(written, _Place(target.origin, target.scheme, host, port))
     return target
@@ -143,16 +145,16 @@ def _origin_of(scheme: str, bracketed: str, port: int) -> str:
 
 
 def join(base: Target, reference: str) -> Target:
-    """Where a reference (a `Location`, say) found at `base` leads. Raises InvalidURL.
+    """Resolve a reference, such as a `Location`, against `base`. Raises InvalidURL.
 
     >>> join(parse("https://example.com/a/b"), "../robots.txt").url
     'https://example.com/robots.txt'
     """
     if reference[:1] == " " or reference[-1:] == " ":
-        _refuse_text(reference)  # what else there may be against it `parse` finds in the whole
+        _refuse_text(reference)  # `parse` finds other defects in the joined URL
     named = _SCHEME.match(reference)
-    # A scheme of the base's own that no authority follows is passed over, as browsers do and
-    # RFC 3986 section 5.2.2 permits.
+    # The base's own scheme without an authority is ignored, as browsers do and RFC 3986 section
+    # 5.2.2 permits.
     if named and (named[1].lower() != base.scheme or reference.startswith("//", named.end())):
         return parse(reference)
     relative = reference[named.end() :] if named else reference
@@ -169,14 +171,15 @@ def join(base: Target, reference: str) -> Target:
 
 
 def redirected(url: str, location: str) -> str:
-    """The text of where a Location found at `url` leads, with the credentials that it may hold: the
-    guard has to see them, and `join` leaves them out. Raises InvalidURL.
+    """Return the text of the URL to which a Location found at `url` leads. Raises InvalidURL.
+
+    Credentials in the Location are included, because the guard has to see them; `join` drops them.
 
     >>> redirected("https://example.com/a", "//user:pass@b.test/")
     'https://user:pass@b.test/'
     """
     location = location.strip(" \t")
-    if _SCHEME.match(location):  # it must stand by itself: `http:` alone is no URL
+    if _SCHEME.match(location):  # it must be complete: `http:` alone is not a URL
         parse(location)
         return location
     at = parse(url)
@@ -186,9 +189,9 @@ def redirected(url: str, location: str) -> str:
 
 
 def path_of(raw: str) -> str:
-    """Path and query as `parse` gives them, whatever the host is. Raises InvalidURL.
+    """Return path and query as `parse` does, even for an invalid host. Raises InvalidURL.
 
-    For the text of a robots.txt, which has something to say about the paths of any URL.
+    For robots.txt rules, which apply to the paths of any URL.
 
     >>> path_of("http://no%20host.example/a")
     '/a'
@@ -200,11 +203,11 @@ def path_of(raw: str) -> str:
 
 
 def sendable(url: URL) -> str:
-    """The text of a URL that a session is about to send, as `parse` and `split` take it.
+    """Return the text of a URL that a session is about to send, for `parse` and `split`.
 
-    What yarl was told to leave as it is (`encoded=True`) may lead elsewhere than its text says,
-    or end the request line early. Raises InvalidURL where the host that would be dialled is
-    not the one that is read here, or where the request line would hold a blank.
+    A URL that was built with `encoded=True` may lead to another host than its text shows, or end
+    the request line early. Raises InvalidURL if the host to which yarl would connect differs from
+    the one parsed here, or if the request line would contain a blank.
 
     >>> from yarl import URL
     >>> sendable(URL("https://example.com/a%20b"))
@@ -224,14 +227,14 @@ def sendable(url: URL) -> str:
 
 
 def _as_read(raw: str, dialled: str) -> str:
-    """The host in the form of `Target.host`, of one that means the same to any resolver."""
+    """Return the host in the form of `Target.host`, if it means the same to any resolver."""
     if ":" in dialled:
         return _ipv6(raw, dialled)
     return dialled.lower().removesuffix(".")
 
 
 def split(raw: str) -> tuple[str, str]:
-    """Origin and path-and-query, exactly as `parse` gives them, but fast. Raises InvalidURL.
+    """Return origin and path-and-query as `parse` does, but faster. Raises InvalidURL.
 
     >>> split("https://example.com/a?b")
     ('https://example.com', '/a?b')
@@ -244,16 +247,16 @@ def split(raw: str) -> tuple[str, str]:
 
 
 def split_ordinary(raw: str) -> tuple[str, str] | None:
-    """What `split` gives, or None for text that takes `parse` to read: it decides nothing.
+    """Return the result of `split`, or None for text that only `parse` can handle.
 
-    For a hot path that has to look twice at anything odd: text with credentials, dot
-    segments, characters to escape or an authority not seen before is None.
+    For hot paths that treat unusual text separately. The result is None for text with credentials,
+    dot segments, characters to escape, or an authority that was not seen before.
     """
     try:
-        end = raw.find("/", 8)  # 8: past `http://a` and `https://`
+        end = raw.find("/", 8)  # 8: after `http://a` and `https://`
     except (AttributeError, TypeError):
         raise not_text(raw) from None
-    place = _seen.get(raw[: end + 1])  # with no slash at all: the empty text, never seen
+    place = _seen.get(raw[: end + 1])  # without a slash: "", never a key
     if place is None or len(raw) > MAX_URL:
         return None
     path = raw[end:]
@@ -261,13 +264,14 @@ def split_ordinary(raw: str) -> tuple[str, str] | None:
 
 
 def is_sent_as_written(path: str) -> bool:
-    """What stands behind an authority, from a slash on, is the path that `split` gives.
+    """Return True if the text after an authority, from the slash on, equals the path that `split`
+    returns.
 
-    False: it may be so, or not. No bound on its length is looked at.
+    False means that it may or may not be equal. The length is not checked.
     """
     if not path.isascii() or ("/." in path and _DOT_SEGMENT.search(path)):
         return False
-    # Taking every plain octet away in C is faster than searching for one that is not.
+    # Removing all plain octets in C is faster than searching for another one.
     odd = path.encode().translate(None, _PLAIN)
     return not odd or not (
         odd.strip(b"%") or _LONE_PERCENT.search(path) or _MAYBE_DOTS.search(path)
@@ -275,10 +279,11 @@ def is_sent_as_written(path: str) -> bool:
 
 
 def plain_octets(raws: Sequence[str]) -> list[bytes] | None:
-    """Each of the texts as octets, where `split_ordinary` gives the path of each as it stands, if
-    it knows the authority. None: it may be so, or not.
+    """Return each text as octets, if the path of each is sent as written.
 
-    One look at many texts: a look at each costs several times as much.
+    For such texts `split_ordinary` returns the path unchanged, provided that it knows the
+    authority. None means that this may or may not be so. Checking many texts together is several
+    times as fast as checking each.
 
     >>> plain_octets(["https://example.com/a", "https://example.com/b?c"])
     [b'https://example.com/a', b'https://example.com/b?c']
@@ -291,12 +296,13 @@ def plain_octets(raws: Sequence[str]) -> list[bytes] | None:
     if len(text) > MAX_URL and max(map(len, raws)) > MAX_URL:
         return None
     octets = text.encode()
-    # What is left are the line feeds between them.
+    # Only the line feeds between the texts may be left.
     return octets.split(b"\n") if len(octets.translate(None, _PLAIN)) == len(raws) - 1 else None
 
 
 def host_of(origin: str) -> str:
-    """The host of an origin as `Target.origin` has it; an IPv6 address without brackets.
+    """Return the host of an origin in the form of `Target.origin`; an IPv6 address without
+    brackets.
 
     >>> host_of("https://example.com:8443"), host_of("http://[::1]")
     ('example.com', '::1')
@@ -308,7 +314,7 @@ def host_of(origin: str) -> str:
 
 
 class _Place(msgspec.Struct, frozen=True, gc=False):
-    """An origin, and what it is made of: see `Target`."""
+    """An origin and its parts: see `Target`."""
 
     origin: str
     scheme: str
@@ -316,15 +322,16 @@ class _Place(msgspec.Struct, frozen=True, gc=False):
     port: int
 
 
-# Authorities that were read, as they were written: `HTTPS://Example.com/` -> its origin. The oldest
-# go when it is full, which costs one parse an authority; those asked about last could be kept
-# only with a write for every question. Nothing in it is for the garbage collector to walk.
+# Authorities that were parsed, as written: `HTTPS://Example.com/` -> its origin. The oldest are
+# evicted when the cache is full, at a cost of one parse per authority. Evicting the least recently
+# used would need a write for every question. The garbage collector has to traverse none of the
+# entries.
 _seen: dict[str, _Place] = {}
 
 
 def _plain(raw: str) -> tuple[_Place, str] | None:
-    """What `split_ordinary` gives, also of an authority not seen before that is spelt as most are;
-    with all that is known of it."""
+    """Return what `split_ordinary` does, with all parts of the origin; also for a new authority
+    with a common spelling."""
     try:
         end = raw.find("/", 8)
     except (AttributeError, TypeError):
@@ -338,10 +345,10 @@ def _plain(raw: str) -> tuple[_Place, str] | None:
 
 
 def _met_first(written: str) -> _Place | None:
-    """An authority not seen before, with its slash, that is spelt as most are.
+    """Parse an authority that was not seen before, including its slash, if its spelling is common.
 
-    Names of letters, digits, hyphens and underscores in lower case, and canonical dotted
-    quads: what every reader of URLs leaves as it is.
+    These are names of lower-case letters, digits, hyphens and underscores, and canonical dotted
+    quads, which every URL parser leaves unchanged. Return None for any other.
     """
     found = _PLAIN_AUTHORITY.fullmatch(written) if len(written) < _MAX_AUTHORITY else None
     if found is None:
@@ -360,10 +367,10 @@ def _remember(written: str, place: _Place) -> _Place:
 
 
 def make_room(known: dict[Any, Any], most: int) -> None:
-    """Drop the oldest of what may be dropped where there are so many.
+    """Evict the oldest entries of a cache if it holds `most` or more.
 
-    Some at once: finding the first key of a dictionary passes over all that were taken out before
-    it, which one by one would cost the square. And not all, which would stop the loop for long.
+    A 64th is evicted at a time: finding the first key of a dictionary skips all deleted ones before
+    it, so evicting one by one would take quadratic time. Evicting all would stop the loop for long.
     """
     if len(known) >= most:
         for key in [*islice(known, len(known) // 64 + 1)]:
@@ -371,9 +378,9 @@ def make_room(known: dict[Any, Any], most: int) -> None:
 
 
 def _first_of_yarl(text: str, *, encoded: bool = False) -> URL:
-    """yarl's reader, imported when it is first used.
+    """Import yarl's parser on first use.
 
-    Ordinary URLs are read without it, and so are the paths that a robots.txt is asked about.
+    Ordinary URLs, and paths for a robots.txt, are parsed without it.
     """
     from yarl import URL  # noqa: PLC0415
 
@@ -386,7 +393,7 @@ _yarl: Callable[..., URL] = _first_of_yarl
 
 
 def _read(raw: str) -> URL:
-    """The text cut into parts, none of them changed."""
+    """Split the text into its parts, all unchanged."""
     _refuse_text(raw)
     try:
         url = _yarl(raw, encoded=True)
@@ -409,9 +416,10 @@ def _refuse_text(raw: str) -> None:
 
 
 def _authority(raw: str, scheme: str, hostport: str) -> tuple[str, int]:
-    """Host and port as they are dialled. Judges the mapped host only, never the raw one."""
+    """Return host and port to connect to. Only the mapped host is checked, never the one as
+    written."""
     name, colon, port = hostport.rpartition("]")[2].partition(":")
-    if "%" in hostport:  # escapes and IPv6 zones: parsers disagree about both
+    if "%" in hostport:  # parsers disagree about escapes and IPv6 zones
         raise _invalid(raw, "a '%' in the host; write the name itself")
     if len(hostport) > _MAX_AUTHORITY:
         raise _invalid(raw, "the host is longer than any name")
@@ -438,15 +446,16 @@ def _ipv6(raw: str, host: str) -> str:
         raise _invalid(raw, "no IPv6 address in the brackets") from error
     if "." not in text:
         return text
-    # Python 3.13 writes ::ffff:127.0.0.1, earlier ones ::ffff:7f00:1. A key that is written to
-    # disk has to read the same after an upgrade: hexadecimal, as the WHATWG serialises it.
+    # Python 3.13 formats ::ffff:127.0.0.1, earlier versions ::ffff:7f00:1. A key that is written to
+    # disk must not change with an upgrade: hexadecimal, as the WHATWG serialises it.
     head, _, quad = text.rpartition(":")
     number = int(ipaddress.IPv4Address(quad))
     return f"{head}:{number >> 16:x}:{number & 0xFFFF:x}"
 
 
 def _name(raw: str, written: str, mapped: str) -> str:
-    """The mapped name without its root dot (URL-05), if it is one at all."""
+    """Return the mapped name without its root dot (URL-05). Raises InvalidURL if it is not a
+    name."""
     host = mapped.removesuffix(".")
     if not host:
         raise _invalid(raw, _NO_HOST)
@@ -458,8 +467,8 @@ def _name(raw: str, written: str, mapped: str) -> str:
         raise _invalid(raw, "a numeric host that is no canonical dotted quad")
     if any(_HALF_MAPPED.match(label) for label in _LABEL_ENDS.split(written)):
         raise _invalid(raw, "an xn-- label that is not ASCII; write it in ASCII")
-    # Where IDNA2008 knows no answer yarl falls back to IDNA2003, which turns ß into ss and ς
-    # into σ: another host than the browser's (URL-05).
+    # If IDNA2008 does not map a name, yarl falls back to IDNA2003, which maps ß to ss and ς to σ: a
+    # different host than in a browser (URL-05).
     if not written.isascii() and _deviations(written) != _deviations(host):
         raise _invalid(raw, "the host can't be mapped to ASCII; write it in its xn-- form")
     return host
@@ -467,7 +476,7 @@ def _name(raw: str, written: str, mapped: str) -> str:
 
 def _is_dotted_quad(host: str) -> bool:
     try:
-        ipaddress.IPv4Address(host)  # strict: four decimal octets, no leading zeros
+        ipaddress.IPv4Address(host)  # strict: four decimal octets without leading zeros
     except ValueError:
         return False
     return True
@@ -479,7 +488,7 @@ def _deviations(host: str) -> tuple[int, int]:
 
 
 def _decoded(host: str) -> str:
-    """A-labels as Unicode, by Punycode alone; a label that is none stays as it is."""
+    """Convert A-labels to Unicode by Punycode alone. Other labels are unchanged."""
     return ".".join(map(_decoded_label, _LABEL_ENDS.split(host)))
 
 
@@ -488,7 +497,7 @@ def _decoded_label(label: str) -> str:
         return label
     try:
         return label[4:].encode("ascii").decode("punycode", "replace")
-    except ValueError:  # some versions raise it of what holds no Punycode, "replace" or not
+    except ValueError:  # some versions raise it for invalid Punycode even with "replace"
         return label
 
 
@@ -497,7 +506,7 @@ def _path(url: URL, raw: str) -> str:
     if _MAYBE_DOTS.search(path):
         path = _without_dot_segments(path)
     query = url.raw_query_string
-    # yarl drops the `?` of an empty query; a rule may ask for it (URL-04).
+    # yarl drops the `?` of an empty query, but a rule may require it (URL-04).
     if query or "?" in raw.partition("#")[0]:
         path = f"{path}?{query}"
     path = _UNSENDABLE.sub(_escaped, path)
@@ -507,7 +516,7 @@ def _path(url: URL, raw: str) -> str:
 
 
 def _without_dot_segments(path: str) -> str:
-    """RFC 3986 section 5.2.4, `%2e` read as a dot (URL-03)."""
+    """Remove dot segments (RFC 3986 section 5.2.4), treating `%2e` as a dot (URL-03)."""
     kept: list[str] = []
     last = ""
     for segment in path[1:].split("/"):
@@ -532,31 +541,32 @@ def _invalid(raw: str, problem: str) -> InvalidURL:
 
 # --- for people and logs --------------------------------------------------------------------
 #
-# Any text at all is masked, so nothing here relies on its being a URL.
+# Any text can be masked; nothing here relies on its being a URL.
 
-# `@`, what IDNA maps to it, and its escapes, however often they were escaped again.
+# `@`, the characters that IDNA maps to it, and its escapes, however often they were escaped again.
 _AT = r"(?:[@\ufe6b\uff20]|%(?:25)*+40)"
 _SIGN = lazy_pattern(_AT)
 _START = lazy_pattern(r"(?:(?:https?:|[a-z][a-z0-9+.\-]*+:(?=//))?[/\\]*+)", re.IGNORECASE)
-# An authority in which nothing can be a password, and what may follow one.
+# An authority that cannot contain a password, and what may follow it.
 _NO_PASSWORD = lazy_pattern(
     r"https?://(?:[^\s/?#\\:@\[\]%\ufe6b\uff20]++|\[[0-9a-f:.]++\])(?::[0-9]*+)?(?:[/?#]|\Z)",
     re.IGNORECASE,
 )
-# Another URL's authority within a path or a query, escaped or not, to its last `@`.
+# The authority of another URL in a path or query, escaped or not, up to its last `@`.
 _SLASH = r"%(?:25)*+2f"
 _WITHIN = lazy_pattern(rf"(//|{_SLASH}{_SLASH})(?:[^/?#\\%]|%(?!(?:25)*+2f))*{_AT}", re.IGNORECASE)
 _QUERY = lazy_pattern(r"([?#]).+\Z", re.DOTALL)
 
 
 def mask(raw: str, *, query: bool = True, limit: int = 200) -> str:
-    """The text for people and logs: credentials masked, controls escaped, cut to `limit`.
+    """Format a text for people and logs: credentials masked, controls escaped, cut to `limit`
+    characters.
 
-    Where the authority is a plain host and port, what follows it is shown, but for URLs within
-    it that hold credentials. Of any other text everything up to its last `@` is masked: where
-    the text is no URL, nobody can say where a password ends.
+    If the authority is a plain host and port, the rest of the text is shown, except for credentials
+    in URLs within it. In any other text everything up to the last `@` is masked, because in a text
+    that is not a URL the end of a password cannot be known.
 
-    With `query=False` the query is masked too, and the fragment (T11).
+    With `query=False` the query and the fragment are masked too (T11).
 
     >>> mask("https://ann:secret@example.com/a?token=1", query=False)
     'https://***@example.com/a?***'
@@ -580,7 +590,7 @@ def _without_userinfo(raw: str) -> str:
 
 
 def printable(text: str, limit: int) -> str:
-    """The text with what can't be printed escaped, cut to `limit` characters."""
+    """Escape unprintable characters and cut the text to `limit` characters."""
     if len(text) > limit:
         text = text[: limit - 1] + "…"
     if text.isprintable():
@@ -589,17 +599,17 @@ def printable(text: str, limit: int) -> str:
 
 
 def without_credentials(url: str) -> str:
-    """A store's URL as it may be shown: without user, password and options.
+    """Return the URL of a store for display: without user, password and options.
 
     >>> without_credentials("rediss://crawler:secret@redis.example:6380/0")
     'rediss://redis.example:6380/0'
     """
     scheme, slashes, rest = url.partition("://")
-    if not slashes:  # no URL: what an error about it quotes is what was given
+    if not slashes:  # not a URL: an error about it quotes it as given
         scheme, rest = "", url
     place = rest.partition("#")[0].partition("?")[0]
     if "@" not in place.partition("/")[0] or "@" in place.partition("/")[2]:
-        place = rest  # whatever stands before the last @ may be a password that was not escaped
+        place = rest  # all text before the last @ may be an unescaped password
     shown = place.rpartition("@")[2].partition("#")[0].partition("?")[0]
     return f"{scheme}{slashes}{shown}"
 
@@ -610,7 +620,7 @@ _REMEDIES = {"URL": "give str({name})", "bytes": "decode it first"} | dict.fromk
 
 
 def not_text(given: object, name: str = "url") -> TypeError:
-    """For an argument that has to be a str and is none; the other mistakes are InvalidURL."""
+    """Return the error for an argument that must be a str. Other mistakes raise InvalidURL."""
     kind = type(given).__name__
     remedy = _REMEDIES.get(kind, "").format(name=name)
     return TypeError(f"{name} must be str, not {kind}" + (f"; {remedy}" if remedy else ""))
@@ -618,35 +628,35 @@ def not_text(given: object, name: str = "url") -> TypeError:
 
 # --- URLs as aiohttp sends them -----------------------------------------------------------------
 #
-# yarl takes every text apart, quotes it and puts it together again, and works out host and port for
-# each URL. The pages of a host differ in their path alone, and most paths hold nothing that would
-# be quoted: for those it is enough to put the path behind an authority that was parsed before.
+# yarl splits, quotes and reassembles every text, and computes host and port of each URL. The pages
+# of a host differ only in their path, and most paths need no quoting: for those it is enough to
+# append the path to an authority that was parsed before.
 
 _ROOT = lazy_pattern(r"https?://[a-z0-9.\-]+(?::[0-9]{1,5})?/")
-# What yarl leaves as it is in a path; a query or a fragment is always parsed.
+# Octets that yarl leaves unchanged in a path. Queries and fragments are always parsed.
 _PLAIN_PATH = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!$&'()*+,;=:@/"
 _LONGEST: Final = 8_000
-"""Characters of a text that a `UrlCache` reads by itself."""
+"""Maximum number of characters of a path that a `UrlCache` handles itself."""
 _MAX_ROOTS: Final = 10_000
-"""Kept by a `UrlCache`."""
+"""Maximum number of authorities in a `UrlCache`."""
 
 
 def url_of(text: str) -> URL:
-    """`URL(text)`, with one kind of error.
+    """Return `URL(text)`, with a single kind of error.
 
-    Raises ValueError for every text that yarl can't read.
+    Raises ValueError for every text that yarl cannot parse.
     """
     try:
         return _yarl(text)
     except IndexError as error:  # yarl of `http://[a]@/`
-        raise ValueError("this is no URL") from error  # without it: it may hold a password
+        raise ValueError("this is no URL") from error  # without the text: it may hold a password
 
 
 class UrlCache:
-    """Reads URLs as yarl does, faster where authority and path are plain.
+    """Builds URLs as yarl does, faster if authority and path are plain.
 
-    It also knows the last URL that it read so, with its origin: whoever meets that very object
-    again need not take it apart. At most 10,000 authorities are kept.
+    It also remembers the last URL it built, with its origin, so that code which receives that very
+    object need not parse it again. At most 10,000 authorities are cached.
 
     >>> from yarl import URL
     >>> cache = UrlCache()
@@ -663,18 +673,18 @@ class UrlCache:
     def __init__(self) -> None:
         self._on = speedups.ON
         self._authorities: dict[str, tuple[str, URL]] = {}
-        """By scheme, host and port with a slash, as texts have them: without it, and its URL."""
+        """By scheme, host and port with a slash, as in texts: the same without the slash, and its
+        URL."""
         self.last: URL | None = None
-        """The last URL whose authority was met before and whose path is plain: `text` and `origin`
-        are its own. Such a path is ASCII, and holds neither escapes nor dot segments nor a query.
-        """
+        """The last URL that had a cached authority and a plain path. `text` and `origin` belong to
+        it. A plain path is ASCII and contains neither escapes nor dot segments nor a query."""
         self.text: str = ""
         self.origin: str = ""
 
     def read(self, text: str) -> URL:
-        """`URL(text)`. Raises ValueError for text that is no URL."""
-        cut = text.find("/", 8)  # behind `https://`
-        authority = self._authorities.get(text[: cut + 1])  # without a slash: "", never kept
+        """Return `URL(text)`. Raises ValueError for text that is not a URL."""
+        cut = text.find("/", 8)  # after `https://`
+        authority = self._authorities.get(text[: cut + 1])  # without a slash: "", never a key
         if authority is None:
             return self._read_new(text, cut)
         path = text[cut:]
@@ -691,11 +701,11 @@ class UrlCache:
         return url
 
     def _read_new(self, text: str, cut: int) -> URL:
-        """Have yarl parse it; an authority that yarl leaves as it is is kept."""
+        """Have yarl parse the text, and cache the authority if yarl leaves it unchanged."""
         url = url_of(text)
         root = text[: cut + 1]
         if self._on and _ROOT.fullmatch(root) and f"{url.scheme}://{url.raw_authority}/" == root:
             make_room(self._authorities, _MAX_ROOTS)
             self._authorities[root] = text[:cut], url.with_path("/")
-            return self.read(text)  # so that it is known as the last
+            return self.read(text)  # sets `last`
         return url

@@ -1,10 +1,11 @@
-"""What a site says about use, indexing and licences, in its robots.txt and in response headers.
+"""Signals about use, indexing and licences, in robots.txt and in response headers.
 
-Read and handed on; none of it changes what may be fetched. In robots.txt: Content-Usage
-(draft-ietf-aipref-attach), Content-Signal, Clean-param, Host, License. In a response: Content-Usage
-(SIG-03), X-Robots-Tag (SIG-20), Robots-Tag (SIG-21), tdm-reservation (SIG-19), Link rel="license"
-(SIG-15). `parse_dictionary` and `parse_list` read structured fields (RFC 9651). Readers of headers
-never raise: a field that can't be read counts for nothing.
+They are parsed and passed on; none of them changes which URLs may be fetched. In robots.txt:
+Content-Usage (draft-ietf-aipref-attach), Content-Signal, Clean-param, Host, License. In a response:
+Content-Usage (SIG-03), X-Robots-Tag (SIG-20), Robots-Tag (SIG-21), tdm-reservation (SIG-19), Link
+rel="license" (SIG-15). `parse_dictionary` and `parse_list` parse structured fields (RFC 9651) and
+raise FieldError. The functions for header fields never raise: a field that cannot be parsed is
+ignored.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from gatekeeper.speedups import lazy_pattern
 
 
 class FieldError(ValueError):
-    """The text is no such field."""
+    """Raised for text that is not a valid structured field."""
 
 
 class StructuredToken(str):
-    """A bare word, as opposed to a quoted string."""
+    """A bare word of a structured field, as opposed to a quoted string."""
 
     __slots__ = ()
 
@@ -37,7 +38,7 @@ BareItem: TypeAlias = "int | float | str | StructuredToken | bytes | bool | date
 
 
 class Item(msgspec.Struct, frozen=True):
-    """A value with its parameters; an inner list has a tuple of items for its value."""
+    """A value with its parameters. The value of an inner list is a tuple of items."""
 
     value: BareItem | tuple[Item, ...]
     params: dict[str, BareItem]
@@ -55,7 +56,8 @@ _SP = lazy_pattern(r" *+")
 
 
 def parse_dictionary(text: str) -> dict[str, Item]:
-    """Members by key; of a key given twice the last stands. Raises FieldError.
+    """Return the members by key; the last of several members with one key counts. Raises
+    FieldError.
 
     >>> parse_dictionary("train-ai=n, search=y;x")["search"].value
     'y'
@@ -70,7 +72,7 @@ def parse_dictionary(text: str) -> dict[str, Item]:
 
 
 def parse_list(text: str) -> list[Item]:
-    """Members in order. Raises FieldError.
+    """Return the members in order. Raises FieldError.
 
     >>> [item.value for item in parse_list("a, 1;q=0.5, (b c)")][:2]
     ['a', 1]
@@ -84,6 +86,8 @@ def parse_list(text: str) -> list[Item]:
 
 
 class _Reader:
+    """Parser of a structured field. All methods advance `at` and raise FieldError."""
+
     __slots__ = ("at", "text")
 
     def __init__(self, text: str) -> None:
@@ -107,7 +111,7 @@ class _Reader:
         return found
 
     def next_member(self) -> None:
-        """Past the comma to the next member; a comma at the very end is an error."""
+        """Skip the comma before the next member. A comma at the end is an error."""
         self.take(_OWS)
         if self.ended():
             return
@@ -195,13 +199,13 @@ _PATH = lazy_pattern(r"(/[^ \t]*+)[ \t]*+")
 _SIGNAL = lazy_pattern(r"[ \t]*+([A-Za-z0-9_-]++)[ \t]*+=[ \t]*+([A-Za-z0-9_-]++)[ \t]*+\Z")
 _YES_OR_NO = frozenset({"search", "ai-input", "ai-train"})
 
-# SIG-12: what a Content-Signal says in the words of AIPREF. `ai-input` has no label there.
+# SIG-12: the AIPREF labels that correspond to Content-Signal. `ai-input` has no label.
 CATEGORIES = frozenset({"train-ai", "search"})
 """The labels of the vocabulary (SIG-01)."""
 _MAX_ODD_USAGE = 1_024
 
-# The grammar of RFC 9651, less dates, byte sequences and display strings, whose text may be
-# right and whose value wrong. Every repetition is possessive: the time is linear.
+# The grammar of RFC 9651 without dates, byte sequences and display strings, in which well-formed
+# text can have an invalid value. Every repetition is possessive, so the time is linear.
 _LABEL_KEY = r"[a-z*][a-z0-9_\-.*]*+"
 _BARE = (
     r"(?:[A-Za-z*][!#$%&'*+\-.^_`|~0-9A-Za-z:/]*+"
@@ -217,7 +221,7 @@ _MEMBER = (
     r"[ \t]*+(?:,[ \t]*+(?!\Z)|\Z)"
 )
 _MEMBERS = lazy_pattern(_MEMBER)
-# Without its groups: Python 3.11 loses track of a group within a possessive repetition.
+# Without groups: Python 3.11 loses groups inside a possessive repetition.
 _UNMARKED = _MEMBER.replace(f"({_LABEL_KEY})", _LABEL_KEY).replace("([yn])", "[yn]")
 _DICTIONARY = lazy_pattern(rf" *+(?:{_UNMARKED})*+\Z")
 
@@ -225,17 +229,17 @@ _CLEAN_PARAM_LIMIT = 500  # VND-12
 
 
 class CleanParam(msgspec.Struct, frozen=True):
-    """Query parameters that don't change what a page holds (VND-12)."""
+    """Query parameters that do not change the content of a page (VND-12)."""
 
     params: tuple[str, ...]
     path: str
-    """Prefix of the paths it is about; empty for every path."""
+    """Prefix of the paths to which this applies; empty for every path."""
 
 
 def parse_content_usage(value: str) -> tuple[str, dict[str, str]]:
-    """Path pattern and preferences of a Content-Usage line (SIG-04); unknown labels left out.
+    """Return path pattern and preferences of a Content-Usage line, without unknown labels (SIG-04).
 
-    The path is empty where the line has none, the shortest that there is (SIG-05).
+    The path is empty if the line has none; it is then the shortest path (SIG-05).
 
     >>> parse_content_usage("/open/ train-ai=y")
     ('/open/', {'train-ai': 'y'})
@@ -245,15 +249,15 @@ def parse_content_usage(value: str) -> tuple[str, dict[str, str]]:
 
 
 def split_content_usage(value: str) -> tuple[str, str]:
-    """Path pattern and the text of the preferences, unread (SIG-04)."""
+    """Return the path pattern and the unparsed text of the preferences (SIG-04)."""
     found = _PATH.match(value)
     return (found[1], value[found.end() :]) if found else ("", value)
 
 
 def parse_preferences(text: str) -> dict[str, str]:
-    """Categories that a Dictionary decides; of one that can't be read, none (SIG-02, SIG-08).
+    """Return the preferences in a Dictionary; none if it cannot be parsed (SIG-02, SIG-08).
 
-    A label that the vocabulary does not know is ignored (SIG-01); the line keeps it.
+    Labels that are not in the vocabulary are ignored (SIG-01); the text of the line still has them.
 
     >>> parse_preferences("train-ai=n, search=maybe"), parse_preferences("Train-AI=n")
     ({'train-ai': 'n'}, {})
@@ -265,11 +269,11 @@ def parse_preferences(text: str) -> dict[str, str]:
 
 
 def usage_labels(text: str) -> dict[str, str] | None:
-    """Every label of a Dictionary, with `y`, `n`, or nothing for anything else; None where it
-    can't be read.
+    """Return every label of a Dictionary with `y`, `n`, or the empty string for any other value.
 
-    The common kinds of values are read in one go. One that holds dates, octets or text of
-    other alphabets is read a value at a time, if it is no longer than 1,024 characters.
+    Return None if the text cannot be parsed. Common kinds of values are parsed by one regular
+    expression. A text with dates, byte sequences or display strings is parsed value by value, if it
+    has at most 1,024 characters.
     """
     if _DICTIONARY.match(text):
         return dict(_MEMBERS.findall(text))
@@ -288,7 +292,7 @@ def usage_labels(text: str) -> dict[str, str] | None:
 
 
 def combine_usage(views: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Several sources as one: per category disallow beats allow beats unknown (SIG-07).
+    """Combine several sources: for each category `n` beats `y`, and `y` beats unknown (SIG-07).
 
     >>> combine_usage([{"search": "y", "train-ai": "y"}, {"train-ai": "n"}])
     {'search': 'y', 'train-ai': 'n'}
@@ -302,20 +306,21 @@ def combine_usage(views: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def parse_content_signal(value: str) -> dict[str, str]:
-    """What a Content-Signal line says: its keys and values in lower case (SIG-12).
+    """Return the keys and values of a Content-Signal line in lower case (SIG-12).
 
-    Pairs that are none, and an answer other than yes or no to a question of yes or no, are
-    left out. Unknown keys are kept.
+    Malformed pairs are left out, and so are answers other than yes or no for a yes-or-no key.
+    Unknown keys are included.
 
     >>> parse_content_signal("search=yes,ai-train = no, use=reference, x")
     {'search': 'yes', 'ai-train': 'no', 'use': 'reference'}
     """
-    # What is said twice is read once: a line of commas holds 500,000 of the same nothing.
+    # Repeated pairs are parsed once: a line of commas may hold 500,000 equal ones.
     return combine_signals(map(_pair, dict.fromkeys(value.split(","))))
 
 
 def combine_signals(views: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Several Content-Signal lines as one: `no` beats all else, then the first stands."""
+    """Combine several Content-Signal lines: `no` beats everything, otherwise the first value
+    counts."""
     combined: dict[str, str] = {}
     for view in views:
         for key, answer in view.items():
@@ -327,13 +332,14 @@ def combine_signals(views: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def absolute_url(value: str) -> str | None:
-    """The value of a Sitemap (VND-13) or License line (SIG-15), if it is an absolute URL.
+    """Return the value of a Sitemap (VND-13) or License line (SIG-15) if it is an absolute URL,
+    else None.
 
     >>> absolute_url("https://example.com/s.xml"), absolute_url("/s.xml")
     ('https://example.com/s.xml', None)
     """
     if len(value) > urls.MAX_URL:
-        return None  # spares wording a refusal of half a megabyte
+        return None  # avoids building a message of half a megabyte
     try:
         urls.parse(value)
     except InvalidURL:
@@ -342,12 +348,15 @@ def absolute_url(value: str) -> str | None:
 
 
 def parse_host(value: str) -> str | None:
-    """The value of a Host line (VND-13), with or without a scheme, if it names one."""
+    """Return the value of a Host line (VND-13), with or without a scheme, if it names a host, else
+    None."""
     return value if value and absolute_url(value if "://" in value else f"http://{value}") else None
 
 
 def parse_clean_param(value: str) -> CleanParam | None:
-    """The value of a Clean-param line: `p0[&p1...] [path]`, case kept (VND-12).
+    """Parse the value of a Clean-param line: `p0[&p1...] [path]`, case-sensitive (VND-12).
+
+    Return None if it is malformed.
 
     >>> parse_clean_param("sid&ref /shop/")
     CleanParam(params=('sid', 'ref'), path='/shop/')
@@ -374,7 +383,8 @@ def _pair(text: str) -> dict[str, str]:
 _Value = TypeVar("_Value")
 
 _LIMIT = 65_536
-"""Characters read of one field: the newest draft wants 8 KiB at least (SIG-21)."""
+"""Maximum number of characters that are read of one field. The latest draft requires at least 8 KiB
+(SIG-21)."""
 
 _ARGUMENTS = frozenset(
     {"unavailable_after", "max-image-preview", "max-snippet", "max-video-preview"}
@@ -394,50 +404,51 @@ _LINK_PARAM = lazy_pattern(r";[ \t]*([^\s=;,]+)[ \t]*(?:=[ \t]*(?:\"([^\"]*)\"|(
 
 
 class PageRules(msgspec.Struct, frozen=True, kw_only=True):
-    """Rules about one page for one agent: of several sources the most restrictive (SIG-20)."""
+    """Indexing rules for one page and one agent, the most restrictive ones of several sources
+    (SIG-20)."""
 
     names: frozenset[str] = frozenset()
-    """Rules without a value, in lower case: `noindex`, `nofollow`, `noarchive`, `noai`, ...
-    (`none` is its two parts, `all` is nothing)."""
+    """Rules without a value, in lower case: `noindex`, `nofollow`, `noarchive`, `noai`, ... `none`
+    is stored as `noindex` and `nofollow`; `all` is left out."""
     max_snippet: int | None = None
-    """Characters; -1 is as many as one likes."""
+    """Maximum number of characters; -1 means unlimited."""
     max_image_preview: str | None = None
     """`none`, `standard` or `large`."""
     max_video_preview: int | None = None
-    """Seconds; -1 is as many as one likes."""
+    """Maximum number of seconds; -1 means unlimited."""
     unavailable_after: datetime | None = None
-    """Not to be shown after this moment (aware, UTC)."""
+    """Moment after which the page must not be shown (aware, UTC)."""
 
     @property
     def index(self) -> bool:
-        """The page may be indexed."""
+        """Whether the page may be indexed."""
         return "noindex" not in self.names
 
     @property
     def follow(self) -> bool:
-        """Its links may be followed."""
+        """Whether the page's links may be followed."""
         return "nofollow" not in self.names
 
 
 class AccessChallenge(msgspec.Struct, frozen=True):
-    """What a WWW-Authenticate field asks of machines: a licence, or a payment."""
+    """A request in a WWW-Authenticate field for a licence or a payment."""
 
     scheme: str
     """In lower case: `license` (RSL), `payment` (draft-httpauth-payment), `l402`, `lsat` or
     `x402`."""
     params: dict[str, str]
-    """Its parameters, names in lower case; of several with one name the first."""
+    """The parameters, names in lower case; the first of several with one name."""
 
     @property
     def text(self) -> str:
-        """As it stands in the field."""
+        """The challenge as it appears in the field."""
         quoted = ((name, _TO_QUOTE.sub(r"\\\g<0>", value)) for name, value in self.params.items())
         params = ", ".join([f'{name}="{value}"' for name, value in quoted])
         return f"{self.scheme} {params}".rstrip()
 
     @property
     def pays(self) -> bool:
-        """It asks for a payment."""
+        """Whether the challenge asks for a payment."""
         return self.scheme in _PAYMENTS
 
 
@@ -447,7 +458,7 @@ _MAX_CHALLENGES = 20
 _MAX_PARAMS = 50
 _LONGEST_PRICE = 100
 _LONGEST_PARAM = 4_096
-"""Characters: an invoice of a payment has some hundred."""
+"""Maximum number of characters of a parameter; the invoice of a payment has some hundred."""
 _CHALLENGE_PART = lazy_pattern(
     r"([!#$%&'*+.^_`|~0-9A-Za-z-]++)"
     r"(?:[ \t]*+=[ \t]*+(?:\"((?:[^\"\\]|\\.)*+)\"|([^\s,\"]*+)))?"
@@ -457,30 +468,30 @@ _QUOTED_PAIR = lazy_pattern(r"\\(.)")
 
 
 class PageSignals(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a response's header says of itself.
+    """All signals in the header of a response.
 
     >>> page_signals({"X-Robots-Tag": "noindex", "Content-Usage": "train-ai=n"}, "bot").rules.index
     False
     """
 
     content_usage: dict[str, str]
-    """Category to `y` or `n`; what is missing is unknown (SIG-02)."""
+    """Category to `y` or `n`; a missing category is unknown (SIG-02)."""
     rules: PageRules
-    """X-Robots-Tag and Robots-Tag together."""
+    """X-Robots-Tag and Robots-Tag combined."""
     tdm_reserved: bool | None
-    """Text and data mining is reserved; None: unset (SIG-18)."""
+    """Whether text and data mining is reserved; None if not specified (SIG-18)."""
     tdm_policy: str | None
-    """Where the policy stands that goes with the reservation."""
+    """URL of the policy for the reservation."""
     licenses: tuple[str, ...]
     """Absolute URLs of licences (SIG-15)."""
     payment_required: bool = False
-    """The status is 402, or a header field asks for a payment."""
+    """Whether the status is 402 or a header field asks for a payment."""
     license_required: bool = False
-    """A licence is asked for: `WWW-Authenticate: License` (RSL 1.0, SIG-16)."""
+    """Whether a licence is required: `WWW-Authenticate: License` (RSL 1.0, SIG-16)."""
     price: str | None = None
-    """What `crawler-price` says, such as `USD 0.01` (Cloudflare's pay per crawl)."""
+    """Value of `crawler-price`, such as `USD 0.01` (Cloudflare's pay per crawl)."""
     challenges: tuple[AccessChallenge, ...] = ()
-    """What WWW-Authenticate asks of machines, in order."""
+    """The licence and payment challenges of WWW-Authenticate, in order."""
 
 
 PAGE_FIELDS = frozenset(
@@ -496,18 +507,18 @@ PAGE_FIELDS = frozenset(
         "x-robots-tag",
     ]
 )
-"""The fields that `page_signals` reads, in lower case: without one, only the status can say
-anything."""
+"""The fields that `page_signals` reads, in lower case. Without any of them only the status is a
+signal."""
 
 
 def page_signals(
     headers: Mapping[str, str], agent: str, *, url: str | None = None, status: int | None = None
 ) -> PageSignals:
-    """Read a response's header fields for one agent (a product token).
+    """Parse the header fields of a response for one agent (a product token).
 
-    `headers` is a mapping that ignores case, with `getall` where a field may come several
-    times (aiohttp's), or any mapping with the usual spelling. `url`, the page's own, resolves
-    relative licences; `status` is that of the response.
+    `headers` is a case-insensitive mapping, with `getall` if a field may occur several times (as in
+    aiohttp), or any mapping with the usual spelling of names. `url`, the page's own URL, is the
+    base of relative licence URLs. `status` is the status of the response.
     """
     links = parse_license_links(_all(headers, "Link"), url=url)
     policy = _all(headers, "tdm-policy")
@@ -534,9 +545,10 @@ def page_signals(
 def payment_asked(
     status: int | None, headers: Mapping[str, str], challenges: Iterable[AccessChallenge]
 ) -> bool:
-    """Whether an answer asks for a payment (RFC 9110 section 15.5.3, and what is built on it).
+    """Return True if a response asks for a payment (RFC 9110 section 15.5.3 and the schemes based
+    on it).
 
-    x402 names its terms in a field Payment-Required, pay per crawl its price in crawler-price.
+    x402 puts its terms into a Payment-Required field, pay per crawl its price into crawler-price.
     """
     return (
         status == 402
@@ -546,9 +558,9 @@ def payment_asked(
 
 
 def parse_challenges(values: Iterable[str]) -> tuple[AccessChallenge, ...]:
-    """The challenges of WWW-Authenticate that speak to machines (RFC 9110 section 11.6.1).
+    """Return the licence and payment challenges of WWW-Authenticate (RFC 9110 section 11.6.1).
 
-    Those of other schemes, such as Basic, are left out.
+    Other schemes, such as Basic, are left out.
 
     >>> parse_challenges(['Basic realm="x", License error="invalid_token", realm="y"'])
     (AccessChallenge(scheme='license', params={'error': 'invalid_token', 'realm': 'y'}),)
@@ -573,12 +585,13 @@ def parse_challenges(values: Iterable[str]) -> tuple[AccessChallenge, ...]:
 
 
 def parse_content_usage_header(values: Iterable[str]) -> dict[str, str]:
-    """Preferences of a response; several fields are one Dictionary (SIG-03, RFC 9651)."""
+    """Return the preferences of a response. Several fields form one Dictionary (SIG-03, RFC
+    9651)."""
     return parse_preferences(_joined(values))
 
 
 def parse_x_robots_tag(values: Iterable[str], agent: str) -> PageRules:
-    """The rules for `agent` and for everybody (SIG-20).
+    """Return the rules for `agent` and for all agents (SIG-20).
 
     >>> parse_x_robots_tag(["otherbot: noindex", "unavailable_after: 25 Jun 2027 15:00 GMT"],
     ...                    "bot").names
@@ -586,7 +599,7 @@ def parse_x_robots_tag(values: Iterable[str], agent: str) -> PageRules:
     """
     rules: list[PageRules] = []
     for value in values:
-        concerned = True  # each field line begins by speaking to everybody
+        concerned = True  # each field line applies to all agents until it names one
         for name, argument in _x_robots_rules(value[:_LIMIT]):
             if name is None:
                 concerned = argument.lower() in {"*", agent.lower()}
@@ -596,7 +609,7 @@ def parse_x_robots_tag(values: Iterable[str], agent: str) -> PageRules:
 
 
 def parse_robots_tag(values: Iterable[str], agent: str) -> PageRules:
-    """The rules of a Robots-Tag: its members `*` and the agent's own together (SIG-21).
+    """Return the rules of a Robots-Tag: its members `*` and the agent's own combined (SIG-21).
 
     >>> sorted(parse_robots_tag(["*;nosnippet, ExampleBot;noindex"], "examplebot").names)
     ['noindex', 'nosnippet']
@@ -616,7 +629,8 @@ def parse_robots_tag(values: Iterable[str], agent: str) -> PageRules:
 
 
 def parse_tdm_reservation(values: Iterable[str]) -> bool | None:
-    """`1` is reserved, `0` is not, anything else is unset (SIG-18); reserved beats free."""
+    """Return True for `1` (reserved), False for `0`, None for anything else (SIG-18). Reserved
+    takes precedence."""
     said = {value.strip() for value in values}
     if "1" in said:
         return True
@@ -624,7 +638,8 @@ def parse_tdm_reservation(values: Iterable[str]) -> bool | None:
 
 
 def parse_license_links(values: Iterable[str], *, url: str | None = None) -> tuple[str, ...]:
-    """Absolute URLs behind `Link: <...>; rel="license"` (SIG-15), in order, each once."""
+    """Return the absolute URLs in `Link: <...>; rel="license"` (SIG-15), in order, without
+    duplicates."""
     found: dict[str, None] = {}
     for value in values:
         for link in _LINK.finditer(value[:_LIMIT]):
@@ -648,20 +663,21 @@ def _resolved(reference: str, base: str | None) -> str | None:
 
 
 def _x_robots_rules(value: str) -> Iterator[tuple[str | None, str]]:
-    """(name, argument) of each rule, and (None, agent) where another agent is addressed."""
+    """Yield (name, argument) for each rule, and (None, agent) where the rules for another agent
+    begin."""
     parts = iter(value.split(","))
     for part in parts:
         head, colon, rest = part.partition(":")
         name = head.strip().lower()
-        # `otherbot: noindex` and `unavailable_after: ...` share the colon: what has an
-        # argument by its name has one, any other word before a colon is an agent's.
+        # `otherbot: noindex` and `unavailable_after: ...` both have a colon. The names of rules
+        # with an argument are known; any other word before a colon is the name of an agent.
         if colon and name not in _ARGUMENTS:
             yield None, name if _AGENT.match(name) else ""
             head, _, rest = rest.partition(":")
             name = head.strip().lower()
         argument = rest.strip()
         if name == "unavailable_after" and _WEEKDAY.match(argument.lower()):
-            argument = f"{argument},{next(parts, '')}"  # `Fri, 25 Jun 2027`: one date, one comma
+            argument = f"{argument},{next(parts, '')}"  # `Fri, 25 Jun 2027`: a date with a comma
         yield name, argument
 
 
@@ -703,8 +719,9 @@ def _room(count: int) -> float:
 
 
 def _date(text: str) -> datetime | None:
-    """RFC 822, RFC 850 or ISO 8601; a date without a zone is UTC."""
-    from email.utils import parsedate_to_datetime  # noqa: PLC0415 - a dear import, seldom used
+    """Parse a date of RFC 822, RFC 850 or ISO 8601, or return None. A date without a time zone is
+    UTC."""
+    from email.utils import parsedate_to_datetime  # noqa: PLC0415 - slow import, rarely used
 
     moment: datetime | None = None
     for read in (datetime.fromisoformat, parsedate_to_datetime):
@@ -723,7 +740,7 @@ def _date(text: str) -> datetime | None:
 
 def _joined(values: Iterable[str]) -> str:
     text = ", ".join(values)
-    return text if len(text) <= _LIMIT else ""  # cut, it would be another field
+    return text if len(text) <= _LIMIT else ""  # truncated, the field would mean something else
 
 
 def _all(headers: Mapping[str, str], name: str) -> list[str]:

@@ -1,4 +1,5 @@
-"""Crawl-delay, Request-rate and Visit-time: values, intervals, and the lines that they stand on."""
+"""Crawl-delay, Request-rate and Visit-time: their values, the resulting interval, and its source
+line."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ from gatekeeper.robots.parser import Spans, shown
 from gatekeeper.speedups import lazy_pattern
 
 MAX_SECONDS = 31_536_000.0
-"""A year. A site that asks for more, `1e400` written out say, gets that: an absurd wish must
-not overflow into none at all, because an error never speeds us up."""
+"""Upper bound of any requested interval: a year. A larger value, such as a very long number, is
+reduced to it and must not overflow into no interval, because an error must never speed us up."""
 
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}  # `d`: not Conner's, but seen (V2-27)
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}  # `d`: used, not in the draft (V2-27)
 
-# re.ASCII and [0-9]: no other script's digits. Every pattern is anchored and every repetition
-# possessive: what was read is never read again another way, so the time is linear.
+# re.ASCII and [0-9] exclude the digits of other scripts. Every pattern is anchored and every
+# repetition possessive, so there is no backtracking and the time is linear.
 _DELAY = lazy_pattern(r"(?:[0-9]++(?:\.[0-9]*+)?+|\.[0-9]++)\Z")
 _TIME = r"([01][0-9]|2[0-3]):?([0-5][0-9])"  # V2-26: HHMM in the examples, HH:MM in the prose
 _WINDOW = lazy_pattern(rf"{_TIME}[ \t]*+-[ \t]*+{_TIME}\Z")
@@ -31,16 +32,16 @@ _RATE = lazy_pattern(
 
 _DAY = timedelta(days=1)
 
-# the 2.0 draft (V2-31): without a rate, the slower of ten seconds and twice the time the retrieval
-# took.
+# The 2.0 draft (V2-31): without a rate, the slower of ten seconds and twice the duration of the
+# retrieval.
 _THUMB_SECONDS = 10.0
 _THUMB_FACTOR = 2.0
 
 
 class Window(msgspec.Struct, frozen=True):
-    """A part of every day, in UTC. The minute of `end` belongs to it (the 2.0 draft, V2-25).
+    """A part of every day, in UTC. The minute of `end` is included (the 2.0 draft, V2-25).
 
-    A window whose end is before its start goes on past midnight.
+    A window whose end is before its start continues past midnight.
     """
 
     start: time
@@ -51,7 +52,8 @@ class Window(msgspec.Struct, frozen=True):
 
 
 class RequestRate(msgspec.Struct, frozen=True):
-    """So many documents in so many seconds, all day or in a window (the 2.0 draft, V2-27).
+    """A number of documents per number of seconds, at any time or in a window (the 2.0 draft,
+    V2-27).
 
     >>> RequestRate(documents=10, seconds=60).interval
     6.0
@@ -63,12 +65,12 @@ class RequestRate(msgspec.Struct, frozen=True):
 
     @property
     def interval(self) -> float:
-        """Seconds from one document to the next (the 2.0 draft, V2-30)."""
+        """Seconds between two documents (the 2.0 draft, V2-30)."""
         return min(self.seconds / self.documents, MAX_SECONDS)
 
 
 def parse_crawl_delay(value: str) -> float | None:
-    """Seconds, or None for anything but a plain non-negative decimal (VND-01).
+    """Return the seconds, or None for anything but a plain non-negative decimal number (VND-01).
 
     >>> parse_crawl_delay("2.5"), parse_crawl_delay("-3"), parse_crawl_delay("5 s")
     (2.5, None, None)
@@ -78,8 +80,10 @@ def parse_crawl_delay(value: str) -> float | None:
 
 
 def parse_visit_time(value: str) -> Window | None:
-    """A window such as `0600-0845`, `06:00-08:45` or `0100 - 0800`, or None (the 2.0 draft, V2-24,
+    """Parse a window such as `0600-0845`, `06:00-08:45` or `0100 - 0800` (the 2.0 draft, V2-24,
     V2-26).
+
+    Return None for anything else.
 
     >>> print(parse_visit_time("2200 - 01:59"))
     2200-0159
@@ -92,7 +96,9 @@ def parse_visit_time(value: str) -> Window | None:
 
 
 def parse_request_rate(value: str) -> RequestRate | None:
-    """A rate such as `10/60`, `20/1h` or `1/10m 1300-1659`, or None (the 2.0 draft, V2-27, V2-33).
+    """Parse a rate such as `10/60`, `20/1h` or `1/10m 1300-1659` (the 2.0 draft, V2-27, V2-33).
+
+    Return None for anything else.
 
     >>> parse_request_rate("100/24h").interval
     864.0
@@ -104,12 +110,13 @@ def parse_request_rate(value: str) -> RequestRate | None:
     seconds = int(found[2]) * _UNITS[(found[3] or "").lower()]
     window = parse_visit_time(found[4]) if found[4] else None
     if not documents or not seconds or (found[4] and window is None):
-        return None  # zero is no rate; a rate in no window we can tell holds never
+        return None  # zero is not a rate, and a rate in an invalid window never applies
     return RequestRate(documents, seconds, window)
 
 
 def may_visit(windows: Sequence[Window], at: datetime) -> bool:
-    """Whether a visit is welcome then: no window at all means any time (the 2.0 draft, V2-24).
+    """Return True if a visit is welcome at that moment. No window means any time (the 2.0 draft,
+    V2-24).
 
     Raises ValueError for a naive datetime.
     """
@@ -118,7 +125,7 @@ def may_visit(windows: Sequence[Window], at: datetime) -> bool:
 
 
 def next_visit(windows: Sequence[Window], at: datetime) -> datetime:
-    """The first moment from `at` on at which a visit is welcome, in UTC.
+    """Return the first moment from `at` on at which a visit is welcome, in UTC.
 
     Raises ValueError for a naive datetime.
     """
@@ -129,10 +136,10 @@ def next_visit(windows: Sequence[Window], at: datetime) -> datetime:
 
 
 def rate_in_force(rates: Iterable[RequestRate], at: datetime) -> RequestRate | None:
-    """The slowest of those for a window that holds then, or else of those without (the 2.0 draft,
-    V2-28, V2-29).
+    """Return the slowest rate whose window includes the moment, or else the slowest one without a
+    window (the 2.0 draft, V2-28, V2-29).
 
-    Raises ValueError for a naive datetime.
+    Return None if no rate applies. Raises ValueError for a naive datetime.
     """
     moment = _utc(at).time()
     timed: list[RequestRate] = []
@@ -153,11 +160,11 @@ def effective_interval(
     at: datetime,
     took: float | None = None,
 ) -> float | None:
-    """Seconds between two requests that the text asks for at that moment, or None.
+    """Return the seconds between two requests that the text asks for at that moment, or None.
 
-    Of the rate in force and a Crawl-delay, the slower. Where the text gives neither,
-    `rule_of_thumb` says whether the 2.0 draft (V2-31) speaks, which looks at the seconds that the
-    last retrieval `took`. Raises ValueError for a naive datetime.
+    The slower of the rate in force and the Crawl-delay applies. If there is neither,
+    `rule_of_thumb` specifies whether the rule of the 2.0 draft applies (V2-31), which depends on
+    `took`, the duration of the last retrieval in seconds. Raises ValueError for a naive datetime.
     """
     rate = rate_in_force(rates, at)
     wishes = [] if rate is None else [rate.interval]
@@ -181,21 +188,21 @@ FIELDS = (
 
 
 class Directives(NamedTuple):
-    """What came of the values; those that can't be read are left out."""
+    """The parsed values of the `FIELDS`, without those that cannot be parsed."""
 
     crawl_delay: float | None
-    """Seconds; of several the largest (VND-01)."""
+    """Seconds, the largest of several (VND-01), or None."""
     request_rates: tuple[RequestRate, ...]
     visit_times: tuple[Window, ...]
     comments: tuple[str, ...]
     signal: dict[str, str]
-    """What the Content-Signal lines say together (SIG-12)."""
+    """All Content-Signal lines combined (SIG-12)."""
     usage: Sequence[str]
-    """Content-Usage lines, which speak of paths."""
+    """Values of the Content-Usage lines, which apply to paths."""
 
 
 def read_directives(said: Mapping[str, Sequence[str]]) -> Directives:
-    """Read the values, as octets, of each of the `FIELDS`."""
+    """Parse the values, given as octets, of each of the `FIELDS`."""
     delays = map(parse_crawl_delay, said["crawl-delay"])
     rates = map(parse_request_rate, said["request-rate"])
     windows = map(parse_visit_time, said["visit-time"])
@@ -210,11 +217,12 @@ def read_directives(said: Mapping[str, Sequence[str]]) -> Directives:
 
 
 NOTHING_SAID = read_directives(dict.fromkeys(FIELDS, ()))
-"""Of a text with no such line."""
+"""The directives of a text without such lines."""
 
 
 def _holds(window: Window, moment: time) -> bool:
-    # To the minute: the end's seconds 00 to 59.999 all belong to it (the 2.0 draft, V2-25).
+    # Compared by the minute: the seconds 00 to 59.999 of the end all belong to the window (the 2.0
+    # draft, V2-25).
     minute = moment.replace(second=0, microsecond=0)
     if window.start <= window.end:
         return window.start <= minute <= window.end
@@ -222,7 +230,7 @@ def _holds(window: Window, moment: time) -> bool:
 
 
 def _next(of_day: time, moment: datetime) -> datetime:
-    """The first moment after that one at which the clocks show that time."""
+    """Return the first moment after `moment` with that time of day."""
     today = datetime.combine(moment.date(), of_day, UTC)
     return today if today > moment else today + _DAY
 
@@ -234,10 +242,10 @@ def _utc(at: datetime) -> datetime:
 
 
 class RobotsInterval(msgspec.Struct, frozen=True, gc=False):
-    """What the site's text asks for at this moment.
+    """The interval that the site's text asks for at this moment.
 
-    `seconds` is None where the text gives no rate; `source` is the whole sentence that
-    `why()` prints, such as "crawl-delay 10 s from robots.txt line 7".
+    `seconds` is None if the text gives no rate. `source` is the complete phrase that `why()` shows,
+    such as "crawl-delay 10 s from robots.txt line 7".
     """
 
     seconds: float | None = None
@@ -245,7 +253,7 @@ class RobotsInterval(msgspec.Struct, frozen=True, gc=False):
 
 
 def by_crawl_delay(text: str, spans: Spans, seconds: float) -> str:
-    """The first Crawl-delay line of the spans that asks for so much.
+    """Describe an interval by the first Crawl-delay line in the spans with that value.
 
     >>> by_crawl_delay("user-agent: *\\ncrawl-delay: 10", ((0, 29),), 10.0)
     'crawl-delay 10 s from robots.txt line 2'
@@ -255,7 +263,7 @@ def by_crawl_delay(text: str, spans: Spans, seconds: float) -> str:
 
 
 def by_request_rate(text: str, spans: Spans, rate: RequestRate) -> str:
-    """The first Request-rate line of the spans that says so."""
+    """Describe an interval by the first Request-rate line in the spans with that rate."""
     line = _line(text, spans, "request-rate", lambda value: parse_request_rate(value) == rate)
     hours = "" if rate.window is None else f" {rate.window} UTC"
     said = f"{rate.documents}/{rate.seconds}s{hours}"
@@ -263,7 +271,7 @@ def by_request_rate(text: str, spans: Spans, rate: RequestRate) -> str:
 
 
 def by_rule_of_thumb(seconds: float) -> str:
-    """No line: what the 2.0 draft asks for where the text gives no rate (V2-31)."""
+    """Describe an interval of the 2.0 draft for a text without a rate (V2-31)."""
     return f"rule of thumb {seconds:.10g} s: robots.txt of the 2.0 draft gives no rate"
 
 
