@@ -1,7 +1,7 @@
-"""Every setting, its default and its unit. `config.example.toml` is the documentation.
+"""Every setting with its default and its unit. `config.example.toml` documents them.
 
-`Config()` is all defaults; `Config.load(path)` reads a TOML file and refuses what it
-does not know. Durations are seconds, sizes are bytes.
+`Config()` has all defaults. `Config.load(path)` reads a TOML file and refuses unknown
+settings. Durations are seconds, sizes are bytes.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ __all__ = [
     "values_of",
 ]
 
-# A library says where it logs; whether anybody listens is the application's choice. It stands here,
-# since all who log read settings: without it a parser, and the command's start, need no logging.
+# A library leaves it to the application to handle its log records. The line is here because every
+# module that logs imports the settings; the parser and the start of the command need no logging.
 logging.getLogger("gatekeeper").addHandler(logging.NullHandler())
 
 MEMORY = "memory"
-"""The `storage.path` that is none."""
+"""The `storage.path` that stands for no file."""
 _LONGEST = 10 * 366 * 86_400.0
-"""Ten years: a calendar can still say what lies so far ahead. It keeps `inf` and `nan` out, too."""
+"""Ten years: dates so far ahead can still be computed. The bound also excludes `inf` and `nan`."""
 _SECONDS = {"unit": "seconds"}
-"""What an error about such a setting says it takes."""
+"""The unit that error messages name for such a setting."""
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=_LONGEST, extra=_SECONDS)]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST, extra=_SECONDS)]
 Number = Annotated[float, msgspec.Meta(ge=0, le=_LONGEST)]
 Rate = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST)]
 Place = Annotated[str, msgspec.Meta(min_length=1)]
-"""A file's path: empty text is none, and None says that there is none."""
+"""The path of a file. Empty text is refused; None means that there is no file."""
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Size = Annotated[int, msgspec.Meta(ge=1, extra={"unit": "bytes"})]
 
@@ -78,13 +78,13 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class RobotsConfig(_Section, frozen=True):
-    """How the text is read (`[robots]`)."""
+    """How the text of a robots.txt is read (`[robots]`)."""
 
     dialect: Literal["auto", "rfc9309", "1994", "1996", "2.0"] = "auto"
     conflicts: Literal["strict", "declared"] = "strict"
     v2_semantics: Literal["order", "precedence"] = "order"
     inherit_crawl_delay: bool = False
-    """VND-09: an agent with a group of its own still takes Crawl-delay from `*`."""
+    """VND-09: an agent with a group of its own still inherits Crawl-delay from `*`."""
 
 
 class FetchConfig(_Section, frozen=True):
@@ -97,10 +97,10 @@ class FetchConfig(_Section, frozen=True):
     too_many_redirects: Literal["absent", "unreachable"] = "absent"
     tls_errors: Literal["deny", "accept"] = "deny"
     stale_if_unreachable: bool = False
-    """Use the last good copy at once in an outage, instead of after 12 hours."""
+    """In an outage, use the last good copy immediately instead of after 12 hours."""
     unseen_unreachable: Literal["defer", "allow_after_12h"] = "defer"
     from_address: str | None = None
-    """The From header (RFC 9110 section 10.1.5, HTTP-12): an address where the operator can be
+    """The From header (RFC 9110 section 10.1.5, HTTP-12): an address at which the operator can be
     reached."""
     max_redirects: Annotated[int, msgspec.Meta(ge=5, le=20)] = 5
     max_body: Annotated[int, msgspec.Meta(ge=512_000)] = 512_000
@@ -109,51 +109,51 @@ class FetchConfig(_Section, frozen=True):
     first_byte_timeout: Positive = 15.0
     total_timeout: Positive = 30.0
     min_rate: Number = 256.0
-    """Bytes a second, over `min_rate_window`, below which a body is a drip."""
+    """Bytes per second, over `min_rate_window`, below which a transfer is given up as too slow."""
     min_rate_window: Positive = 10.0
     max_concurrent: Count = 200
     conditional: bool = True
 
 
 class CacheConfig(_Section, frozen=True):
-    """How long and how much is kept (`[cache]`)."""
+    """How long files are cached, and how many (`[cache]`)."""
 
     default_ttl: Positive = 86_400.0
     min_ttl: Positive = 600.0
     max_ttl: Positive = 86_400.0
     max_bytes: Size = 1_073_741_824
     hot_records: Count = 500_000
-    """Origins that are kept ready to answer."""
+    """Origins whose records are kept hot, that is, ready to answer."""
     max_waiters: Count = 100_000
-    """Questions that may wait for fetches at once, over all origins."""
+    """Questions that may wait for fetches at the same time, over all origins."""
     max_agents: Count = 64
-    """Compiled policies (one an agent) kept for one origin."""
+    """Compiled policies (one per agent) cached for one origin."""
 
 
 class GuardConfig(_Section, frozen=True):
-    """Which URLs and addresses may be dialled (`[guard]`)."""
+    """Which URLs and addresses may be requested (`[guard]`)."""
 
     mode: Literal["full", "url-only"] = "full"
     allow: tuple[str, ...] = ()
-    """CIDR ranges and host names that may be reached although the guard would refuse."""
+    """CIDR ranges and host names that may be reached although the guard would refuse them."""
     deny: tuple[str, ...] = ()
     nat64: Literal["unwrap", "deny"] = "unwrap"
     ports: tuple[int, ...] | None = None
-    """None: every port but those on the WHATWG bad-port list."""
+    """Ports that may be requested. None: every port except those on the WHATWG bad-port list."""
 
 
 class PacingConfig(_Section, frozen=True):
-    """Whose turn it is, and when (`[pacing]`)."""
+    """The pace of each host, and the limits over all hosts (`[pacing]`)."""
 
     default_interval: Seconds = 1.0
-    """Where the file gives no rate."""
+    """The interval of a host whose file gives no rate."""
     min_interval: Seconds = 0.0
     max_interval: Positive | None = None
-    """A cap on what a site asks; flagged wherever it bites. None: obeyed whatever it is."""
+    """A cap on the interval that a site asks for; decisions it affects say so. None: no cap."""
     jitter: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     """Share of the interval that is added at random; never subtracted."""
     latency_factor: Number = 0.0
-    """Interval = this times the smoothed time to the response head; 0 switches it off."""
+    """Interval = this times the smoothed time to the response head; 0 switches this off."""
     latency_floor: Seconds = 0.0
     latency_cap: Positive = 60.0
     concurrency: Count = 1
@@ -162,32 +162,32 @@ class PacingConfig(_Section, frozen=True):
     max_waiters: Count = 1_000_000
     max_hosts: Count = 2_000_000
     lease_ttl: Positive = 600.0
-    """A lease never reported ends by itself after this long."""
+    """Seconds after which a lease that was never reported ends by itself."""
     own_wait: Positive = 30.0
-    """How long a task waits behind one lease that the task which started it holds."""
+    """Seconds that a task waits for a host while the task that started it holds a lease of it."""
     backoff_initial: Positive = 60.0
     backoff_max: Positive = 86_400.0
     backoff_jitter: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.2
     forgive_after: Positive = 1800.0
-    """Seconds without a refusal after which blocks begin at `backoff_initial` again."""
+    """Seconds without a refusal after which blocks start at `backoff_initial` again."""
     backoff_floor: Positive = 0.1
-    """After a 429 or 503 the interval of a host doubles: from this where it has none."""
+    """A 429 or 503 doubles the interval of a host, starting from this value if it has none."""
     backoff_answers: Count = 100
-    """Good answers after which it halves: to twice the refused one, in a trial further ..."""
+    """Good answers that halve it, down to twice the refused interval or, in a trial, further."""
     backoff_quiet: Positive = 300.0
-    """... or seconds without a refusal, whichever comes first."""
+    """Seconds without a refusal that also halve it; whichever comes first."""
     backoff_retry: Positive = 3_600.0
-    """Seconds after which a refused interval is tried again; twice as long each time ..."""
+    """Seconds after which a refused interval is tried again. Each new refusal doubles this ..."""
     backoff_retry_max: Positive = 86_400.0
-    """... that it is refused anew, up to this."""
+    """... up to this."""
     address_interval: Seconds | None = None
-    """Least time between two requests to one IP address; None: no such scope."""
+    """Minimum time between two requests to one IP address; None: no such scope."""
     domain_interval: Seconds | None = None
-    """Least time between two requests to one registered domain; None: no such scope."""
+    """Minimum time between two requests to one registered domain; None: no such scope."""
     max_pages_per_day: Count | None = None
-    """Leases for pages of one host in 24 hours from the first one; None: no bound."""
+    """Leases for pages of one host in the 24 hours from the first one; None: no limit."""
     max_bytes_per_day: Size | None = None
-    """Bytes of its responses in that time; None: no bound."""
+    """Bytes of the responses of one host in that time; None: no limit."""
     dry_run: bool = False
 
 
@@ -195,21 +195,21 @@ class StorageConfig(_Section, frozen=True):
     """What outlives the process (`[storage]`)."""
 
     path: Place | None = None
-    """The SQLite file; None: nothing is kept, but by the sidecar and `fetch -o`, which have a
-    place of their own; `MEMORY`: nothing is kept by them either."""
+    """The SQLite file. None: nothing is stored, except by the sidecar and `fetch -o`, which have a
+    default path of their own. `MEMORY`: they store nothing either."""
     on_failure: Literal["refuse", "continue"] = "refuse"
-    """While nothing can be written: no turn of a host whose clock or block would have to
-    outlive the process, or on without that, with a warning."""
+    """While nothing can be written: refuse leases of hosts whose clock or block would have to
+    outlive the process, or continue without storage and log a warning."""
     flush_interval: Positive = 1.0
     history_versions: Count = 20
-    """Distinct bodies kept of one origin."""
+    """Distinct bodies stored for one origin."""
     history_bytes: Size = 268_435_456
     journal_bytes: Size = 16_777_216
-    """Size at which the journal is absorbed into SQLite and begun anew."""
+    """Size at which the journal is merged into SQLite and started anew."""
     max_origins: Count = 2_000_000
-    """Origins kept; beyond, the least recently asked go first. Never one with a promise."""
+    """Origins stored; beyond that, the least recently used are deleted, but none with a promise."""
     forget_after: Positive = 7_776_000.0
-    """An origin, or a clock to which nothing is owed, goes after so long without use."""
+    """Seconds without use after which an origin, or a clock that has run out, is deleted."""
 
 
 class ServerConfig(_Section, frozen=True):
@@ -220,77 +220,77 @@ class ServerConfig(_Section, frozen=True):
     socket: Place | None = None
     """A unix socket to listen on instead of `host` and `port`."""
     workers: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
-    """Processes that answer questions beside the one that owns the turns; 0: it answers all."""
+    """Processes that answer questions in addition to the one that owns the leases; 0: none."""
     token_file: Place | None = None
-    """Bearer tokens, one a line, or `name:role:token`; at most two of a client, so that one
+    """Bearer tokens, one per line, or `name:role:token`; at most two per client, so that one
     can be replaced (T6)."""
     tls_cert: Place | None = None
     tls_key: Place | None = None
     tls_client_ca: Place | None = None
-    """Clients must show a certificate signed by one of these."""
+    """Certificate authorities; clients must present a certificate signed by one of them."""
     allowed_hosts: tuple[str, ...] = ()
-    """Host headers accepted beside the address listened on (T4)."""
+    """Host headers accepted in addition to the listening address (T4)."""
     max_batch: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1000
     max_body: Size = 1_048_576
     max_header: Annotated[int, msgspec.Meta(ge=1024, le=65536)] = 16_384
     max_leases: Count = 10_000
     client_leases: Count | None = None
-    """Leases out at once to one client (token, or address); None: half of max_leases."""
+    """Leases that one client (token, or address) may hold; None: half of max_leases."""
     max_waiting: Count = 10_000
-    """Long polls at once; further ones get 503."""
+    """Requests that may wait for a lease at the same time; further ones get 503."""
     max_wait: Positive = 300.0
     client_concurrency: Count = 6_000
-    """Requests at once from one client (token, or address)."""
+    """Concurrent requests from one client (token, or address)."""
     client_rate: Rate | None = None
-    """Requests a second from one client; None: no bound."""
+    """Requests per second from one client; None: no limit."""
     max_streams: Count = 64
-    """Streams of `/v1/events` open at once: an open Live page has one."""
+    """Streams of `/v1/events` that may be open at the same time; each open Live page has one."""
     client_streams: Count | None = None
-    """Of those to one client (token, or address); None: half of max_streams."""
+    """Streams that one client (token, or address) may have open; None: half of max_streams."""
     fetch_max_body: Size = 104_857_600
     fetch_timeout: Positive = 300.0
     proxy_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] | None = None
-    """The port of a forward proxy for plain http, beside the API; None: there is none."""
+    """The port of a forward proxy for plain http, in addition to the API; None: no proxy."""
     proxy_connect: Literal["refuse", "host"] = "refuse"
-    """What becomes of CONNECT, in which nobody sees a path."""
+    """Whether CONNECT, which hides the path, is refused or decided by host and port."""
     proxy_tunnels: Count = 100
-    """Tunnels open at once; further ones get 503."""
+    """Tunnels that may be open at the same time; further ones get 503."""
     proxy_idle: Positive = 60.0
-    """Seconds without an octet after which a tunnel is closed."""
+    """Seconds without traffic after which a tunnel is closed."""
     proxy_tunnel_bytes: Size = 104_857_600
-    """Octets, of both ways, after which a tunnel is closed."""
+    """Bytes, both directions together, after which a tunnel is closed."""
     forward_auth: bool = False
     forward_auth_wait: Annotated[float, msgspec.Meta(ge=0, le=0.15)] = 0.0
     forward_auth_hosts: tuple[str, ...] = ()
-    """Host headers that /v1/forward-auth answers to; empty: any (Envoy sends the visitor's)."""
+    """Host headers that /v1/forward-auth accepts; empty: any (Envoy sends the visitor's)."""
     trusted_peers: tuple[str, ...] = ("127.0.0.1/32", "::1/128")
-    """Who may ask /v1/forward-auth (T7)."""
+    """Address ranges that may use /v1/forward-auth (T7)."""
     drain_grace: Seconds = 1.0
-    """Seconds to be unready on SIGTERM before anything ends: load balancers notice."""
+    """Seconds of being unready on SIGTERM before anything ends, so that load balancers notice."""
     drain_timeout: Seconds = 20.0
-    """Seconds that open leases and streams are given to end; no connections after that."""
+    """Seconds that open leases and streams have to end; no connection is accepted after that."""
     log_format: Literal["auto", "json", "text"] = "auto"
     log_decisions: Literal["all", "refused", "none"] = "all"
     log_queries: bool = False
-    """Write query strings to the log; masked otherwise (T11)."""
+    """Write query strings to the log; they are masked otherwise (T11)."""
     log_rate: Count = 10_000
-    """Decisions logged a second at most; the rest are counted as dropped."""
+    """Decisions logged per second; further ones are counted as dropped."""
 
 
 class FleetConfig(_Section, frozen=True):
-    """Several gates that keep one pace together (`[fleet]`)."""
+    """Several gates that share one pace (`[fleet]`)."""
 
     url: Place | None = None
-    """A Valkey or Redis server; None: this gate is alone."""
+    """The URL of a Valkey or Redis server; None: this gate is alone."""
     namespace: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9._-]{1,64}\Z")] = "gatekeeper"
     when_lost: Literal["wait", "divide"] = "wait"
-    """Without the store: grant nothing, or each member goes on with hosts of its own."""
+    """While the store is lost: grant nothing, or let each member go on with hosts of its own."""
     sharded: bool = False
-    """Scopes spread over the servers of a Valkey Cluster, and taken one after the other."""
+    """Spread scopes over the servers of a Valkey Cluster, and acquire them one after the other."""
     hold: Annotated[float, msgspec.Meta(ge=1, le=300, extra=_SECONDS)] = 20.0
-    """Seconds that what a member holds outlives its last sign of life."""
+    """Seconds for which the leases of a member outlive its last heartbeat."""
     allow_lost_writes: bool = False
-    """Start although a failover of the store may forget what was granted last."""
+    """Start although a failover of the store may lose the latest grants."""
 
     def __repr__(self) -> str:
         shown = None if self.url is None else without_credentials(self.url)
@@ -298,12 +298,12 @@ class FleetConfig(_Section, frozen=True):
 
 
 class IdentityConfig(_Section, frozen=True):
-    """How requests show who sends them (`[identity]`)."""
+    """How requests prove who sends them (`[identity]`)."""
 
     key: str | None = None
-    """The file of the key that signs requests (PEM, Ed25519); None: none is signed."""
+    """The file of the key that signs requests (PEM, Ed25519); None: requests are not signed."""
     also: tuple[str, ...] = ()
-    """Files of further keys that are published, but do not sign: the next one, the last one."""
+    """Files of keys that are published but do not sign: the next key, or the previous one."""
     directory: str | None = None
     """Where the keys are published: an https origin, or the URL of a JWK Set."""
     signature_agent: Literal["dictionary", "string"] = "dictionary"
@@ -312,17 +312,17 @@ class IdentityConfig(_Section, frozen=True):
         "@method",
         "@path",
     )
-    """What a signature covers beside Signature-Agent."""
+    """What a signature covers in addition to Signature-Agent."""
     lifetime: Annotated[float, msgspec.Meta(ge=5, le=86_400)] = 60.0
-    """Seconds that a signature holds."""
+    """Seconds for which a signature is valid."""
     about: str | None = None
     """What the bot does, for its page."""
     addresses: tuple[str, ...] = ()
-    """The addresses that it comes from, for its page."""
+    """The addresses that the bot sends requests from, for its page."""
 
 
 class HostRule(_Section, frozen=True):
-    """The operator's word about hosts (`[[host]]`)."""
+    """An operator's rule for hosts (`[[host]]`)."""
 
     match: str
     """A host name, `*.example.org` for every name below it, or `*`."""
@@ -333,7 +333,7 @@ class HostRule(_Section, frozen=True):
     max_bytes_per_day: Size | None = None
     reason: str | None = None
     group: str | None = None
-    """Hosts with the same group share one clock, beside their own."""
+    """The group whose clock these hosts share, in addition to their own clocks."""
 
 
 class GroupRule(_Section, frozen=True):
@@ -366,14 +366,14 @@ class Config(_Section, frozen=True):
 
     @classmethod
     def load(cls, path: str | Path) -> Config:
-        """Read a TOML file. Raises ConfigError that names the file and the setting."""
+        """Read a TOML file. Raises ConfigError, which names the file and the setting."""
         return cls.from_dict(read_toml(path), source=str(path))
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any], *, source: str = "configuration") -> Config:
         """Check a mapping shaped like the TOML file. Raises ConfigError.
 
-        The message begins with `source`, unless that is empty, and the setting's name.
+        The message starts with `source`, unless that is empty, and the setting's name.
         """
         try:
             return cls._checked(raw)
@@ -395,7 +395,7 @@ class Config(_Section, frozen=True):
         if config.user_agent is not None:
             agent_named(config.user_agent)
         sender = config.fetch.from_address
-        # It is sent as a header, where a line's end begins another one.
+        # The address is sent as a header field, where a line break would start another field.
         if sender is not None and not sender.isprintable():
             raise ConfigError(f"fetch.from_address: {sender!r} holds what can't be printed")
         if not {"@authority", "@target-uri"} & set(config.identity.components):
@@ -409,7 +409,7 @@ class Config(_Section, frozen=True):
 
 
 def values_of(config: Config) -> Iterator[tuple[str, Any]]:
-    """Every setting in force by its dotted name, in the order of the sections."""
+    """Yield every effective setting as its dotted name and value, in the order of the sections."""
     for name in config.__struct_fields__:
         value = getattr(config, name)
         if isinstance(value, msgspec.Struct):
@@ -420,14 +420,14 @@ def values_of(config: Config) -> Iterator[tuple[str, Any]]:
 
 
 MAX_FILE = 4 * 1024 * 1024
-"""Octets of a file that a setting names."""
+"""Maximum size in bytes of a file that a setting names."""
 
 
 def read_file(path: str | Path) -> tuple[bytes, int]:
-    """What a file that a setting names holds, and its mode. Raises OSError.
+    """Return the content and the mode of a file that a setting names. Raises OSError.
 
-    It must be a regular file, or the null device: a reload reads it again, and opening a pipe waits
-    for whoever may write to it.
+    It must be a regular file or the null device: a reload reads the file again, and opening a pipe
+    would wait for a writer.
     """
 
     def at_once(name: str, flags: int) -> int:
@@ -444,7 +444,7 @@ def read_file(path: str | Path) -> tuple[bytes, int]:
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """The configuration in a file, unchecked. Raises ConfigError."""
+    """Read the configuration file without checking its settings. Raises ConfigError."""
     try:
         return tomllib.loads(read_file(path)[0].decode("utf-8-sig"))
     except OSError as error:
@@ -458,10 +458,10 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def as_config(value: object) -> Config:
-    """The Config that was given, or all defaults for None: for whoever takes one.
+    """Return `value` if it is a Config, or all defaults for None. Raises ConfigError otherwise.
 
-    A struct made in Python checks nothing, so a mapping in place of a Config, or of one of
-    its sections, would be found out in the middle of a request. Raises ConfigError.
+    A struct made in Python checks nothing. Without this check, a mapping in place of a Config
+    or of one of its sections would fail in the middle of a request.
     """
     if value is None:
         return Config()
@@ -485,7 +485,7 @@ def _kind(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-# --- names as an operator gives them --------------------------------------------------------
+# --- hosts and agents as an operator writes them --------------------------------------------
 
 _SAY_WHO = 'say who you are, such as "examplebot/1.0 (+https://example.org/bot)"'
 _EVERYBODY = "holds `*`, which means everybody in robots.txt"
@@ -493,7 +493,7 @@ _REMEDY = "name it as in a.example, 192.0.2.1 or 2001:db8::1, or give a URL of i
 
 
 def host_named(text: str) -> str:
-    """The host that is meant: a name, an address, or any URL of it. Raises ConfigError.
+    """Return the normal form of a host, given as a name, an address or a URL. Raises ConfigError.
 
     >>> host_named("MÜNCHEN.example."), host_named("https://[2001:DB8::1]:8443/x")
     ('xn--mnchen-3ya.example', '2001:db8::1')
@@ -518,7 +518,7 @@ def host_named(text: str) -> str:
 
 
 def match_named(text: str) -> str:
-    """The host of `[[host]] match`, which may also be `*` or begin with `*.`.
+    """Return the normal form of `[[host]] match`, which may also be `*` or start with `*.`.
 
     Raises ConfigError.
 
@@ -535,15 +535,15 @@ def match_named(text: str) -> str:
 
 
 def agent_named(text: str) -> str:
-    """The product token of who we say we are. Raises ConfigError for what can't be one.
+    """Return the product token of our own user agent. Raises ConfigError if it can't be sent.
 
     >>> agent_named("examplebot/1.0 (+https://example.org/bot)")
     'examplebot'
     """
     if not isinstance(text, str):
         raise not_text(text, "user_agent")
-    # It is sent as a header, where a line's end begins another one, and only ASCII is sure
-    # to arrive as it was meant.
+    # The name is sent as a header field, where a line break would start another field, and where
+    # only ASCII is sure to arrive unchanged.
     if not text.isascii() or not text.isprintable():
         problem = "holds a character that is no printable ASCII"
     elif "*" in (token := product_token(text)):
@@ -556,7 +556,7 @@ def agent_named(text: str) -> str:
 
 
 def token_of(user_agent: str) -> str:
-    """The product token that chooses the group in robots.txt. Raises ConfigError for none."""
+    """Return the product token that selects the group in robots.txt. Raises ConfigError if none."""
     try:
         return _token_of(user_agent)
     except (AttributeError, TypeError):
@@ -565,7 +565,7 @@ def token_of(user_agent: str) -> str:
         raise not_text(user_agent, "user_agent") from None
 
 
-@lru_cache(maxsize=4096)  # a process speaks for few agents
+@lru_cache(maxsize=4096)  # a process asks for few agents
 def _token_of(user_agent: str) -> str:
     token = product_token(user_agent)
     problem = "" if token else "holds no product token"
@@ -577,8 +577,7 @@ def _token_of(user_agent: str) -> str:
 
 
 def refuse_everybody(user_agent: str | None) -> None:
-    """Raises ConfigError for a name under which no request can be sent: `*`. A question may ask
-    about it."""
+    """Raise ConfigError for `*`, which no request can be sent as. Questions may ask about it."""
     if user_agent is not None and "*" in token_of(user_agent):
         raise ConfigError(f"user_agent: {printable(user_agent, 120)!r} {_EVERYBODY}; {_SAY_WHO}")
 
@@ -587,16 +586,16 @@ def _no_host(text: str, problem: str) -> ConfigError:
     return ConfigError(f"{printable(text, 120)!r} is no host: {problem}; {_REMEDY}")
 
 
-# --- what is wrong with settings ------------------------------------------------------------
+# --- messages about wrong settings ----------------------------------------------------------
 #
-# msgspec judges; what follows explains its refusals in the operator's words, the name and what
-# it takes, from the same types, so that no bound or choice is written down twice.
+# msgspec validates. What follows explains its refusals to an operator, with the setting's name and
+# the values it accepts. Both come from the same types, so that each bound is written down once.
 
 _LISTED = "`gatekeeper config show` lists every one"
 
 
 def first_mistake(whole: type[msgspec.Struct], raw: Mapping[str, Any]) -> str | None:
-    """The first setting of a mapping that can't be used, by its name; None: all can.
+    """Return a message about the first invalid setting of a mapping, or None if all are valid.
 
     >>> from gatekeeper.config import Config
     >>> first_mistake(Config, {"pacing": {"default_intervall": 2}})
@@ -606,7 +605,7 @@ def first_mistake(whole: type[msgspec.Struct], raw: Mapping[str, Any]) -> str | 
 
 
 def explain(field: inspect.Field, value: object) -> str | None:
-    """Why a value can't be that of a field: what it takes, and what was given; None: it can.
+    """Return what a field accepts and what was given, or None if the value is valid.
 
     `field` is one of `settings_of`.
     """
@@ -618,13 +617,13 @@ def explain(field: inspect.Field, value: object) -> str | None:
 
 
 def settings_of(struct: type[msgspec.Struct]) -> dict[str, inspect.Field]:
-    """The fields of a table by name, with their types as msgspec sees them."""
+    """Return the fields of a table by name, with their types as msgspec sees them."""
     table = cast("inspect.StructType", inspect.type_info(struct))
     return {field.name: field for field in table.fields}
 
 
 def takes_list(field: inspect.Field) -> bool:
-    """Whether a setting's value is a list."""
+    """Return True if the value of a setting is a list."""
     return isinstance(_without_none(field.type), inspect.VarTupleType)
 
 
@@ -689,9 +688,9 @@ def _unknown_at_top(fields: Mapping[str, inspect.Field], name: str, value: objec
 def _unknown(
     fields: Mapping[str, inspect.Field], own: Mapping[str, inspect.Field], name: str
 ) -> str:
-    """What may have been meant by a name that is none in this place, among `own`.
+    """Return what may have been meant by a name that is not one of `own`, the valid names here.
 
-    `fields` are those of the top, whose sections may know it.
+    `fields` are the top-level fields, whose sections may have a setting of this name.
     """
     sections = [top for top, field in fields.items() if name in _inner(field)]
     if sections:
@@ -715,21 +714,21 @@ def _inner(field: inspect.Field) -> dict[str, inspect.Field]:
 
 
 def _table_of(kind: inspect.Type) -> inspect.StructType | None:
-    """The table that a repeated one ([[host]]) repeats."""
+    """Return the struct of a repeated table such as [[host]]; None for any other type."""
     if isinstance(kind, inspect.VarTupleType) and isinstance(kind.item_type, inspect.StructType):
         return kind.item_type
     return None
 
 
 def _without_none(kind: inspect.Type) -> inspect.Type:
-    """The type of a setting that may also be left unset."""
+    """Return the type of a setting without the None of one that may be left unset."""
     if isinstance(kind, inspect.UnionType):
         return next(one for one in kind.types if not isinstance(one, inspect.NoneType))
     return kind
 
 
 def _wanted(kind: inspect.Type, value: object, default: object) -> str | None:
-    """What a setting of this type takes; None where the value is such a one."""
+    """Return what a setting of this type accepts, or None if the value is valid."""
     unit = ""
     if isinstance(kind, inspect.Metadata):
         unit = f" of {(kind.extra or {}).get('unit', '')}"
