@@ -1,8 +1,9 @@
-"""The command `gatekeeper`: one module a command, and what they share.
+"""The command `gatekeeper`: one module per subcommand, and the code that they share.
 
-A command's module has an `EXAMPLE`, `add_arguments(parser)` and `run(args) -> int`, and its name
-stands in `COMMANDS`. Exit codes: 0 all well; 1 refused, or errors found; 2 a mistake in the call,
-the configuration or the input. What `--help` can do without is imported where it is used.
+The module of a subcommand has an `EXAMPLE`, `add_arguments(parser)` and `run(args) -> int`, and
+is listed in `COMMANDS`. Exit codes: 0 success; 1 refused, or errors found; 2 a mistake in the
+call, the configuration or the input. Modules that `--help` does not need are imported where they
+are used.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
 
 NAME = "gatekeeper"
 OK, DENIED, USAGE = 0, 1, 2
-TOKEN = "GATEKEEPER_TOKEN"  # noqa: S105 - the variable that holds it for those who ask a sidecar
+TOKEN = "GATEKEEPER_TOKEN"  # noqa: S105 - the variable with the token of a sidecar's client
 BOM = b"\xef\xbb\xbf"
-"""Editors that write it mean no part of the first line."""
+"""The UTF-8 byte order mark, which some editors put before the first line."""
 
 COMMANDS = {
     "serve": "run the sidecar: the gate over HTTP",
@@ -55,33 +56,33 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code. An error that ends it is one line on stderr.
+    """Run one command and return its exit code. A fatal error is printed as one line on stderr.
 
-    With --json the same stands on stdout, too, as `{"error": ...}`.
+    With --json it is also printed on stdout, as `{"error": ...}`.
 
     >>> main(["check", "--help"])  # doctest: +SKIP
     """
     args = argparse.Namespace(command="", json=False, settings=None)
     be_lenient()
     try:
-        # Parsing, too: it imports the command, and Ctrl-C may come meanwhile.
+        # Parsing is inside the `try` as well: it imports the command, and Ctrl-C may interrupt it.
         try:
             _parse(argv, args)
             return int(args.run(args))
-        finally:  # --help ends here as well
+        finally:  # --help raises SystemExit, and its output has to be flushed too
             sys.stdout.flush()
     except GatekeeperError as error:
         return fail(args, _told(error, args))
     except KeyboardInterrupt:
         return _ended(130)
-    except BrokenPipeError:  # the reader of our output has gone, as `| head` does
+    except BrokenPipeError:  # the reader of our output has exited, such as `| head`
         return _ended(141)
     except OSError as error:
         return fail(args, _describe(error))
 
 
 def fail(args: argparse.Namespace, message: str) -> int:
-    """Print the one line that an error gets; the exit code for it."""
+    """Print an error as one line, and return the exit code for it."""
     line = " ".join(message.split())
     with suppress(OSError):
         print(f"{f'{NAME} {args.command}'.rstrip()}: {line}", file=sys.stderr)
@@ -92,8 +93,10 @@ def fail(args: argparse.Namespace, message: str) -> int:
 
 
 def _ended(code: int) -> int:
-    """The exit code, once what can't be written is let go: the interpreter would try again at its
-    end, complain of it, and exit with 120."""
+    """Return the exit code after discarding output that can't be written.
+
+    Otherwise the interpreter would try to write it again at exit, complain, and exit with 120.
+    """
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -103,7 +106,7 @@ def _ended(code: int) -> int:
 
 
 def _told(error: GatekeeperError, args: argparse.Namespace) -> str:
-    """The error's text, with where a wrong value stands, or what may have been meant."""
+    """Return the text of an error with the source of a wrong value or with a suggestion."""
     if isinstance(error, ConfigError) and args.settings is not None:
         return str(args.settings.blame(error))
     return f"{error}{hint(error.url)}" if isinstance(error, InvalidURL) else str(error)
@@ -115,22 +118,22 @@ def _describe(error: OSError) -> str:
 
 
 def _parse(argv: Sequence[str] | None, args: argparse.Namespace) -> None:
-    """Read the call into `args`. A wrong one ends the process with the command's own usage."""
+    """Parse the arguments into `args`. A wrong call ends the process with the usage message."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["help"]:
         argv = [*argv[1:2], "--help"]  # `help check` as `check --help`
     parser = _parser(argv)
     if not argv:
         parser.print_help()
-        parser.exit(USAGE)  # a script whose command was empty has not done what it was to do
+        parser.exit(USAGE)  # a script that passed no command has not done what it was meant to do
     _, unknown = parser.parse_known_args(argv, args)
     if unknown:
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown, args)}")
 
 
 def _meant(unknown: list[str], args: argparse.Namespace) -> str:
-    """The option that the first unknown one may be misspelt for."""
-    import difflib  # noqa: PLC0415 - for mistakes alone
+    """Return a suggestion for the first unknown option; empty if no option is similar."""
+    import difflib  # noqa: PLC0415 - needed for mistakes only
 
     known = re.findall(r"--[a-z][a-z-]+", args.parser.format_help())
     found = difflib.get_close_matches(unknown[0].partition("=")[0], known, 1)
@@ -138,14 +141,14 @@ def _meant(unknown: list[str], args: argparse.Namespace) -> str:
 
 
 def _build() -> str:
-    """Whether the hot modules of this installation are compiled."""
+    """Return whether the performance-critical modules of this installation are compiled."""
     found = importlib.util.find_spec("gatekeeper.robots.longest")
     pure = found is None or (found.origin or "").endswith(".py")
     return "pure Python" if pure else "compiled"
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser for a call: of the commands only the one that it names is imported."""
+    """Return the parser for a call. Only the module of the command that it names is imported."""
     parser = argparse.ArgumentParser(
         prog=NAME,
         description="Ask a site's robots.txt first, then wait your turn.",
@@ -170,7 +173,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    """--config, --user-agent, --allow-address, --json."""
+    """Add --config, --user-agent, --allow-address and --json."""
     group = parser.add_argument_group("common options")
     group.add_argument(
         "--config", metavar="FILE", help=f"TOML file; `{NAME} config show` lists every setting"
@@ -196,16 +199,17 @@ _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
 def be_lenient() -> None:
-    """Have stdout and stderr escape what their encoding lacks: no page's text, and no name of a
-    file, ends a command on an ASCII terminal.
+    """Make stdout and stderr escape characters that their encoding lacks.
 
-    Streams that were closed (`2>&-`) lead nowhere, and no socket gets their numbers.
+    So neither the text of a page nor the name of a file ends a command on an ASCII terminal.
+    Streams that were closed (`2>&-`) are opened on the null device, so that no socket gets their
+    file descriptors.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
@@ -215,16 +219,16 @@ def be_lenient() -> None:
 
 
 def json_text(value: object, stream: TextIO | None = None) -> str:
-    """The value as one line of JSON, without its end, in characters that the stream has.
+    """Return the value as one line of JSON in characters that the stream can encode.
 
-    `stream` is stdout unless given.
+    `stream` is stdout unless given. The line has no newline at its end.
     """
-    import msgspec  # noqa: PLC0415 - `--help` needs none
+    import msgspec  # noqa: PLC0415 - `--help` does not need it
 
     text = msgspec.json.encode(value).decode()
     if text.isascii() or _is_unicode(stream or sys.stdout):
         return text
-    # In JSON they stand in strings alone, where an escape means the same.
+    # In JSON such characters occur in strings only, where an escape means the same.
     return _BEYOND_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
@@ -233,9 +237,10 @@ def _is_unicode(stream: TextIO) -> bool:
 
 
 def paint(text: str, colour: str, stream: TextIO | None = None) -> str:
-    """The text in "red", "green", "yellow" or "cyan", where the stream (stdout) is a terminal.
+    """Return the text in "red", "green", "yellow" or "cyan" if the stream is a terminal.
 
-    NO_COLOR (no-color.org) and TERM=dumb turn colours off, FORCE_COLOR on.
+    `stream` is stdout unless given. NO_COLOR (no-color.org) and TERM=dumb turn colours off,
+    FORCE_COLOR turns them on.
     """
     return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if _coloured(stream or sys.stdout) else text
 
@@ -249,7 +254,7 @@ def _coloured(stream: TextIO) -> bool:
 
 
 def log_to_stderr() -> None:
-    """Warnings of the library as one line each, on a terminal with their time (UTC)."""
+    """Print each warning of the library as one line; on a terminal with its time (UTC)."""
     at = "%(asctime)s " if sys.stderr is not None and sys.stderr.isatty() else ""
     formatter = logging.Formatter(f"{at}%(name)s: %(message)s", "%H:%M:%S")
     formatter.converter = time.gmtime
@@ -258,11 +263,11 @@ def log_to_stderr() -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
-# --- what commands share ---------------------------------------------------------------------
+# --- shared by the commands ------------------------------------------------------------------
 
 
 def whole(text: str) -> int:
-    """The type of an argument that is a whole number; what it may be is judged elsewhere."""
+    """Argument type: a whole number, whose range is checked elsewhere."""
     try:
         return int(text)
     except ValueError:
@@ -270,8 +275,8 @@ def whole(text: str) -> int:
 
 
 def free_port(text: str) -> int:
-    """The type of an argument that is a port of 127.0.0.1 where nobody listens."""
-    import socket  # noqa: PLC0415 - `--help` needs none
+    """Argument type: a port of 127.0.0.1 on which nothing listens."""
+    import socket  # noqa: PLC0415 - `--help` does not need it
 
     port = whole(text)
     try:
@@ -285,7 +290,7 @@ def free_port(text: str) -> int:
 
 
 def positive(text: str) -> int:
-    """The type of an argument that is a whole number above 0."""
+    """Argument type: a whole number above 0."""
     try:
         number = int(text)
     except ValueError:
@@ -296,7 +301,7 @@ def positive(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """The type of an argument that is a time."""
+    """Argument type: a finite number of seconds above 0."""
     try:
         number = float(text)
     except ValueError:
@@ -307,8 +312,11 @@ def seconds(text: str) -> float:
 
 
 def load(args: argparse.Namespace, **flags: Any) -> Settings:
-    """The effective settings for a call; `flags` are dotted as `server__port`."""
-    from gatekeeper.cli.config import Settings, meant  # noqa: PLC0415 - `--help` needs none
+    """Return the effective settings for a call.
+
+    `flags` are settings by their dotted name, written as `server__port`; None: not given.
+    """
+    from gatekeeper.cli.config import Settings, meant  # noqa: PLC0415 - not needed by `--help`
 
     given = {name.replace("__", "."): value for name, value in flags.items() if value is not None}
     if args.user_agent is not None:
@@ -316,16 +324,16 @@ def load(args: argparse.Namespace, **flags: Any) -> Settings:
     settings = Settings.load(
         args.config, flags=given | _no_socket(args), allow=tuple(args.allow_address)
     )
-    args.settings = settings  # for `main`, which says whose setting an error is about
+    args.settings = settings  # lets `main` name the source of a setting in an error message
     for variable in settings.ignored:
         print(f"{NAME}: {variable} is no setting, and is ignored{meant(variable)}", file=sys.stderr)
     return settings
 
 
 def _no_socket(args: argparse.Namespace) -> dict[str, None]:
-    """--host or --port overrides a `socket` that the file or the environment sets.
+    """Return the flag that removes a configured `socket` if --host or --port is given.
 
-    Raises ConfigError where --socket stands beside them: only one of the two can be meant.
+    Raises ConfigError if --socket is given as well: only one of the two can be meant.
     """
     port = getattr(args, "port", None)
     if getattr(args, "host", None) is None and port is None:
@@ -336,9 +344,9 @@ def _no_socket(args: argparse.Namespace) -> dict[str, None]:
 
 
 def check_place(settings: Settings) -> None:
-    """Raises ConfigError where the directory of a state file that was named is not there.
+    """Raise ConfigError if the directory of a configured state file does not exist.
 
-    If it were made, a sidecar with a misspelt path would start without its state.
+    If it were created, a sidecar with a misspelt path would start without its state.
     """
     from gatekeeper.config import MEMORY  # noqa: PLC0415
 
@@ -350,14 +358,14 @@ def check_place(settings: Settings) -> None:
 
 
 def open_gate(settings: Settings) -> Gatekeeper:
-    """A gate for a command that asks and ends: nothing is kept unless a path is set."""
+    """Return a gate for a short-lived command. It stores nothing unless storage.path is set."""
     from gatekeeper.gate import Gatekeeper  # noqa: PLC0415 - `--help` needs no network code
 
     return Gatekeeper(settings.identity(), config=settings.config)
 
 
 def warn_if_anonymous(settings: Settings) -> None:
-    """Say how to set an identity, where none is set, or one that may not be what it seems."""
+    """Print a warning if no identity is set, or if its product token may surprise its owner."""
     from gatekeeper.cli.config import agent_doubt  # noqa: PLC0415
 
     doubt = agent_doubt(settings.identity())
@@ -373,22 +381,21 @@ def warn_if_anonymous(settings: Settings) -> None:
 
 
 def standard_input() -> BinaryIO:
-    """Its bytes: the encoding of a terminal is not that of a list of URLs, or of a robots.txt.
+    """Return standard input as a binary stream. Raises ConfigError if it is closed.
 
-    Raises ConfigError where it is closed.
+    A list of URLs or a robots.txt need not have the encoding of the terminal.
     """
-    # Python has None here where the descriptor was closed, and the number may be another
-    # file's by now.
+    # sys.stdin is None if the descriptor was closed; its number may belong to another file by now.
     if sys.stdin is None or sys.stdin.closed:
         raise ConfigError("standard input is closed; name a file, or give the URLs as arguments")
     return cast("BinaryIO", getattr(sys.stdin, "buffer", sys.stdin))
 
 
 def url_of_line(line: bytes) -> str | None:
-    """The URL that a line gives; None for a blank one and for a comment.
+    """Return the URL in a line, or None for a blank line or a comment.
 
-    What is not UTF-8 stays what it is: `urls` refuses it, and no other page is asked for in
-    its place.
+    Bytes that are not UTF-8 are preserved: `urls` refuses them, and no other page is requested
+    instead.
 
     >>> url_of_line(b" https://example.org/ \n"), url_of_line(b"# later\n")
     ('https://example.org/', None)
@@ -398,7 +405,7 @@ def url_of_line(line: bytes) -> str | None:
 
 
 def standard_input_lines() -> Iterator[str]:
-    """The URLs that stand there, one a line. Raises ConfigError where it is closed."""
+    """Yield the URLs from standard input, one per line. Raises ConfigError if it is closed."""
     for number, line in enumerate(standard_input()):
         url = url_of_line(line if number else line.removeprefix(BOM))
         if url is not None:
@@ -406,7 +413,7 @@ def standard_input_lines() -> Iterator[str]:
 
 
 def hint(text: str) -> str:
-    """For a host that stands in place of a URL: how an error about it ends; else nothing.
+    """Return the suggestion that ends an error about a host given instead of a URL; else "".
 
     >>> hint("example.org/page"), hint("page")
     ('; did you mean https://example.org/page?', '')

@@ -1,5 +1,5 @@
-"""What the commands for owners of sites read: texts of robots.txt, from files, directories,
-standard input and URLs, and sitemaps."""
+"""Input of the commands for site owners: robots.txt files from files, directories, standard input
+and URLs, and sitemaps."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
 
 
 class Text(msgspec.Struct, frozen=True, kw_only=True):
-    """One text as it was found."""
+    """A robots.txt that was read."""
 
     name: str
-    """The path as it was given, `-`, or the URL that was read."""
+    """The path as it was given, `-`, or the URL that was fetched."""
     body: bytes
     robots: RobotsTxt | None
-    """None: the site has no such file, and everything is welcome."""
+    """None: the site has no such file, and everything is allowed."""
 
 
 def is_url(source: str) -> bool:
-    """It is fetched, and no file."""
+    """Return True if the source is a URL to fetch, and not a file."""
     return source.startswith(("http://", "https://"))
 
 
 _MOST = 64 << 20
-"""Octets of a file or of standard input that are read: neither has to end."""
+"""Maximum bytes read from a file or from standard input, which may have no end."""
 
 
 def read_all(settings: Settings, sources: Iterable[str]) -> Iterator[Text]:
-    """The text of each source, one after the other; of a directory every robots.txt in it.
+    """Yield the text of each source in turn; for a directory, every robots.txt in it.
 
-    Raises GatekeeperError for what isn't there, OSError for what can't be read.
+    Raises GatekeeperError for a source that does not exist, OSError for one that can't be read.
     """
     for source in sources:
         if source == "-" or is_url(source) or not Path(source).is_dir():
@@ -69,9 +69,9 @@ def _in_directory(directory: str) -> Iterator[str]:
 
 
 def read_text(settings: Settings, source: str) -> Text:
-    """The text of a file, of standard input (`-`), or of the origin of a URL."""
+    """Read a file, standard input (`-`), or the robots.txt of the origin of a URL."""
     if is_url(source):
-        from gatekeeper.urls import parse  # noqa: PLC0415 - a file takes neither
+        from gatekeeper.urls import parse  # noqa: PLC0415 - reading a file needs neither import
 
         warn_if_anonymous(settings)
         import asyncio  # noqa: PLC0415
@@ -88,8 +88,10 @@ def read_text(settings: Settings, source: str) -> Text:
 
 
 def read_bounded(source: str) -> bytes:
-    """All of it, or of standard input (`-`). Raises OSError, and GatekeeperError for what may have
-    no end."""
+    """Return the content of a file or of standard input (`-`).
+
+    Raises OSError if it can't be read, GatekeeperError if it is longer than `_MOST`.
+    """
     if source == "-":
         body = standard_input().read(_MOST + 1)
     else:
@@ -102,7 +104,7 @@ def read_bounded(source: str) -> bytes:
 
 
 def as_text(settings: Settings, name: str, body: bytes) -> Text:
-    """The body of a file, read as the configuration says."""
+    """Parse the body of a robots.txt with the configured dialect and size limit."""
     robots = RobotsTxt.parse(
         body, dialect=settings.config.robots.dialect, limit=settings.config.fetch.max_body
     )
@@ -115,8 +117,8 @@ async def _fetch(settings: Settings, origin: str) -> RobotsTxt | None:
     async with open_gate(settings.obeying()) as gate:
         robots = await gate.robots(f"{origin}/robots.txt")
         if robots is None:
-            # Not of /robots.txt itself, which may be asked for whatever became of it (RFC 9309
-            # section 2.2.2, RFC-20).
+            # Another path than /robots.txt, which may always be requested (RFC 9309 section 2.2.2,
+            # RFC-20).
             decision = await gate.check(f"{origin}/")
             if decision.state is not State.UNAVAILABLE:
                 raise GatekeeperError(
@@ -126,8 +128,10 @@ async def _fetch(settings: Settings, origin: str) -> RobotsTxt | None:
 
 
 def replace_file(given: Path, body: bytes) -> None:
-    """Write a file whole or not at all; one that is there keeps its mode. Raises OSError, which
-    names the path that was given."""
+    """Write a file atomically; an existing one keeps its mode.
+
+    Raises OSError, which names the path that was given.
+    """
     path = given.resolve()
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -143,24 +147,24 @@ def replace_file(given: Path, body: bytes) -> None:
         raise
 
 
-# --- The URLs of a sitemap (sitemaps.org): XML, an index of others, or plain text; gzipped or not.
+# --- sitemaps (sitemaps.org): XML, an index of other sitemaps, or plain text; gzipped or not.
 
 
 MAX_OCTETS = 52_428_800
-"""Of one sitemap, unpacked: what sitemaps.org allows."""
+"""Maximum bytes of one sitemap after decompression, as sitemaps.org allows."""
 MAX_SITEMAPS = 1_000
 MAX_URLS = 1_000_000
 
 
 class SitemapText:
-    """What one sitemap names."""
+    """The URLs in one sitemap."""
 
     __slots__ = ("pages", "sitemaps")
 
     def __init__(self, name: str, body: bytes) -> None:
         self.pages: list[str] = []
         self.sitemaps: list[str] = []
-        """Of an index: where the sitemaps stand."""
+        """The URLs of other sitemaps, if this is an index."""
         body = _unpacked(name, body)
         if body.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
             self._read_xml(name, body)
@@ -189,7 +193,7 @@ class SitemapText:
         parser = expat.ParserCreate(namespace_separator=" ")
         parser.StartElementHandler, parser.EndElementHandler = start, end
         parser.CharacterDataHandler = text.append
-        parser.EntityDeclHandler = entity  # what they grow to has no bound
+        parser.EntityDeclHandler = entity  # the expansion of entities has no bound
         try:
             parser.Parse(body, True)
         except expat.ExpatError as error:
@@ -209,10 +213,11 @@ def _unpacked(name: str, body: bytes) -> bytes:
 
 
 def read_sitemap(settings: Settings, source: str) -> list[str]:
-    """The URLs of a sitemap, and of those that it names if it is an index.
+    """Return the URLs of a sitemap and, if it is an index, of the sitemaps that it lists.
 
-    URLs are fetched politely: robots.txt asked, each host in its turn. Raises GatekeeperError for
-    what can't be had or is no sitemap, OSError for a file that can't be read.
+    Sitemaps at URLs are fetched politely: robots.txt is obeyed, and each host is paced. Raises
+    GatekeeperError for one that can't be fetched or is not a sitemap, OSError for a file that can't
+    be read.
     """
     body = None if is_url(source) else read_bounded(source)
     if body is not None:
@@ -220,7 +225,7 @@ def read_sitemap(settings: Settings, source: str) -> list[str]:
         if not text.sitemaps:
             return text.pages
     warn_if_anonymous(settings)
-    import asyncio  # noqa: PLC0415 - a file takes none
+    import asyncio  # noqa: PLC0415 - reading a file does not need it
 
     return asyncio.run(_read(settings, source, body))
 
@@ -244,7 +249,7 @@ async def _fetched(session: ClientSession, url: str) -> bytes:
             async for chunk in response.content.iter_chunked(65_536):
                 body += chunk
                 if len(body) > MAX_OCTETS:
-                    break  # it is judged by its length
+                    break  # SitemapText refuses it for its length
     except (ClientError, TimeoutError) as error:
         if isinstance(error, GatekeeperError):
             raise
@@ -255,9 +260,10 @@ async def _fetched(session: ClientSession, url: str) -> bytes:
 async def sitemap_urls(
     source: str, body: bytes, fetch: Callable[[str], Awaitable[bytes]]
 ) -> list[str]:
-    """The pages that a sitemap names, whose text is `body`; `fetch` brings that of another one.
+    """Return the pages listed in a sitemap with this body and in the sitemaps that it lists.
 
-    An index may name sitemaps, and no further index (sitemaps.org).
+    `fetch` returns the body of another sitemap. An index may list sitemaps, but no other index
+    (sitemaps.org).
     """
     first = SitemapText(source, body)
     pages = first.pages
