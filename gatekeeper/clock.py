@@ -1,12 +1,12 @@
-"""Time as a parameter: `Clock`, the system's one, and a virtual one.
+"""Time as a parameter: the `Clock` protocol, the system clock, a virtual clock, and timers.
 
-Two times are kept apart everywhere. *Monotonic* seconds measure waiting and lifetimes
-within a process; they never jump. *Wall* seconds (POSIX, UTC) are what is written to
-disk, shown to people and compared with a site's Visit-time; they may jump.
+Two kinds of time are never mixed. *Monotonic* seconds measure waiting and lifetimes within a
+process; they never jump. *Wall* seconds (POSIX, UTC) are written to disk, shown to people and
+compared with a site's Visit-time; they may jump.
 
-What has to be told from one process to the next is stamped with a third one: seconds since
-the machine started, and which start that was. While the machine runs, a `Stamp` says how long
-ago it was made whatever the wall clock was set to.
+Data that outlives a process is stamped with a third kind: seconds since the machine's boot, and
+an id of that boot. Until the next boot, the age of a `Stamp` is known even if the wall clock was
+set meanwhile.
 """
 
 from __future__ import annotations
@@ -49,45 +49,44 @@ __all__ = [
 
 
 class Timer(Protocol):
-    """What `Clock.call_at` returns: something to cancel."""
+    """The handle of a pending call, returned by `Clock.call_at`."""
 
     def cancel(self) -> None:
-        """Forget the call; does nothing if it was made already."""
+        """Cancel the call; does nothing if it was made already."""
 
 
 class Clock(Protocol):
-    """Where the whole package reads the time.
+    """The source of time for the whole package.
 
-    A clock may have a method `boot() -> Boot` as well; see `boot_of`.
+    A clock may also have a method `boot() -> Boot`; see `boot_of`.
     """
 
     def monotonic(self) -> float:
-        """Seconds that never jump, from an arbitrary start."""
+        """Return seconds since an arbitrary start; they never jump."""
 
     def wall(self) -> float:
-        """Seconds since 1970-01-01 UTC; may jump either way."""
+        """Return seconds since 1970-01-01 UTC; they may jump either way."""
 
     async def sleep(self, seconds: float) -> None:
         """Return after that many monotonic seconds."""
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Timer:
-        """Call back in the running loop at that monotonic moment (at once if past)."""
+        """Call back in the running loop at that monotonic moment (immediately if past)."""
 
 
 class Boot(NamedTuple):
-    """A moment as the machine counts it."""
+    """A moment measured from the machine's boot."""
 
     id: str
-    """Which start of the machine is meant; unlike that of any other start or machine."""
+    """Identifies the boot; unique over all boots and machines."""
     seconds: float
-    """Since that start, times asleep included; never goes back."""
+    """Seconds since the boot, including time asleep; never goes back."""
 
 
 @functools.cache
 def _boot_id() -> str:
-    """The system's name for this start of the machine. Where it has none, one that holds for
-    this process: its moments can't be compared with those of another one then.
-    """
+    """Return the system's id of this boot. A system without one gets a random id for this
+    process, whose moments then can't be compared with another process's."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         if len(found := text.strip().replace("-", "")) == 32 and found.isalnum():
@@ -97,23 +96,23 @@ def _boot_id() -> str:
 
 _BOOT_TIME = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 _ROUNDING = 1e-3
-"""Seconds by which two moments may seem to be the wrong way round: sums of floats."""
+"""Seconds by which two moments may appear in the wrong order, as they are sums of floats."""
 _PROCESS = secrets.token_hex(6)
 
 
 def _own_boot(clock: Clock) -> Boot:
-    # Not that of a process that was forked from this one, whose clock goes another way.
+    # The process id tells a forked process apart: its clock runs independently.
     return Boot(f"{_PROCESS}-{os.getpid()}-{id(clock):x}", clock.monotonic())
 
 
 def boot_of(clock: Clock) -> Boot:
-    """What `clock.boot()` says, or for a clock without it, its own monotonic time."""
+    """Return `clock.boot()`, or the clock's monotonic time if it has no such method."""
     boot: Callable[[], Boot] | None = getattr(clock, "boot", None)
     return boot() if boot is not None else _own_boot(clock)
 
 
 class Stamp(NamedTuple):
-    """When something was written, for whoever reads it in another process.
+    """The time at which something was written, readable in another process.
 
     >>> clock = VirtualClock()
     >>> written = stamp(clock)
@@ -128,25 +127,27 @@ class Stamp(NamedTuple):
 
     wall: float
     boot_id: str = ""
-    """Empty where it was not written."""
+    """Empty if the writer did not record it."""
     boot_at: float = 0.0
 
     def counted(self, clock: Clock) -> bool:
-        """Does the machine's own count reach back to it?"""
+        """Return True if the stamp was made since the current boot."""
         boot = boot_of(clock)
-        # A count that went back is another one, whatever it calls itself.
+        # A smaller count belongs to another boot, even if the id is the same.
         return boot.id == self.boot_id and boot.seconds >= self.boot_at - _ROUNDING
 
     def age(self, clock: Clock) -> float:
-        """Seconds since: by the machine's own count where that reaches back so far, else by
-        the wall clock, and 0 where that was set back to before."""
+        """Return the seconds since the stamp: by the boot's count if the stamp is of this boot,
+        else by the wall clock, and 0 if the wall clock is now before the stamp."""
         if self.counted(clock):
             return max(0.0, boot_of(clock).seconds - self.boot_at)
         return max(0.0, clock.wall() - self.wall)
 
     def moved(self, clock: Clock) -> float | None:
-        """Seconds by which the wall clock was set forward since (negative: back); None where
-        that can't be known: the machine was started anew, and the wall clock is not behind.
+        """Return the seconds by which the wall clock was set forward since (negative: back).
+
+        Return None if that can't be known: the machine has rebooted, and the wall clock is not
+        behind the stamp.
         """
         by_wall = clock.wall() - self.wall
         if self.counted(clock):
@@ -155,7 +156,7 @@ class Stamp(NamedTuple):
 
 
 def number(seconds: float) -> str:
-    """A number of seconds for people: three digits, or whole seconds; never with an exponent.
+    """Format seconds for people: three digits, or whole seconds; never with an exponent.
 
     >>> number(0.0512345), number(2.0), number(3600.0)
     ('0.0512', '2', '3600')
@@ -164,7 +165,7 @@ def number(seconds: float) -> str:
 
 
 def stamp(clock: Clock) -> Stamp:
-    """This moment."""
+    """Return the stamp of this moment."""
     return Stamp(clock.wall(), *boot_of(clock))
 
 
@@ -177,7 +178,7 @@ class SystemClock:
     wall: Final = staticmethod(time.time)
 
     def boot(self) -> Boot:
-        """Linux names each start of the machine, and counts the seconds since."""
+        """Return the seconds since the machine's boot, and its id (which Linux provides)."""
         if _BOOT_TIME is None:
             return Boot(_boot_id(), time.monotonic())
         return Boot(_boot_id(), time.clock_gettime(_BOOT_TIME))
@@ -203,7 +204,7 @@ class _VirtualTimer:
         self.callback = callback
         self.args = args
         self.live = True
-        """Neither made nor cancelled."""
+        """The call was neither made nor cancelled."""
 
     def cancel(self) -> None:
         if self.live:
@@ -213,7 +214,7 @@ class _VirtualTimer:
 
 
 class VirtualClock:
-    """Time that moves only when told to: for tests and simulations.
+    """A clock that moves only when it is advanced: for tests and simulations.
 
     >>> clock = VirtualClock()
     >>> _ = clock.call_at(5.0, print, "five seconds later")
@@ -226,22 +227,22 @@ class VirtualClock:
     def __init__(
         self, *, start: float = 0.0, wall: float = 1_790_000_000.0, boot: Boot | None = None
     ) -> None:
-        """`boot`: what the machine counts at `start`; None: it was started just for this."""
+        """`boot`: the machine's boot as of `start`; None: it booted at `start`."""
         self._now = start
         self._wall_offset = wall - start
         boot = boot or Boot(f"virtual-{secrets.token_hex(4)}", start)
         self._boot_id, self._boot_offset = boot.id, boot.seconds - start
         self._timers: list[tuple[float, int, _VirtualTimer]] = []
         self._dead = 0
-        """Cancelled timers that still lie in the heap."""
+        """The number of cancelled timers that are still in the heap."""
         self._order = itertools.count()
 
     def monotonic(self) -> float:
-        """Seconds since `start`."""
+        """Return monotonic seconds, which begin with `start`."""
         return self._now
 
     def wall(self) -> float:
-        """Wall seconds: they move with monotonic time, and by `jump_wall`."""
+        """Return wall seconds: they move with monotonic time, and by `jump_wall`."""
         return self._now + self._wall_offset
 
     def jump_wall(self, seconds: float) -> None:
@@ -249,32 +250,32 @@ class VirtualClock:
         self._wall_offset += seconds
 
     def boot(self) -> Boot:
-        """What the machine counts."""
+        """Return the boot's id and the seconds since."""
         return Boot(self._boot_id, self._now + self._boot_offset)
 
     def reboot(self) -> None:
-        """Start the machine anew, as far as `boot` says."""
+        """Simulate a reboot: `boot` has another id from now on."""
         self._boot_id = f"virtual-{secrets.token_hex(4)}"
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Timer:
-        """Call back when time reaches `when`; in the next turn of a running loop if past."""
+        """Call back when time reaches `when`; in a running loop's next iteration if past."""
         timer = _VirtualTimer(self, callback, args)
         heapq.heappush(self._timers, (when, next(self._order), timer))
         if when <= self._now:
-            with contextlib.suppress(RuntimeError):  # without a loop, when time moves next
+            with contextlib.suppress(RuntimeError):  # no loop: called when time next moves
                 asyncio.get_running_loop().call_soon(self.advance, 0.0)
         return timer
 
     def _cancelled_one(self) -> None:
         self._dead += 1
-        # A deadline is nearly always cancelled long before its time: sweep in bulk.
+        # Most timers are cancelled long before they are due: remove them in bulk.
         if self._dead > 1000 and self._dead * 2 > len(self._timers):
             self._timers = [entry for entry in self._timers if entry[2].live]
             heapq.heapify(self._timers)
             self._dead = 0
 
     async def sleep(self, seconds: float) -> None:
-        """Return once time was advanced by that much."""
+        """Return once time has been advanced by that much."""
         if seconds <= 0:
             await asyncio.sleep(0)
             return
@@ -286,14 +287,14 @@ class VirtualClock:
             timer.cancel()
 
     def next_timer(self) -> float | None:
-        """The moment of the next live timer, or None."""
+        """Return the moment of the next live timer, or None if there is none."""
         while self._timers and not self._timers[0][2].live:
             heapq.heappop(self._timers)
             self._dead -= 1
         return self._timers[0][0] if self._timers else None
 
     def advance(self, seconds: float) -> None:
-        """Move time on, making each due call at its own moment, in order.
+        """Advance time, making each due call at its own moment, in order.
 
         Raises ValueError for a negative number: monotonic time never goes back.
         """
@@ -307,13 +308,13 @@ class VirtualClock:
             timer.live = False
             self._now = max(self._now, when)
             timer.callback(*timer.args)
-        # Not back, should a callback have advanced time itself.
+        # A callback may have advanced time beyond `end` itself.
         self._now = max(self._now, end)
 
     async def elapse(self, seconds: float, *, turns: int = 20) -> None:
-        """Advance timer by timer, letting the loop run `turns` times at each.
+        """Advance timer by timer, running the loop `turns` times at each.
 
-        Tasks woken by one timer get to run, and to set the next, before time goes on.
+        Tasks woken by one timer can run, and set the next timer, before time goes on.
         """
         if not seconds >= 0:
             raise ValueError(f"time can't be advanced by {seconds}")
@@ -327,7 +328,7 @@ class VirtualClock:
 
     @staticmethod
     async def settle(turns: int = 20) -> None:
-        """Let the loop run a number of times, so that woken tasks come to rest."""
+        """Run the loop a number of times, so that woken tasks finish or wait again."""
         for _ in range(turns):
             await asyncio.sleep(0)
 
@@ -338,7 +339,7 @@ def _set_done(future: asyncio.Future[None]) -> None:
 
 
 class SingleTimer:
-    """At most one pending call of one callback, which may be moved.
+    """A timer with one callback and at most one pending call, which can be rescheduled.
 
     A pending call that is cancelled or replaced is not made. The callback takes no arguments,
     and may set the timer again.
@@ -362,26 +363,26 @@ class SingleTimer:
         self._callback = callback
         self._timer: Timer | None = None
         self.when: float = math.inf
-        """Monotonic moment of the pending call; inf where none is pending. Read it only."""
+        """Monotonic moment of the pending call; inf if none is pending. Read-only."""
 
     def set(self, when: float) -> None:
-        """Call back at that monotonic moment and at no other; inf: not at all."""
+        """Schedule the call at that monotonic moment, replacing a pending one; inf: cancel."""
         if self._timer is not None:
             self._timer.cancel()
         self.when = when
         self._timer = None if when == math.inf else self._clock.call_at(when, self._fire)
 
     def set_no_later(self, when: float) -> None:
-        """Call back at that monotonic moment, unless an earlier call is pending."""
+        """Schedule the call at that monotonic moment, unless an earlier one is pending."""
         if when < self.when:
             self.set(when)
 
     def cancel(self) -> None:
-        """Make no call until it is set again."""
+        """Cancel the pending call, if there is one."""
         self.set(math.inf)
 
     def hold(self) -> None:
-        """Make no call until it is `set` again, whatever `set_no_later` says meanwhile."""
+        """Cancel the pending call, and ignore `set_no_later` until the next `set`."""
         self.cancel()
         self.when = -math.inf
 
@@ -392,40 +393,40 @@ class SingleTimer:
 
 
 class Timed(Protocol):
-    """What a `SharedTimer` looks after; hashed by what it is."""
+    """An entry of a `SharedTimer`; hashed by identity."""
 
     ends: float
-    """The monotonic moment at which `due` is to be called; the timer's to write."""
+    """The monotonic moment at which `due` is called; written by the timer alone."""
 
     def due(self, now: float) -> None:
-        """The moment has come. Whoever wants another one says so to the timer."""
+        """Called once the moment has come. To be called again, set the timer again."""
 
 
 class SharedTimer:
-    """One timer for many moments, most of which are called off before they come."""
+    """One clock timer for many entries, most of which are dropped before they are due."""
 
     __slots__ = ("_timer", "clock", "running")
 
     def __init__(self, clock: Clock) -> None:
         self.clock: Clock = clock
         self.running: dict[Timed, None] = {}
-        """What is looked after."""
-        self._timer = SingleTimer(clock, self._look)  # no later than the first of them
+        """The pending entries, as the keys."""
+        self._timer = SingleTimer(clock, self._look)  # set no later than the earliest entry
 
     def set(self, one: Timed, moment: float) -> None:
-        """Call its `due` at that moment, and not at the one before."""
+        """Call the entry's `due` at that moment, replacing its pending call."""
         one.ends = moment
         self.running[one] = None
         if moment < self._timer.when:
             self._timer.set(moment)
 
     def drop(self, one: Timed) -> bool:
-        """Don't call it; whether that was still to come."""
-        # The timer stays, though it may find nothing: the next one is about to come.
+        """Remove an entry. Return True if its call was pending."""
+        # The timer stays set, though it may find nothing due: a new entry usually follows.
         return self.running.pop(one, self) is None
 
     def cancel(self) -> None:
-        """Call nobody before something is set again."""
+        """Make no calls until an entry is set again."""
         self._timer.cancel()
 
     def _look(self) -> None:
@@ -438,7 +439,7 @@ class SharedTimer:
 
 
 class Deadline:
-    """The limit that `deadline` sets; it may be moved while it is in force."""
+    """The handle of a `deadline`, by which it can be moved while it is in force."""
 
     __slots__ = ("_clock", "_ended", "_task", "_timer", "fired")
 
@@ -450,7 +451,7 @@ class Deadline:
         self.fired: bool = False
 
     def move(self, seconds: float | None) -> None:
-        """Let it end so long from now instead; None: not before it is moved again."""
+        """Set the deadline to so many seconds from now; None: no limit until moved again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -458,17 +459,17 @@ class Deadline:
             self._timer = self._clock.call_at(self._clock.monotonic() + seconds, self.fire)
 
     def end(self) -> None:
-        """In force no more, and not to be moved: the task goes on to other things."""
+        """End the deadline for good: the task has left the block."""
         self.move(None)
         self._ended = True
 
     def fire(self) -> None:
-        """The time is over: cancel the task, which finds `fired` set."""
+        """Called when the time is over: set `fired` and cancel the task."""
         if self._ended:
             return
         loop = self._task.get_loop()
         if asyncio.current_task(loop) is self._task:
-            # The body moved a virtual clock itself. Cancelled while it runs, a task meets
+            # The body advanced a virtual clock itself. A running task that is cancelled gets
             # the cancellation at its next await, which may be long after this deadline.
             self._timer = loop.call_soon(self.fire)
             return
@@ -478,11 +479,10 @@ class Deadline:
 
 @contextlib.asynccontextmanager
 async def deadline(clock: Clock, seconds: float | None) -> AsyncIterator[Deadline]:
-    """`asyncio.timeout` by an injected clock: raises TimeoutError after that long.
+    """Raise TimeoutError after so many seconds of an injected clock, as `asyncio.timeout` does.
 
-    The task is cancelled from the timer; a cancellation that came from elsewhere in the
-    same moment is not swallowed (Task.uncancel tells the two apart). None: no limit until
-    one is set with `move`.
+    The timer cancels the task; a cancellation from elsewhere at the same moment is not
+    swallowed (Task.uncancel tells the two apart). None: no limit until `move` sets one.
     """
     task = asyncio.current_task()
     if task is None:  # pragma: no cover - `async with` always runs inside a task
@@ -497,12 +497,12 @@ async def deadline(clock: Clock, seconds: float | None) -> AsyncIterator[Deadlin
             raise TimeoutError from None
         raise
     except BaseException:
-        # The body made something else of our cancellation: it is over, take it back.
+        # The body turned our cancellation into another exception: take the request back.
         if limit.fired:
             task.uncancel()
         raise
     else:
-        # The body caught our cancellation and went on: it is over, take it back.
+        # The body caught our cancellation and went on: take the request back.
         if limit.fired:
             task.uncancel()
     finally:
@@ -510,10 +510,10 @@ async def deadline(clock: Clock, seconds: float | None) -> AsyncIterator[Deadlin
 
 
 def moment_named(host: str, until: datetime | float) -> float:
-    """When a block of the host ends, in wall seconds. Raises ConfigError for what is no moment.
+    """Return the end of a host's block in wall seconds.
 
-    A datetime without a time zone is none: read as local time and meant as UTC it would end the
-    block hours early.
+    Raises ConfigError for NaN, another type, or a datetime without a time zone: meant as UTC
+    but read as local time, that would end the block hours early.
     """
     wall = until.timestamp() if isinstance(until, datetime) else until
     known = isinstance(wall, int | float) and not math.isnan(wall)

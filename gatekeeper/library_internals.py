@@ -1,30 +1,29 @@
-"""Every use that the package makes of private names of aiohttp, and of Scrapy's engine.
+"""Every private name of aiohttp, and of Scrapy's engine, that the package uses.
 
-They don't promise these names. Each function says what holds where a name is missing. What exists
-for speed alone, `read_inline` and `start_connection`, is also off where `speedups` are: what is
-left then is the public way, which gives the same answers. The others serve a promise that has no
-public way.
+Neither library guarantees these names. Each function documents what happens if a name is missing.
+`read_inline` and `start_connection` exist for speed alone and are also off if `speedups` are: the
+public way remains, with the same answers. The others provide what no public name does.
 
 ===================  ========================================  =====================================
-function             what it buys                              without its names
+function             purpose                                   if its names are missing
 ===================  ========================================  =====================================
-read_inline          a warm check of the sidecar costs half    the usual way: a task, a request and
-                     the CPU time: 34 us instead of 70         a writer for each request
-DialConnector        the interim bound on each connection;     neither; the guard judges addresses
-                     which connection the guard refused        all the same
-start_connection     an origin that is dead costs half the     a request is built for each before
-                     CPU time: it is dialled first             it is dialled
-limit_interim        a bound on interim answers                no bound
-close_pooled         no connection that was judged by old      idle connections stay for as long as
-                     settings is used again                    they are kept alive (15 s)
-default_proxy        robots.txt goes the way of the pages,     no proxy: the requests fail where one
-                     where a session has a proxy               is needed
-wrap_requests        a request's own `timeout` and             ConfigError: use the middleware
-                     `middlewares` are seen
-request_parser       a worker reads requests as the sidecar    workers answer nothing: they pass
-                     does, and can still pass one on           each connection on to the owner
-fail_broken_body     400 at once for a body that is no HTTP    408 when the time for bodies is over
-octets_after         what a client sends into a tunnel         ConfigError: no tunnels
+read_inline          a warm check of the sidecar costs half    aiohttp's usual way: a task, a
+                     the CPU time: 34 us instead of 70         request and a writer per request
+DialConnector        bounds interim answers per connection;    neither; the guard still judges
+                     reports which connection was refused      addresses
+start_connection     a dead origin costs half the CPU time:    a request is built for each origin
+                     it is dialled first                       before it is dialled
+limit_interim        bounds the number of interim answers      no bound
+close_pooled         connections judged by old settings are    idle connections stay until their
+                     not used again                            keep-alive ends (15 s)
+default_proxy        robots.txt is fetched through the         no proxy: the requests fail where one
+                     session's proxy, as the pages are         is needed
+wrap_requests        reads a request's own `timeout` and       ConfigError: use the middleware
+                     `middlewares`
+request_parser       a worker parses requests as the sidecar   workers answer nothing: they pass
+                     does, and can still hand them over        each connection on to the owner
+fail_broken_body     400 immediately for a malformed body      408 when the body's timeout ends
+octets_after         reads what a client sends in a tunnel     ConfigError: no tunnels
 scrapy_stops         a stopped crawl waits for no turn         it waits GATEKEEPER_MAX_WAIT at most
 wake_scrapy          a request is sent when its turn comes     up to 5 s later, by its heartbeat
 ===================  ========================================  =====================================
@@ -51,12 +50,12 @@ _Request = Callable[..., Any]
 
 
 def wrap_requests(session: aiohttp.ClientSession, wrap: Callable[[_Request], _Request]) -> None:
-    """Put `wrap(request)` in the place of the coroutine function behind all of a session's
-    methods; its class stays aiohttp's.
+    """Wrap the coroutine function that all request methods of a session call; the session's class
+    stays aiohttp's.
 
-    aiohttp has no public way to see each request's own `timeout` and `middlewares`: it starts
-    the total timeout before the middlewares run, and a request's own replace the session's.
-    Raises ConfigError where this aiohttp is built otherwise.
+    aiohttp has no public way to read a request's own `timeout` and `middlewares`: it starts the
+    total timeout before the middlewares run, and a request's middlewares replace the session's.
+    Raises ConfigError if this aiohttp has no such function.
     """
     request = getattr(session, "_request", None)
     if request is None:
@@ -64,12 +63,12 @@ def wrap_requests(session: aiohttp.ClientSession, wrap: Callable[[_Request], _Re
             f"polite_session does not fit aiohttp {aiohttp.__version__}: use "
             "aiohttp.ClientSession(middlewares=(gate.middleware,))"
         )
-    # object's own: in asyncio's debug mode ClientSession warns of foreign attributes.
+    # object.__setattr__, because ClientSession's own warns about attributes in debug mode.
     object.__setattr__(session, "_request", wrap(request))
 
 
 def default_proxy(session: aiohttp.ClientSession) -> dict[str, Any]:
-    """The proxy that a session was made with, as arguments for another `ClientSession`."""
+    """Return a session's proxy settings as arguments for another `ClientSession`."""
     return {
         "proxy": getattr(session, "_default_proxy", None),
         "proxy_auth": getattr(session, "_default_proxy_auth", None),
@@ -77,7 +76,7 @@ def default_proxy(session: aiohttp.ClientSession) -> dict[str, Any]:
 
 
 def close_pooled(connector: aiohttp.BaseConnector) -> None:
-    """Close a connector's idle connections at once, and those in use after their response."""
+    """Close a connector's idle connections now, and those in use after their response."""
     for idle in getattr(connector, "_conns", {}).values():
         for protocol, _ in idle:
             protocol.close()
@@ -86,7 +85,7 @@ def close_pooled(connector: aiohttp.BaseConnector) -> None:
 
 
 class DialConnector(aiohttp.TCPConnector):
-    """A connector that lets `dialled` wrap the making of each connection that is not pooled."""
+    """A connector with an overridable method, `dialled`, around each new connection."""
 
     def _create_connection(
         self, req: Any, traces: Any, timeout: Any
@@ -96,7 +95,7 @@ class DialConnector(aiohttp.TCPConnector):
     async def dialled(
         self, req: aiohttp.ClientRequest, dial: Coroutine[Any, Any, ResponseHandler]
     ) -> ResponseHandler:
-        """The connection that `dial` makes for a request. Override it, and await `dial` once."""
+        """Return the new connection for a request. To be overridden; await `dial` exactly once."""
         return await dial
 
 
@@ -104,8 +103,10 @@ Dial = Callable[..., Coroutine[Any, Any, socket.socket]]
 
 
 def start_connection() -> Dial | None:
-    """What aiohttp connects a socket with (several addresses of a name as RFC 8305 has it); None
-    where it is not found."""
+    """Return aiohttp's function that connects a socket (racing a name's addresses as in RFC 8305).
+
+    Return None if it is not found, or `speedups` are off.
+    """
     if not speedups.ON:
         return None
     found: Dial | None = getattr(
@@ -116,60 +117,61 @@ def start_connection() -> Dial | None:
 
 # --- interim answers ------------------------------------------------------------------------
 #
-# A server may send any number of answers with a status of 1xx before the final one, and a client
-# has to read them all (RFC 9110 section 15.2). aiohttp reads whatever came in one go and puts
-# each on a queue without a bound, so a server that sends nothing else (`HTTP/1.1 100 Continue`,
-# again and again) would have the event loop for itself. aiohttp has no setting for it.
+# A server may send any number of responses with a status of 1xx before the final one, and a client
+# must read them all (RFC 9110 section 15.2). aiohttp parses all received data in one call and puts
+# each response on an unbounded queue, so a server that keeps sending `HTTP/1.1 100 Continue` could
+# occupy the event loop. aiohttp has no setting for it.
 
 MOST_INTERIM: Final = 16
-"""Interim answers to one request."""
+"""The maximum number of interim answers to one request."""
 MOST_OCTETS: Final = 65_536
-"""Octets that may come before the final head, where interim answers are among them."""
+"""The maximum number of octets before the final head, if there are interim answers."""
 _PIECE: Final = 4_096
-"""Octets that are read in one go while a head is awaited: at most some 250 heads."""
+"""Octets parsed at a time while a head is awaited: at most about 250 heads."""
 _WHOLE: Final = 16_384
-"""Octets that are read in one go where they begin with a final head, as most do."""
-_SWITCHING: Final = 101  # final for this protocol: what follows is another one
+"""Octets parsed at a time if they start with a final head, as most do."""
+_SWITCHING: Final = 101  # final for HTTP/1.1: another protocol follows
 _FINAL: Final = frozenset({b"2", b"3", b"4", b"5"})
-"""How the status of a final answer begins."""
+"""The first digits of a final status."""
 _received: Final = ResponseHandler.data_received
 _queued: Final = ResponseHandler.feed_data
 
 
 def limit_interim(protocol: object) -> None:
-    """Have a connection's protocol keep to the bounds, from here on. Idempotent.
+    """Apply the bounds to a connection's protocol from now on. Idempotent.
 
-    One that is not aiohttp's own stays as it is. A connection that goes beyond is closed, and
-    its request fails as with any answer that is no HTTP (aiohttp.ClientResponseError).
+    A protocol that is not aiohttp's own is left alone. A connection that exceeds a bound is
+    closed, and its request fails as for malformed HTTP (aiohttp.ClientResponseError).
     """
     if type(protocol) is not ResponseHandler:
         return
     protocol.__class__ = _Limited
     transport = protocol.transport
     if transport is not None:
-        transport.set_protocol(protocol)  # uvloop keeps the bound method of the class before
+        transport.set_protocol(protocol)  # uvloop has cached the old class's bound method
 
 
 class _Limited(ResponseHandler):
-    """aiohttp's protocol of a connection, with the bounds. Made by `limit_interim` alone."""
+    """aiohttp's connection protocol with the bounds. Created by `limit_interim` alone."""
 
     _answered: bool = False
-    """The final head of the request under way, or of the last one, is here."""
+    """The final head of the current (or last) request has arrived."""
     _answer_of: int = 0
-    """The identity of that request's parser. Each has one of its own, made while the connection
-    still has the one before, so that they differ. To hold the parser itself would keep it, and what
-    it holds, for one request more: the collector would look through all of them again and again."""
+    """The `id` of that request's parser. Each request has its own parser, created while the
+    connection still holds the previous one, so ids differ. A reference to the parser would keep it
+    alive for one more request, and the garbage collector would traverse it again and again."""
     _interim: int = 0
+    """Interim answers to the current request."""
     _octets: int = 0
-    """Read since the request was sent, as long as the final head is not here."""
+    """Octets received since the request was sent, until the final head has arrived."""
 
     def data_received(self, data: bytes) -> None:
-        """Read what came; in small pieces until the final head is among it."""
+        """Parse received data; in small pieces until the final head has arrived."""
         parser = self._parser
-        if id(parser) != self._answer_of:  # nothing came since the request was sent
+        if id(parser) != self._answer_of:  # the first data since the request was sent
             self._answer_of = id(parser)
             self._answered, self._interim, self._octets = False, 0, 0
-            if data[9:10] in _FINAL and len(data) <= _WHOLE:  # behind `HTTP/1.1 `
+            if data[9:10] in _FINAL and len(data) <= _WHOLE:  # after `HTTP/1.1 `
                 self._octets = len(data)
                 _received(self, data)
                 return
@@ -178,7 +180,7 @@ class _Limited(ResponseHandler):
             return
         for start in range(0, len(data), _PIECE):
             if self._exception is not None:
-                return  # refused, or no HTTP: the connection is closed already
+                return  # refused, or malformed HTTP: the connection is closed already
             if self._answered:
                 _received(self, data[start:])
                 return
@@ -190,7 +192,7 @@ class _Limited(ResponseHandler):
             _received(self, piece)
 
     def feed_data(self, data: Any, size: int = 0) -> None:
-        """A head was read: count it before it is put on the queue."""
+        """Count a parsed head before it is queued."""
         if self._exception is not None:
             return
         code = data[0].code
@@ -217,40 +219,41 @@ class _Limited(ResponseHandler):
 
 
 Octets = bytes | list[bytes]
-"""An answer: in pieces where it is a large one."""
+"""The octets of an HTTP response; a large one comes in pieces."""
 
 
 def write_octets(transport: asyncio.WriteTransport, answer: Octets) -> None:
-    """Write an answer."""
+    """Write a response."""
     if isinstance(answer, bytes):
         transport.write(answer)
-    else:  # not by `writelines`, which makes one piece of them before Python 3.12
+    else:  # not `writelines`, which joins the pieces before Python 3.12
         for piece in answer:
             transport.write(piece)
 
 
 class InlineReader(Protocol):
-    """What answers the requests of a connection where they are read."""
+    """Answers the requests of a connection as soon as they are parsed: see `read_inline`."""
 
     def answer(self, message: Any, payload: Any, transport: asyncio.Transport) -> Octets | None:
-        """The response to a request that aiohttp has read; None sends it the usual way."""
+        """Return the response to a parsed request, or None to have aiohttp handle it."""
 
     def answer_octets(self, data: bytes, transport: asyncio.Transport) -> Octets | None:
-        """The response to octets that are a whole request, if they are told to be one without
-        aiohttp's parser; None: it has to read them."""
+        """Return the response to octets recognised as one whole request without aiohttp's parser.
+
+        Return None if they have to be parsed.
+        """
 
     def learn(self, data: bytes, message: Any, length: int) -> None:
-        """aiohttp has read this of the octets `data`, one whole request and nothing else, with
-        `length` octets of a body."""
+        """Remember that `data` is exactly one request, parsed as `message`, with a body of
+        `length` octets."""
 
 
 def read_inline(connection: web.RequestHandler, reader: InlineReader, *, keepalive: float) -> bool:
-    """Have `reader` see each request of a connection where it is read; what it answers is written
-    at once.
+    """Let `reader` answer requests of a connection as they are parsed, without a task.
 
-    aiohttp makes a future, a task, a writer and a request for each one, which is half of what a
-    warm check costs. `keepalive`: seconds that the connection may idle after an answer. False
-    where this aiohttp is built otherwise, or `speedups` are off: nothing is answered here.
+    aiohttp creates a future, a task, a writer and a request for each one, which is half the cost
+    of a warm check. `keepalive`: seconds that the connection may idle after an answer. Return
+    False, and change nothing, if this aiohttp lacks the names or `speedups` are off.
     """
     names = ("_parser", "_waiter", "_paused", "_request_count", "_next_keepalive_close_time")
     if not speedups.ON or not all(hasattr(connection, name) for name in names):
@@ -261,7 +264,7 @@ def read_inline(connection: web.RequestHandler, reader: InlineReader, *, keepali
 
 
 class _InlineParser:
-    """Stands in for the parser of one connection: what `reader` takes is not passed on."""
+    """Replaces the parser of one connection; requests that `reader` answers are not passed on."""
 
     __slots__ = (
         *("_between", "_connection", "_feed", "_keepalive", "_parser", "_reader"),
@@ -278,14 +281,14 @@ class _InlineParser:
         self._parser = parser
         self._feed = parser.feed_data
         self._between = True
-        """aiohttp's parser has read whole requests, and nothing of the next one."""
+        """aiohttp's parser is between requests: it has seen no octet of the next one."""
         self.message_consumed: Callable[[], None] = parser.message_consumed
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._parser, name)
 
     def feed_data(self, data: bytes) -> Any:
-        """The requests that `data` completes, but for one that is answered already."""
+        """Return the requests that `data` completes, except one that was answered inline."""
         if self._between and (transport := self._free()) is not None:
             answer = self._reader.answer_octets(data, transport)
             if answer is not None:
@@ -294,7 +297,7 @@ class _InlineParser:
         self._between = False
         found = self._feed(data)
         messages, upgraded, _ = found
-        # Several at once are pipelined: their answers go out in their order, by the queue.
+        # Several together are pipelined: aiohttp's queue keeps their answers in order.
         if len(messages) == 1 and not upgraded:
             message, payload = messages[0]
             length = whole_request(data, payload)
@@ -310,7 +313,7 @@ class _InlineParser:
         return found
 
     def _free(self) -> asyncio.Transport | None:
-        """The transport, if no request stands before this one and the client reads its answers."""
+        """Return the transport if no earlier request is pending and the client is reading."""
         connection = self._connection
         waiter, transport = connection._waiter, connection.transport
         if waiter is None or waiter.done() or connection._paused:
@@ -319,7 +322,7 @@ class _InlineParser:
 
     def _write(self, transport: asyncio.Transport, answer: Octets) -> None:
         write_octets(transport, answer)
-        # The rest is what aiohttp's own loop does after an answer.
+        # aiohttp's own loop does the following after a response.
         connection = self._connection
         connection._request_count += 1
         connection._next_keepalive_close_time = connection._loop.time() + self._keepalive
@@ -329,10 +332,12 @@ _NO_MESSAGES: Final[tuple[tuple[()], bool, bytes]] = ((), False, b"")
 
 
 def body_read(payload: Any) -> bytes | None:
-    """The body of a request as far as it was read, left where it is: the usual way may have to
-    read it yet. None where this aiohttp keeps it in another way."""
+    """Return the body of a request as far as it has arrived, without consuming it.
+
+    Return None if this aiohttp stores it differently.
+    """
     if type(payload) is not aiohttp.StreamReader:
-        return b""  # aiohttp's own sign for none
+        return b""  # aiohttp's placeholder for an empty body
     parts = getattr(payload, "_buffer", None)
     if parts is None:
         return None
@@ -340,8 +345,8 @@ def body_read(payload: Any) -> bytes | None:
 
 
 def whole_request(data: bytes, payload: Any) -> int:
-    """Octets of the body, where `data` is one whole request whose payload that is, and nothing
-    else; -1 where it is not."""
+    """Return the body's length in octets if `data` is exactly one request with this payload,
+    else -1."""
     body = body_read(payload) if payload.is_eof() else None
     if body is None or len(data) != data.find(b"\r\n\r\n") + 4 + len(body):
         return -1
@@ -349,11 +354,11 @@ def whole_request(data: bytes, payload: Any) -> int:
 
 
 def request_parser(protocol: object, loop: asyncio.AbstractEventLoop, *, header: int) -> Any:
-    """What aiohttp's server reads the requests of a connection with: its `feed_data(octets)` gives
-    the messages that are whole, each with its payload, and raises for what is no HTTP.
+    """Return a parser as aiohttp's server uses it, or None if this aiohttp has none.
 
-    `protocol` is asked to pause and resume reading; `header` bounds a line in octets. None where
-    this aiohttp has none of that name.
+    Its `feed_data(octets)` returns the complete messages, each with its payload, and raises for
+    malformed HTTP. It calls `protocol` to pause and resume reading; `header` is the maximum length
+    of a line in octets.
     """
     parser = getattr(aiohttp.http, "HttpRequestParser", None)
     if parser is None:
@@ -370,16 +375,16 @@ def request_parser(protocol: object, loop: asyncio.AbstractEventLoop, *, header:
 
 
 def fail_broken_body(connection: web.RequestHandler) -> None:
-    """After data came: where it is no HTTP, whoever reads the body before it learns that.
+    """After data arrived: if it is malformed HTTP, raise the error in the reader of the body.
 
-    aiohttp's parser leaves such a body without an end, so that its reader waits for as long as
-    it is ready to. Without the names it does.
+    aiohttp's parser never ends such a body, so its reader would wait until its timeout. If the
+    names are missing, it does.
     """
     messages = getattr(connection, "_messages", None)
     request = getattr(connection, "_current_request", None)
     if not messages or request is None or request.content.is_eof():
         return
-    error = getattr(messages[-1][0], "exc", None)  # of a message that stands for an error
+    error = getattr(messages[-1][0], "exc", None)  # set if the message represents an error
     if error is not None:
         request.content.set_exception(web.RequestPayloadError(str(error)))
 
@@ -388,19 +393,20 @@ def fail_broken_body(connection: web.RequestHandler) -> None:
 
 
 def scrapy_stops(crawler: Any) -> bool:
-    """Is a crawl closing its spider? Scrapy says so to nobody before all downloads have ended."""
+    """Return True if a crawl is closing its spider. Scrapy sends no signal before all downloads
+    have ended."""
     try:
         engine = crawler.engine
-    except RuntimeError:  # it has none yet
+    except RuntimeError:  # the crawl has no engine yet
         return False
     return getattr(getattr(engine, "_slot", None), "closing", None) is not None
 
 
 def wake_scrapy(engine: object) -> None:
-    """Have a crawl's engine ask its scheduler for a request now.
+    """Make a crawl's engine ask its scheduler for a request now.
 
-    Scrapy has no public way for a scheduler to say that it has one. Without the names the engine
-    asks when a response comes, and by its heartbeat.
+    Scrapy has no public way for a scheduler to announce a request. If the names are missing, the
+    engine asks when a response arrives, and at each heartbeat.
     """
     nextcall = getattr(getattr(engine, "_slot", None), "nextcall", None)
     if nextcall is not None:
@@ -408,10 +414,10 @@ def wake_scrapy(engine: object) -> None:
 
 
 def octets_after(request: web.BaseRequest) -> asyncio.StreamReader:
-    """All that the client of a CONNECT sends behind its head.
+    """Return a reader of everything that the client sends after the head of a CONNECT request.
 
-    aiohttp keeps it for whoever sets a parser, as its WebSockets do. Raises ConfigError where this
-    aiohttp is built otherwise.
+    aiohttp passes it to a parser set by the handler, as its WebSockets do. Raises ConfigError if
+    this aiohttp has no such method.
     """
     set_parser: Any = getattr(request.protocol, "set_parser", None)
     if set_parser is None or request.transport is None:
@@ -423,7 +429,7 @@ def octets_after(request: web.BaseRequest) -> asyncio.StreamReader:
 
 
 class _Octets:
-    """Stands for a parser of aiohttp's, and passes everything on."""
+    """Acts as a parser of aiohttp's and feeds everything to a stream reader."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader

@@ -1,13 +1,13 @@
-"""What exists for speed alone: its switch, and names that are imported when first asked for.
+"""The switch for code that exists for speed alone, and lazy imports and regular expressions.
 
-Behind the switch stand the decision cache, the compiled rules and first-match shortcuts of a
-policy, the URL cache of a polite session, and the responses that the sidecar writes inline. Each
-has a plain way beside it that gives the same answers; the whole test suite passes with the
+The switch controls the decision cache, the compiled rules and first-match shortcuts of a policy,
+the URL cache of a polite session, and the responses that the sidecar writes inline. Each has a
+plain implementation beside it that gives the same answers; the whole test suite passes with the
 switch off.
 
-`lazily` is for packages of many parts (PEP 562), `lazy_pattern` for modules of many regular
-expressions: an import costs what its user uses. A module that needs another one seldom names it
-as an attribute of its package: an import in a function takes 2 µs each time.
+`lazily` serves packages with many modules (PEP 562) and `lazy_pattern` serves modules with many
+regular expressions, so that an import costs only what is used. A module that rarely needs another
+one refers to it as an attribute of its package: an import inside a function takes 2 µs each time.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from typing import Any
 
 VARIABLE = "GATEKEEPER_NO_SPEEDUPS"
-"""The environment variable that turns them off: any value but the empty text and "0"."""
+"""The environment variable that turns speed-ups off: any value but "" and "0"."""
 
 ON: bool = os.environ.get(VARIABLE, "") in ("", "0")
-"""Whether they are used. Classes read it when they are constructed, as `speedups.ON`, so that a
-test can set it; what was made before keeps to what it read."""
+"""Whether speed-ups are used. Classes read it on construction, as `speedups.ON`, so that a test can
+set it; existing objects keep the value that they read."""
 
 SURELY_SHORT = 5_460
-"""Characters of a text that is not too long for a URL, whatever they become when they are escaped:
-a twelfth of `urls.MAX_PATH`. Rules know it without importing what reads URLs."""
+"""A text of at most so many characters can't exceed the limit of a URL by percent-encoding: a
+twelfth of `urls.MAX_PATH`. It is defined here so that rules need not import `urls`."""
 
 _USES = ("findall", "finditer", "fullmatch", "match", "pattern", "search", "split", "sub")
 
@@ -39,10 +39,10 @@ _USES = ("findall", "finditer", "fullmatch", "match", "pattern", "search", "spli
 def lazily(
     package: str, homes: Mapping[str, Iterable[str]]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` for the package. `homes`: each module, and which of its names
-    (`name`, or `name as other`) are the package's.
+    """Return `__getattr__` and `__dir__` for a package that imports its names on first use.
 
-    Modules of the package can be had as its attributes, too, imported or not.
+    `homes` maps each module to those of its names (`name`, or `name as other`) that the package
+    exports. Modules of the package are available as its attributes too, imported or not.
 
     >>> getattr_, dir_ = lazily("gatekeeper", {"gatekeeper.urls": ["mask", "mask as hide"]})
     >>> getattr_("hide") is getattr_("mask"), {"hide", "mask"} <= {*dir_()}
@@ -86,35 +86,35 @@ def _missing(package: str, name: str) -> AttributeError:
 
 
 class UsedPattern:
-    """A `LazyPattern` once it was used."""
+    """A `LazyPattern` after its first use."""
 
     __slots__ = ("_given", *_USES)
 
 
 class LazyPattern(UsedPattern):
-    """A regular expression that is compiled when it is first used: see `lazy_pattern`."""
+    """A regular expression that is compiled on first use: see `lazy_pattern`."""
 
     __slots__ = ()
 
     def __init__(self, text: str, flags: int) -> None:
         self._given = text, flags
 
-    def __getattr__(self, name: str) -> Any:  # asked only for what is not set yet
+    def __getattr__(self, name: str) -> Any:  # called only for attributes that are not set yet
         from re import compile as compiled  # noqa: PLC0415
 
         pattern = compiled(*self._given)
         for use in _USES:
             setattr(self, use, getattr(pattern, use))
-        # Where a class has this method, each look at an attribute takes 0.1 µs more.
+        # In a class with `__getattr__`, each attribute access takes 0.1 µs more.
         self.__class__ = UsedPattern  # type: ignore[assignment]
         return getattr(pattern, name)
 
 
 def lazy_pattern(text: str, flags: int = 0) -> Pattern[str]:
-    """`re.compile(text, flags)`, for as long as nobody asks for anything but uses of it.
+    """Return a stand-in for `re.compile(text, flags)` that compiles on first use.
 
-    It is compiled with its first use; from then on it costs nothing beside it. Compiling takes some
-    0.2 ms, and most files never meet most expressions.
+    It has the pattern's methods and `pattern`, and after the first use it costs nothing extra.
+    Compiling takes about 0.2 ms, and most files never need most expressions.
 
     >>> blanks = lazy_pattern(" +")
     >>> blanks.sub("_", "a  b"), blanks.split("a b"), blanks.pattern

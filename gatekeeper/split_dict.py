@@ -1,4 +1,4 @@
-"""A dictionary that grows in small steps: no insertion moves all that is in it."""
+"""A dictionary that grows in small steps: no insertion moves all of its entries."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ V = TypeVar("V")
 T = TypeVar("T")
 
 MOST: Final = 2_500
-"""Entries of a part beyond which it becomes two: a little less than a `dict` of 4,096 places
-holds."""
+"""A part with more entries is split in two: a little less than a `dict` of 4,096 slots holds."""
 MASK: Final = 1_023
-"""Bits of a key's hash that find its part. Beyond two million entries parts grow larger."""
+"""The bits of a key's hash that select its part. Beyond two million entries parts grow larger."""
 
 
 class _Values(ValuesView[V]):
@@ -26,13 +25,13 @@ class _Values(ValuesView[V]):
 
 
 class SplitDict(MutableMapping[K, V]):
-    """A dictionary for what grows with the number of origins or hosts.
+    """A dictionary for data that grows with the number of origins or hosts.
 
-    A `dict` that is full is built anew within one insertion, and looks at the hash of every key,
-    which no processor cache holds: at 175,000 keys it stops the loop for 8 ms. This one has parts,
-    found by the key's hash, and a full part becomes two (extendible hashing: R. Fagin and others,
-    ACM Transactions on Database Systems 4:3, 1979). Until then, up to `MOST` entries, it is one
-    `dict`, in the order in which keys came; later each part is in that order.
+    A full `dict` is rebuilt within one insertion, which reads the hash of every key, and those
+    exceed every processor cache: at 175,000 keys it stops the loop for 8 ms. This dictionary has
+    parts, selected by the key's hash, and a full part is split in two (extendible hashing: R. Fagin
+    and others, ACM Transactions on Database Systems 4:3, 1979). Up to `MOST` entries it is one
+    `dict` in insertion order; after that each part is in insertion order.
 
     >>> numbers: SplitDict[str, int] = SplitDict()
     >>> numbers["one"] = 1
@@ -44,15 +43,15 @@ class SplitDict(MutableMapping[K, V]):
 
     def __init__(self) -> None:
         self.first: dict[K, V] = {}
-        """All there is, until that is more than `MOST`; empty from then on. A hot path, which only
-        reads, looks here and then into `table[hash(key) & MASK]`: of few it never does so."""
+        """Every entry up to `MOST` entries; empty from then on. A hot path that only reads looks
+        here first, then in `table[hash(key) & MASK]`; with few entries the first is enough."""
         self.parts: list[dict[K, V]] = [self.first]
-        """Each part once. Whoever goes through them while some become two may come to a part twice,
-        and misses none."""
+        """Each part once. An iteration while parts are split may visit some entries twice, but
+        misses none."""
         self.table: list[dict[K, V]] = self.parts * (MASK + 1)
-        """The part of a key is `table[hash(key) & MASK]`."""
+        """Maps hash bits to parts: a key's part is `table[hash(key) & MASK]`."""
         self.size: int = 0
-        """How many entries there are."""
+        """The number of entries."""
         self._next = 0
 
     def __len__(self) -> int:
@@ -72,7 +71,7 @@ class SplitDict(MutableMapping[K, V]):
     @overload
     def get(self, key: K, default: V | T) -> V | T: ...
     def get(self, key: K, default: Any = None) -> Any:
-        """The value of the key, or the default."""
+        """Return the value of the key, or the default."""
         return self.table[hash(key) & MASK].get(key, default)
 
     def __setitem__(self, key: K, value: V) -> None:
@@ -89,13 +88,12 @@ class SplitDict(MutableMapping[K, V]):
         self.size -= 1
 
     def values(self) -> ValuesView[V]:
-        """The values; who goes through them meets those that are there as that begins. That may
-        be in another thread."""
+        """Return a view of the values. An iteration sees the values present when it starts, and
+        may run in another thread."""
         return _Values(self)
 
     def replace(self, key: K, value: V) -> V | None:
-        """Put in an entry as the latest of its part, and give the value that the key had; None
-        where it had none."""
+        """Insert an entry as the newest of its part. Return the key's previous value, or None."""
         part = self.table[hash(key) & MASK]
         old = part.pop(key, None)
         part[key] = value
@@ -106,8 +104,10 @@ class SplitDict(MutableMapping[K, V]):
         return old
 
     def take(self, key: K) -> V | None:
-        """Take out the entry of the key, and give its value; None where there is none. Nobody who
-        takes out what is not there has an error made and caught, as `pop` does."""
+        """Remove the key's entry and return its value, or None if there is no entry.
+
+        Unlike `pop`, which raises and catches a KeyError inside, it is cheap for a missing key.
+        """
         part = self.table[hash(key) & MASK]
         if key not in part:
             return None
@@ -115,24 +115,24 @@ class SplitDict(MutableMapping[K, V]):
         return part.pop(key)
 
     def clear(self) -> None:
-        """Take out everything: the parts stay, empty. (One by one, as a mapping does by itself, it
-        would cost the square.)"""
+        """Remove every entry; the parts stay, empty. `MutableMapping.clear` would remove entries
+        one by one, at quadratic cost."""
         for part in self.parts:
             part.clear()
         self.size = 0
 
     def make_room(self, most: int) -> None:
-        """Take out some of the oldest where there are so many."""
+        """Remove some of the oldest entries if there are `most` or more."""
         if self.size >= most:
             for key in self.oldest():
                 del self[key]
 
     def oldest(self) -> list[K]:
-        """A 64th of the keys of one part, two at least, those that came first; of another part the
-        next time.
+        """Return the oldest 64th of the keys of one part, two at least; the next call takes
+        another part.
 
-        Some at once: finding the first key of a dictionary passes over all that were taken out
-        before it, which one by one would cost the square.
+        Several keys at a time, because finding the first key of a dictionary skips the slots of
+        all keys removed before it: one by one, that has quadratic cost.
         """
         parts, size = self.parts, len(self.parts)
         found: list[K] = []
@@ -144,18 +144,18 @@ class SplitDict(MutableMapping[K, V]):
         return found
 
     def _split(self, part: dict[K, V], place: int) -> None:
-        """Give half of the part's entries, and of its places in the table, to a new one."""
+        """Replace a full part, found at `place` of the table, by two halves."""
         table, bit = self.table, 1
         while bit <= MASK and table[place ^ bit] is not part:
             bit <<= 1
         if bit > MASK:
-            return  # a place of its own is all that a part can have
+            return  # the part has a single place in the table: it can't be split further
         both: tuple[dict[K, V], dict[K, V]] = {}, {}
         for key, value in part.items():
             both[bool(hash(key) & bit)][key] = value
         for each in range(place & (bit - 1), MASK + 1, bit):
             table[each] = both[bool(each & bit)]
         index = next(n for n, each in enumerate(self.parts) if each is part)
-        self.parts[index : index + 1] = both  # in one step, for who lists them in another thread
+        self.parts[index : index + 1] = both  # in one step: another thread may be iterating
         if part is self.first:
             part.clear()

@@ -1,4 +1,4 @@
-"""What outlives the process."""
+"""Storage of what outlives the process: policies, clocks and the history of robots.txt files."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What outlives the process: the `Storage` protocol and the records it keeps.
+"""The `Storage` protocol, the records that it stores, and the buffer of pending writes.
 
-Moments are wall-clock seconds, since monotonic time means nothing after a restart. As the
-wall clock may be set meanwhile, each record says as well when it was written, by the wall and
-by the machine's own count (`clock.Stamp`): from those two its moments are read.
+Moments are wall-clock seconds, because monotonic time has no meaning after a restart. As the
+wall clock may be set meanwhile, each record also has the time at which it was written, by the
+wall clock and by the machine's boot (`clock.Stamp`): its moments are interpreted by those two.
 """
 
 from __future__ import annotations
@@ -20,36 +20,37 @@ import msgspec
 from gatekeeper.errors import StorageError
 
 MAX_TEXT = 64 * 1024 * 1024
-"""No body is inflated beyond this many bytes, whatever a tampered file holds."""
+"""No body is decompressed beyond this many bytes, even if the file was tampered with."""
 
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-"""System errors that end by themselves once there is space, or the disk is well."""
+"""System errors that resolve once there is space, or the disk works again."""
 
 
 class DiskFull(StorageError):
-    """The state can't be opened for the want of space, or since its disk fails: try again."""
+    """The file can't be opened because the disk is full or failing: retry later."""
 
 
 class OriginRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one origin's robots.txt: two slots and the ladder.
+    """What is known about one origin's robots.txt: two slots, and the ladder of failures.
 
-    *current* is what the latest attempt came to; *last good* is the last answer that
+    *current* is the outcome of the latest attempt; *last good* is the latest response that
     was a file or a definite absence. A failure never overwrites the last good copy.
     """
 
     origin: str
     outcome: str
-    """Row of the latest attempt, by its name in the table of outcomes."""
+    """The latest attempt's outcome, by its name in the table of outcomes."""
     state: str
-    """State value of the latest attempt."""
+    """The `State` value of the latest attempt."""
     status: int | None = None
     fetched_at: float
     """Wall seconds of the latest attempt."""
     soft_expires_at: float
     expires_at: float
-    """Hard expiry of the latest attempt, or the next rung of the ladder."""
+    """Hard expiry of the latest attempt, or the time of the next rung of the ladder."""
     first_unreachable_at: float | None = None
+    """Wall seconds of the first failure in a row; None: not on the ladder."""
     ladder_step: int = 0
     hops: tuple[str, ...] = ()
     etag: str | None = None
@@ -59,23 +60,23 @@ class OriginRecord(msgspec.Struct, frozen=True, kw_only=True):
     good_fetched_at: float | None = None
     good_hops: tuple[str, ...] = ()
     body: bytes | None = None
-    """zlib of the last good text (decoded octets, cut at the limit); None: no file."""
+    """The last good text, compressed with zlib (decoded, cut at the limit); None: no file."""
     body_hash: bytes | None = None
-    """SHA-256 of that text. A storage fills it in where a body comes without."""
+    """SHA-256 of that text. The storage computes it if a record with a body lacks it."""
     took: float | None = None
-    """Seconds the last successful retrieval took."""
+    """Seconds that the last successful retrieval took."""
     last_page_ok_at: float | None = None
-    """When a page of this origin was last reported 2xx or 3xx."""
+    """Wall seconds at which a page of this origin was last reported with 2xx or 3xx."""
     made_at: float | None = None
-    """Wall seconds at which this was written; None: by a version that did not say."""
+    """Wall seconds at which the record was written; None: an earlier version did not store it."""
     boot_id: str = ""
-    """Which start of the machine that was in, and ..."""
+    """The machine's boot during which it was written; see `clock.Stamp`."""
     boot_at: float = 0.0
-    """... how many seconds after it. See `clock.Stamp`."""
+    """Seconds from that boot to the writing."""
 
 
 class ClockRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A promise to a scope: its clock, block and back-off."""
+    """The promises made to a scope: its clock, block, back-off and budget."""
 
     scope: str
     next_at: float
@@ -86,43 +87,43 @@ class ClockRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Blocks in a row, for the doubling back-off."""
     last_failure_at: float = 0.0
     safe_interval: float = 0.0
-    """The interval in force after a 429 or 503; 0: the usual one."""
+    """Seconds of the interval in force after a 429 or 503; 0: the usual interval."""
     paused: bool = False
     errors: int = 0
-    """Failures in a row that were no blocks: what slows us after them."""
+    """Failures in a row that caused no block; they slow the scope down."""
     latency: float | None = None
-    """Seconds until answers begin, smoothed; None: not measured."""
+    """Smoothed seconds until a response begins; None: not measured."""
     said_interval: float = 0.0
-    """Seconds between requests that a RateLimit field asked for ..."""
+    """Seconds between requests that a RateLimit field asked for; 0: none did."""
     said_until: float = 0.0
-    """... and the wall seconds until which it did."""
+    """Wall seconds until which that interval holds."""
     made_at: float | None = None
-    """Wall seconds at which this was written; None: by a version that did not say."""
+    """Wall seconds at which the record was written; None: an earlier version did not store it."""
     boot_id: str = ""
-    """Which start of the machine that was in, and ..."""
+    """The machine's boot during which it was written; see `clock.Stamp`."""
     boot_at: float = 0.0
-    """... how many seconds after it. See `clock.Stamp`."""
+    """Seconds from that boot to the writing."""
     refused_interval: float = 0.0
-    """The interval that drew it; 0: an earlier version did not keep it ..."""
+    """The interval that drew the 429 or 503; 0: not stored by an earlier version."""
     refused_at: float = 0.0
-    """... nor the wall seconds at which it came ..."""
+    """Wall seconds at which that response arrived; 0: not stored by an earlier version."""
     refused_status: int = 0
-    """... nor its status ..."""
+    """The status of that response; 0: not stored by an earlier version."""
     retry_wait: float = 0.0
-    """... nor the seconds after which that interval is tried again."""
+    """Seconds until the refused interval is tried again; 0: not stored by an earlier version."""
     day_at: float = 0.0
-    """Wall seconds of the first page of the day; 0: the scope has no budget ..."""
+    """Wall seconds of the first page of the budget's day; 0: the scope has no budget."""
     day_pages: int = 0
-    """... and the pages since then ..."""
+    """Pages since `day_at`."""
     day_bytes: int = 0
-    """... and their bytes."""
+    """Bytes of those pages."""
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One body of an origin and when it was seen.
+    """One body of an origin, and from when to when it was seen.
 
-    A body that comes back after another one is an entry of its own, so that a moment has
-    one answer. A definite absence (4xx) is an entry too, with an empty `body_hash`.
+    A body that returns after another one gets a new entry, so that each moment has one
+    answer. A definite absence (4xx) is an entry too, with an empty `body_hash`.
     """
 
     origin: str
@@ -132,41 +133,41 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     status: int | None
     size: int
-    """Bytes of the text."""
+    """The text's size in bytes."""
 
 
 class StorageStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters since `open`, and what is pending now."""
+    """Counters since `open`, and gauges of the current state."""
 
     pending: int = 0
-    """Records put and not yet written."""
+    """Records that are not yet written."""
     written: int = 0
     """Records written, in `batches` transactions."""
     batches: int = 0
     failed_batches: int = 0
-    """Transactions that failed and are tried again (a full disk, for one)."""
+    """Transactions that failed and are retried (because of a full disk, for example)."""
     last_error: str | None = None
-    """Why the last transaction failed; None while all is well."""
+    """Why the last transaction failed; None if it succeeded."""
     dropped: int = 0
-    """Records given up because too many were pending while nothing could be written."""
+    """Records dropped because too many were pending while nothing could be written."""
     rejected: int = 0
-    """Records that the database refused by themselves."""
+    """Records that the database refused individually."""
     promises: int = 0
     unjournaled: int = 0
-    """Promises that could not be appended to the journal: kept in memory and in the next
-    batch, but not safe from kill -9 until then."""
+    """Promises that could not be appended to the journal. They are in memory and go into the
+    next batch, but are not safe from kill -9 until then."""
     failing: str | None = None
-    """Why the journal takes no promises now."""
+    """Why the journal accepts no promises now; None if it does."""
     journal_bytes: int = 0
     replayed: int = 0
-    """Promises taken over from the journal of an earlier process."""
+    """Promises replayed from the journal of an earlier process."""
     damaged: int = 0
-    """Journal bytes skipped at the start: the torn tail of a process that was killed."""
+    """Journal bytes skipped at the start: the torn tail of a killed process."""
     history_bytes: int = 0
 
 
 def pack_body(text: bytes) -> tuple[bytes, bytes]:
-    """A text as `OriginRecord` wants it: `(body, body_hash)`.
+    """Return a text's `(body, body_hash)` for an `OriginRecord`: compressed text and SHA-256.
 
     >>> body, digest = pack_body(b"User-agent: *")
     >>> unpack_body(body), len(digest)
@@ -176,94 +177,96 @@ def pack_body(text: bytes) -> tuple[bytes, bytes]:
 
 
 def unpack_body(body: bytes) -> bytes:
-    """The text of a packed body, cut at 64 MiB. Raises zlib.error if it is damaged."""
+    """Return the text of a packed body, cut at 64 MiB. Raises zlib.error if it is damaged."""
     unpacker = zlib.decompressobj()
     text = unpacker.decompress(body, MAX_TEXT)
     if not unpacker.eof and len(text) < MAX_TEXT:
-        # Half a file holds half the rules: it must not pass for the whole (promise 2).
+        # A truncated file has only some of the rules: it must not pass for the whole file.
         raise zlib.error("the body ends too soon")
     return text
 
 
 class Storage(Protocol):
-    """Where promises and policies are kept.
+    """Stores promises and policies beyond the life of the process.
 
-    Loading is asynchronous (a file is read); saving is not: `put_*` return at once and
-    the storage writes in batches, the latest record of an origin or scope winning.
-    `promise` alone is durable against kill -9 when it returns: it is appended to the
-    journal before a grant or a report is answered. All calls come from the thread of the
-    loop that opened it.
+    Loading is asynchronous (it reads a file). Saving is not: `put_*` return immediately, and
+    the storage writes batches with the latest record of each origin and scope. Only
+    `promise` is durable against kill -9 when it returns: it appends to the journal before a
+    grant or a report is answered. All calls come from the thread of the loop that opened the
+    storage.
     """
 
     async def open(self) -> None:
-        """Open or create. Raises StorageError for a file that can't or must not be used."""
+        """Open or create the file. Raises StorageError if it can't or must not be used."""
 
     async def close(self) -> None:
         """Write what is pending and close. Idempotent; a failed last write is logged."""
 
     async def load_origin(self, origin: str) -> OriginRecord | None:
-        """What was last put for that origin, pending writes included.
+        """Return the latest record of an origin, pending writes included, or None.
 
-        Raises StorageError when the file can't be read.
+        Raises StorageError if the file can't be read.
         """
 
     def put_origin(self, record: OriginRecord) -> None:
-        """Keep it, in the next batch. A body joins the origin's history."""
+        """Store a record with the next batch. Its body is added to the origin's history."""
 
     async def load_clocks(self) -> list[ClockRecord]:
-        """Every clock kept, journal included; read once at the start."""
+        """Return every stored clock, the journal's included; called once at the start."""
 
     async def load_clock(self, scope: str) -> ClockRecord | None:
-        """One scope's clock, pending writes included."""
+        """Return the clock of a scope, pending writes included, or None."""
 
     def load_clock_nowait(self, scope: str) -> ClockRecord | None:
-        """`load_clock` for callers that can't wait: one look into the file at most.
+        """`load_clock` for callers that can't await: reads one row of the file at most.
 
-        Raises StorageError when the file can't be read.
+        Raises StorageError if the file can't be read.
         """
 
     def put_clock(self, record: ClockRecord) -> None:
-        """Keep it, in the next batch."""
+        """Store a clock with the next batch."""
 
     def promise(self, record: ClockRecord) -> None:
-        """Keep it, durable against kill -9 before this returns.
+        """Store a clock, durable against kill -9 before this returns.
 
-        Raises StorageError where that can't be (a full disk, for one): it is kept in memory
-        then, and made durable as soon as that is possible. Whoever may still refuse what it
-        was about has to. With `storage.on_failure = "continue"` it is only counted, as
-        `unjournaled`.
+        Raises StorageError if that is impossible (a full disk, for example). The record then
+        stays in memory and is made durable as soon as possible, and a caller that can still
+        refuse the request must do so. With `storage.on_failure = "continue"` it is only
+        counted, as `unjournaled`.
         """
 
     def owe(self, record: ClockRecord) -> None:
-        """`promise` what came of an answer, and is in force whatever happens: room is held back
-        for it on a disk that fills up. Raises StorageError."""
+        """`promise` for a clock that follows from a response and is in force in any case.
+
+        Space is reserved for such promises on a disk that fills up. Raises StorageError.
+        """
 
     @property
     def failing(self) -> str | None:
-        """Why promises can't be made durable now; None: they can, or need not be."""
+        """Why promises can't be made durable now; None if they can, or need not be."""
 
     @property
     def exhausted(self) -> bool:
-        """Whether that is so for `owe` as well."""
+        """True if `owe` fails as well as `promise`."""
 
     def watch(self, told: Callable[[], None]) -> None:
-        """Have `told` called, in the loop that runs now, whenever `failing` begins to hold a
-        reason; the latest `told` alone."""
+        """Set the callback that is called, in the currently running loop, whenever `failing`
+        changes from None to a reason. It replaces an earlier one."""
 
     def forget_clock(self, scope: str) -> None:
-        """Nothing is owed to that scope any more."""
+        """Delete the clock of a scope, to which nothing is owed any more."""
 
     async def history(self, origin: str) -> list[HistoryEntry]:
-        """The bodies of an origin, oldest first, pending ones included."""
+        """Return the history of an origin, oldest first, pending entries included."""
 
     async def body(self, body_hash: bytes) -> bytes | None:
-        """The text behind a hash, decompressed; None if it was dropped."""
+        """Return the decompressed text with that hash, or None if it was dropped."""
 
     async def flush(self) -> None:
-        """Return when everything put so far is written. Raises StorageError if it can't be."""
+        """Return when everything put so far is written. Raises StorageError if that fails."""
 
     def stats(self) -> StorageStats:
-        """What was written, what is pending, what failed."""
+        """Return the counters of writes, pending records and failures."""
 
 
 # --- records that are not yet in the file ----------------------------------------------------
@@ -272,10 +275,10 @@ _LADDER_TRIES = 16
 
 
 class Sighting(NamedTuple):
-    """A body (or a definite absence) as it stood at an origin for a while."""
+    """A body (or a definite absence) seen at an origin over a period."""
 
     body_hash: bytes
-    """Empty: there was no file."""
+    """Empty if there was no file."""
     body: bytes | None
     first_seen: float
     last_seen: float
@@ -283,7 +286,7 @@ class Sighting(NamedTuple):
     status: int | None
 
     def entry(self, origin: str) -> HistoryEntry:
-        """As the history tells it."""
+        """Return the sighting as an entry of the origin's history."""
         return HistoryEntry(
             origin=origin,
             body_hash=self.body_hash,
@@ -296,7 +299,7 @@ class Sighting(NamedTuple):
 
 
 def sighting(record: OriginRecord) -> Sighting | None:
-    """What a record adds to the history: its last good slot, if there ever was one."""
+    """Return a record's last good slot for the history, or None if it has none."""
     if record.body is None and record.body_hash is None and record.good_outcome is None:
         return None
     seen = record.fetched_at if record.good_fetched_at is None else record.good_fetched_at
@@ -311,7 +314,7 @@ def sighting(record: OriginRecord) -> Sighting | None:
 
 
 def with_hash(record: OriginRecord) -> OriginRecord:
-    """The record with its body's hash; a body without one gets it."""
+    """Return the record with its body's hash, which is computed if it is missing."""
     if record.body is None or record.body_hash is not None:
         return record
     digest = hashlib.sha256(unpack_body(record.body)).digest()
@@ -319,7 +322,7 @@ def with_hash(record: OriginRecord) -> OriginRecord:
 
 
 def merge(earlier: list[Sighting], later: Iterable[Sighting], limit: int) -> list[Sighting]:
-    """One after the other, equal neighbours joined, the newest `limit` kept."""
+    """Concatenate sightings, join equal neighbours and return the newest `limit`."""
     merged = list(earlier)
     for seen in later:
         if merged and merged[-1].body_hash == seen.body_hash:
@@ -331,7 +334,7 @@ def merge(earlier: list[Sighting], later: Iterable[Sighting], limit: int) -> lis
 
 
 def overlay(entries: list[HistoryEntry], origin: str, seen: list[Sighting]) -> list[HistoryEntry]:
-    """The history with sightings that are not yet in the file."""
+    """Return the history extended by sightings that are not yet in the file."""
     entries = list(entries)
     for one in seen:
         if entries and entries[-1].body_hash == one.body_hash:
@@ -344,34 +347,35 @@ def overlay(entries: list[HistoryEntry], origin: str, seen: list[Sighting]) -> l
 
 @dataclass(slots=True)
 class WriteBatch:
-    """One transaction's worth."""
+    """The records of one transaction."""
 
     origins: dict[str, OriginRecord] = field(default_factory=dict)
     sightings: dict[str, list[Sighting]] = field(default_factory=dict)
     clocks: dict[str, ClockRecord | None] = field(default_factory=dict)
-    """None: the scope is forgotten."""
+    """The latest clock of each scope; None deletes it."""
     sequence: int = 0
-    """Everything said of clocks up to here is in this batch, or was before it."""
+    """Number of the latest change of a clock in this or an earlier batch; see `put_clock`."""
 
     def __len__(self) -> int:
         return len(self.origins) + len(self.clocks)
 
     def body(self, body_hash: bytes) -> bytes | None:
-        """A packed body in it; a search, for people's questions only."""
+        """Return the packed body with that hash, or None. It is a linear search, for interactive
+        use only."""
         every = itertools.chain.from_iterable(self.sightings.values())
         return next((one.body for one in every if one.body_hash == body_hash), None)
 
 
 class Pending(WriteBatch):
-    """What was put and is not yet in the file: the latest record of each key.
+    """The records that are not yet in the file: the latest of each key.
 
-    That bounds it by the number of distinct keys. Beyond `max_origins` records or `max_bytes`
-    of bodies, while nothing can be written, the oldest origins are given up (they can be
-    fetched again) and counted in `dropped`. Clocks never are, and the ledger bounds their
-    number. Not thread-safe: its owner holds a lock around every call.
+    The number of distinct keys bounds it. Beyond `max_origins` records or `max_bytes` of
+    bodies, while nothing can be written, the oldest origins are dropped (they can be fetched
+    again) and counted in `dropped`. Clocks are never dropped; the ledger bounds their number.
+    Not thread-safe: the owner holds a lock around every call.
     """
 
-    # Said once more, as pyright wants it of a class that assigns to what it inherits.
+    # Declared again, because pyright requires it of a class that assigns to inherited fields.
     origins: dict[str, OriginRecord]
     sightings: dict[str, list[Sighting]]
     clocks: dict[str, ClockRecord | None]
@@ -386,9 +390,9 @@ class Pending(WriteBatch):
         self.dropped: int = 0
 
     def put_origin(self, record: OriginRecord) -> None:
-        """Keep the latest; its body joins those already waiting for this origin."""
+        """Add a record, replacing the origin's previous one; its body joins the sightings."""
         origin = record.origin
-        # Popped first: an origin put again is the youngest.
+        # Popped first, so that an origin that is put again becomes the newest.
         self.origins.pop(origin, None)
         self.origins[origin] = record
         seen = sighting(record)
@@ -400,19 +404,20 @@ class Pending(WriteBatch):
             self._give_up_one()
 
     def put_clock(self, scope: str, record: ClockRecord | None) -> int:
-        """Keep the latest; returns its number in the order of all that is said of clocks."""
+        """Set or delete (None) a scope's clock. Return the number of this change among all
+        changes of clocks."""
         self.clocks[scope] = record
         self.sequence += 1
         return self.sequence
 
     def take(self) -> WriteBatch:
-        """Everything, leaving nothing."""
+        """Remove all records and return them as a batch."""
         batch = WriteBatch(self.origins, self.sightings, self.clocks, self.sequence)
         self.origins, self.sightings, self.clocks, self._bytes = {}, {}, {}, 0
         return batch
 
     def give_back(self, batch: WriteBatch) -> None:
-        """A batch that could not be written; what was put since wins over it."""
+        """Put back a batch that could not be written; records put since then take precedence."""
         newer = self.take()
         self.origins = batch.origins
         self.clocks = batch.clocks
@@ -421,7 +426,7 @@ class Pending(WriteBatch):
         self.put_later(newer)
 
     def put_later(self, newer: WriteBatch) -> None:
-        """What was put after all that is here: it wins."""
+        """Merge in a batch that is newer than everything here, and takes precedence."""
         for origin, seen in newer.sightings.items():
             self._see(origin, seen)
         for record in newer.origins.values():
@@ -435,7 +440,7 @@ class Pending(WriteBatch):
         self._bytes += _weight(after) - _weight(before)
 
     def _give_up_one(self) -> None:
-        """The oldest; one that is off the ladder of failures, where that is soon found."""
+        """Drop the oldest origin, preferably one that is not on the ladder of failures."""
         oldest = next(iter(self.origins))
         for tries, (origin, record) in enumerate(self.origins.items()):
             if record.first_unreachable_at is None:

@@ -1,20 +1,20 @@
-"""The journal of promises: appended before a grant is answered, absorbed in batches.
+"""The journal of promises, appended before a grant is answered; and the locks of the database.
 
     <database>.promises-<n>     generation n, ascending
         "gatekeeper promises 1\n"
         frame*                  magic, length, CRC-32, MessagePack of [sequence, clock]
 
-A frame goes out with one plain pwrite(2): from then on it is the kernel's and survives
-kill -9. A power cut may cost the last second, the time between two fsyncs. What a killed
-process leaves half written fails its checksum and is passed over.
+A frame is written with one plain pwrite(2): from then on the kernel has it, and it survives
+kill -9. A power cut may cost the last second, the time between two fsyncs. A frame that a
+killed process left half written fails its checksum and is skipped.
 
-Room is taken ahead of the frames, where the file system can do that, and the last of it is
-spared for what can't be refused: a host's block must find a place on a disk that is full.
+Space is preallocated ahead of the frames, if the file system supports that, and the last part
+of it is reserved for promises that can't be refused: a host's block must fit on a full disk.
 
-The database remembers the highest sequence that it absorbed, in the same transaction as
-the clocks themselves. So a generation may be read any number of times, and a frame is
-never applied over a later `put_clock`. A generation is deleted only after the transaction
-that absorbed all of it is committed.
+The database stores the highest sequence that it absorbed, in the same transaction as the
+clocks. So a generation may be replayed any number of times, and a frame never overwrites a
+later `put_clock`. A generation is deleted only after the transaction that absorbed all of it
+was committed.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ _MAGIC = b"\xa5\x9c\xc3\x0a"
 _FRAME = struct.Struct("<4sII")
 _MAX_FRAME = 1 << 20
 _OVERRUN = 4
-"""While the database refuses to absorb it, it grows to this many times its limit."""
+"""The journal grows to this many times its limit while the database can't absorb it."""
 _AHEAD = 131_072
-"""Octets of room that are taken at once."""
+"""Octets that are preallocated at a time."""
 _SPARED = 32_768
-"""Octets of it that only `append(spare=True)` may use: more than a hundred blocks."""
+"""Preallocated octets that only `append(spare=True)` may use: more than a hundred blocks."""
 _LEAST_SPARED = 4096
-"""With less of it left, the next block may find no place."""
+"""With fewer reserved octets left, the next block may not fit."""
 _MAX_RETIRED = 16
-"""Generations that may wait to be absorbed, beyond which none is begun."""
+"""The maximum number of generations that wait to be absorbed; beyond it no new one is created."""
 _NO_ROOM_AHEAD = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV}
-"""What a file system says that can't take room ahead."""
+"""Errors of a file system that can't preallocate."""
 
 NOBODYS = 0
-"""The sequence of a frame that is written only to see whether one can be: `replay`, in which
-the first sequence is 1, passes over it."""
+"""The sequence of a frame that only tests whether the journal can be written. Sequences of
+promises start at 1, so `replay` skips it."""
 NOTHING = ClockRecord(scope="", next_at=0.0)
-"""What such a frame holds."""
+"""The record of such a test frame."""
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
@@ -64,9 +64,9 @@ _decoder = msgspec.msgpack.Decoder(tuple[int, ClockRecord])
 
 
 class Journal:
-    """The generations beside one database; the newest is open for appending.
+    """The journal files (generations) beside one database; the newest is open for appending.
 
-    Not thread-safe: its owner holds a lock around every call but `sync`.
+    Not thread-safe: the owner holds a lock around every call except `sync`.
     """
 
     def __init__(self, database: Path, *, limit: int) -> None:
@@ -75,19 +75,19 @@ class Journal:
         self._fd = -1
         self._generation = 0
         self._ahead = 0.0
-        """Up to here there is room for sure; inf: that can't be known."""
+        """The offset up to which space is preallocated; inf: preallocation is not supported."""
         self._retired: list[Path] = []
         self._sick = False
-        """The latest frame did not go in, though there seemed to be room."""
+        """The latest frame could not be written, although there seemed to be space."""
         self.size: int = 0
         self.damaged: int = 0
         self._stalled = False
 
     def replay(self, absorbed: int) -> Iterator[tuple[int, ClockRecord]]:
-        """Promises that the database has not absorbed, in the order they were given.
+        """Yield the promises that the database has not absorbed, in order of their sequence.
 
-        The generations read are retired: `discard` deletes them. Raises StorageError for a
-        file in a generation's place that is none.
+        The generations read become retired: `discard` deletes them. Raises StorageError if a
+        file with a generation's name is not a journal.
         """
         for generation, path in self._generations():
             self._generation = max(self._generation, generation)
@@ -99,7 +99,7 @@ class Journal:
                     yield sequence, record
 
     def begin(self) -> None:
-        """Start the next generation. Raises OSError; the one before goes on then."""
+        """Start the next generation. Raises OSError, and then the current one stays in use."""
         if len(self._retired) >= _MAX_RETIRED:
             raise OSError(errno.EFBIG, "too many journals wait to be absorbed")
         generation = self._generation + 1
@@ -107,7 +107,7 @@ class Journal:
         try:
             fd = os.open(path, _FLAGS, 0o600)
         except FileExistsError:
-            self._generation = generation  # left by an attempt that could not be undone
+            self._generation = generation  # left by an attempt whose clean-up failed
             raise
         try:
             if os.write(fd, HEADER) != len(HEADER):
@@ -126,13 +126,13 @@ class Journal:
         self.size = len(HEADER)
 
     def stall(self, stalled: bool) -> None:
-        """Whether the database refuses everything: growth has a bound then."""
+        """Set whether the database is refusing all writes; the journal's growth is then bounded."""
         self._stalled = stalled
 
     def append(self, sequence: int, record: ClockRecord, *, spare: bool = False) -> None:
-        """Hand one promise to the kernel. Raises OSError: it is not there then.
+        """Write one promise to the open generation. Raises OSError if it was not written.
 
-        `spare`: the room that is held back may be used.
+        `spare`: the reserved space may be used.
         """
         if self._fd < 0:
             raise OSError(errno.EBADF, "no journal is open")
@@ -152,37 +152,37 @@ class Journal:
             written = os.pwrite(self._fd, frame, self.size)
         except OSError as error:
             if error.errno == errno.EBADF:
-                self._forsake()  # its number may be another file's by now
+                self._forsake()  # the descriptor's number may be reused for another file
             raise
         if written != len(frame):
-            # The reader passes over a torn frame, and the next one is put over it.
+            # The reader skips a torn frame, and the next frame overwrites it.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._sick = False
         self.size = end
 
     @property
     def spared(self) -> bool:
-        """Is there room for sure for some more of what can't be refused?"""
+        """True if reserved space is certainly left for promises that can't be refused."""
         ready = self._fd >= 0 and not self._sick
         return ready and self.size + _LEAST_SPARED <= self._ahead < math.inf
 
     @property
     def short(self) -> bool:
-        """Is the room in use that is held back, because there is no other?"""
+        """True if the reserved space is in use, because no other is left."""
         return self._fd >= 0 and self.size > self._ahead - _SPARED
 
     @property
     def full(self) -> bool:
-        """Due to be begun anew; not while an older generation waits to be absorbed."""
+        """True if a new generation is due; never while an older one waits to be absorbed."""
         return self.size >= self._limit and not self._retired
 
     @property
     def idle(self) -> bool:
-        """No generation is open: `begin` failed, and may be tried again."""
+        """True if no generation is open, because `begin` failed; it may be tried again."""
         return self._fd < 0
 
     def retired(self) -> list[Path]:
-        """Generations that no promise goes to any more; absorbed, they may be discarded."""
+        """Return the closed generations, which may be discarded once they are absorbed."""
         return list(self._retired)
 
     def discard(self, paths: list[Path]) -> None:
@@ -193,10 +193,10 @@ class Journal:
             self._retired.remove(path)
 
     def sync(self) -> None:
-        """fsync the open generation; called from the writer thread, which alone closes it.
+        """fsync the open generation. Called from the writer thread, which alone closes it.
 
-        Raises OSError: what of it is on the disk nobody knows then, nor by a later fsync; and
-        where it was removed.
+        Raises OSError if fsync fails, after which even a later fsync can't tell what is on the
+        disk; and if the file was removed.
         """
         if self._fd >= 0:
             os.fsync(self._fd)
@@ -204,15 +204,15 @@ class Journal:
                 raise OSError(errno.ENOENT, "the journal was removed while it was in use")
 
     def abandon(self) -> None:
-        """Nothing more goes to the open generation, if there is one; it waits to be absorbed."""
+        """Close the open generation, if there is one, and retire it until it is absorbed."""
         if self._fd >= 0:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._fd, self.size)  # the room ahead
-            with contextlib.suppress(OSError):  # it is closed all the same
+                os.ftruncate(self._fd, self.size)  # release the preallocated space
+            with contextlib.suppress(OSError):  # the descriptor is closed even on an error
                 os.close(self._fd)
             empty = self.size <= len(HEADER)
             self._forsake()
-            if empty:  # there is nothing in it to wait for, and only so many may wait
+            if empty:  # nothing in it to absorb, and the number of retired ones is limited
                 self.discard(self._retired[-1:])
 
     def _forsake(self) -> None:
@@ -220,7 +220,7 @@ class Journal:
         self._retired.append(self._name(self._generation))
 
     def discard_all(self) -> None:
-        """Close and delete: the database holds every promise."""
+        """Close and delete every generation, as the database has absorbed every promise."""
         self.abandon()
         self.discard(self.retired())
 
@@ -238,8 +238,8 @@ class Journal:
 
 
 def _take_room(fd: int, ahead: float) -> float:
-    """Take the next piece of room behind that offset; up to where there is some then.
-    Raises OSError where the disk is full."""
+    """Preallocate the next piece after an offset and return its end, or inf if the file system
+    can't preallocate. Raises OSError if the disk is full."""
     if not hasattr(os, "posix_fallocate"):
         return math.inf
     try:
@@ -252,9 +252,9 @@ def _take_room(fd: int, ahead: float) -> float:
 
 
 def read_generation(path: Path) -> tuple[list[tuple[int, ClockRecord]], int]:
-    """Every whole frame of a generation, and the number of bytes that belong to none.
+    """Return a generation's intact frames, and the number of bytes outside of them.
 
-    Raises StorageError for a file that is no journal.
+    Raises StorageError if the file is not a journal.
     """
     try:
         data = path.read_bytes()
@@ -264,7 +264,7 @@ def read_generation(path: Path) -> tuple[list[tuple[int, ClockRecord]], int]:
             "or move it away to start without its promises"
         ) from error
     if not data.startswith(HEADER):
-        # Killed between creating the file and writing its first line.
+        # The process was killed between creating the file and writing its first line.
         if HEADER.startswith(data):
             return [], len(data)
         raise StorageError(
@@ -280,7 +280,7 @@ def _frames(data: bytes) -> tuple[list[tuple[int, ClockRecord]], int]:
     while position < len(data):
         start = data.find(_MAGIC, position)
         if start < 0:
-            # Room that was taken ahead and not used is no damage.
+            # Unused preallocated space is not damage.
             return frames, damaged + len(data[position:].rstrip(b"\0"))
         damaged += start - position
         frame, length = _frame_at(data, start)
@@ -294,7 +294,7 @@ def _frames(data: bytes) -> tuple[list[tuple[int, ClockRecord]], int]:
 
 
 def _frame_at(data: bytes, start: int) -> tuple[tuple[int, ClockRecord] | None, int]:
-    """The frame that starts here, if it is whole, and its length."""
+    """Return the frame at an offset, and its length; None if it is not intact."""
     body = start + _FRAME.size
     if body > len(data):
         return None, 0
@@ -312,20 +312,21 @@ def _payload(sequence: int, record: ClockRecord) -> bytes:
     try:
         return _encode((sequence, record))
     except UnicodeEncodeError:
-        # A lone surrogate from a header must not cost the promise its place on disk.
+        # A lone surrogate from a header must not prevent the promise from being written.
         reason = record.block_reason.encode("utf-8", "backslashreplace").decode()
         return _encode((sequence, msgspec.structs.replace(record, block_reason=reason)))
 
 
-# --- The lock: one process at a time.
+# --- The locks: one process at a time.
 #
-# A file of its own names the holder, and needs nothing of SQLite. But it may be deleted while it
-# is held, and then it keeps nobody out: so the database's own inode carries a lock as well, on an
-# octet far beyond any that SQLite locks or writes.
+# A lock file beside the database names its holder, and is independent of SQLite. But it may be
+# deleted while it is held, and then it excludes nobody: so the database's own inode is locked as
+# well, on an octet far beyond any that SQLite locks or writes.
 
 
 _OCTET = 1 << 62
-"""What `DatabaseLock` locks; SQLite's own lie at 1 GiB, and its files end at 256 TiB."""
+"""The offset that `DatabaseLock` locks. SQLite locks octets at 1 GiB, and its files end at
+256 TiB."""
 
 if sys.platform == "win32":
     import msvcrt
@@ -334,10 +335,10 @@ if sys.platform == "win32":
         msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
 
     def _take_octet(fd: int) -> None:
-        """A file that is open can't be deleted there: `FileLock` is enough."""
+        """Do nothing: Windows does not delete open files, so `FileLock` is enough."""
 
     def _sign(fd: int) -> None:
-        """A locked byte can't be read by others there: nothing to leave."""
+        """Do nothing: on Windows other processes can't read a locked byte."""
 
     def _holder(fd: int) -> str:
         return ""
@@ -345,11 +346,11 @@ else:
     import fcntl
 
     def _take(fd: int) -> None:
-        # flock belongs to the open file: it also keeps two storages of one process apart.
+        # flock belongs to the open file, so it also excludes a second storage of this process.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _take_octet(fd: int) -> None:
-        # Not flock: some systems, and NFS, hold it against the locks that SQLite takes.
+        # Not flock: on some systems, and NFS, it conflicts with the locks that SQLite takes.
         if (command := getattr(fcntl, "F_OFD_SETLK", None)) is not None:
             wanted = struct.pack("@hhqqi", fcntl.F_WRLCK, os.SEEK_SET, _OCTET, 1, 0)
             try:
@@ -362,8 +363,8 @@ else:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _OCTET)
 
     def _sign(fd: int) -> None:
-        """Leave the process id, which the error of a second process names."""
-        # On a full disk the lock holds all the same, only that error is less helpful.
+        """Write the process id to the lock file, for the error message of a second process."""
+        # On a full disk the lock still holds; only that message is less helpful.
         with contextlib.suppress(OSError):
             os.ftruncate(fd, 0)
             os.pwrite(fd, str(os.getpid()).encode(), 0)
@@ -381,10 +382,10 @@ def _in_use(path: Path, who: str = "") -> StorageError:
 
 
 class FileLock:
-    """Held from construction to `release`, or to the end of the process, however it ends.
+    """A lock file, held from construction to `release` or the end of the process.
 
-    Raises StorageError when another holder lives, naming its process, and when the file
-    can't be created.
+    Raises StorageError if another process holds it (the message names that process), or if
+    the file can't be created.
     """
 
     __slots__ = ("_fd",)
@@ -407,28 +408,28 @@ class FileLock:
         _sign(self._fd)
 
     def release(self) -> None:
-        """Let the next one in. The file stays: removing it would race with its opener."""
+        """Release the lock. The file stays: removing it would race with its next opener."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 class DatabaseLock:
-    """A lock on the database itself, whatever becomes of the file beside it.
+    """A lock on the database file itself, effective even if the lock file is deleted.
 
-    Made before anything opens the database, held before SQLite does, released after: to
-    close any descriptor of a file drops every POSIX lock that the process holds on it,
-    SQLite's among them. Readers of other processes are not kept out.
+    Construct it before anything opens the database, call `hold` before SQLite opens it, and
+    `release` after SQLite closed it: closing any descriptor of a file drops every POSIX lock
+    that the process holds on it, including SQLite's. Readers in other processes are not excluded.
     """
 
     __slots__ = ("_fd", "_inode", "_path")
 
     _held: set[tuple[int, int]] = set()  # noqa: RUF012 - one for the whole process
-    """Databases that this process has locked: to open one of them here, even only to find
-    out, would end in the close that drops SQLite's locks."""
+    """Inodes of the databases that this process has locked. Opening one of them again, even just
+    to try its lock, would end with a close that drops SQLite's locks."""
 
     def __init__(self, path: Path) -> None:
-        """Raises StorageError where this process holds it already."""
+        """Raises StorageError if this process holds the lock already."""
         self._path = path
         self._fd = -1
         self._inode = (0, 0)
@@ -437,10 +438,10 @@ class DatabaseLock:
                 raise _in_use(path, f" (process {os.getpid()})")
 
     def hold(self) -> None:
-        """Lock it. Raises StorageError where another process holds it.
+        """Lock the database. Raises StorageError if another process holds the lock.
 
-        A file that can't be opened, and a file system without locks, are left for SQLite to
-        speak of.
+        A file that can't be opened, or a file system without locks, is no error here: SQLite
+        reports the former.
         """
         with contextlib.suppress(OSError):
             self._fd = os.open(self._path, os.O_RDWR)
@@ -458,15 +459,15 @@ class DatabaseLock:
         self._held.add(self._inode)
 
     def check(self) -> None:
-        """Raises OSError where the database was removed, or put elsewhere, while it is open: what
-        is written to it then, nobody will ever read."""
+        """Raise OSError if the database was removed or moved while open, as nobody would ever
+        read what is written to it."""
         if self._fd >= 0 and (_removed(self._fd) or not self._path.exists()):
             raise OSError(
                 errno.ENOENT, "it was removed while it was in use: put it back, or start again"
             )
 
     def release(self) -> None:
-        """Let the next one in. Idempotent."""
+        """Release the lock. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -474,7 +475,7 @@ class DatabaseLock:
 
 
 def _removed(fd: int) -> bool:
-    """Has the open file no name any more?"""
+    """Return True if the open file has no name any more."""
     return os.fstat(fd).st_nlink == 0
 
 

@@ -1,4 +1,4 @@
-"""`MemoryStorage`: a `Storage` of which nothing outlives the process."""
+"""`MemoryStorage`: a `Storage` whose contents end with the process."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from gatekeeper.storage.schema import ROW_COST
 
 
 class MemoryStorage:
-    """A `Storage` for a gate that need not remember, and for tests of what puts and loads records.
+    """A `Storage` in memory, for gates without persistence and for tests of code that uses one.
 
-    Bounded like the file: `config.max_origins` origins, `config.history_versions` versions
-    an origin, `config.history_bytes` bytes of history in all. Clocks are bounded by the
-    ledger that puts them.
+    It has the bounds of the file: `config.max_origins` origins, `config.history_versions`
+    versions per origin, and `config.history_bytes` bytes of history in total. The ledger that
+    puts clocks bounds their number.
 
     >>> import asyncio
     >>> async def remember():
@@ -40,7 +40,7 @@ class MemoryStorage:
         self._clocks: dict[str, ClockRecord] = {}
         self._history: dict[str, list[HistoryEntry]] = {}
         self._bodies: dict[bytes, tuple[bytes, int]] = {}
-        """Packed text and the number of history entries that name it."""
+        """Hash -> packed text, and the number of history entries that refer to it."""
         self._history_bytes = 0
         self._written = 0
         self._promises = 0
@@ -52,20 +52,20 @@ class MemoryStorage:
         await self.close()
 
     async def open(self) -> None:
-        """Nothing to open."""
+        """Do nothing: there is no file to open."""
 
     async def close(self) -> None:
-        """Nothing to close: what was put stays readable."""
+        """Do nothing: the records stay readable."""
 
     async def flush(self) -> None:
-        """Nothing is pending."""
+        """Do nothing: no write is ever pending."""
 
     async def load_origin(self, origin: str) -> OriginRecord | None:
-        """What was last put for that origin."""
+        """Return the latest record of an origin, or None."""
         return self._origins.get(origin)
 
     def put_origin(self, record: OriginRecord) -> None:
-        """Keep it. A body joins the origin's history."""
+        """Store a record. Its body is added to the origin's history."""
         record = with_hash(record)
         self._origins.pop(record.origin, None)
         self._origins[record.origin] = record
@@ -75,58 +75,58 @@ class MemoryStorage:
             self._forget_oldest()
 
     async def load_clocks(self) -> list[ClockRecord]:
-        """Every clock kept."""
+        """Return every stored clock."""
         return list(self._clocks.values())
 
     async def load_clock(self, scope: str) -> ClockRecord | None:
-        """One scope's clock."""
+        """Return the clock of a scope, or None."""
         return self.load_clock_nowait(scope)
 
     def load_clock_nowait(self, scope: str) -> ClockRecord | None:
-        """The clock of a scope, or None."""
+        """Return the clock of a scope, or None, without awaiting."""
         return self._clocks.get(scope)
 
     def put_clock(self, record: ClockRecord) -> None:
-        """Keep it."""
+        """Store a clock."""
         self._clocks[record.scope] = record
         self._written += 1
 
     def promise(self, record: ClockRecord) -> None:
-        """Keep it; no journal stands behind this one."""
+        """Store a clock; there is no journal."""
         self._promises += 1
         self.put_clock(record)
 
     def owe(self, record: ClockRecord) -> None:
-        """Keep it."""
+        """Store a clock, as `promise` does."""
         self.promise(record)
 
     @property
     def failing(self) -> None:
-        """Nothing can fail here."""
+        """Always None: nothing can fail."""
 
     @property
     def exhausted(self) -> bool:
-        """Nor run out."""
+        """Always False: no space can run out."""
         return False
 
     def watch(self, told: Callable[[], None]) -> None:
-        """Never calls it."""
+        """Do nothing: `failing` never changes."""
 
     def forget_clock(self, scope: str) -> None:
-        """Nothing is owed to that scope any more."""
+        """Delete the clock of a scope, to which nothing is owed any more."""
         self._clocks.pop(scope, None)
 
     async def history(self, origin: str) -> list[HistoryEntry]:
-        """The bodies of an origin, oldest first."""
+        """Return the history of an origin, oldest first."""
         return list(self._history.get(origin, ()))
 
     async def body(self, body_hash: bytes) -> bytes | None:
-        """The text behind a hash, decompressed; None if it was dropped."""
+        """Return the decompressed text with that hash, or None if it was dropped."""
         found = self._bodies.get(body_hash)
         return None if found is None else unpack_body(found[0])
 
     def stats(self) -> StorageStats:
-        """What was put, and the size of the history."""
+        """Return the counters of writes, and the size of the history."""
         return StorageStats(
             written=self._written, promises=self._promises, history_bytes=self._history_bytes
         )
@@ -137,7 +137,7 @@ class MemoryStorage:
             return
         before = self._history.pop(record.origin, [])
         after = overlay(before, record.origin, [seen])
-        # Popped and put: the history seen longest ago comes first, and is shrunk first.
+        # Popped and put again: the least recently seen history is first, and is shrunk first.
         self._history[record.origin] = after
         if len(after) > len(before):
             self._keep_body(seen.body_hash, seen.body)
@@ -168,7 +168,8 @@ class MemoryStorage:
             self._history_bytes -= len(packed)
 
     def _shrink(self) -> None:
-        """Older versions of every origin first, then origins that are no longer kept."""
+        """Drop old versions until the history fits: all but the newest of stored origins, and all
+        of the others."""
         goal = self._config.history_bytes - self._config.history_bytes // 20
         for origin, entries in list(self._history.items()):
             keep = 1 if origin in self._origins else 0
@@ -180,7 +181,8 @@ class MemoryStorage:
                 return
 
     def _forget_oldest(self) -> None:
-        """The least recently put that is off the ladder of failures, within a short search."""
+        """Drop the least recently put origin, preferably one not on the ladder of failures (within
+        a short search)."""
         oldest = next(iter(self._origins))
         for origin, _ in zip(self._origins, range(16), strict=False):
             if self._origins[origin].first_unreachable_at is None:

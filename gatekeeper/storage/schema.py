@@ -1,27 +1,27 @@
-"""The SQLite file: its tables, how they are created, brought up to date, read and bounded.
+"""The SQLite file: its schema and migrations, its rows, and the bounds of its tables.
 
-A file is looked at before SQLite is let near it, so that a foreign or damaged one is never
-written to. A new one is built under another name and renamed when it is whole: a process
-killed meanwhile leaves nothing that a later one would have to doubt.
+The file's header is checked before SQLite opens it, so that a foreign or damaged file is never
+written to. A new file is built under a temporary name and renamed when it is complete: a
+process killed meanwhile leaves no partial database.
 
     origins     the latest `OriginRecord` of each origin, without its body
     clocks      the latest `ClockRecord` of each scope
-    blobs       every text once, by its SHA-256
-    history     one body of an origin from its first to its last sighting in a row
-    meta        numbers of the file's own bookkeeping
+    blobs       each text once, by its SHA-256
+    history     spells: one body of an origin from its first to its last consecutive sighting
+    meta        named integers about the file itself
 
-A text goes with the last row of `history` that names it. The newest row of an origin that is
-kept stays whatever the bounds say, because `origins` takes its body from there. An origin goes
-when nobody used it for `forget_after`, or when there are more than `max_origins`, the least
-recently asked first; never one to which something is owed: a place on the ladder of failures,
-an answer in force, or a clock of its host that lies in the future, blocks it or holds it
-paused. A few rows go at a time: should the wall clock jump years ahead, little is lost before
-somebody sets it right.
+A text is deleted with the last row of `history` that refers to it. The newest row of a stored
+origin is exempt from the bounds, because `origins` takes its body from there. An origin is
+deleted if it was not used for `forget_after`, or, least recently fetched first, if there are
+more than `max_origins`; but never while something is owed to it: a place on the ladder of
+failures, an outcome still in force, or a clock of its host that is in the future, blocked or
+paused. Each pass deletes a limited number of rows: if the wall clock jumps years ahead, little
+is lost before it is corrected.
 
-All functions run in the thread that owns the connection; writes inside its transaction.
+All functions run in the thread that owns the connection; writes run inside its transaction.
 """
 
-# ruff: noqa: S608 - the statements are put together from constants of this module
+# ruff: noqa: S608 - the statements are built from constants of this module
 from __future__ import annotations
 
 import os
@@ -47,12 +47,12 @@ from gatekeeper.storage.base import (
 from gatekeeper.urls import host_of
 
 APPLICATION_ID = 0x67617465
-"""`gate`: in the header of every file that is ours."""
+"""`gate`, in the header of every file that gatekeeper creates."""
 VERSION = 6
 
 _MAGIC = b"SQLite format 3\x00"
 _QUICK_CHECK_BELOW = 8 * 1024 * 1024
-"""A file up to this size is checked page by page at the start; it takes milliseconds."""
+"""A file up to this size is checked page by page when opened; it takes milliseconds."""
 
 _REMEDIES = {
     sqlite3.SQLITE_FULL: "make space: what is pending is written then, or by the next start",
@@ -62,7 +62,7 @@ _REMEDIES = {
     sqlite3.SQLITE_BUSY: "stop the other program that holds it",
 }
 
-# 1: origins with their body inline, clocks.
+# Since version 1; at first the body was a column of `origins`.
 _CREATE = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE origins (
@@ -115,7 +115,7 @@ CREATE TABLE clocks (
 ) WITHOUT ROWID;
 """
 
-# 2: every text once, by its hash, and what was seen when.
+# Since version 2: each text once, by its hash, and when it was seen.
 _HISTORY = """
 CREATE TABLE blobs (hash BLOB PRIMARY KEY, size INTEGER NOT NULL, body BLOB NOT NULL);
 CREATE TABLE history (
@@ -133,7 +133,7 @@ CREATE INDEX history_by_hash ON history (body_hash);
 """
 
 
-# Bodies leave their rows: identical ones are kept once, and history begins.
+# Move bodies out of their rows, so that identical ones are stored once, and start the history.
 _TO_2 = (
     _HISTORY
     + """
@@ -151,7 +151,7 @@ ALTER TABLE origins DROP COLUMN body;
 """
 )
 
-# Clocks learn what else slows a host: errors, latency, and its RateLimit field.
+# Clocks get what else slows a host down: errors, latency, and its RateLimit field.
 _TO_3 = """
 ALTER TABLE clocks ADD COLUMN errors INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE clocks ADD COLUMN latency REAL;
@@ -160,7 +160,7 @@ ALTER TABLE clocks ADD COLUMN said_until REAL NOT NULL DEFAULT 0;
 ALTER TABLE clocks ADD COLUMN era REAL;
 """
 
-# Records say when they were written, so that a wall clock that was set misleads nobody.
+# Records get the time of writing, so that changes of the wall clock can be corrected for.
 _TO_4 = """
 ALTER TABLE clocks DROP COLUMN era;
 ALTER TABLE origins ADD COLUMN made_at REAL;
@@ -171,7 +171,7 @@ ALTER TABLE clocks ADD COLUMN boot_id TEXT NOT NULL DEFAULT '';
 ALTER TABLE clocks ADD COLUMN boot_at REAL NOT NULL DEFAULT 0;
 """
 
-# Clocks learn which interval was refused, when, how, and when it is tried again.
+# Clocks get the refused interval, its time and status, and when it is tried again.
 _TO_5 = """
 ALTER TABLE clocks ADD COLUMN refused_interval REAL NOT NULL DEFAULT 0;
 ALTER TABLE clocks ADD COLUMN refused_at REAL NOT NULL DEFAULT 0;
@@ -179,7 +179,7 @@ ALTER TABLE clocks ADD COLUMN refused_status INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE clocks ADD COLUMN retry_wait REAL NOT NULL DEFAULT 0;
 """
 
-# Clocks learn what was used of a budget.
+# Clocks get what was used of a budget.
 _TO_6 = """
 ALTER TABLE clocks ADD COLUMN day_at REAL NOT NULL DEFAULT 0;
 ALTER TABLE clocks ADD COLUMN day_pages INTEGER NOT NULL DEFAULT 0;
@@ -187,18 +187,21 @@ ALTER TABLE clocks ADD COLUMN day_bytes INTEGER NOT NULL DEFAULT 0;
 """
 
 _MIGRATIONS = {1: _TO_2, 2: _TO_3, 3: _TO_4, 4: _TO_5, 5: _TO_6}
-"""From a version to the next."""
+"""Version -> the script that migrates it to the next version."""
 
 
 def _script(connection: sqlite3.Connection, script: str) -> None:
-    # Not executescript: it commits first, and a migration must be one transaction.
+    # Not executescript, which commits first: a migration must be one transaction.
     for statement in script.split(";"):
         if statement.strip():
             connection.execute(statement)
 
 
 def unusable(path: Path, error: Exception, *, opening: bool = False) -> StorageError:
-    """What to tell people when SQLite gives up on a file; `opening`: at the start."""
+    """Return the StorageError, with its remedy, for an error of SQLite or the system.
+
+    `opening`: the error occurred while opening the file, so a full disk gives DiskFull.
+    """
     if opening and _lacks_space(path, error):
         return DiskFull(f"{path}: {error}; make space there, or look at the disk, to start")
     if isinstance(error, OSError) and not opening:
@@ -215,15 +218,15 @@ def _lacks_space(path: Path, error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno in NO_SPACE
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-    if code == sqlite3.SQLITE_CANTOPEN:  # a log beside it, of which there was no room to make one
+    if code == sqlite3.SQLITE_CANTOPEN:  # probably no space to create the -wal file
         return path.parent.is_dir() and os.access(path.parent, os.W_OK)
     return code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
 def prepare(path: Path) -> None:
-    """Create the file if there is none, else make sure that it is ours.
+    """Create the file if it does not exist, else verify that it is gatekeeper's.
 
-    The caller holds the lock. Raises StorageError, and leaves what it refuses untouched.
+    The caller holds the lock. Raises StorageError, and leaves a refused file untouched.
     """
     try:
         found = path.stat()
@@ -243,7 +246,7 @@ def prepare(path: Path) -> None:
 
 
 def _inspect(path: Path) -> None:
-    """Read the header by hand: opening a database can already change it (a hot journal)."""
+    """Check the header without SQLite: just opening a database can change it (a hot journal)."""
     try:
         with path.open("rb") as file:
             header = file.read(100)
@@ -264,8 +267,8 @@ def _create(path: Path) -> None:
         for suffix in ("", "-journal", "-wal", "-shm"):
             new.with_name(new.name + suffix).unlink(missing_ok=True)
         _set_aside(path)
-        # The owner's alone: it tells which sites were asked. SQLite gives -wal and -shm the
-        # mode of the file they belong to.
+        # Readable by the owner alone: it shows which sites were crawled. SQLite gives -wal and
+        # -shm the mode of their database.
         os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         connection = sqlite3.connect(new, isolation_level=None)
         try:
@@ -287,7 +290,7 @@ def _create(path: Path) -> None:
 
 
 def _set_aside(path: Path) -> None:
-    """SQLite would play a log left behind by another database into the new one."""
+    """Rename a -wal left by another database, which SQLite would replay into the new one."""
     log = path.with_name(path.name + "-wal")
     if log.exists():
         log.replace(path.with_name(path.name + "-wal.orphan"))
@@ -295,7 +298,7 @@ def _set_aside(path: Path) -> None:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """The writer's connection, the schema brought up to date. Raises StorageError."""
+    """Return a connection for the writer and migrate the schema. Raises StorageError."""
     try:
         connection = sqlite3.connect(path, isolation_level=None, timeout=5.0)
     except sqlite3.Error as error:
@@ -303,8 +306,8 @@ def connect(path: Path) -> sqlite3.Connection:
     try:
         version = _checked_version(connection, path)
         connection.execute("PRAGMA journal_mode = WAL")
-        # FULL: a commit is on the disk when it returns. One a second costs nothing, and
-        # the journal may be deleted after it.
+        # FULL: a commit is on the disk when it returns, so the journal may be deleted after it.
+        # With one commit a second the cost is negligible.
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA journal_size_limit = 67108864")
         connection.execute("PRAGMA cache_size = -16384")
@@ -319,9 +322,9 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
-    """What `connect_readonly` gives, for a process that has the file open nowhere else.
+    """Check the file, then `connect_readonly`. Only for a process that does not have it open.
 
-    Raises StorageError also where there is no file, or a foreign one.
+    Raises StorageError also if the file is missing or foreign.
     """
     remedy = "give the path of the gate's storage"
     if not path.exists():
@@ -333,9 +336,9 @@ def open_to_read(path: Path) -> sqlite3.Connection:
 
 
 def connect_readonly(path: Path) -> sqlite3.Connection:
-    """A connection for reading, also while another one writes. Raises StorageError."""
-    # No look at the header here: closing that descriptor would drop the locks that the
-    # writer's connection in this same process holds on the file.
+    """Return a connection for reading, usable while another one writes. Raises StorageError."""
+    # The header is not checked: closing that descriptor would drop the locks that the writer's
+    # connection in this process holds on the file.
     connection: sqlite3.Connection | None = None
     try:
         uri = f"{path.absolute().as_uri()}?mode=ro"
@@ -373,13 +376,13 @@ def _checked_version(connection: sqlite3.Connection, path: Path) -> int:
     if size <= _QUICK_CHECK_BELOW:
         verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if verdict != "ok":
-            # quick_check reports over several lines; errors here are of one.
+            # quick_check may report several lines; error messages have one.
             raise sqlite3.DatabaseError(" ".join(str(verdict).split()))
     return version
 
 
 def _migrate(connection: sqlite3.Connection, path: Path, version: int) -> None:
-    """All the steps in one transaction: a process killed on the way finds the old schema."""
+    """Migrate in one transaction, so that a process killed meanwhile leaves the old schema."""
     if version == VERSION:
         return
     connection.create_function("text_size", 1, _text_size, deterministic=True)
@@ -425,10 +428,10 @@ Text = str | bytes
 
 
 def _text(value: str) -> Text:
-    """Text as SQLite can take it.
+    """Return a value that SQLite can store: bytes for a text with lone surrogates, else the text.
 
-    A header may carry lone surrogates (bytes that were no UTF-8): those go as octets, so
-    that one site's ETag can't spoil a batch, and comes back as it was.
+    A header may contain lone surrogates (from bytes that are not UTF-8). As bytes, one site's
+    ETag can't break a batch, and is read back unchanged.
     """
     if value.isascii():
         return value
@@ -446,7 +449,7 @@ def _str(value: Text) -> str:
 _ORIGIN_TEXTS = ("origin", "outcome", "state", "etag", "last_modified", "good_outcome")
 _ORIGIN_LISTS = ("hops", "good_hops")
 _CLOCK_TEXTS = ("scope", "block_reason")
-# Where they stand in a record: a row of places takes half the time of one by names.
+# Their positions in a record: building a row by position takes half the time of one by name.
 _AT_ORIGIN_TEXTS, _AT_ORIGIN_LISTS = (
     [OriginRecord.__struct_fields__.index(name) for name in names]
     for names in (_ORIGIN_TEXTS, _ORIGIN_LISTS)
@@ -461,7 +464,7 @@ def _origin_row(record: OriginRecord) -> list[Any]:
         if row[at] is not None:
             row[at] = _text(row[at])
     for at in _AT_ORIGIN_LISTS:
-        row[at] = _text("\n".join(row[at]))  # a URL holds no line end: `urls` refuses controls
+        row[at] = _text("\n".join(row[at]))  # URLs have no line ends: `urls` refuses controls
     del row[_AT_BODY]
     return row
 
@@ -477,12 +480,12 @@ def _origin(row: tuple[Any, ...]) -> OriginRecord:
 
 
 def write_origins(connection: sqlite3.Connection, records: Iterable[OriginRecord]) -> None:
-    """Put them, the bodies apart: those are history's."""
+    """Insert or replace records without their bodies, which belong to the history."""
     connection.executemany(_PUT_ORIGIN, map(_origin_row, records))
 
 
 def read_origin(connection: sqlite3.Connection, origin: str) -> OriginRecord | None:
-    """One origin, its body joined."""
+    """Return the record of an origin with its body, or None."""
     row = connection.execute(_GET_ORIGIN, (_text(origin),)).fetchone()
     return None if row is None else _origin(row)
 
@@ -503,7 +506,7 @@ def _clock(row: tuple[Any, ...]) -> ClockRecord:
 
 
 def write_clocks(connection: sqlite3.Connection, clocks: Mapping[str, ClockRecord | None]) -> None:
-    """Put them; None forgets a scope."""
+    """Insert or replace clocks; a value of None deletes the scope's clock."""
     connection.executemany(_PUT_CLOCK, (_clock_row(r) for r in clocks.values() if r is not None))
     connection.executemany(
         "DELETE FROM clocks WHERE scope = ?",
@@ -512,31 +515,31 @@ def write_clocks(connection: sqlite3.Connection, clocks: Mapping[str, ClockRecor
 
 
 def read_clock(connection: sqlite3.Connection, scope: str) -> ClockRecord | None:
-    """One scope's clock."""
+    """Return the clock of a scope, or None."""
     row = connection.execute(f"{_GET_CLOCKS} WHERE scope = ?", (_text(scope),)).fetchone()
     return None if row is None else _clock(row)
 
 
 def read_clocks(connection: sqlite3.Connection) -> list[ClockRecord]:
-    """Every clock."""
+    """Return every clock."""
     return [_clock(row) for row in connection.execute(_GET_CLOCKS)]
 
 
 def get_meta(connection: sqlite3.Connection, name: str) -> int | None:
-    """A number of the file's own bookkeeping."""
+    """Return a number from the table `meta`, or None."""
     row = connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
     return None if row is None else int(row[0])
 
 
 def set_meta(connection: sqlite3.Connection, name: str, value: int) -> None:
-    """Keep a number of the file's own bookkeeping."""
+    """Store a number in the table `meta`."""
     connection.execute("INSERT OR REPLACE INTO meta (name, value) VALUES (?, ?)", (name, value))
 
 
 # --- history ---------------------------------------------------------------------------------
 
 ROW_COST = 200
-"""Bytes that a row is counted as, beside its text: about what it takes with its indexes."""
+"""Bytes that a row of the history counts for, apart from its text: about its size with indexes."""
 
 _SEEN_AGAIN = (
     "UPDATE history SET last_seen = max(last_seen, ?)"
@@ -561,7 +564,7 @@ _ENTRIES = (
 def record_sightings(
     connection: sqlite3.Connection, origin: str, seen: Sequence[Sighting], *, versions: int
 ) -> int:
-    """Note what was seen, oldest first; returns by how many bytes the history grew."""
+    """Add sightings of an origin, oldest first. Return by how many bytes the history grew."""
     grown = 0
     for one in seen:
         again = connection.execute(_SEEN_AGAIN, (one.last_seen, origin, one.body_hash))
@@ -580,7 +583,7 @@ def _begin_spell(connection: sqlite3.Connection, origin: str, one: Sighting) -> 
         if row is not None:
             size = row[0]
         elif one.body is None:
-            # A hash alone, of a text that was dropped long since: nothing can be proven.
+            # Only the hash of a text that was dropped long ago: nothing can be recorded.
             return 0
         else:
             size = len(unpack_body(one.body))
@@ -595,7 +598,7 @@ def _begin_spell(connection: sqlite3.Connection, origin: str, one: Sighting) -> 
 
 
 def _drop(connection: sqlite3.Connection, spell: int, body_hash: bytes) -> int:
-    """Forget one spell, and the text if it was the last to name it; the bytes set free."""
+    """Delete a spell, and its text if no other spell refers to it. Return the bytes freed."""
     connection.execute("DELETE FROM history WHERE id = ?", (spell,))
     freed = connection.execute(
         "DELETE FROM blobs WHERE hash = ?"
@@ -607,10 +610,10 @@ def _drop(connection: sqlite3.Connection, spell: int, body_hash: bytes) -> int:
 
 
 def shrink_history(connection: sqlite3.Connection, *, excess: int, at_most: int = 2000) -> int:
-    """Forget the spells that ended longest ago; returns the bytes set free.
+    """Delete the spells that ended longest ago. Return the bytes freed.
 
-    Stops when `excess` bytes are free, after `at_most` spells, or when only the newest
-    spells of kept origins are left.
+    Stops once `excess` bytes are freed, after `at_most` spells, or when only the newest spells
+    of stored origins are left.
     """
     freed = 0
     for row in connection.execute(_OLDEST, (at_most,)).fetchall():
@@ -621,14 +624,14 @@ def shrink_history(connection: sqlite3.Connection, *, excess: int, at_most: int 
 
 
 def history_of(connection: sqlite3.Connection, origin: str) -> list[HistoryEntry]:
-    """An origin's spells, in the order they were observed."""
+    """Return an origin's spells in chronological order."""
     names = HistoryEntry.__struct_fields__
     rows = connection.execute(_ENTRIES, (origin,))
     return [HistoryEntry(**dict(zip(names, row, strict=True))) for row in rows]
 
 
 def text_of(connection: sqlite3.Connection, body_hash: bytes) -> bytes | None:
-    """The text behind a hash; None if there is none. Raises sqlite3.Error, damage included."""
+    """Return the text with that hash, or None. Raises sqlite3.Error, also for a damaged text."""
     row = connection.execute("SELECT body FROM blobs WHERE hash = ?", (body_hash,)).fetchone()
     if row is None:
         return None
@@ -639,16 +642,16 @@ def text_of(connection: sqlite3.Connection, body_hash: bytes) -> bytes | None:
 
 
 def entry_at(spells: Sequence[HistoryEntry], wall: float) -> HistoryEntry | None:
-    """The spell last begun at or before that moment; None before the first.
+    """Return the latest spell that began at or before a moment, or None before the first.
 
-    Within `first_seen` and `last_seen` it is proven; after `last_seen` it is what was last
-    known, until the next spell's first sighting.
+    From `first_seen` to `last_seen` the body was observed; after `last_seen` it is the last
+    known one, until the next spell begins.
     """
     begun = [spell for spell in spells if spell.first_seen <= wall]
     return begun[-1] if begun else None
 
 
-# --- what is forgotten -----------------------------------------------------------------------
+# --- deletion of old rows --------------------------------------------------------------------
 
 AT_ONCE = 1000
 
@@ -677,14 +680,17 @@ _STALE_CLOCKS = (
 def forget(
     connection: sqlite3.Connection, *, now: float, forget_after: float, max_origins: int
 ) -> int:
-    """Drop what nobody needs; returns how many rows went. Call it in a transaction."""
+    """Delete old origins and clocks to which nothing is owed. Return the number of rows deleted.
+
+    Must be called inside a transaction.
+    """
     connection.create_function("host_of", 1, host_of, deterministic=True)
     terms = {"now": now, "horizon": now - forget_after, "at_once": AT_ONCE}
     gone = connection.execute(_STALE_CLOCKS, terms).rowcount
     gone += connection.execute(_STALE_ORIGINS, terms).rowcount
     kept = int(connection.execute("SELECT count(*) FROM origins").fetchone()[0])
     if kept > max_origins:
-        # A little under the bound, so that not every batch has to look for the oldest.
+        # Go 5 % below the bound, so that not every batch has to search for the oldest.
         terms["at_once"] = kept - max_origins + max_origins // 20
         gone += connection.execute(_EXCESS_ORIGINS, terms).rowcount
     return gone

@@ -1,12 +1,12 @@
-"""`SqliteStorage`: one SQLite file, one journal beside it, one process at a time. And the files of
-a `PoliteQueue`: what it keeps, and what it has no room for in memory.
+"""`SqliteStorage`: one SQLite file with a journal beside it, for one process at a time. Also the
+two files of a `PoliteQueue`: URLs that outlive the process, and URLs that exceed its memory.
 
     <path>                  the database (WAL mode), with -wal and -shm while open
     <path>.promises-<n>     the journal: see journal.py
-    <path>.lock             held while open: see lock.py
+    <path>.lock             held while open: see journal.py
 
-What survives what: a promise, kill -9 at once and a power cut after a second; the rest,
-either of them after `flush_interval`.
+Durability: a promise survives kill -9 immediately and a power cut after one second; everything
+else survives both after `flush_interval`.
 """
 
 from __future__ import annotations
@@ -40,14 +40,13 @@ T = TypeVar("T")
 
 
 class SqliteStorage:
-    """Keeps policies, clocks and history in one SQLite file.
+    """A `Storage` in one SQLite file.
 
-    `path` is created with its directory; `config` bounds it; `clock` tells what is old.
-    `open` raises StorageError, naming the file and the remedy, for a file that is
-    damaged, foreign, of a newer gatekeeper, in use by another process, or read-only, and
-    leaves such a file as it was. On a full disk, with `on_failure` "refuse", it begins without
-    the file: promises are refused, and what would have to be read raises StorageError, until
-    there is room.
+    `path` is created with its directory, `config` sets the bounds, and `clock` determines which
+    rows are old. `open` raises StorageError, naming the file and the remedy, if the file is
+    damaged, foreign, of a newer gatekeeper, in use by another process, or read-only, and leaves
+    it unchanged. On a full disk, with `on_failure` "refuse", it starts without the file: until
+    there is space, promises are refused, and reads raise StorageError.
 
     >>> async def remember(record):
     ...     async with SqliteStorage("state.db") as storage:
@@ -65,7 +64,7 @@ class SqliteStorage:
         self._readers: ThreadPoolExecutor | None = None
         self._connection: sqlite3.Connection | None = None
         self._here: sqlite3.Connection | None = None
-        """For the thread of the loop: what can't wait for another one."""
+        """For reads in the loop's thread, which can't wait for another thread."""
         self._closing: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> SqliteStorage:
@@ -77,13 +76,13 @@ class SqliteStorage:
 
     @classmethod
     def configured(cls, config: StorageConfig, clock: Clock) -> SqliteStorage | None:
-        """The one that the settings name; None where they name none."""
+        """Return the storage that the settings name, or None if they name none."""
         if config.path is None or config.path == MEMORY:
             return None
         return cls(config.path, config=config, clock=clock)
 
     async def open(self) -> None:
-        """Open or create. Raises StorageError."""
+        """Open or create the file. Raises StorageError."""
         if self._readers is not None:
             raise StorageError(f"{self._path}: already opened; a storage is opened once")
         opened = asyncio.wrap_future(self._writer.start())
@@ -95,7 +94,7 @@ class SqliteStorage:
             self._writer.join()
             self._writer = Writer(self._path, self._config, self._clock)
             raise
-        # One thread, one connection: WAL lets it read while the writer writes.
+        # One thread with one connection: WAL lets it read while the writer writes.
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="gatekeeper-storage-read")
 
     async def close(self) -> None:
@@ -104,7 +103,7 @@ class SqliteStorage:
             return
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close(self._readers))
-        # Shielded: a cancelled caller leaves neither thread nor lock behind.
+        # Shielded, so that a cancelled caller leaves neither the thread nor the lock behind.
         await asyncio.shield(self._closing)
 
     async def _close(self, readers: ThreadPoolExecutor) -> None:
@@ -117,19 +116,19 @@ class SqliteStorage:
         self._writer.join()
 
     async def load_origin(self, origin: str) -> OriginRecord | None:
-        """What was last put for that origin, pending writes included."""
+        """Return the latest record of an origin, pending writes included, or None."""
         pending = self._writer.pending_origin(origin)
         if pending is not None:
             return pending
         return await self._read(lambda connection: schema.read_origin(connection, origin))
 
     def put_origin(self, record: OriginRecord) -> None:
-        """Keep it, in the next batch. A body joins the origin's history."""
+        """Store a record with the next batch. Its body is added to the origin's history."""
         self._writer.put_origin(record)
 
     async def load_clocks(self) -> list[ClockRecord]:
-        """Every clock kept, journal included."""
-        # Before the file is read: what is committed meanwhile would be missed afterwards.
+        """Return every stored clock, the journal's included."""
+        # Taken before the file is read: a commit in between would otherwise be missed.
         pending = self._writer.pending_clocks()
         kept = await self._read(schema.read_clocks)
         clocks = [record for record in kept if record.scope not in pending]
@@ -137,14 +136,14 @@ class SqliteStorage:
         return clocks
 
     async def load_clock(self, scope: str) -> ClockRecord | None:
-        """One scope's clock, pending writes included."""
+        """Return the clock of a scope, pending writes included, or None."""
         known, pending = self._writer.pending_clock(scope)
         if known:
             return pending
         return await self._read(lambda connection: schema.read_clock(connection, scope))
 
     def load_clock_nowait(self, scope: str) -> ClockRecord | None:
-        """`load_clock` without waiting: a row is read by its key, and no writer delays it (WAL)."""
+        """`load_clock` without awaiting: reads a row by its key, undelayed by the writer (WAL)."""
         known, pending = self._writer.pending_clock(scope)
         if known:
             return pending
@@ -157,63 +156,65 @@ class SqliteStorage:
             raise schema.unusable(self._path, error) from error
 
     def put_clock(self, record: ClockRecord) -> None:
-        """Keep it, in the next batch."""
+        """Store a clock with the next batch."""
         self._writer.put_clock(record.scope, record)
 
     def promise(self, record: ClockRecord) -> None:
-        """Keep it, durable against kill -9 before this returns. Raises StorageError."""
+        """Store a clock, durable against kill -9 before this returns. Raises StorageError."""
         self._writer.promise(record)
 
     def owe(self, record: ClockRecord) -> None:
-        """`promise` what came of an answer, with the room held back for it. Raises StorageError."""
+        """`promise` for a clock that follows from a response; it may use the reserved space.
+        Raises StorageError."""
         self._writer.promise(record, spare=True)
 
     @property
     def failing(self) -> str | None:
-        """Why promises can't be kept now; None: they can, or `on_failure` is "continue"."""
+        """Why promises can't be stored now; None if they can, or `on_failure` is "continue"."""
         return self._writer.failing
 
     @property
     def exhausted(self) -> bool:
-        """Whether not even `owe` finds room while promises can't be kept."""
+        """True if `owe` fails as well as `promise`."""
         return self._writer.exhausted
 
     def watch(self, told: Callable[[], None]) -> None:
-        """Have `told` called, in the running loop, when promises begin not to be kept."""
+        """Set the callback that is called, in the running loop, when promises can no longer be
+        stored. It replaces an earlier one."""
         loop = asyncio.get_running_loop()
 
         def tell() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
+            with contextlib.suppress(RuntimeError):  # the loop may be closed
                 loop.call_soon_threadsafe(told)
 
         self._writer.watch(tell)
 
     def forget_clock(self, scope: str) -> None:
-        """Nothing is owed to that scope any more."""
+        """Delete the clock of a scope, to which nothing is owed any more."""
         self._writer.put_clock(scope, None)
 
     async def history(self, origin: str) -> list[HistoryEntry]:
-        """The bodies of an origin, oldest first, pending ones included."""
+        """Return the history of an origin, oldest first, pending entries included."""
         while True:
             batches, seen = self._writer.pending_history(origin)
             kept = await self._read(lambda connection: schema.history_of(connection, origin))
-            # Committed in between, the same sightings would be told twice.
+            # After a commit in between, the same sightings would be counted twice.
             if batches == self._writer.batches():
                 return overlay(kept, origin, seen)
 
     async def body(self, body_hash: bytes) -> bytes | None:
-        """The text behind a hash, decompressed; None if it was dropped."""
+        """Return the decompressed text with that hash, or None if it was dropped."""
         pending = self._writer.pending_body(body_hash)
         if pending is not None:
             return unpack_body(pending)
         return await self._read(lambda connection: schema.text_of(connection, body_hash))
 
     async def flush(self) -> None:
-        """Return when everything put so far is written. Raises StorageError if it can't be."""
+        """Return when everything put so far is written. Raises StorageError if that fails."""
         await asyncio.wrap_future(self._writer.flush())
 
     def stats(self) -> StorageStats:
-        """What was written, what is pending, what failed."""
+        """Return the counters of writes, pending records and failures."""
         return self._writer.stats()
 
     async def _read(self, query: Callable[[sqlite3.Connection], T]) -> T:
@@ -245,25 +246,25 @@ class SqliteStorage:
 
 
 Entry = tuple[float, int, str, Any]
-"""Rank (the negated priority), order of arrival, URL, payload: sorts as it is to be served, as
-no two have one order of arrival."""
+"""Rank (the negated priority), arrival number, URL, payload. Entries sort in the order in which
+they are served; arrival numbers are unique."""
 
 MAX_OBJECTS = 100_000
-"""Payloads that can't go to the file, of URLs that do: they stay in memory, and no more of them."""
+"""The maximum number of payloads that can't be written to the file and stay in memory."""
 
 _BATCH = 500
 
 
 class OverflowFile:
-    """The URLs of every origin that has too many for memory, in one SQLite file.
+    """A scratch SQLite file with the URLs of origins that have too many for memory.
 
-    The file is scratch: made empty at the first need, deleted when closed. Writing is
-    batched; reading is by primary key, some dozens of microseconds for a chunk. An
-    operation that fails raises StorageError and has changed nothing: it may be tried again.
+    It is created empty on first use and deleted when closed. Writes are batched; reads use the
+    primary key and take some dozens of microseconds for a chunk. An operation that fails raises
+    StorageError, has changed nothing, and may be retried.
 
-    A payload of plain values goes to the file as MessagePack, and an equal one comes back.
-    Any other object stays in memory, `max_objects` at most: to write it would take pickle, and
-    then whoever can write to the folder of scratch files could run code here.
+    A payload of plain values is written as MessagePack and read back equal. Any other object
+    stays in memory, `max_objects` at most: writing it would need pickle, and then anybody who
+    can write to the folder of scratch files could run code in this process.
     """
 
     def __init__(self, path: str | Path | None = None, max_objects: int = MAX_OBJECTS) -> None:
@@ -272,7 +273,7 @@ class OverflowFile:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._pending: list[tuple[int, float, int, str, bytes | None]] = []
         self._objects: dict[int, Any] = {}
-        """Order of arrival -> payload."""
+        """Arrival number -> payload that can't be written to the file."""
         self._max_objects = max_objects
         self.rows: int = 0
 
@@ -294,7 +295,7 @@ class OverflowFile:
 
     @contextlib.contextmanager
     def _usable(self) -> Iterator[sqlite3.Connection]:
-        """The file, inside one transaction: all of it or nothing."""
+        """Provide the connection inside one transaction. Raises StorageError and rolls back."""
         connection = None
         try:
             connection = self._open()
@@ -307,16 +308,14 @@ class OverflowFile:
                 f"({error}): make room there, or give PoliteQueue another `path`; no URL is lost"
             ) from error
         finally:
-            # A full disk, for one, has ended the transaction already.
+            # Some errors, such as a full disk, have ended the transaction already.
             if connection is not None and connection.in_transaction:
                 with contextlib.suppress(sqlite3.Error):
                     connection.execute("ROLLBACK")
 
     def make_room(self, data: Any) -> None:
-        """Write what is to be written, if that is much; see that one more payload has a place.
-
-        Raises StorageError.
-        """
+        """Prepare for one `add`: write pending rows if there are many, and check that the payload
+        has a place. Raises StorageError."""
         if len(self._objects) >= self._max_objects and _packed(data) is None:
             raise StorageError(
                 f"the queue keeps {self._max_objects:,} payloads in memory already that can't go "
@@ -328,7 +327,7 @@ class OverflowFile:
             self._flush()
 
     def add(self, queue: int, entry: Entry) -> None:
-        """Put away one URL of that queue, at first in memory: this can't fail."""
+        """Add a URL to a queue. It is buffered in memory, so this can't fail."""
         rank, arrival, url, data = entry
         packed = None if data is None else _packed(data)
         if data is not None and packed is None:
@@ -343,7 +342,7 @@ class OverflowFile:
             self._pending.clear()
 
     def take(self, queue: int, count: int) -> list[Entry]:
-        """Take out the first URLs of that queue. Raises StorageError."""
+        """Remove and return the first `count` entries of a queue. Raises StorageError."""
         self._flush()
         with self._usable() as connection:
             found: list[tuple[float, int, str, bytes | None]] = connection.execute(
@@ -366,7 +365,7 @@ class OverflowFile:
         """Delete the file. Idempotent."""
         self._pending.clear()
         self._objects.clear()
-        # What can't be deleted now is not worth an error to anybody.
+        # Failing to delete a scratch file is not worth an error.
         with contextlib.suppress(sqlite3.Error, OSError):
             if self._connection is not None:
                 self._connection.close()
@@ -379,10 +378,10 @@ class OverflowFile:
 
 
 class KeptEntries:
-    """The file in which a queue's URLs outlive the process, one row each until they are done.
+    """The file in which a queue's URLs outlive the process, one row per URL until it is done.
 
-    Each change is in the system's hands before the call returns, so that kill -9 loses nothing;
-    a power cut may cost the last ones. One process at a time: the file is locked.
+    The kernel has each change before the call returns, so kill -9 loses nothing; a power cut may
+    cost the last changes. The file is locked: one process at a time.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -395,7 +394,7 @@ class KeptEntries:
                     "PRAGMA synchronous = OFF;"
                     "CREATE TABLE IF NOT EXISTS kept"
                     " (arrival INTEGER PRIMARY KEY, rank REAL, url TEXT, data BLOB);"
-                    "BEGIN IMMEDIATE; COMMIT;"  # it takes the lock, or raises
+                    "BEGIN IMMEDIATE; COMMIT;"  # takes the lock, or raises
                 )
             except BaseException:
                 self._file.close()
@@ -412,7 +411,7 @@ class KeptEntries:
             ) from error
 
     def load(self) -> list[Entry]:
-        """Everything that waits, the first in order of arrival first. Raises StorageError."""
+        """Return every entry in order of arrival. Raises StorageError."""
         with self._failing():
             rows = self._file.execute(
                 "SELECT rank, arrival, url, data FROM kept ORDER BY arrival"
@@ -420,7 +419,7 @@ class KeptEntries:
             return [(*one[:3], None if one[3] is None else _read(one[3])) for one in rows]
 
     def add(self, entry: Entry) -> None:
-        """Keep it. Raises TypeError for a payload that is no plain value, and StorageError."""
+        """Store an entry. Raises TypeError if its payload is not plain values, and StorageError."""
         rank, arrival, url, data = entry
         packed = None if data is None else _packed(data)
         if data is not None and packed is None:
@@ -432,19 +431,19 @@ class KeptEntries:
             self._file.execute("INSERT INTO kept VALUES (?, ?, ?, ?)", (arrival, rank, url, packed))
 
     def remove(self, entry: Entry) -> None:
-        """It is done. Raises StorageError."""
+        """Delete an entry that is done. Raises StorageError."""
         with self._failing():
             self._file.execute("DELETE FROM kept WHERE arrival = ?", (entry[1],))
 
     def close(self) -> None:
-        """Leave the file to the next. Idempotent."""
+        """Close and unlock the file. Idempotent."""
         with contextlib.suppress(sqlite3.Error):
             self._file.close()
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
-    # Scratch: what a crash leaves of it is worth nothing. Not so what a full disk leaves,
-    # so that there is a journal, in memory.
+    # After a crash the scratch file has no value, so nothing is synced. After a full disk it
+    # does, so a rollback journal is needed, in memory.
     connection.execute("PRAGMA journal_mode = MEMORY")
     connection.execute("PRAGMA synchronous = OFF")
     connection.execute("DROP TABLE IF EXISTS waiting")
@@ -460,15 +459,15 @@ _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
 def _packed(data: Any) -> bytes | None:
-    """The payload as MessagePack; None where what is read back would not be the same."""
+    """Return the payload as MessagePack, or None if it would not be read back equal."""
     try:
         return _write(data) if _is_plain(data) else None
     except (OverflowError, UnicodeError, RecursionError, msgspec.MsgspecError):
-        return None  # an integer of more than 64 bits, half a character, a list in itself
+        return None  # an integer of more than 64 bits, a lone surrogate, a list within itself
 
 
 def _is_plain(data: Any) -> bool:
-    kind = type(data)  # not isinstance: a subclass would come back as what it is made of
+    kind = type(data)  # not isinstance: a subclass would be read back as its base class
     if kind is list:
         return all(map(_is_plain, data))
     if kind is dict:

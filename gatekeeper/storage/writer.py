@@ -1,13 +1,13 @@
-"""The one thread that writes: it collects what was put and commits it in batches.
+"""The writer thread, which commits records in batches, and the transactions that it runs.
 
-The loop's thread puts under a lock that is held for microseconds; everything that can
-wait (opening, committing, fsync, deleting) happens in this thread. It sleeps until
-something is put, then gathers for `flush_interval` and commits once. A transaction that
-fails is given back to the buffer, where newer records win over it, and tried again.
+The loop's thread adds records under a lock that is held for microseconds; everything that can
+wait (opening, committing, fsync, deleting) happens in the writer thread. It sleeps until a
+record is put, then gathers records for `flush_interval` and commits them together. A failed
+batch is returned to the buffer, where newer records take precedence, and is retried.
 
-A promise that the journal does not take is refused (or, with `on_failure = "continue"`, only
-counted), and the thread tries to mend the journal every second from then on: what was promised
-meanwhile and is in force goes in first.
+A promise that the journal can't store is refused (or, with `on_failure = "continue"`, only
+counted). From then on the thread tries to repair the journal every second; it first appends the
+promises that were missed and are in force.
 """
 
 from __future__ import annotations
@@ -56,18 +56,19 @@ _log = logging.getLogger("gatekeeper.storage")
 MAX_PENDING_ORIGINS = 200_000
 MAX_PENDING_BYTES = 128 * 1024 * 1024
 EARLY = 10_000
-"""So many pending records are written without waiting for the interval's end."""
+"""With so many pending records the batch is committed without waiting for the interval's end."""
 MAX_RETRY = 30.0
+"""The longest wait in seconds before a failed batch is retried."""
 SYNC_INTERVAL = 1.0
-"""Seconds of the journal that a power cut may cost."""
+"""Seconds between two fsyncs of the journal, and so the most that a power cut may cost."""
 MEND_INTERVAL = 1.0
-"""Seconds between two attempts to have a journal again that takes promises."""
+"""Seconds between two attempts to repair the journal."""
 _AT_ONCE = 500
-"""Promises made up for without letting the loop's thread in."""
+"""Missed promises that are appended in one go, during which the loop's thread is locked out."""
 
 
 class _Work(Enum):
-    """What the thread has to do."""
+    """The next task of the thread."""
 
     COMMIT = auto()
     SYNC = auto()
@@ -75,10 +76,10 @@ class _Work(Enum):
 
 
 class Writer:
-    """Owns the lock, the journal, the writing connection and the thread.
+    """Owns the locks, the journal, the writing connection and the thread.
 
-    Monotonic time here is the machine's own, not the injected clock's: a virtual clock
-    can't wake a thread. Tests and callers that must know use `flush`.
+    It uses the machine's monotonic time, not the injected clock's: a virtual clock can't wake a
+    thread. Tests and callers that need certainty use `flush`.
     """
 
     def __init__(self, path: Path, config: StorageConfig, clock: Clock) -> None:
@@ -94,7 +95,7 @@ class Writer:
             versions=config.history_versions,
         )
         self._writing = WriteBatch()
-        """What is being committed."""
+        """The batch that is being committed."""
         self._flushes: list[Future[None]] = []
         self._running = False
         self._stopping = False
@@ -103,13 +104,13 @@ class Writer:
         self._promises = 0
         self._unjournaled = 0
         self._trouble: str | None = None
-        """Why the journal took no promise when it was last tried."""
+        """Why the journal can't store promises; None if it can."""
         self._mend_at = 0.0
         self._unproven = False
         """An fsync failed, and none has succeeded since."""
         self._unkept: dict[str, None] = {}
-        """Scopes whose latest promise is in memory alone."""
-        # The thread's own; `append` alone is called from outside, under _wake:
+        """Scopes whose latest promise is only in memory."""
+        # Used by the thread alone, except `append`, which is called under _wake:
         self._journal = Journal(path, limit=config.journal_bytes)
         self._committer: Committer | None = None
         self._database: DatabaseLock | None = None
@@ -122,10 +123,10 @@ class Writer:
     # Called from the loop's thread.
 
     def start(self) -> Future[None]:
-        """Begin; the future is done when the file is open, or holds the StorageError."""
+        """Start the thread. The future is done when the file is open, or holds the StorageError."""
         opened: Future[None] = Future()
         self._ended: Future[None] = Future()
-        # A daemon: a program that forgets to close ends all the same, as if killed.
+        # A daemon thread: a program that forgets to close the storage still ends, as if killed.
         self._thread = threading.Thread(
             target=self._run, args=(opened,), name="gatekeeper-storage", daemon=True
         )
@@ -133,7 +134,8 @@ class Writer:
         return opened
 
     def stop(self) -> Future[None]:
-        """Take no more, write what is pending, close; done when the thread has ended."""
+        """Accept no more records, write the pending ones and close. The future is done when the
+        thread has finished."""
         with self._wake:
             self._running = False
             self._stopping = True
@@ -141,11 +143,11 @@ class Writer:
         return self._ended
 
     def join(self) -> None:
-        """Wait for the thread itself; immediate once `stop`'s future is done."""
+        """Wait for the thread to end; immediate once `stop`'s future is done."""
         self._thread.join()
 
     def put_origin(self, record: OriginRecord) -> None:
-        """Keep it in the next batch."""
+        """Store a record with the next batch."""
         record = with_hash(record)
         with self._wake:
             self._check_running()
@@ -153,18 +155,18 @@ class Writer:
             self._set_due()
 
     def put_clock(self, scope: str, record: ClockRecord | None) -> None:
-        """Keep it in the next batch; None forgets the scope."""
+        """Store a scope's clock, or delete it (None), with the next batch."""
         with self._wake:
             self._check_running()
             self._pending.put_clock(scope, record)
             self._set_due()
 
     def promise(self, record: ClockRecord, *, spare: bool = False) -> None:
-        """Keep it in the journal now and in the next batch.
+        """Append a clock to the journal now, and store it with the next batch.
 
-        `spare`: it came of an answer, so it may use the room that is held back for those.
-        Raises StorageError where the journal does not take it and `on_failure` is "refuse";
-        it is kept in memory and made up for all the same.
+        `spare`: the clock follows from a response, so it may use the journal's reserved space.
+        Raises StorageError if the journal can't store it and `on_failure` is "refuse"; even
+        then it stays in memory and is appended later.
         """
         with self._wake:
             self._check_running()
@@ -202,23 +204,24 @@ class Writer:
 
     @property
     def failing(self) -> str | None:
-        """Why promises are refused now; None: they are not."""
+        """Why promises are refused now; None if they are not."""
         return self._trouble if self._refuses else None
 
     @property
     def exhausted(self) -> bool:
-        """Are promises refused, and not even those that can't be refused find room?"""
+        """True if promises are refused, including those with `spare`."""
         return self.failing is not None and (self._unproven or not self._journal.spared)
 
     def watch(self, told: Callable[[], None]) -> None:
-        """Have `told` called when promises begin not to be kept, in whichever thread met it; it
-        has to return at once and to call nothing of this object."""
+        """Set the callback that is called when promises can no longer be stored. It is called in
+        either thread, must return quickly and must not call this object."""
         self._on_trouble = told
 
     def _in_trouble(self, error: OSError) -> None:
-        """Under the lock: the journal does not take what it should."""
+        """Record, report and log that the journal can't store promises. Called under the lock."""
         before = self._trouble
-        if before is None or not self._journal.idle:  # without one, why it could not be begun
+        # With no journal open, the reason stays why none could be begun.
+        if before is None or not self._journal.idle:
             self._trouble = error.strerror or str(error)
         if before is None:
             self._on_trouble()
@@ -234,7 +237,8 @@ class Writer:
             self._wake.notify()
 
     def flush(self) -> Future[None]:
-        """Done when all that was put so far is committed, or holds the StorageError."""
+        """Request a commit. The future is done when everything put so far is committed, or holds
+        the StorageError."""
         flushed: Future[None] = Future()
         with self._wake:
             self._check_running()
@@ -244,22 +248,22 @@ class Writer:
 
     @property
     def _unwritten(self) -> tuple[WriteBatch, WriteBatch]:
-        """What the file does not hold yet, the newer first."""
+        """The batches that are not in the file yet, newer first."""
         return self._pending, self._writing
 
     def pending_origin(self, origin: str) -> OriginRecord | None:
-        """What the file does not hold yet."""
+        """Return an origin's record that is not in the file yet, or None."""
         with self._wake:
             found = (batch.origins.get(origin) for batch in self._unwritten)
             return next(filter(None, found), None)
 
     def pending_clocks(self) -> dict[str, ClockRecord | None]:
-        """Clocks that the file does not hold yet; None: forgotten."""
+        """Return the clocks that are not in the file yet; the value None means deleted."""
         with self._wake:
             return self._writing.clocks | self._pending.clocks
 
     def pending_clock(self, scope: str) -> tuple[bool, ClockRecord | None]:
-        """Whether something is pending for that scope, and what."""
+        """Return whether a change is pending for the scope, and its clock (None: deleted)."""
         with self._wake:
             return self._unwritten_clock(scope)
 
@@ -270,24 +274,24 @@ class Writer:
         return False, None
 
     def pending_history(self, origin: str) -> tuple[int, list[Sighting]]:
-        """Sightings that the file does not hold yet, and the number of batches before."""
+        """Return the number of committed batches, and the sightings not in the file yet."""
         with self._wake:
             later, earlier = (batch.sightings.get(origin, []) for batch in self._unwritten)
             return self._batches(), merge(earlier, later, self._config.history_versions)
 
     def pending_body(self, body_hash: bytes) -> bytes | None:
-        """A packed body that the file does not hold yet."""
+        """Return a packed body that is not in the file yet, or None."""
         with self._wake:
             found = (batch.body(body_hash) for batch in self._unwritten)
             return next(filter(None, found), None)
 
     def batches(self) -> int:
-        """Transactions committed so far."""
+        """Return the number of transactions committed so far."""
         with self._wake:
             return self._batches()
 
     def stats(self) -> StorageStats:
-        """Counters; those of the thread may lag by a batch."""
+        """Return the counters; those of the thread may lag behind by a batch."""
         committer = self._committer
         with self._wake:
             return StorageStats(
@@ -336,7 +340,7 @@ class Writer:
                     if (later := self._open_later(stack, error, opened)) is None:
                         return
                     committer = later
-                except BaseException as error:  # noqa: BLE001 - it belongs to who awaits `open`
+                except BaseException as error:  # noqa: BLE001 - raised to the caller of `open`
                     opened.set_exception(error)
                     return
                 else:
@@ -353,8 +357,10 @@ class Writer:
     def _open_later(
         self, stack: contextlib.ExitStack, error: Exception, opened: Future[None]
     ) -> Committer | None:
-        """Begin without the file: refuse every promise, and try to open it until there is room.
-        None: there was none before the end."""
+        """Run without the file, refusing every promise, and retry opening it until there is space.
+
+        Return None if the writer was stopped before that.
+        """
         with self._wake:
             self._running = not self._stopping
             self._unproven = True
@@ -379,7 +385,7 @@ class Writer:
 
     @property
     def opened(self) -> bool:
-        """Is the file open? It is not where the writer began on a full disk."""
+        """True if the file is open; False while a start on a full disk waits for space."""
         return self._committer is not None
 
     def _open(self, stack: contextlib.ExitStack) -> Committer:
@@ -403,7 +409,7 @@ class Writer:
         latest = committer.absorbed
         kept = list(self._journal.replay(committer.absorbed))
         with self._wake:
-            early = self._pending.take()  # what was put before the file could be opened is newer
+            early = self._pending.take()  # put before the file could be opened: newer
             for sequence, record in kept:
                 self._pending.put_clock(record.scope, record)
                 latest = max(latest, sequence)
@@ -449,7 +455,7 @@ class Writer:
                 return
 
     def _await_work(self) -> _Work:
-        """Sleep until there is something to do."""
+        """Sleep until there is a task, and return it. Called under the lock."""
         while not (self._stopping or self._flushes):
             now = time.monotonic()
             if self._due is not None and now >= self._due:
@@ -467,8 +473,11 @@ class Writer:
         return _Work.COMMIT
 
     def _sync(self) -> bool:
-        """Have the journal on the disk. Where that fails nobody knows what of it is there:
-        all that is not committed goes to another generation."""
+        """Sync the journal to disk; return False if that fails.
+
+        It is then unknown what is on the disk, so everything that is not committed has to be
+        appended to another generation.
+        """
         try:
             self._journal.sync()
             self._check_database()
@@ -483,14 +492,14 @@ class Writer:
         return True
 
     def _check_database(self) -> None:
-        """Raises OSError where it was removed: what is written to it then is lost with us."""
+        """Raise OSError if the database was removed: what is written to it would be lost."""
         if self._database is not None:
             self._database.check()
 
     def _mend(self) -> None:
-        """Have a journal that takes promises, and make up for those that it missed.
+        """Try to repair the journal, and append the promises that it missed.
 
-        It takes them again once a frame was written and an fsync came back.
+        It counts as repaired once a frame was written and an fsync succeeded.
         """
         with self._wake:
             self._mend_at = time.monotonic() + MEND_INTERVAL
@@ -502,7 +511,7 @@ class Writer:
                 self._make_up()
             except OSError:
                 with self._wake:
-                    self._journal.begin()  # the disk may be well, and the open file not
+                    self._journal.begin()  # the disk may be fine, and only the open file broken
                 self._make_up()
         except OSError as error:
             with self._wake:
@@ -511,15 +520,17 @@ class Writer:
         if not self._sync():
             return
         with self._wake:
-            if self._unkept:  # another one was missed meanwhile
+            if self._unkept:  # another promise was missed meanwhile
                 return
             self._trouble = None
             self._unproven = False
         _log.warning("%s: promises can be kept again", self._path)
 
     def _make_up(self) -> None:
-        """Append what the journal missed, or a frame of no scope where it missed nothing:
-        that the file is open proves nothing. Raises OSError."""
+        """Append the promises that the journal missed. Raises OSError.
+
+        If it missed none, append a test frame, because an open file need not be writable.
+        """
         if not self._unkept:
             with self._wake:
                 self._journal.append(NOBODYS, NOTHING)
@@ -532,7 +543,7 @@ class Writer:
                     del self._unkept[scope]
 
     def _take(self) -> tuple[WriteBatch, list[Future[None]]]:
-        """The next batch, the journal begun anew where due, and who waits for it."""
+        """Take the next batch and the futures of its flushes; start a new journal if one is due."""
         if self._journal.full or self._journal.idle:
             self._begin_journal()
         self._writing = batch = self._pending.take()
@@ -542,11 +553,11 @@ class Writer:
         return batch, flushes
 
     def _begin_journal(self) -> None:
-        """Under the lock."""
+        """Start a new generation of the journal. Called under the lock."""
         try:
             self._journal.begin()
         except OSError as error:
-            # A full disk: the generation before goes on, if there is one.
+            # Probably a full disk: the current generation stays in use, if there is one.
             if self._journal.idle:
                 self._in_trouble(error)
             else:
@@ -566,12 +577,12 @@ class Writer:
         took = time.monotonic() - began
         with self._wake:
             self._writing = WriteBatch()
-            # On the disk as much as the database is: what the journal missed is made up for.
+            # The database now holds what the journal missed, except for newer records.
             self._unkept = {name: None for name in self._unkept if name in self._pending.clocks}
             self._failures = 0
             self._error = None
             self._journal.stall(False)
-            # A put is on disk `flush_interval` after it was made, the commit included.
+            # A record is to be on disk within `flush_interval`, including the commit itself.
             self._gather = max(self._config.flush_interval - took, self._config.flush_interval / 4)
         try:
             committer.upkeep()
@@ -580,7 +591,7 @@ class Writer:
         return None
 
     def _failed(self, batch: WriteBatch, error: Exception) -> None:
-        """Keep what could not be written, and try again after a growing while."""
+        """Put back a batch that could not be written, and schedule a retry with back-off."""
         if self._failures == 0:
             _log.error("%s: nothing can be written, tried again later: %s", self._path, error)
         with self._wake:
@@ -592,7 +603,7 @@ class Writer:
             self._journal.stall(True)
             wait = min(self._config.flush_interval * 2.0 ** min(self._failures, 16), MAX_RETRY)
             self._due = time.monotonic() + wait if len(self._pending) else None
-            try:  # what the database met, promises may meet as well
+            try:  # the database's error may affect the journal as well
                 self._journal.append(NOBODYS, NOTHING)
             except OSError as refused:
                 self._in_trouble(refused)
@@ -602,8 +613,9 @@ class Writer:
 # --- transactions ----------------------------------------------------------------------------
 
 FORGET_EVERY = 3600.0
+"""Seconds between two deletions of old rows, unless many records are put."""
 
-# Errors of SQLite that one record can be at fault for, and trying again can't mend.
+# Errors of SQLite that a single record can cause, and that a retry can't resolve.
 _FAULT_OF_RECORD = (
     sqlite3.IntegrityError,
     sqlite3.DataError,
@@ -617,7 +629,7 @@ def _fault_of_file(error: Exception) -> bool:
 
 
 class Committer:
-    """Writes batches through one connection, and keeps the tables within their bounds."""
+    """Commits batches through one connection, and keeps the tables within their bounds."""
 
     def __init__(self, connection: sqlite3.Connection, config: StorageConfig, clock: Clock) -> None:
         self._connection = connection
@@ -634,9 +646,9 @@ class Committer:
         self.rejected: int = 0
 
     def commit(self, batch: WriteBatch) -> None:
-        """All of it or nothing, but for records that the database refuses by themselves.
+        """Commit a batch atomically, without records that the database refuses individually.
 
-        Raises sqlite3.Error; the batch may be tried again then.
+        Raises sqlite3.Error, after which the batch may be retried.
         """
         try:
             self._commit(batch, self._write)
@@ -668,7 +680,7 @@ class Committer:
             yield
             self._connection.execute("COMMIT")
         except BaseException:
-            # A full disk has rolled back already.
+            # Some errors, such as a full disk, have rolled back already.
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
@@ -682,7 +694,7 @@ class Committer:
         )
 
     def _write_singly(self, batch: WriteBatch) -> int:
-        """Record by record, so that the one at fault spoils no other."""
+        """Write each record in its own savepoint, so that an invalid one affects no other."""
         grown = 0
         for origin, record in batch.origins.items():
             seen = batch.sightings.get(origin)
@@ -707,7 +719,7 @@ class Committer:
         return grown
 
     def upkeep(self) -> None:
-        """Bring history and tables back within their bounds. Raises sqlite3.Error."""
+        """Reduce the history and the tables to their bounds. Raises sqlite3.Error."""
         excess = self.history_bytes - self._config.history_bytes
         if excess > 0 and self.history_bytes > self._hopeless:
             self._shrink(excess + self._config.history_bytes // 20)
@@ -718,7 +730,7 @@ class Committer:
             with self._transaction():
                 forget(
                     self._connection,
-                    # Old is what is older than the news: a clock set years ahead, with
+                    # Age is relative to the newest record: a wall clock set years ahead, with
                     # nothing fetched since, makes nothing old.
                     now=min(self._clock.wall(), self._newest),
                     forget_after=self._config.forget_after,
@@ -730,5 +742,6 @@ class Committer:
             freed = shrink_history(self._connection, excess=excess)
             set_meta(self._connection, "history_bytes", self.history_bytes - freed)
         self.history_bytes -= freed
-        # All that is left belongs to kept origins: looking again is vain until it has grown.
+        # If nothing was freed, all that is left belongs to stored origins: don't search again
+        # until the history has grown.
         self._hopeless = 0 if freed else self.history_bytes + self._config.history_bytes // 20
