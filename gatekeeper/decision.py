@@ -146,7 +146,7 @@ class Reason(StrEnum):
     GATE_UNREACHABLE = "gate_unreachable"
     """defer, allow: the client's own answer while its sidecar is unreachable (allow only with
     fail="open"); check that `gatekeeper serve` is running."""
-    # Somebody else decided.
+    # The guard, the operator, or the caller's own text decided.
     OPERATOR = "operator"
     """allow, deny: the operator's configuration decided ([[host]] robots), whatever the site
     says; `note` has the operator's reason."""

@@ -1,8 +1,8 @@
-"""From what is known of an origin to the `Decision` about one URL.
+"""`Decider`: makes the `Decision` about a URL from what is cached about its origin.
 
-`Decider.decide` is the one place where a robots.txt, or the lack of one, and a URL become a
-decision: every question and every lease comes to it. It reads no clock, waits for nothing and
-does no I/O; the moment is an argument. A `DecisionCache` stands in front of it, inside it.
+`Decider.decide` is the only place that turns a robots.txt, or the lack of one, and a URL into a
+decision: every question and every lease calls it. It reads no clock, never waits and does no I/O;
+the moment is an argument. Inside it, a `DecisionCache` answers what was decided before.
 """
 
 from __future__ import annotations
@@ -54,29 +54,30 @@ from gatekeeper.urls import Target, mask, parse
 _log = logging.getLogger(__name__)
 
 ON_THE_WAY = 1.0
-"""Seconds for which a granted request may be under way: it must be allowed at their end, too."""
+"""Seconds that a granted request may take to arrive: it must be allowed at their end, too."""
 
 _SOON = 1.0
-"""Seconds after which to ask again where nothing but the asker itself is in the way."""
+"""Retry delay in seconds if only the caller itself is in the way of an answer."""
 
 _AFTER_AN_ERROR = 60.0
-"""Seconds after which to ask again where an error of ours kept a URL from being decided."""
+"""Retry delay in seconds after an internal error."""
 
 _AFTER_A_FULL_DISK = 5.0
+"""Retry delay in seconds while the state file can't be written."""
 _AFTER_A_LOSS = 2.0
-"""Seconds after which to ask again where the state file can't be written, or a store is lost."""
+"""Retry delay in seconds while the fleet's store can't be reached."""
 
 NoTurn = LedgerLost | BudgetSpent
-"""What keeps every page of a host from its turn, beside a state file that can't be written."""
+"""Errors, beside a state file that can't be written, for which no page of a host gets a turn."""
 
 DENY_ALL = RobotsTxt.parse("User-agent: *\nDisallow: /\n")
-"""What stands for a file that can't be had: nothing may be fetched (RFC 9309 section 2.3.1.4,
+"""Used instead of a file that can't be fetched: nothing is allowed (RFC 9309 section 2.3.1.4,
 RFC-37)."""
 
 
 class DecisionIds:
-    """Ids of decisions: a prefix of this process and a counter, so no clock and no random
-    number is needed for each.
+    """Generates decision ids: a random prefix of this process and a counter, so that an id needs
+    neither a clock nor a random number of its own.
 
     >>> ids = DecisionIds()
     >>> first, second = ids(), ids()
@@ -89,12 +90,12 @@ class DecisionIds:
         self.numbers: itertools.count[int] = itertools.count(1)
 
     def __call__(self) -> str:
-        """The next id."""
+        """Return the next id."""
         return f"{self.prefix}{next(self.numbers):x}"
 
 
 class _Judged(msgspec.Struct, frozen=True, gc=False):
-    """What a policy says about a path at a moment."""
+    """The verdict of a policy about a path at one moment."""
 
     verdict: Verdict
     reason: Reason
@@ -107,10 +108,13 @@ _ROBOTS_FILE = _Judged(Verdict.ALLOW, Reason.ROBOTS_FILE, None, False)
 
 
 def _judge(policy: Policy, match: Match, otherwise: Reason, walls: Sequence[float]) -> _Judged:
-    """Turn a match into a verdict. `otherwise` is the reason where no rule matched; `walls` are
-    the moments at which a visit must be welcome, none where the policy names no hours."""
+    """Turn a match into a verdict.
+
+    `otherwise` is the reason if no rule matched: that of the file, such as no_file, empty_file or
+    soft_404. `walls` are the wall times at which Visit-time must admit a visit; empty if the policy
+    has no Visit-time.
+    """
     verdict = Verdict.ALLOW if match.allowed else Verdict.DENY
-    # Without a rule the reason is that of the file: no_file, empty_file, soft_404 ...
     reason = otherwise if match.rule is None else Reason.RULE
     if match.allowed and walls and policy.timed:
         for moment in map(utc, walls):
@@ -121,8 +125,11 @@ def _judge(policy: Policy, match: Match, otherwise: Reason, walls: Sequence[floa
 
 
 def refused_request(url: str, header: str, note: str, decision_id: str = "") -> Decision:
-    """DENY for a request that the guard refused at the socket: of its URL, its User-Agent header,
-    and the note of the refusal. One class and one word for all of them (T2)."""
+    """Return DENY for a request that the guard refused at the socket.
+
+    `header` is its User-Agent header, `note` the guard's note. All refusals share one exception
+    class and one reason (T2).
+    """
     try:
         origin = parse(url).origin
     except InvalidURL:
@@ -139,7 +146,10 @@ def refused_request(url: str, header: str, note: str, decision_id: str = "") -> 
 
 
 class UnbuiltDecision(msgspec.Struct, frozen=True):
-    """What allows a URL by its file alone; few look at the decision, which can be had from it."""
+    """Inputs of an ALLOW decision by an origin's file, which is built when it is first read.
+
+    Few callers read the decision of a lease.
+    """
 
     decider: Decider
     record: Record
@@ -149,11 +159,11 @@ class UnbuiltDecision(msgspec.Struct, frozen=True):
 
     @property
     def origin(self) -> str:
-        """Whose file it is."""
+        """Origin of the file."""
         return self.target.origin
 
     def build(self) -> Decision:
-        """The decision, as it was at the moment."""
+        """Build the decision as of its moment."""
         decider = self.decider
         return decider.decide_by(self.record, self.url, self.target, decider.agent, self.moment)
 
@@ -173,8 +183,8 @@ class Decider:
         guard: Guard | None,
         overrides: HostRules,
     ) -> None:
-        """`agent` is the product token of the gate's own name, `overrides` are the operator's
-        `[[host]]` tables."""
+        """`agent` is the product token of the gate's own name; `overrides` are the operator's
+        `[[host]]` rules."""
         self._config = config
         self.agent: str = agent
         self._max_interval = config.pacing.max_interval
@@ -183,41 +193,41 @@ class Decider:
         self._guard = guard
         self._overrides = overrides
         self.records: SplitDict[str, Record] = SplitDict()
-        """By origin, those that are ready to answer: the directory fills and empties it. Those that
-        are `warm` answer by the policy of their text alone."""
+        """Hot records by origin; the directory adds and removes them. A `warm` record answers by
+        the policy of its text alone."""
         self.texts: FileTexts = FileTexts(config)
-        """Those of all records."""
+        """The texts of all records."""
         self._counts: Counter[tuple[Verdict, Reason]] = Counter()
         self._without_file: dict[str, Policy] = {}
-        """By agent: what an origin without a file says to it."""
+        """Policies of an origin without a file, by agent."""
         self._cache = DecisionCache(
             self.records, ids.prefix, agent=agent, max_agents=config.cache.max_agents
         )
         self.numbers: itertools.count[int] = ids.numbers
-        """Those of the ids of decisions."""
+        """Counter of the decision ids."""
         self.recall_lease: Callable[[str], CachedOrigin | None] = self._cache.allowed_origin
-        """For the gate's own agent: what is kept of the origin of a URL that is allowed, or None
-        where the text is not plain, or the URL is not allowed."""
+        """Return the cache entry of a URL's origin if the gate's own agent may fetch the URL. None
+        if the URL is not plain text or not allowed."""
         self.verdict: Callable[[Record, str], bool | None] = self._cache.verdict
-        """The verdict alone about what stands behind the authority of a URL, for the gate's own
-        agent, by the warm record of its origin; None: `check` it."""
+        """Decide the part of a URL after its authority, for the gate's own agent, by the warm
+        record of its origin. None: `check` has to decide."""
 
     def adjust(self, config: Config) -> None:
-        """Decide by the pacing of another configuration from now on."""
+        """Apply the pacing settings of another configuration."""
         self._config = config
         self._max_interval = config.pacing.max_interval
         self.forget()
 
     def forget(self) -> None:
-        """Keep no decision of before: the operator's word or the configuration has changed."""
+        """Clear the decision cache: the operator's rules or the configuration changed."""
         self._cache.forget()
 
     def counts(self) -> dict[tuple[Verdict, Reason], int]:
-        """How many decisions were given, by verdict and reason."""
+        """Count the decisions given so far, by verdict and reason."""
         return dict(self._counts + self._cache.counts())
 
     def count(self, decisions: Mapping[tuple[Verdict, Reason], int]) -> None:
-        """Count decisions that others gave for this one."""
+        """Add decisions that other processes gave on behalf of this decider."""
         self._counts.update(decisions)
 
     # --- the decision -------------------------------------------------------------------
@@ -232,10 +242,10 @@ class Decider:
         *,
         ahead: float = 0.0,
     ) -> Decision | None:
-        """The decision about a URL for the agent; None: the file of its origin is needed first.
+        """Decide about a URL for the agent. Return None if the file of its origin is needed first.
 
-        `raw` is the text as it was asked about, `target` what was read of it, `record` what is
-        known of its origin. A Visit-time must go on for `ahead` seconds.
+        `raw` is the URL as given, `target` the parsed URL, `record` the cached record of its
+        origin, if any. Visit-time must admit a visit now and `ahead` seconds from now.
         """
         if record is None:
             return self.outright(raw, target, agent)
@@ -251,7 +261,7 @@ class Decider:
         *,
         ahead: float = 0.0,
     ) -> Decision:
-        """`decide` where a record is known: there is always a decision."""
+        """Decide as `decide` does, for an origin with a record: there is always a decision."""
         outright = self.outright(raw, target, agent)
         if outright is not None:
             return outright
@@ -264,13 +274,13 @@ class Decider:
     def allowed_steadily(
         self, record: Record, raw: str, target: Target, moment: Moment
     ) -> RobotsInterval | None:
-        """The interval that a file asks for which allows the URL to the gate's own agent, whatever
-        the hour; None: `decide_by` has to tell. Optional speed."""
+        """Return the file's interval if the file allows the URL to the gate's own agent at every
+        hour. None: `decide_by` has to decide. Optional speed."""
         text = record.text
         if (
             not record.reachable
             or moment.now >= record.fresh_until
-            or self._cache.often(record)  # from now on decisions are kept
+            or self._cache.often(record)  # its decisions are cached from now on
             or (rules := self._flat(record, text, self.agent)) is None
             or text is None
             or text.interval is None
@@ -281,7 +291,7 @@ class Decider:
         return text.interval if score is not None and score & 1 else None
 
     def outright(self, raw: str, target: Target, agent: str) -> Decision | None:
-        """What the guard or the operator decides without a look at the file; None: neither."""
+        """Decide by the guard and the operator's rules, without the file. None if neither does."""
         refusal = None if self._guard is None else self._guard.refuses_target(target)
         if refusal is not None:
             return self._simple(Verdict.DENY, Reason.BLOCKED, raw, target, agent, note=refusal.note)
@@ -309,7 +319,7 @@ class Decider:
             # 1996 and 2.0, R96-16 and V2-34).
             judged = _ROBOTS_FILE
         elif standing.verdict is not None or not standing.speaks:
-            # T2: outwardly all that the guard refused has one reason.
+            # T2: everything that the guard refused is shown with the same reason.
             ours = standing.reason is Reason.EGRESS_POLICY
             judged = _Judged(
                 standing.verdict or Verdict.DEFER,
@@ -354,12 +364,12 @@ class Decider:
         )
 
     def _flat(self, record: Record, text: FileText | None, agent: str) -> FlatRules | None:
-        """The rules that answer most questions of the gate's own agent without a look at the text;
-        None: there are none. Optional speed."""
+        """Return the flat rules that answer most questions of the gate's own agent without parsing
+        the text. None if there are none. Optional speed."""
         if text is None or agent != self.agent or text.size >= LARGE or not self._cache.on:
             return None
         if self._max_interval is not None:
-            return None  # what is clamped depends on the hour
+            return None  # whether the interval is clamped depends on the hour
         text.used = True
         rules = text.ready
         if rules is None and text.parsed is not None:
@@ -400,8 +410,7 @@ class Decider:
         )
 
     def _clamped(self, policy: Policy, standing: Standing, moment: Moment) -> str | None:
-        """What `pacing.max_interval` makes of the interval that the text asks for, in words;
-        None: nothing."""
+        """Describe how `pacing.max_interval` shortens the file's interval. None if it does not."""
         if self._max_interval is None:
             return None
         now = utc(moment.wall_time)
@@ -414,13 +423,13 @@ class Decider:
     # --- the policy ---------------------------------------------------------------------
 
     def policy(self, record: Record, text: FileText | None, agent: str) -> Policy:
-        """The text of the record as it reads for one agent; None: there is no file.
+        """Return the policy of the record's text for one agent; without a text, that of no file.
 
-        Chosen once for a text that is awake. One at rest is parsed for this question alone,
-        unless there were others about its origin lately: it is awake then.
+        A text in parsed form keeps its policies. A packed text is parsed for this question only,
+        unless its origin was asked about lately: then it stays parsed.
         """
         most = self._config.cache.max_agents
-        if text is None:  # one policy for all origins
+        if text is None:  # one policy for all origins without a file
             policy = self._without_file.get(agent)
             if policy is None:
                 if len(self._without_file) >= most:
@@ -437,7 +446,7 @@ class Decider:
         return policy
 
     def policy_of(self, robots: RobotsTxt, agent: str) -> Policy:
-        """Any text as it reads for one agent by `[robots]`."""
+        """Return the policy of any file for one agent, by the `[robots]` settings."""
         settings = self._config.robots
         return robots.policy(
             agent,
@@ -447,7 +456,7 @@ class Decider:
         )
 
     def interval(self, record: Record, agent: str, moment: Moment) -> RobotsInterval:
-        """The interval between two requests that the text asks for, with the line that says so."""
+        """Return the interval that the file asks for, with the line it comes from."""
         if record.reachable:
             return self.interval_of(record, record.text, record.current.took, agent, moment)
         standing = record.standing(moment)
@@ -463,8 +472,10 @@ class Decider:
         agent: str,
         moment: Moment,
     ) -> RobotsInterval:
-        """`interval` by a text of the record that may have expired, or the lack of one; `took`:
-        seconds that its retrieval took."""
+        """Return the interval by a text of the record, which may have expired, or by no text.
+
+        `took`: seconds that its retrieval took.
+        """
         ours = text is not None and agent == self.agent
         if text is not None and ours and text.interval is not None:
             return text.interval
@@ -484,7 +495,7 @@ class Decider:
         if seconds is None:
             return NO_RATE
         if policy.request_rates:
-            # The hours of a slower rate may begin before the request arrives.
+            # The hours of a slower Request-rate may begin before the request arrives.
             later = utc(wall + ON_THE_WAY)
             then = policy.interval(later, took)
             if then is not None and then > seconds:
@@ -494,10 +505,10 @@ class Decider:
     # --- the cache ----------------------------------------------------------------------
 
     def recall(self, url: str, agent: str, clock: TwoClocks) -> Decision | None:
-        """The decision about a URL whose origin is warm, by what is kept of it.
+        """Decide about a URL whose origin is warm, by the decision cache.
 
-        The first half of `decide`, with the same answers: None where the text is not plain, or
-        guard and operator have to be asked as well.
+        It gives the same answers as `decide`. None if the URL is not plain text, or if the guard
+        and the operator's rules have to be consulted.
         """
         now = clock.monotonic()
         found = self._cache.warm_record(url, now)
@@ -519,17 +530,17 @@ class Decider:
         return decision
 
     def find(self, url: str, agent: str, now: float) -> tuple[CachedOrigin, str] | None:
-        """What `recall` decides by: what is kept of the URL's origin, and its path."""
+        """Return the cache entry of the URL's origin, and the URL's path, as `recall` uses them."""
         return self._cache.find(url, agent, now)
 
     def of_cached(self, origin: CachedOrigin, path: str, url: str, number: int) -> Decision:
-        """The decision about a URL of an origin that was in the cache when it was asked for;
-        `number` makes its id."""
+        """Build the decision about a URL from the cache entry of its origin; `number` becomes its
+        id."""
         cached = self._cached(origin, path)
         return replace(cached.decision, url=url, id=f"{self._prefix}{number:x}")
 
     def _cached(self, origin: CachedOrigin, path: str) -> CachedDecision:
-        """The decision about a path as it is kept, counted."""
+        """Return the cached decision about a path, made first if need be, and count it."""
         code = origin.rule_of(path)
         cached = origin.decisions.get(code)
         if cached is None:
@@ -538,7 +549,7 @@ class Decider:
         return cached
 
     def _keep_rule(self, origin: CachedOrigin, code: int, path: str) -> CachedDecision:
-        """Decide by a rule that no URL met before, and keep that."""
+        """Cache the decision of a rule that no URL matched before."""
         if code == ROBOTS_FILE:  # RFC 9309 section 2.2.2 (RFC-20)
             judged = _ROBOTS_FILE
             like = replace(origin.first_decision, crawl_delay=None, clamped=False, note=None)
@@ -556,21 +567,23 @@ class Decider:
         return self._cache.keep(origin, code, decision)
 
     def write(self, url: str, agent: str, now: float) -> WrittenDecision | None:
-        """`recall` to be told as JSON, where the cache has it."""
+        """Recall a decision to be sent as JSON. None if the cache does not have it."""
         found = self._cache.find(url, agent, now)
         if found is None:
             return None
         return WrittenDecision(self._cached(*found), url, next(self.numbers))
 
     def write_many(self, urls: Sequence[str], agent: str, now: float) -> DecisionBatch:
-        """`write` for many URLs; one is missing also where the rule that decides was not met
-        before. None is counted yet."""
+        """Recall decisions about many URLs, to be sent as JSON.
+
+        A decision is also missing if its rule decided no URL before. They are not yet counted.
+        """
         return self._cache.write_many(urls, agent, now, self.numbers)
 
     def _keep(
         self, decision: Decision, path: str, record: Record, agent: str, moment: Moment
     ) -> None:
-        """Keep what makes the next questions about a warm record cheaper."""
+        """Cache what makes the next questions about a warm record cheaper."""
         origin = self._cache.known(record, agent)
         if origin is None:
             text = record.text
@@ -583,7 +596,7 @@ class Decider:
             rules = None if often else self._flat(record, text, agent)
             if rules is None:
                 policy = self.policy(record, text, agent)
-                # Visit-time is asked of the clock each time: there is nothing to keep.
+                # With a Visit-time each decision depends on the clock: nothing can be cached.
                 if policy.timed:
                     return
                 if text is not None and ours and text.parsed is not None and text.ready is None:
@@ -599,7 +612,7 @@ class Decider:
                 agent,
                 decision,
                 interval=None if hourly else self.interval(record, agent, moment),
-                # A rate that is clamped at some hours changes the decision.
+                # Whether the interval is clamped, which a decision shows, depends on the hour.
                 keeps=not (hourly and self._max_interval is not None),
             )
         if origin is not None and origin.keeps:
@@ -608,43 +621,48 @@ class Decider:
     # --- without a file -----------------------------------------------------------------
 
     def invalid(self, raw: str, problem: str, agent: str) -> Decision:
-        """DENY for text that is no URL, where an exception would lose the decisions of others."""
+        """Return DENY for a malformed URL of a batch, where an exception would lose the others."""
         return self._simple(Verdict.DENY, Reason.INVALID_URL, raw, None, agent, note=problem)
 
     def failed(self, raw: str, agent: str, error: Exception, moment: Moment) -> Decision:
-        """DEFER for a URL that an error of ours kept from being decided; it is logged."""
+        """Return DEFER for a URL whose question met an internal error, and log the error."""
         _log.error("no decision about %s", mask(raw, query=False), exc_info=error)
         note = f"an error of gatekeeper's own ({type(error).__name__}); its log says more"
         return self._defer(Reason.INTERNAL, raw, None, agent, moment, _AFTER_AN_ERROR, note)
 
     def refused(self, url: str, header: str, note: str) -> Decision:
-        """`refused_request`, with an id (T20). It is counted by the guard."""
+        """Return `refused_request` with an id (T20). The guard counts it."""
         return refused_request(url, header, note, self._ids())
 
     def robots_file(self, raw: str, target: Target, agent: str) -> Decision | None:
-        """ALLOW where the URL is a /robots.txt, whatever is known of its origin; else None."""
+        """Return ALLOW if the URL is a /robots.txt, whatever is known of its origin; else None."""
         if not is_robots_txt(target.path):
             return None
         return self._simple(Verdict.ALLOW, Reason.ROBOTS_FILE, raw, target, agent)
 
     def unknown(self, raw: str, target: Target, agent: str, moment: Moment) -> Decision:
-        """DEFER: nothing usable is known of the origin, and nobody may wait for its file."""
+        """Return DEFER: nothing usable is cached, and the question may not wait for the file."""
         return self._defer(Reason.UNKNOWN, raw, target, agent, moment, _SOON)
 
     def held_back(
         self, raw: str, target: Target, agent: str, held: str, whose: str, moment: Moment
     ) -> Decision:
-        """DEFER: the file needs a turn of a host whose turn the asker itself holds, or the task
-        that started it. `held` is the URL of that lease, `whose` says in words who holds it."""
+        """Return DEFER: the file needs a turn of a host whose lease the asking task, or the task
+        that started it, holds.
+
+        `held` is the URL of that lease, `whose` describes its holder.
+        """
         note = f"robots.txt would wait for {held}, {whose}"
         return self._defer(Reason.OWN_LEASE, raw, target, agent, moment, _SOON, note)
 
     def no_turn(
         self, raw: str, target: Target, agent: str, why: str | NoTurn, moment: Moment
     ) -> Decision:
-        """DEFER: no turn of the host can be had. `why`: the ledger that a fleet shares can't say
-        whose it is, or the budget is spent; or in words why the clock that a turn would start
-        can't be written to the state file."""
+        """Return DEFER: the host grants no turn.
+
+        `why` is the error: the fleet's ledger is lost, or the budget is spent; or a text: why the
+        clock that a turn starts can't be written to the state file.
+        """
         note = str(why)
         if isinstance(why, BudgetSpent):
             reason, seconds = Reason.BUDGET, why.seconds
@@ -658,8 +676,8 @@ class Decider:
     def what_if(
         self, raw: str, target: Target, agent: str, policy: Policy, row: OutcomeRow, wall: float
     ) -> Decision:
-        """The decision that a text would give which was fetched with the outcome of `row`, at
-        that wall time. It is not counted and has no id."""
+        """Return the decision of a hypothetical file, fetched with the outcome of `row`, at that
+        wall time. It is not counted and has no id."""
         if is_robots_txt(target.path):  # RFC 9309 section 2.2.2 (RFC-20)
             judged = _ROBOTS_FILE
         elif row.verdict is not None:
@@ -691,7 +709,7 @@ class Decider:
         seconds: float,
         note: str | None = None,
     ) -> Decision:
-        """DEFER for so many seconds."""
+        """Return DEFER for that many seconds."""
         at = utc(moment.wall_time + seconds)
         return self._simple(Verdict.DEFER, reason, raw, target, agent, note=note, retry_at=at)
 
@@ -722,7 +740,7 @@ class Decider:
 
 
 def _shown(raw: str) -> str:
-    """The URL as asked about; only one with an `@` can carry credentials to mask."""
+    """Return the URL with credentials masked; only one with an `@` can have them."""
     return mask(raw) if "@" in raw else raw
 
 

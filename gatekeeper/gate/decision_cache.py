@@ -1,13 +1,12 @@
-"""Decisions of warm origins, kept for each rule that decides. Optional speed: see `speedups`.
+"""Cache of the decisions about warm origins, one for each rule. Optional speed: see `speedups`.
 
-On a warm origin two URLs that the same rule decides have decisions that differ in `url` and `id`
-alone. So the first decision is kept, by record, agent and rule, and the following ones are
-copies of it. Neither guard, operator nor file is asked again as long as the record is fresh: what
-they say depends on the origin alone, and a new word of the operator or a new file empties what
-was kept (`Record.retire`).
+On a warm origin, the decisions about two URLs that the same rule decides differ only in `url` and
+`id`. So the first one is cached, by record, agent and rule, and later ones are copies of it.
+Neither the guard, the operator's rules nor the file are consulted again while the record is fresh:
+their answers depend only on the origin, and a changed rule of the operator or a new file clears
+the entries (`Record.retire`).
 
-A URL is looked up here only where its text is plain, so that what stands behind the authority is
-the path that is sent.
+Only plain URLs are looked up here: those whose text after the authority is the path that is sent.
 """
 
 from __future__ import annotations
@@ -32,50 +31,51 @@ from gatekeeper.split_dict import MASK, SplitDict
 
 _encode = msgspec.json.Encoder().encode
 _MAX_RULES = 256
-"""Rules of one file whose decision is kept; the URLs of a file meet few of its rules."""
+"""Cached decisions of one file; the URLs of a site match few of its rules."""
 _OFTEN = 4
-"""Questions about an origin, with at most 5,000 to 7,500 others between any two, from which on its
-decisions are kept: a crawl that asks a hundred thousand origins by turns keeps none."""
+"""Questions about an origin after which its decisions are cached, if no more than 5,000 to 7,500
+questions about other origins lie between any two of them. A crawl that asks a hundred thousand
+origins in turn caches none."""
 _ERA, _ERAS = 2_500, 2
-"""Questions of one era; by how many eras two may be apart."""
+"""Questions per era, and the most eras that may lie between two questions about an origin."""
 _MAX_ORIGINS = 5_000
-"""Origins whose decisions are kept; of the one that was taken in first they go."""
+"""Origins whose decisions are cached; the one that was added first is evicted."""
 
 
 class CachedDecision:
-    """The decision of one rule, and how often it was given."""
+    """The cached decision of one rule, and the counter of how often it was given."""
 
     __slots__ = ("count", "decision", "json", "prefix")
 
     def __init__(self, decision: Decision, count: list[int], prefix: str) -> None:
         self.decision: Decision = decision
         self.count: list[int] = count
-        """One cell for each verdict and reason, shared by all that are kept: to count a decision
-        looks nothing up."""
+        """A list of one counter, shared by all entries with the same verdict and reason, so that
+        counting needs no look-up."""
         self.json: tuple[bytes, bytes] | None = None
-        """The JSON before the URL, and from there to the number of the id; made by `write`."""
+        """The JSON before the URL, and from the URL to the id's number; set by `write`."""
         self.prefix: str = prefix
-        """Of the ids of decisions."""
+        """Prefix of decision ids."""
 
     @property
     def allows(self) -> bool:
-        """The verdict is ALLOW."""
+        """Whether the verdict is ALLOW."""
         return self.decision.verdict is Verdict.ALLOW
 
     def write(self) -> tuple[bytes, bytes]:
-        """Make `json`. Behind the number `"}` is missing.
+        """Encode the decision into `json`. The end `"}`, after the number, is left out.
 
-        Nothing in a plain URL, spelt as its origin, is escaped in JSON.
+        A plain URL, written as its origin is, contains nothing that JSON escapes.
         """
         bare = replace(self.decision, url="", id=self.prefix)
-        # Two words without a quote stand before the URL, and nothing behind the id.
+        # The fields before the URL hold no quotes, and the id is the last field.
         head, url, rest = _encode(bare).partition(b'"url":"')
         self.json = parts = head + url, rest.removesuffix(b'"}')
         return parts
 
 
 class WrittenDecision(msgspec.Struct, frozen=True, gc=False):
-    """A decision that was given as JSON; most are never looked at again."""
+    """A decision that was sent as JSON; it is rebuilt only if somebody reads it."""
 
     cached: CachedDecision
     url: str
@@ -83,79 +83,81 @@ class WrittenDecision(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def allows(self) -> bool:
-        """The verdict is ALLOW."""
+        """Whether the verdict is ALLOW."""
         return self.cached.allows
 
     @property
     def decision(self) -> Decision:
-        """What was given."""
+        """The decision that was sent."""
         return replace(self.cached.decision, url=self.url, id=self.id)
 
     @property
     def id(self) -> str:
-        """Its id."""
+        """The decision's id."""
         return f"{self.cached.prefix}{self.number:x}"
 
     def json(self) -> bytes:
-        """What was given; the URL is a plain one."""
+        """Encode the decision as JSON; the URL is a plain one."""
         head, rest = self.cached.json or self.cached.write()
         return b'%b%b%b%x"}' % (head, self.url.encode(), rest, self.number)
 
 
 class DecisionBatch(Sequence[str]):
-    """Decisions about many URLs, in their order: of most only what is kept of their rule. Their
-    text is made where it is asked for, all of it in one go by `body`; as a sequence they are the
-    JSON of each, once none is missing.
+    """Decisions about many URLs, in their order, most of them as cache entries of their rules.
+
+    `body` writes the JSON of all of them. As a sequence, a batch has the JSON of each decision,
+    once none is missing.
     """
 
     __slots__ = ("_first", "_given", "_octets")
 
     def __init__(self, given: list[CachedDecision | None], octets: list[bytes], first: int) -> None:
-        """`given`: what decides each, None: it is missing; `octets`: each URL, plain where its
-        decision is given; `first` makes the id of the first, the next number that of the next."""
+        """`given`: the cached decision of each URL, None if it is missing; `octets`: each URL,
+        plain where its decision is given; `first`: the number in the id of the first decision, from
+        which the others count on."""
         self._given = given
         self._octets = octets
         self._first = first
 
     def missing(self) -> list[int]:
-        """The places of those that have to be decided."""
+        """Return the indexes of the URLs that have to be decided."""
         if None not in self._given:
             return []
         return [place for place, cached in enumerate(self._given) if cached is None]
 
     def tally(self) -> Counter[CachedDecision]:
-        """Count those that are given; returns how often each was."""
+        """Count the given decisions in the statistics; return how often each one was given."""
         tally = Counter(filter(None, self._given))
         for cached, count in tally.items():
             cached.count[0] += count
         return tally
 
     def add(self, decisions: Iterable[Decision]) -> None:
-        """Put in those that were missing, in their order."""
+        """Fill in the missing decisions, in their order."""
         for place, decision in zip(self.missing(), decisions, strict=True):
             self._octets[place] = _encode(decision)
 
     def written(self) -> list[WrittenDecision]:
-        """Those that were not missing."""
+        """Return the decisions that were not missing."""
         found = zip(
             self._given, self._octets, range(self._first, self._first + len(self)), strict=True
         )
         return [WrittenDecision(one, url.decode(), n) for one, url, n in found if one is not None]
 
     def body(self) -> list[bytes]:
-        """`{"decisions":[...]}`, in pieces: a single one of half a megabyte would be new memory
-        each time, which costs as much as all its text."""
+        """Encode as `{"decisions":[...]}`, in pieces: one piece of half a megabyte would be newly
+        allocated each time, which costs as much as encoding."""
         pieces = [self._text(start) for start in range(0, len(self), _PIECE)] or [b","]
         pieces[0] = b'{"decisions":[' + pieces[0]
         pieces[-1] = pieces[-1][:-1] + b"]}"
         return pieces
 
     def _text(self, start: int) -> bytes:
-        """The JSON of those from `start` on that make a piece, with a comma behind each."""
+        """Encode the piece that begins at `start`, with a comma after each decision."""
         given = self._given[start : start + _PIECE]
         first, size = self._first + start, len(given)
         pairs = [_LATE if one is None else one.json or one.write() for one in given]
-        # One look at many numbers: each for itself would cost twice as much.
+        # Formatting all numbers together takes half the time of formatting each by itself.
         ends = (b'%x"}, ' * size % (*range(first, first + size),)).split()
         if None in given:
             ends = [b"," if one is None else end for one, end in zip(given, ends, strict=True)]
@@ -180,11 +182,11 @@ class DecisionBatch(Sequence[str]):
 
 _LATE: Final = b"", b""
 _PIECE: Final = 128
-"""Decisions whose text is made in one piece: some 60 kB."""
+"""Decisions that are encoded in one piece, of about 60 kB."""
 
 
 class CachedOrigin:
-    """What is kept of one record for one agent."""
+    """Cache entry of one record for one agent."""
 
     __slots__ = (
         *(
@@ -209,33 +211,33 @@ class CachedOrigin:
         keeps: bool,
         ours: bool,
     ) -> None:
-        """`first_decision` was made by the record, and is about no /robots.txt; `interval` is
-        what the text asks for, None where that changes with the hour; `keeps`: its decisions
-        may be kept; `ours`: it is for the gate's own agent."""
+        """`first_decision` was made by the record, about a URL other than /robots.txt; `interval`
+        is the file's, None if it changes with the hour; `keeps`: its decisions may be cached;
+        `ours`: it is for the gate's own agent."""
         self.origin: str = record.origin
         self.host: str = urls.host_of(record.origin)
         self.policy = policy
         self.first_decision = first_decision
         self.reason: Reason = record.current.outcome.row.reason
-        """The reason where no rule matches."""
+        """The reason if no rule matches."""
         rule_of = policy.decider(record.origin) if keeps else None
         self.keeps: bool = rule_of is not None
         self.interval: RobotsInterval | None = interval if self.keeps else None
         self.rule_of: Callable[[str], int] = rule_of or _no_rule
-        """The code of the rule that decides a path."""
+        """Returns the code of the rule that decides a path."""
         self.decisions: dict[int, CachedDecision] = {}
-        """By that code."""
+        """Cached decisions by the code of their rule."""
         self.first_match: QuickAnswer | None = policy.quick_answer() if ours else None
-        """For `allowed`: the verdict about what stands behind the authority, or None where that
-        text has to be read as a URL first. None once the record is no longer warm."""
+        """For `allowed`: decides the text after the authority, or returns None if the text has to
+        be parsed as a URL first. None once the record is no longer warm."""
 
     def retire(self) -> None:
-        """The record is no longer warm."""
+        """Stop answering: the record is no longer warm."""
         self.first_match = None
 
 
 def _no_rule(_path: str) -> int:
-    """For an origin whose decisions are not kept."""
+    """Return a code that no rule has, for an origin whose decisions are not cached."""
     return -4
 
 
@@ -243,45 +245,42 @@ _Found = tuple[Callable[[str], int], Callable[[int], CachedDecision | None]]
 
 
 class DecisionCache:
-    """The decisions that were given about warm origins, and may be given again.
-
-    `origin` is the one way in: what it gives answers for one origin and agent. Empty, and stays
-    so, where `speedups` were off when it was made.
-    """
+    """Cached decisions about warm origins. It stays empty if `speedups` were off at creation."""
 
     def __init__(
         self, records: SplitDict[str, Record], prefix: str, *, agent: str, max_agents: int
     ) -> None:
-        """`records`: the directory's by origin; `prefix`: that of decision ids; `agent`: the
-        gate's own; `max_agents`: agents of one record of which decisions are kept."""
+        """`records`: the directory's hot records by origin; `prefix`: that of decision ids;
+        `agent`: the gate's own; `max_agents`: the most agents with cached decisions per record."""
         self.on: bool = speedups.ON
         self.word: int = 1
-        """The number of the operator's latest word: records that are `ready` by it are."""
+        """Version of the operator's rules: a record is ready if `record.ready` equals it."""
         self._few, self._many = records.first, records.table
         self._prefix = prefix
         self._agent = agent
         self._max_agents = max_agents
         self._counts: dict[tuple[Verdict, Reason], list[int]] = {}
         self._era, self._left = _ERAS + 1, _ERA
-        """Questions about origins whose decisions are not kept are counted in eras; what is left of
-        one. Records share its number: one of their own, that of the question, would be memory far
-        away that each question gives back."""
+        """The current era, and the questions left in it; questions about origins without cached
+        decisions are counted in eras. Records share the era's number as one int object: a counter
+        value of their own for each question would allocate and free memory all over the heap."""
         self._taken_in: deque[Record] = deque()
+        """Records with cached decisions, the oldest first."""
 
     def forget(self) -> None:
-        """Keep nothing of before, whatever number of records there is."""
+        """Drop every cached decision; the cost does not grow with the number of records."""
         self.word += 1
         while self._taken_in:
             self._taken_in.pop().drop_cached()
 
     def counts(self) -> Counter[tuple[Verdict, Reason]]:
-        """Decisions given from here, by verdict and reason."""
+        """Count the decisions given from this cache, by verdict and reason."""
         return Counter({key: count[0] for key, count in self._counts.items() if count[0]})
 
     # --- looking up ---------------------------------------------------------------------
 
     def origin(self, origin: str, agent: str, now: float) -> CachedOrigin | None:
-        """What is kept of an origin for an agent, if that holds at the monotonic moment."""
+        """Return the cache entry of an origin for an agent, if it is fresh at the monotonic `now`."""
         record = self._few.get(origin) or self._many[hash(origin) & MASK].get(origin)
         if record is None or record.cached is None or now >= record.fresh_until:
             return None
@@ -289,7 +288,8 @@ class DecisionCache:
         return found
 
     def find(self, url: str, agent: str, now: float) -> tuple[CachedOrigin, str] | None:
-        """What is kept of a plain URL's origin, where its decisions are kept; and its path."""
+        """Return the cache entry of a plain URL's origin, if its decisions are cached, and the
+        URL's path."""
         found = self.warm_record(url, now)
         if found is None or (cached := found[0].cached) is None:
             return None
@@ -297,10 +297,10 @@ class DecisionCache:
         return (origin, found[1]) if origin is not None and origin.keeps else None
 
     def warm_record(self, url: str, now: float) -> tuple[Record, str] | None:
-        """The warm record of a plain URL whose authority is spelt as its origin is; and the URL's
-        path. None where there is nothing to find for any agent."""
+        """Return the warm record of a plain URL, written with its origin's exact text, and the
+        URL's path. None if the cache can have no decision for any agent."""
         try:
-            cut = url.find("/", 8)  # behind `https://`
+            cut = url.find("/", 8)  # after `https://`
         except (AttributeError, TypeError):
             raise urls.not_text(url) from None
         origin = url[:cut]
@@ -313,12 +313,12 @@ class DecisionCache:
         return (record, path) if urls.is_sent_as_written(path) else None
 
     def verdict(self, record: Record, path: str) -> bool | None:
-        """The verdict alone about what stands behind the authority in a URL, for the gate's own
-        agent, by the policy of a warm record. None where that does not decide alone or the text has
-        to be read as a URL first, and where decisions about the origin are worth being kept from
-        now on: one has to be made first.
+        """Decide the part of a URL after its authority, for the gate's own agent, by the policy of
+        a warm record.
 
-        No clock is read: a timer ends that a record is warm.
+        None if the policy does not decide alone, if the text has to be parsed as a URL first, or if
+        decisions about the origin are worth caching from now on, for which one has to be built. No
+        clock is read: a timer ends the time for which a record is warm.
         """
         if record.ready != self.word or len(path) >= speedups.SURELY_SHORT:
             return None
@@ -339,13 +339,13 @@ class DecisionCache:
         return None if score is None else bool(score & 1) or is_robots_txt(path)
 
     def asked_lately(self, record: Record) -> bool:
-        """With one question more its decisions are worth being kept."""
+        """Return True if its decisions are worth caching with the next question."""
         if not self.on:
             return True
         return record.asked >= _OFTEN - 1 and self._era - record.seen <= _ERAS
 
     def often(self, record: Record) -> bool:
-        """Count a question about a record; whether its decisions are worth being kept."""
+        """Count a question about a record. Return True if its decisions are worth caching."""
         self._left -= 1
         if self._left <= 0:
             self._era, self._left = self._era + 1, _ERA
@@ -357,12 +357,12 @@ class DecisionCache:
     def write_many(
         self, raws: Sequence[str], agent: str, now: float, numbers: Iterator[int]
     ) -> DecisionBatch:
-        """The decision of each URL; it is missing where it is not kept, or the authority is not
-        spelt as the origin is. `numbers` make the ids."""
+        """Return the cached decision of each URL. It is missing if it is not cached, or if the URL
+        is not written with its origin's exact text. `numbers` make the ids."""
         octets = urls.plain_octets(raws)
         split = None if octets is not None else urls.split_ordinary
-        # What finds the rule of a path, and the decision of a rule: to look the two up by their
-        # names for each URL costs as much as the dictionary does. No slash, no authority.
+        # By authority, the bound methods that find a path's rule and a rule's decision: looking up
+        # both attributes for each URL costs as much as the dictionary. "": a URL without a slash.
         known: dict[str, _Found | None] = {"": None}
         given: list[CachedDecision | None] = []
         for url in raws:
@@ -380,18 +380,18 @@ class DecisionCache:
         if octets is None:
             both = zip(raws, given, strict=True)
             octets = [b"" if cached is None else url.encode() for url, cached in both]
-        # A number that no decision takes is left out.
+        # The numbers of missing decisions stay unused.
         last = next(islice(numbers, len(given) - 1, None)) if given else 0
         return DecisionBatch(given, octets, last - len(given) + 1)
 
     def allowed_origin(self, url: str) -> CachedOrigin | None:
-        """What is kept of the origin of a plain URL that the gate's own agent may fetch; None for
-        any other.
+        """Return the cache entry of a URL's origin, if the URL is plain and the gate's own agent
+        may fetch it; else None.
 
-        No clock is read: a timer ends that a record is warm.
+        No clock is read: a timer ends the time for which a record is warm.
         """
         try:
-            cut = url.find("/", 8)  # behind `https://`
+            cut = url.find("/", 8)  # after `https://`
         except (AttributeError, TypeError):
             raise urls.not_text(url) from None
         name = url[:cut]
@@ -409,7 +409,7 @@ class DecisionCache:
     # --- keeping ------------------------------------------------------------------------
 
     def known(self, record: Record, agent: str) -> CachedOrigin | None:
-        """What is kept of that record for an agent."""
+        """Return the record's cache entry for an agent."""
         return None if record.cached is None else record.cached.get(agent)
 
     def add(
@@ -422,7 +422,7 @@ class DecisionCache:
         interval: RobotsInterval | None,
         keeps: bool,
     ) -> CachedOrigin | None:
-        """Begin to keep decisions of a warm record for an agent; None: there are too many."""
+        """Add a cache entry of a warm record for an agent. None if the record has too many."""
         if record.cached is None:
             if len(self._taken_in) >= _MAX_ORIGINS:
                 oldest = self._taken_in.popleft()
@@ -438,7 +438,7 @@ class DecisionCache:
         return origin
 
     def keep(self, origin: CachedOrigin, rule: int, decision: Decision) -> CachedDecision:
-        """Keep the decision of a rule, if there is room, for the URLs that it decides as well."""
+        """Cache the decision of a rule for other URLs that it decides, if there is room."""
         count = self._counts.setdefault((decision.verdict, decision.reason), [0])
         cached = CachedDecision(decision, count, self._prefix)
         if len(origin.decisions) < _MAX_RULES or rule in origin.decisions:
