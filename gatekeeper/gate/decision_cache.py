@@ -262,8 +262,8 @@ class DecisionCache:
         self._counts: dict[tuple[Verdict, Reason], list[int]] = {}
         self._era, self._left = _ERAS + 1, _ERA
         """The current era, and the questions left in it; questions about origins without cached
-        decisions are counted in eras. Records share the era's number as one int object: a counter
-        value of their own for each question would allocate and free memory all over the heap."""
+        decisions are counted in eras. All records asked in an era share its number, one int object:
+        with the question's own number, each question would free an int far away in memory."""
         self._taken_in: deque[Record] = deque()
         """Records with cached decisions, the oldest first."""
 
@@ -280,7 +280,7 @@ class DecisionCache:
     # --- looking up ---------------------------------------------------------------------
 
     def origin(self, origin: str, agent: str, now: float) -> CachedOrigin | None:
-        """Return the cache entry of an origin for an agent, if it is fresh at the monotonic `now`."""
+        """Return the cache entry of an origin for an agent, if it is fresh at monotonic `now`."""
         record = self._few.get(origin) or self._many[hash(origin) & MASK].get(origin)
         if record is None or record.cached is None or now >= record.fresh_until:
             return None
