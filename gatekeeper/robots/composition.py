@@ -1,10 +1,10 @@
-"""Several texts about one host: made one file of (`compose`), or compared by verdict (`diff`).
+"""Merge several texts for one host into one file (`compose`), or compare two files by verdict
+(`diff`).
 
-There is one robots.txt a host, and often several people with something to say in it. RFC 9309 gives
-a named agent its own group alone (section 2.2.1), so that texts can't be put behind each other: a
-group for `ExampleBot` that one of them brings would take that agent out of every `*` group of the
-others. `compose` writes each agent's group whole, and refuses what its authors would have to settle
-among themselves.
+A host has one robots.txt, to which several people may contribute. In RFC 9309 a named agent obeys
+only its own group (section 2.2.1), so texts cannot simply be concatenated: a group for `ExampleBot`
+in one of them would remove that agent from every `*` group of the others. `compose` writes the
+complete group of each agent, and refuses contradictions that the authors have to resolve.
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ from gatekeeper.robots.witness import (
 )
 
 MAX_PROBLEMS = 100
-"""More than these help nobody."""
+"""Maximum number of problems that are reported."""
 MAX_CHANGES = 10_000
-"""Changes that `diff` gives; beyond, it says that there are more."""
+"""Maximum number of changes that `diff` returns; if there are more, the result is not
+`complete`."""
 
 
 class Fragment(msgspec.Struct, frozen=True):
-    """One of the texts that become a file.
+    """One of the texts that are merged into a file.
 
-    A comment before its first record may say for whom it speaks, and of which paths:
-    `# compose: owner=NAME prefix=/x/`.
+    A comment before its first record may name its owner and the paths that it may mention: `#
+    compose: owner=NAME prefix=/x/`.
     """
 
     name: str
-    """What messages and comments call it: its path, mostly."""
+    """Name used in messages and comments, usually the path of the file."""
     body: bytes | str
 
 
@@ -55,7 +56,7 @@ class FragmentLine(msgspec.Struct, frozen=True):
 
     name: str
     line: int
-    """Counting from 1; 0 is the fragment as a whole."""
+    """Line number, counting from 1; 0 for the fragment as a whole."""
     text: str = ""
 
     def __str__(self) -> str:
@@ -64,34 +65,34 @@ class FragmentLine(msgspec.Struct, frozen=True):
 
 
 class ComposeProblem(msgspec.Struct, frozen=True):
-    """Why there is no file.
+    """A reason why no file is written.
 
-    `code` is one of: `header` (a `# compose:` line that can't be read), `truncated` (a fragment
-    beyond what crawlers read), `version` (Robot-version: its rule sets can't be merged), `agents`
-    (two names that robots can't tell apart), `outside` (a rule that matches outside the fragment's
-    prefix), `conflict` (lines of two fragments that decide one URL differently), `undecided`
-    (whether they do could not be found out), `size`, `too-many`.
+    `code` is one of: `header` (an invalid `# compose:` line), `truncated` (a fragment larger than
+    crawlers read), `version` (Robot-version: its rule sets cannot be merged), `agents` (two names
+    that robots cannot distinguish), `outside` (a rule that matches outside the fragment's prefix),
+    `conflict` (lines of two fragments that decide one URL differently), `undecided` (the search for
+    a conflict was given up), `size`, `too-many`.
     """
 
     code: str
     message: str
-    """Whole, with the places."""
+    """The complete message, including the places."""
     places: tuple[FragmentLine, ...] = ()
     url: str | None = None
-    """A path that shows it, where there is one."""
+    """A path for which the problem occurs, if any."""
     agent: str | None = None
-    """The agent that it concerns; `*` is every robot that no fragment names."""
+    """The agent concerned, if any; `*` means every robot that no fragment names."""
 
 
 class Composed(msgspec.Struct, frozen=True):
-    """What came of the fragments: the text of a file, or problems."""
+    """The result of `compose`: the text of a file, or problems."""
 
     text: str | None
     problems: tuple[ComposeProblem, ...] = ()
 
 
 class _Problems:
-    """Problems as they come, `MAX_PROBLEMS` of them at most."""
+    """Collects problems, at most `MAX_PROBLEMS`."""
 
     def __init__(self) -> None:
         self.found: list[ComposeProblem] = []
@@ -104,7 +105,7 @@ class _Problems:
         url: str | None = None,
         agent: str | None = None,
     ) -> None:
-        """Keep one, its places put before the message."""
+        """Add a problem, with its places before the message."""
         if len(self.found) < MAX_PROBLEMS:
             told = f"{' and '.join(map(str, places))}: {message}" if places else message
             self.found.append(ComposeProblem(code, told, places, url, agent))
@@ -116,12 +117,12 @@ class _Problems:
 
 _WORD_END = re.compile(r"[/ \t]")
 _ASKABLE = re.compile(r"[^\s/;,()]+\Z")
-"""What a product token can look like: `model.product_token` gives nothing else."""
+"""Matches a possible product token: `parser.product_token` returns nothing else."""
 _IDENTIFIER = re.compile(r"[A-Za-z_-]*")
 
 
 def named_agents(robots: RobotsTxt) -> dict[str, str]:
-    """The agents that a file names, in its order: in lower case, and as they are written there.
+    """Return the agents that a file names, in file order: lower-case name to name as written.
 
     >>> named_agents(RobotsTxt.parse("User-agent: ExampleBot/2.1\\nUser-agent: *\\nDisallow:"))
     {'examplebot': 'ExampleBot', '*': '*'}
@@ -137,7 +138,8 @@ def named_agents(robots: RobotsTxt) -> dict[str, str]:
 
 
 def _all_names(robots: RobotsTxt) -> set[str]:
-    """Every name that makes some agent read a group of its own: `Bot2` is read by `bot`, too."""
+    """Return every name for which an agent obeys a group of its own; `bot` also obeys a group for
+    `Bot2`."""
     values = {value for _, _, value in agent_lines(robots.lines.lower())}
     return {name for value in values for name in names_of(value) if _ASKABLE.match(name)}
 
@@ -150,7 +152,7 @@ _PREFIX = re.compile(r"/[^*$?#\s]*\Z")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f]").search
 _RULES = frozenset({"allow", "disallow"})
 _ANYWHERE = frozenset({"sitemap", "host", "clean-param", "license"})
-"""Records that belong to no group, wherever they stand."""
+"""Records that belong to no group, at any position."""
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -158,14 +160,14 @@ class _Record(msgspec.Struct, frozen=True):
 
     number: int
     start: int
-    """Where it begins in the text."""
+    """Offset in the text."""
     field: str
-    """As it is written."""
+    """The field as written."""
     value: str
     comment: str
-    """What stands behind it."""
+    """The comment after the value."""
     above: tuple[str, ...]
-    """The comment lines before it."""
+    """The comment lines before the record."""
 
     @property
     def kind(self) -> str:
@@ -174,12 +176,12 @@ class _Record(msgspec.Struct, frozen=True):
 
     @property
     def record(self) -> str:
-        """The line as the file has it."""
+        """The line as it is written to the file."""
         return f"{self.field}: {_utf8(self.value)}".rstrip(" ")
 
 
 def _utf8(value: str) -> str:
-    """The value, what is no UTF-8 in it escaped, which means the same (RFC 9309 section 2.2.2,
+    """Return the value with invalid UTF-8 escaped, which is equivalent (RFC 9309 section 2.2.2,
     RFC-22)."""
     try:
         value.encode("latin-1").decode("utf-8")
@@ -189,14 +191,14 @@ def _utf8(value: str) -> str:
 
 
 class _Source:
-    """A fragment as it is read."""
+    """A parsed fragment."""
 
     def __init__(self, fragment: Fragment, problems: _Problems) -> None:
         self.name = fragment.name
         self.robots = RobotsTxt.parse(fragment.body)
         self.owner = self.prefix = ""
         self.head: list[str] = []
-        """Comments that speak of no record."""
+        """Comments that belong to no record."""
         self.lines: list[_Record] = []
         self._texts = self.robots.lines.split("\n")
         self._readings: dict[str, Reading | None] = {}
@@ -211,7 +213,7 @@ class _Source:
             problems.add("version", told, self.at(versions[0].number))
 
     def at(self, line: int) -> FragmentLine:
-        """A line of this fragment."""
+        """Return a line of this fragment."""
         return FragmentLine(self.name, line, shown(self._texts[line - 1]) if line else "")
 
     def _read(self, problems: _Problems) -> None:
@@ -229,10 +231,10 @@ class _Source:
                 header = _HEADER.match(raw)
                 if header is not None:
                     self._header(shown(header[1]), number, problems)
-                elif not _CONTROL(raw):  # what a control character spoils reads as a comment
+                elif not _CONTROL(raw):  # a line with a control character is read as a comment
                     above.append(raw.strip(" \t"))
             elif not field and not self.lines:
-                self.head += above  # a blank line parts them from the first record
+                self.head += above  # separated from the first record by a blank line
                 above = []
         self.head += above
 
@@ -255,36 +257,36 @@ class _Source:
                 problems.add("header", told, self.at(number))
 
     def reading(self, agent: str) -> Reading | None:
-        """What the fragment tells an agent; None where another dialect has a say."""
+        """Return the rules of the fragment for an agent, or None if another dialect is involved."""
         if agent not in self._readings:
             self._readings[agent] = Reading.of(self.robots.policy(agent))
         return self._readings[agent]
 
     def for_agent(self, agent: str) -> list[_Record]:
-        """The rules and records of the groups that the agent obeys, in file order."""
+        """Return the rules and records of the groups that the agent obeys, in file order."""
         reading = self.reading(agent)
         spans = () if reading is None else reading.spans
         return [line for line in self.in_groups() if _stands_in(line, spans)]
 
     def in_groups(self) -> Iterator[_Record]:
-        """The rules and records that belong to some group."""
+        """Yield the rules and records that belong to a group."""
         for line in self.lines:
             loose = line.kind in _ANYWHERE or line.start < self._grouped
             if not loose and line.kind != "user-agent":
                 yield line
 
     def before_groups(self) -> list[_Record]:
-        """Records that no robot obeys: they stand before the first user-agent line."""
+        """Return the records before the first user-agent line, which no robot obeys."""
         return [
             line for line in self.lines if line.start < self._grouped and line.kind not in _ANYWHERE
         ]
 
     def anywhere(self) -> list[_Record]:
-        """Sitemap and its like."""
+        """Return the records that belong to no group, such as Sitemap."""
         return [line for line in self.lines if line.kind in _ANYWHERE]
 
     def introduction(self, agent: str) -> list[str]:
-        """The comments at the user-agent lines of an agent."""
+        """Return the comments at the user-agent lines of an agent."""
         found: list[str] = []
         for line in self.lines:
             if line.kind == "user-agent" and _WORD_END.split(line.value)[0].lower() == agent:
@@ -302,14 +304,14 @@ def _stands_in(line: _Record, spans: Spans) -> bool:
 
 
 def compose(fragments: Iterable[Fragment]) -> Composed:
-    """One file from several texts, each agent's group in it once.
+    """Merge several texts into one file in which each agent has one group.
 
-    A named agent gets the rules of every fragment: those for its name, or for `*` from a fragment
-    that does not name it. Comments, Sitemap and other records are kept, with the name of the
-    fragment that they come from. The same fragments in the same order give the same text.
+    A named agent gets the rules of every fragment: those for its name, or those for `*` from a
+    fragment that does not name it. Comments, Sitemap and other records are copied, with the name of
+    their fragment. The same fragments in the same order give the same text.
 
-    There is no text, but problems, where a fragment speaks outside its prefix, where two fragments
-    decide one URL differently, and where the file would be longer than crawlers read.
+    The result has problems instead of a text if a fragment has rules outside its prefix, if two
+    fragments decide one URL differently, or if the file would be longer than crawlers read.
 
     >>> cart = "# compose: prefix=/shop/\\nUser-agent: *\\nDisallow: /shop/cart"
     >>> shop = Fragment("shop.txt", cart)
@@ -352,19 +354,20 @@ def compose(fragments: Iterable[Fragment]) -> Composed:
 
 
 class _Writer:
-    """Writes the file. What is written stays octets in a str until the end."""
+    """Writes the file. The text is octets in a str until the end."""
 
     def __init__(self, sources: Sequence[_Source], agents: dict[str, str]) -> None:
         self._sources = sources
         self._agents = agents
         self._said: set[tuple[str, int]] = set()
-        """Lines whose comments were written; they are once, however many groups have the line."""
+        """Lines whose comments were written. They are written once, even if several groups have the
+        line."""
 
     def text(self) -> str:
-        """The whole file."""
+        """Return the whole file."""
         blocks = [self._head(), self._section(_Source.before_groups)]
         groups: dict[tuple[tuple[int, int], ...], list[str]] = {}
-        for name in sorted(self._agents, key=lambda name: name != "*"):  # `*`, then as they came
+        for name in sorted(self._agents, key=lambda name: name != "*"):  # `*` first
             key = tuple(
                 (place, line.number)
                 for place, source in enumerate(self._sources)
@@ -394,7 +397,7 @@ class _Writer:
         block += [f"User-agent: {self._agents[name]}" for name in names]
         body = self._records((source, source.for_agent(names[0])) for source in self._sources)
         if not any(line.partition(":")[0].lower() in _RULES for line in body):
-            # Without any rule the next user-agent line would join the group (RFC 9309 section 2.1,
+            # Without a rule the next user-agent line would join the group (RFC 9309 section 2.1,
             # RFC-02).
             body.append("Disallow:")
         return block + body
@@ -423,7 +426,7 @@ class _Writer:
 
 
 def _label(source: _Source) -> str:
-    """What comments call it: on one line, whatever the name holds."""
+    """Return the name of a fragment for comments, on a single line."""
     return octets("".join(char if char.isprintable() else "?" for char in source.name))
 
 
@@ -435,7 +438,7 @@ def _check_names(source: _Source, problems: _Problems) -> None:
 
 
 def _check_prefix(source: _Source, budget: Budget, problems: _Problems) -> None:
-    """No rule of the fragment matches a path outside its prefix."""
+    """Check that no rule of the fragment matches a path outside its prefix."""
     prefix = ranked(0, True, source.prefix)
     if prefix is None:
         return
@@ -457,7 +460,8 @@ def _check_prefix(source: _Source, budget: Budget, problems: _Problems) -> None:
 
 
 def _outside(rule: RankedRule, prefix: RankedRule, budget: Budget) -> tuple[str | None, bool]:
-    """A path that the rule matches and the prefix does not begin, and whether that is sure."""
+    """Search for a path that the rule matches outside the prefix. Return it, and whether the search
+    finished."""
     try:
         parts = [(RuleTable([rule]), rule), (RuleTable([prefix]), None)]
         return find_path(parts, budget), True
@@ -468,7 +472,7 @@ def _outside(rule: RankedRule, prefix: RankedRule, budget: Budget) -> tuple[str 
 def _check_pair(
     one: _Source, other: _Source, agents: Iterable[str], budget: Budget, problems: _Problems
 ) -> None:
-    """No URL is decided one way by a line of the one, and the other way by one of the other."""
+    """Check that no URL is decided differently by lines of the two fragments."""
     compared: set[tuple[Spans, Spans]] = set()
     told: set[tuple[int, int]] = set()
     for agent in agents:
@@ -499,7 +503,8 @@ def _check_pair(
 
 
 def _opposed(one: Reading, other: Reading) -> Iterator[tuple[RankedRule, RankedRule]]:
-    """The pairs of rules, one of each, of which one allows what the other may forbid."""
+    """Yield the pairs of rules, one of each reading, of which one allows what the other may
+    deny."""
     for rule in one.table.rules:
         for against in other.table.near(rule.head):
             if rule.allow != against.allow:
@@ -507,7 +512,7 @@ def _opposed(one: Reading, other: Reading) -> Iterator[tuple[RankedRule, RankedR
 
 
 def _check_text(text: str, sources: Sequence[_Source], problems: _Problems) -> None:
-    """The file is short enough, and says to every agent what the fragments say."""
+    """Check that the file is short enough and gives every agent the rules of the fragments."""
     size = len(text.encode())
     if size > LIMIT:
         problems.add("size", f"{size} octets; crawlers read {LIMIT} (RFC 9309 section 2.5)")
@@ -529,32 +534,32 @@ def _check_text(text: str, sources: Sequence[_Source], problems: _Problems) -> N
 
 
 class Ruling(msgspec.Struct, frozen=True):
-    """What one file says of a URL."""
+    """The verdict of one file about a URL."""
 
     allowed: bool
     rule: Rule | None
-    """The line that decides; None where no rule matches."""
+    """The deciding line; None if no rule matched."""
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A URL that one file allows and the other forbids."""
+    """A URL that one file allows and the other denies."""
 
     agents: tuple[str, ...]
-    """Whom it concerns: all of them read the same lines in both files. `*` is every robot that
+    """The agents concerned, which all obey the same lines in both files. `*` means every robot that
     neither file names."""
     url: str
-    """As it was given, or a path that shows what these two lines decide differently."""
+    """The URL as given, or a path that these two lines decide differently."""
     old: Ruling
     new: Ruling
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """What `diff` found."""
+    """The result of `diff`."""
 
     changes: tuple[Change, ...]
     complete: bool
-    """Every pair of lines that decides some URL differently is among the changes. Where it is
-    not, a search was given up, or a rule set is in another dialect than RFC 9309."""
+    """Whether every pair of lines that decides some URL differently is among the changes. If not, a
+    search was given up, or a rule set has another dialect than RFC 9309."""
 
 
 def diff(
@@ -564,11 +569,11 @@ def diff(
     agents: Iterable[str] | None = None,
     urls: Iterable[str] = (),
 ) -> Difference:
-    """The verdicts that change from one file to another, with both deciding lines.
+    """Return the verdicts that differ between two files, with both deciding lines.
 
-    `agents`: by default all that either file names, and `*` for the rest. `urls` are judged in
-    any case; beside them, each pair of lines that decides some URL differently shows one.
-    Raises InvalidURL for a URL that is none.
+    `agents` defaults to all agents that either file names, and `*` for all others. `urls` are
+    always compared; in addition one path is found for each pair of lines that decides some URL
+    differently. Raises InvalidURL for a malformed URL.
 
     >>> old = RobotsTxt.parse("User-agent: *\\nDisallow: /a")
     >>> new = RobotsTxt.parse("User-agent: *\\nDisallow: /a\\nAllow: /a/b")
@@ -605,17 +610,17 @@ def _ruling(match: Match) -> Ruling:
 
 
 class _Comparison:
-    """Two policies for one agent: where may they differ?"""
+    """Compares two policies for one agent."""
 
     def __init__(self, old: Policy, new: Policy, budget: Budget) -> None:
         self._old, self._new = old, new
         self._budget = budget
         self.complete = True
-        """No search was given up."""
+        """Whether no search was given up."""
 
     def rulings(self, urls: Iterable[str]) -> Iterator[tuple[str, Ruling, Ruling]]:
-        """What both say of the URLs, and of a path for each pair of lines that decides some URL
-        differently."""
+        """Yield both verdicts about the URLs, and about a path for each pair of lines that decides
+        some URL differently."""
         old, new = Reading.of(self._old), Reading.of(self._new)
         if old is None or new is None:
             self.complete = self._old.robots == self._new.robots
@@ -651,10 +656,10 @@ _Pair = tuple[RankedRule | None, RankedRule | None]
 
 
 def _unequal(old: Reading, new: Reading) -> Iterator[_Pair]:
-    """The pairs of rules, one of each file, that may decide some URL differently.
+    """Yield the pairs of rules, one of each file, that may decide some URL differently.
 
-    One of the two is not in the other file: if both rules stood in both files, each would match
-    the URL there as well, and the one that beats the other would decide in both.
+    One of the two rules is missing in the other file: if both files had both rules, each rule would
+    match the URL in either file, and the one with precedence would decide in both.
     """
     kept = old.table.meaning & new.table.meaning
     for rule in old.table.rules:

@@ -1,8 +1,8 @@
-"""Where in its line a finding stands, and the change of a file that mends it.
+"""Columns of findings, and the changes that fix them.
 
-Only what is certain is changed. Most changes leave every verdict as it is, and are made only if
-that can be seen (`_KEEPING`); the others give a line that is lost now the one meaning that it can
-have (`_RESTORING`). Everything else is left to the author.
+Only unambiguous problems are fixed. Most fixes preserve every verdict, and are applied only if that
+can be verified (`_KEEPING`). The others give a line that is currently ignored the only meaning that
+it can have (`_RESTORING`). Everything else is left to the author.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _STAR = re.compile(r"\*")
 
 
 class _Parts(NamedTuple):
-    """Where in a line its parts stand: (start, end), counting from 0."""
+    """Positions of the parts of a line: (start, end), counting from 0."""
 
     line: tuple[int, int]
-    """Without blanks at both ends."""
+    """The line without surrounding blanks."""
     record: tuple[int, int]
     """Field and value, without a comment."""
     field: tuple[int, int]
@@ -81,7 +81,7 @@ _WHERE: dict[str, str] = {
         "value",
     ),
 }
-"""The part of the line that a code is about; of others the whole record."""
+"""The part of the line that a code concerns. All other codes concern the whole record."""
 _WITHIN: dict[str, re.Pattern[str]] = {
     "odd-blank": ODD_BLANK,
     "blank-in-value": _BLANKS,
@@ -91,15 +91,15 @@ _WITHIN: dict[str, re.Pattern[str]] = {
     "literal-star": _STAR,
     "regular-expression": REGULAR,
 }
-"""What is looked for in the value."""
+"""What is searched for in the value, by code."""
 _ANYWHERE = {"control": _CONTROL, "not-utf8": _NOT_UTF8}
-"""What is looked for in the whole line."""
+"""What is searched for in the whole line, by code."""
 _BEFORE_THE_FIRST = frozenset({"bom", "encoding"})
-"""They are about octets in front of the first line."""
+"""Codes that concern octets before the first line."""
 
 
 def located(findings: Iterable[Finding], text: str) -> tuple[Finding, ...]:
-    """The findings with their columns. `text`: the file as it was decoded, octets in a str."""
+    """Return the findings with their columns. `text` is the decoded file, octets in a str."""
     lines = text.split("\n")
     return tuple(
         _located(finding, shown(lines[finding.line - 1]))
@@ -115,7 +115,7 @@ def _located(finding: Finding, text: str) -> Finding:
 
 
 def _span(code: str, text: str) -> tuple[int, int]:
-    """From where to where, counting from 0."""
+    """Return start and end of the finding in the line, counting from 0."""
     if code in _BEFORE_THE_FIRST:
         return 0, 0
     if code in _ANYWHERE:
@@ -135,12 +135,12 @@ def _span(code: str, text: str) -> tuple[int, int]:
 
 
 class Repair(msgspec.Struct, frozen=True):
-    """What came of mending a file."""
+    """The result of fixing a file."""
 
     body: bytes
-    """The file as it should be; what was handed in, if nothing was changed."""
+    """The fixed file; the given one if nothing was changed."""
     applied: tuple[Finding, ...]
-    """The findings that are no more."""
+    """The findings that were fixed."""
 
 
 def _misspelt(text: str) -> list[str] | None:
@@ -152,7 +152,7 @@ def _misspelt(text: str) -> list[str] | None:
 
 
 def _makes_sense(field: str, value: str) -> bool:
-    """The value is one that the field takes, so that nothing else can have been meant."""
+    """Return True if the field accepts the value, so that no other field can have been meant."""
     if field in {"allow", "disallow"}:
         return not value or value.startswith(("/", "*"))
     if field == "user-agent":
@@ -210,7 +210,7 @@ def _percent_escaped(text: str) -> list[str] | None:
 
 
 _Fix = Callable[[str], list[str] | None]
-"""The lines that shall stand in place of one; None: it is not certain how to mend it."""
+"""Returns the lines that replace a line, or None if the fix would be ambiguous."""
 _RESTORING: dict[str, _Fix] = {
     "misspelt-field": _misspelt,
     "no-colon": _with_colon,
@@ -228,18 +228,20 @@ _BLANK_LINES = frozenset({"missing-blank-line", "blank-inside-group"})
 _WHOLE = frozenset({"bom", "encoding"})
 
 FIXABLE = frozenset({*_RESTORING, *_KEEPING, *_WHOLE})
-"""The codes of findings that may be mended."""
+"""Codes of findings that can be fixed."""
 _ROUNDS = 8
-"""One change may uncover the next: a misspelt agent and the blank line before it."""
+"""Maximum number of passes. One fix may uncover the next: a misspelt agent and the blank line
+before it."""
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n|\Z)")
 _MARKS = (b"\xef\xbb\xbf", b"\xef\xbb", b"\xef")
 
 
 def repaired(body: bytes, *, ignore: Collection[str] = (), dialect: str = "auto") -> Repair:
-    """The file with every finding mended of which it is certain how; `ignore`: codes let alone.
+    """Fix every finding that has an unambiguous fix. `ignore` contains codes that are left
+    unchanged.
 
-    Lines in which nothing is changed keep every octet; a new line ends as the one that it came of.
-    A file beyond the limit is left as it is.
+    Unchanged lines keep every octet; a new line gets the line end of the line that it replaces. A
+    file beyond the size limit is returned unchanged.
 
     >>> repaired(b"User agent: *\\nDissallow: /x\\nDisallow /y # all\\n").body
     b'User-agent: *\\nDisallow: /x\\nDisallow: /y # all\\n'
@@ -262,18 +264,18 @@ def repaired(body: bytes, *, ignore: Collection[str] = (), dialect: str = "auto"
 
 
 class _Round:
-    """Changes of a file as it is; each line is changed once at most."""
+    """One pass over a file, which changes each line at most once."""
 
     def __init__(self, body: bytes, robots: RobotsTxt) -> None:
         self._body = body
         self._robots = robots
         self._lines = _LINE.findall(body)
         groups = robots.groups
-        # In other dialects order and blank lines have a meaning, and escapes another one.
+        # In other dialects order and blank lines are significant, and escapes have another meaning.
         self._plain = all(group.dialect is Dialect.RFC9309 for group in groups)
         self._rules: dict[int, Rule] = {}
         self._again: set[int] = set()
-        """The lines of rules that stand in their group before, in the same words."""
+        """Line numbers of rules that repeat an earlier rule of their group."""
         for group in groups:
             seen: set[tuple[str, str]] = set()
             for rule in group.rules:
@@ -284,10 +286,10 @@ class _Round:
                 self._rules[rule.line] = rule
 
     def apply(self, findings: Iterable[Finding]) -> tuple[bytes, list[Finding]]:
-        """The file, and what was mended."""
+        """Return the fixed file and the findings that were fixed."""
         findings = list(findings)
         done = [finding for finding in findings if finding.code in _WHOLE]
-        if done:  # by itself: every line may read differently then
+        if done:  # alone: afterwards every line may be decoded differently
             return self._unmarked(), done
         changed: set[int] = set()
         for finding in findings:
@@ -304,7 +306,8 @@ class _Round:
         return self._body.removeprefix(next(m for m in _MARKS if self._body.startswith(m)))
 
     def _change(self, finding: Finding) -> bool:
-        """Change its line, and keep the number of every other one."""
+        """Fix a line, without changing the index of any other line. Return True if it was
+        changed."""
         line = self._lines[finding.line - 1]
         raw = line.rstrip(b"\r\n")
         try:
@@ -322,7 +325,7 @@ class _Round:
         return True
 
     def _keeps(self, finding: Finding, new: list[str]) -> bool:
-        """Every verdict stays what it is."""
+        """Return True if every verdict stays the same."""
         if not self._plain:
             return False
         if finding.code in _BLANK_LINES:

@@ -1,7 +1,8 @@
-"""Findings about a file: what its author got wrong, or may not have meant.
+"""Findings about a file: errors of its author, and constructs that may not mean what they seem to.
 
-Every check is one pass over lines or rules, so that a hostile file costs no more than a multiple of
-its size. `CODES` documents each code; the messages quote little of the file, in printable form.
+Every check is a single pass over lines or rules, so a hostile file costs no more than a multiple of
+its size. `CODES` documents each code. Messages quote only short parts of the file, in printable
+form.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from gatekeeper.robots.parser import Dialect, RobotsTxt, octets
 from gatekeeper.robots.patterns import decoded, is_robots_txt, rfc_pattern, squeeze
 
 MAX_FINDINGS = 1_000
-"""A file may have a million faults; more than this many help nobody."""
+"""Maximum number of findings per file; more are of no use."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Something about a file that its author should know.
+    """A finding about a file that its author should know.
 
-    `line` counts from 1, and is 0 for the file as a whole; `code` is a key of `CODES`.
+    `line` counts from 1, and is 0 for the file as a whole. `code` is a key of `CODES`.
     """
 
     line: int
@@ -32,13 +33,15 @@ class Finding(msgspec.Struct, frozen=True):
     severity: Severity
     message: str
     column: int = 0
-    """The first character that it is about, counting from 1; 0: nothing in particular."""
+    """First character concerned, counting from 1; 0 if the finding is not about particular
+    characters."""
     end_column: int = 0
-    """The character behind the last one; the same as `column` for a place between two."""
+    """The character after the last one concerned; equal to `column` for a position between two
+    characters."""
 
 
 class Code(msgspec.Struct, frozen=True):
-    """What a code means: one sentence for people, and how much it matters."""
+    """The meaning of a code in one sentence, and its severity."""
 
     severity: Severity
     meaning: str
@@ -193,11 +196,11 @@ CODES: dict[str, Code] = {
 
 
 class TooManyFindings(Exception):
-    """The report holds as many findings as it may."""
+    """Raised when the report is full."""
 
 
 class FindingList:
-    """Findings as they come, `MAX_FINDINGS` of them at most."""
+    """Collects findings, at most `MAX_FINDINGS`."""
 
     __slots__ = ("found",)
 
@@ -205,9 +208,9 @@ class FindingList:
         self.found: list[Finding] = []
 
     def add(self, line: int, code: str, detail: str = "", severity: Severity | None = None) -> None:
-        """Keep a finding: the meaning of its code, and what is particular here.
+        """Add a finding with the meaning of its code and an optional detail.
 
-        Raises TooManyFindings once there is no room left; what was kept stays.
+        Raises TooManyFindings if the list is full; the findings in it remain.
         """
         if len(self.found) >= MAX_FINDINGS:
             raise TooManyFindings
@@ -216,7 +219,8 @@ class FindingList:
         self.found.append(Finding(line, code, severity or entry.severity, message))
 
     def result(self, *, cut: bool) -> tuple[Finding, ...]:
-        """Everything by line; where it was cut, a last finding says so."""
+        """Return all findings sorted by line. With `cut` a last finding reports that there are
+        more."""
         found = sorted(self.found, key=_place)
         if cut:
             entry = CODES["too-many"]
@@ -231,7 +235,7 @@ def _place(finding: Finding) -> tuple[int, str]:
 TOKEN = re.compile(r"[A-Za-z_-]+\Z|\*\Z")
 _VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.[0-9]{1,9})?\Z")
 
-# U+FFFD is what a non-breaking space of another encoding shows as.
+# A non-breaking space in another encoding is decoded as U+FFFD.
 ODD_BLANK = re.compile(
     "[\u00a0\u00ad\u1680\u2000-\u200f\u2028\u2029\u202f\u205f\u2060\u3000\ufeff\ufffd]"
 )
@@ -242,7 +246,7 @@ _FIELDS = (
     *("robot-version", "comment", "content-usage", "content-signal", "clean-param", "license"),
     *("host", "noindex"),
 )
-# Farther off than one slip of the finger, but seen.
+# Misspellings that differ by more than one character, but occur in real files.
 _SEEN = {
     "useragent": "user-agent",
     "user agent": "user-agent",
@@ -269,16 +273,17 @@ _SEEN = {
     "hosts": "host",
 }
 _SHORTEST = 5
-"""One slip makes too many other words of a shorter one."""
+"""Minimum length of a field name for `_slip`: one changed character turns a shorter one into too
+many other words."""
 
 
 def quoted(text: str) -> str:
-    """The beginning of it as printable text."""
+    """Return the beginning of a text in printable form."""
     return repr(text if len(text) <= 60 else text[:59] + "…")
 
 
 def check_agent(report: FindingList, line: TextLine) -> None:
-    """A user-agent line names a product token, or `*`."""
+    """Check that a user-agent line names a product token or `*`."""
     if not line.value:
         report.add(line.number, "empty-agent")
     elif odd_blank(line.value):
@@ -290,7 +295,9 @@ def check_agent(report: FindingList, line: TextLine) -> None:
 
 
 def odd_blank(text: str) -> bool:
-    """A character that looks like a blank, or like nothing, and is neither blank nor tab.
+    """Return True if the text contains a character that looks like a blank, or is invisible.
+
+    Blank and tab do not count.
 
     >>> odd_blank("bot\u00a0"), odd_blank("a bot")
     (True, False)
@@ -299,7 +306,7 @@ def odd_blank(text: str) -> bool:
 
 
 def field_without_colon(text: str) -> str | None:
-    """The known field that a line without a colon behind it begins with.
+    """Return the known field with which a line without a colon after it begins, or None.
 
     >>> field_without_colon("Disallow /x"), field_without_colon("Allow me to explain: ...")
     ('disallow', None)
@@ -312,7 +319,7 @@ def field_without_colon(text: str) -> str | None:
 
 
 def check_version(report: FindingList, line: int, value: str) -> None:
-    """A Robot-version that stands in its place (the 2.0 draft, V2-08 to V2-12)."""
+    """Check a correctly placed Robot-version (the 2.0 draft, V2-08 to V2-12)."""
     found = _VERSION.match(value)
     major = int(found[1]) if found else 0
     if found is None or major == 0:
@@ -324,8 +331,9 @@ def check_version(report: FindingList, line: int, value: str) -> None:
 
 
 def spelling(field: str) -> str | None:
-    """The field that was meant, if it is one slip away from a known one (RFC 9309 section 2.2.4,
-    RFC-45).
+    """Return the known field that was probably meant, or None (RFC 9309 section 2.2.4, RFC-45).
+
+    The field is a common misspelling or differs from the known one by a single typing error.
 
     >>> spelling("dissallow"), spelling("user agent"), spelling("x-robots")
     ('disallow', 'user-agent', None)
@@ -337,7 +345,7 @@ def spelling(field: str) -> str | None:
 
 
 def _slip(a: str, b: str) -> bool:
-    """One character too much, too few, wrong, or two of them swapped."""
+    """Return True if one character is missing, added or wrong, or two adjacent ones are swapped."""
     if abs(len(a) - len(b)) > 1:
         return False
     i = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
@@ -351,7 +359,7 @@ def _slip(a: str, b: str) -> bool:
 
 BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _DOT_SEGMENT = re.compile(r"[^*?]*/\.\.?/")
-# Habits that mean nothing here; `*.*` is one of shells, and does what it looks like.
+# Constructs without a meaning in robots.txt. `*.*` comes from shells and works as expected.
 REGULAR = re.compile(r"\\|(?<!\*)\.\*|\.\+|\([^()|]*+\|[^()]*+\)|\[\^?[A-Za-z0-9]-[A-Za-z0-9]|\A\^")
 _REGULAR_V2 = re.compile(r"(?<!\*)\.\*|\.\+|\([^()|]*+\|[^()]*+\)|\A\^")
 _BEGINS_V2 = ("/", "*", "?", "[", "\\")
@@ -360,7 +368,7 @@ _ORDERED = frozenset({Dialect.R1996, Dialect.V2})
 
 
 def check_groups(report: FindingList, groups: Sequence[Group]) -> None:
-    """All groups of a file, in one pass."""
+    """Check all groups of a file in one pass."""
     seen: dict[str, int] = {}
     for group in groups:
         for agent in {agent.lower() for agent in group.agents if agent}:
@@ -382,7 +390,7 @@ def _check_group(report: FindingList, group: Group) -> None:
         if rule.value:
             _check_value(report, rule, group.dialect)
     rules = [rule for rule in group.rules if rule.value]
-    # `Allow: /` alone is no whitelist: it says, needlessly but clearly, that all is welcome.
+    # `Allow: /` alone is not meant as a whitelist: it says explicitly that everything is allowed.
     if (
         rules
         and all(_allows(rule) for rule in group.rules)
@@ -416,23 +424,24 @@ def _check_value(report: FindingList, rule: Rule, dialect: Dialect) -> None:
 
 
 def _unmatchable(value: str, dialect: Dialect) -> str:
-    """Why no path can match, or nothing."""
+    """Return the reason why no path can match, or the empty string."""
     if "://" in value and value.lower().startswith(("http://", "https://", "//")):
         return "A rule is a path; leave out scheme and host."
     begins = {Dialect.RFC9309: ("/", "*"), Dialect.V2: _BEGINS_V2}.get(dialect, ("/",))
     if not value.startswith(begins):
         return f"Every path begins with a slash, {quoted(value)} does not."
-    # Robots resolve dot segments before they ask; behind a `?` or a `*` they may stay.
+    # Robots resolve dot segments before they compare. After a `?` or a `*` dot segments may remain.
     if "/." in value and _DOT_SEGMENT.match(value):
         return "Robots resolve `.` and `..` in a URL before they compare."
     return ""
 
 
 def _check_longest(report: FindingList, rules: Sequence[Rule]) -> None:
-    """RFC 9309, and 1994, where only Disallow is there: order means nothing.
+    """Check the rules of RFC 9309, and of 1994, which has only Disallow: their order has no
+    meaning.
 
-    Rules that match the same paths differ in trailing stars at most: the longest of them
-    decides, and among equals Allow (RFC 9309 section 2.2.2, RFC-17, RFC-18).
+    Rules that match the same paths differ at most in trailing stars. The longest of them decides,
+    and of equally long ones an Allow (RFC 9309 section 2.2.2, RFC-17, RFC-18).
     """
     deciding: dict[str, tuple[tuple[int, bool], Rule]] = {}
     for rule in rules:
@@ -453,7 +462,8 @@ def _check_longest(report: FindingList, rules: Sequence[Rule]) -> None:
 
 
 def _check_order(report: FindingList, rules: Sequence[Rule], dialect: Dialect) -> None:
-    """1996 and 2.0, where the first match decides: what an earlier rule covers is dead."""
+    """Check the rules of 1996 and 2.0, where the first match decides: a rule covered by an earlier
+    one is unreachable."""
     covers: _Covers = _CoveringPrefixes() if dialect is Dialect.R1996 else _CoveringPatterns()
     for rule in rules:
         earlier = covers.by(rule.value)
@@ -466,13 +476,13 @@ def _check_order(report: FindingList, rules: Sequence[Rule], dialect: Dialect) -
 
 
 class _CoveringPrefixes:
-    """Plain prefixes: a value that begins with an earlier one is covered by it (the 1996 draft,
+    """Plain prefixes: a value is covered by an earlier one with which it begins (the 1996 draft,
     R96-18)."""
 
     def __init__(self) -> None:
         self._rules: dict[str, Rule] = {}
         self._lengths: list[int] = []
-        # From the least on: a value costs no more look-ups than it has octets.
+        # In ascending order: a value needs no more look-ups than it has octets.
 
     def add(self, rule: Rule) -> None:
         value = decoded(octets(rule.value))
@@ -492,7 +502,7 @@ class _CoveringPrefixes:
 
 
 class _CoveringPatterns:
-    """Patterns of 2.0: only the same pattern, and one that matches everything, are told."""
+    """Patterns of 2.0: only equal patterns, and patterns that match everything, are detected."""
 
     def __init__(self) -> None:
         self._rules: dict[str, Rule] = {}
@@ -526,13 +536,13 @@ _ANYWHERE = frozenset({"sitemap", "host", "clean-param", "license"})
 
 
 def findings(robots: RobotsTxt) -> tuple[Finding, ...]:
-    """Everything that is to be said about a file, by line.
+    """Return all findings about a file, sorted by line.
 
     >>> from gatekeeper.robots import RobotsTxt
     >>> [(f.line, f.code) for f in findings(RobotsTxt.parse("User-agent: *\\nDissalow: /"))]
     [(1, 'group-without-rules'), (2, 'misspelt-field')]
     """
-    from gatekeeper.robots.fixes import located  # noqa: PLC0415 - it knows our codes
+    from gatekeeper.robots.fixes import located  # noqa: PLC0415 - imports this module
 
     text, report, cut = robots.octets, FindingList(), False
     try:
@@ -549,7 +559,7 @@ def findings(robots: RobotsTxt) -> tuple[Finding, ...]:
 
 
 def _check_file(report: FindingList, robots: RobotsTxt, text: str) -> bool:
-    """What the file as a whole shows; whether it is a page."""
+    """Check the file as a whole. Return True if it is an HTML page."""
     if robots.bom == "utf-8":
         report.add(1, "bom")
     elif robots.bom:
@@ -563,29 +573,31 @@ def _check_file(report: FindingList, robots: RobotsTxt, text: str) -> bool:
 
 
 class _LineChecks:
-    """Reads line by line, with as much memory as the checks need of what came before."""
+    """Checks line by line. The memory for earlier lines has a constant size."""
 
     def __init__(self, report: FindingList, dialect: Dialect | None, *, html: bool) -> None:
         self._report = report
         self._html = html
-        """The lines of a page are no records, and one finding about that is enough."""
+        """Whether the file is a page. Its lines are not records, and one finding about that is
+        enough."""
         self._old = dialect is not None and dialect is not Dialect.RFC9309
-        """Blank lines end a record (the 1994 standard, R94-03)."""
+        """Whether blank lines end a record (the 1994 standard, R94-03)."""
         self._any_record = False
         self._any_agent = False
         self._in_group = False
         self._ruled = False
-        """The group has a rule: the next user-agent line begins another one (RFC 9309 section 2.1,
-        RFC-02)."""
+        """Whether the group has a rule, so that the next user-agent line begins another group (RFC
+        9309 section 2.1, RFC-02)."""
         self._blank = True
-        """The last line that is no comment was blank, or there was none."""
+        """Whether the last line that is not a comment was blank, or there was none."""
         self._parted = 0
-        """The first blank line behind the user-agent lines of a group without rules."""
+        """Line number of the first blank line after the user-agent lines of a group without
+        rules."""
         self._version_fits = False
         self._version = 0
-        """The line of the Robot-version of the group at hand."""
+        """Line number of the Robot-version of the current group."""
         self._usage = 0
-        """The line of a Content-Usage since the last user-agent line or rule."""
+        """Line number of a Content-Usage since the last user-agent line or rule."""
         self._checks: dict[str, Callable[[int, str], None]] = {
             "sitemap": self._value("bad-sitemap", signals.absolute_url),
             "license": self._value("bad-license", signals.absolute_url),
@@ -600,7 +612,7 @@ class _LineChecks:
         }
 
     def read(self, line: TextLine) -> None:
-        """Check one line, and remember what the next ones need to know of it."""
+        """Check one line and update the state for the following ones."""
         if line.spoilt:
             self._report.add(line.number, "control")
             return
@@ -610,12 +622,12 @@ class _LineChecks:
             self._record(line)
         elif not line.text.strip(" \t"):
             self._blank_line(line.number)
-        elif not line.text.lstrip(" \t").startswith("#"):  # a lone comment is no boundary (R94-06)
+        elif not line.text.lstrip(" \t").startswith("#"):  # a comment line is no boundary (R94-06)
             self._version_fits = False
             self._no_colon(line)
 
     def end(self) -> None:
-        """Say what only the whole file shows."""
+        """Report what only the whole file shows."""
         if self._html:
             return
         if not self._any_record:
@@ -625,7 +637,7 @@ class _LineChecks:
 
     def _blank_line(self, number: int) -> None:
         self._blank = True
-        self._version_fits = False  # DIA-04: a blank line breaks "immediately"
+        self._version_fits = False  # DIA-04: after a blank line it no longer follows immediately
         if self._in_group and not self._ruled:
             self._parted = self._parted or number
         if self._old:
@@ -651,7 +663,7 @@ class _LineChecks:
         elif self._usage:
             self._report.add(self._usage, "content-usage-between-agents")
             self._usage = 0
-        if self._version and not self._blank:  # V2-06: it stands behind the last one
+        if self._version and not self._blank:  # V2-06: it must follow the last one
             self._report.add(self._version, "misplaced-version")
             self._version = 0
         self._any_agent = self._in_group = self._version_fits = True
@@ -684,7 +696,7 @@ class _LineChecks:
             check(line.number, line.value)
 
     def _no_colon(self, line: TextLine) -> None:
-        # Behind a known field something that a robot was to obey is lost.
+        # After a known field a directive that robots should obey is lost.
         lost = Severity.ERROR if field_without_colon(line.text) else None
         self._noise(line.number, "no-colon", quoted(line.text), lost)
 

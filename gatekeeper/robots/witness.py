@@ -1,14 +1,14 @@
-"""Which URL shows that a rule decides: found by search, or shown not to exist.
+"""Find a URL that a given rule decides, or prove that there is none.
 
-A pattern of RFC 9309 is read as a finite automaton over the characters of a path: between two
-stars stands a literal piece, which is searched for from the left, and the leftmost find is always
-good enough, so that one state (the piece, and how much of it was just read) tells all. A path that
-rule R decides is one that R's automaton takes, while those of all rules that beat R do not. The
-product of these automata is walked from the start in order of the length of the path; where the
-walk ends without such a path, there is none.
+A pattern of RFC 9309 is treated as a finite automaton over the characters of a path. Each literal
+piece between two stars is searched for from the left, and the leftmost match is always sufficient,
+so the state is just the piece and the number of its characters read so far. A path is decided by
+rule R if the automaton of R accepts it and those of all rules that take precedence over R do not.
+The product of these automata is searched from the start state in order of path length; if the
+search ends without such a path, there is none.
 
-The product of many patterns with stars can have very many states, so that the walk has a bound, and
-"not found" is said apart from "there is none".
+The product of many patterns with stars can have a very large number of states. The search is
+therefore bounded, and "not found" is distinguished from "does not exist".
 """
 
 from __future__ import annotations
@@ -41,34 +41,34 @@ if TYPE_CHECKING:
     from gatekeeper.robots.policy import Policy
 
 MAX_STEPS = 8_000_000
-"""Steps of about a microsecond that one question about a file may take: some ten seconds, for a
-file that was made for it."""
+"""Maximum number of steps, of about a microsecond each, for one question about a file: some ten
+seconds, for a file constructed to be slow."""
 _MAX_SEARCH = 200_000
-"""Steps of one search, so that one hard rule leaves room for the others."""
+"""Maximum number of steps of one search, so that one hard rule leaves steps for the others."""
 _TRIED = 10
-"""Steps as which it counts to ask a policy about a path, beside one for every so many patterns."""
+"""Steps counted for asking a policy about a path, in addition to one per `_TRIED_PATTERNS`
+patterns."""
 _TRIED_PATTERNS = 4
 
 
 class Witness(msgspec.Struct, frozen=True):
-    """A rule of a policy, and a URL that shows it at work."""
+    """A rule of a policy, and a URL that the rule decides."""
 
     rule: Rule
     """The Allow or Disallow line."""
     url: str | None
-    """A path with its query that this very rule decides; None where there is none, or none was
-    found."""
+    """A path with its query that this rule decides; None if there is none, or none was found."""
     never: bool
-    """No URL at all is decided by this rule. False with a `url` of None: the search was given up,
-    or the rule set is in another dialect than RFC 9309, where only likely paths are tried."""
+    """Whether no URL is decided by this rule. If False and `url` is None, the search was given up,
+    or the rule set has another dialect than RFC 9309, for which only likely paths are tried."""
 
 
 class SearchGivenUp(Exception):
-    """The walk took as many steps as it may; whether there is such a path is not known."""
+    """Raised when a search exceeds its steps; it is not known whether such a path exists."""
 
 
 class Budget:
-    """Steps that several searches may take together."""
+    """Steps that several searches share."""
 
     __slots__ = ("left",)
 
@@ -76,24 +76,24 @@ class Budget:
         self.left: int = MAX_STEPS if steps is None else steps
 
     def spend(self, steps: int) -> None:
-        """Take so many. Raises SearchGivenUp where nothing was left."""
+        """Subtract the steps. Raises SearchGivenUp if none were left."""
         if self.left <= 0:
             raise SearchGivenUp
         self.left -= steps
 
     def take(self) -> Budget:
-        """The share of one more search. Raises SearchGivenUp where nothing is left."""
+        """Return the budget of a single search. Raises SearchGivenUp if no steps are left."""
         if self.left <= 0:
             raise SearchGivenUp
         return Budget(min(self.left, _MAX_SEARCH))
 
 
 _DEAD, _TAKEN = -1, -2
-"""States that nothing leaves: no path that goes on so matches; every such path does."""
+"""Final states: in _DEAD no continuation of the path matches; in _TAKEN every continuation does."""
 
 
 class _Automaton:
-    """One pattern in normal form. A state is a number: see `_starts`."""
+    """The automaton of one pattern in normal form. A state is a number: see `_starts`."""
 
     __slots__ = ("_anchored", "_borders", "_memory", "_pieces", "_starts", "initial", "least")
 
@@ -101,21 +101,22 @@ class _Automaton:
         self._anchored = pattern.endswith("$")
         self._pieces = (pattern[:-1] if self._anchored else pattern).split("*")
         if len(self._pieces) > 1 and not self._pieces[-1]:
-            self._anchored = False  # a star at the end takes whatever comes
+            self._anchored = False  # a star at the end matches any continuation
         self._borders: dict[int, list[int]] = {}
         self._memory: dict[tuple[int, str], int] = {}
         self._starts = []
-        """Of each piece the state in which none of it was read; one more for each octet read."""
+        """For each piece the state in which none of it was read. Each octet read adds one."""
         state = 0
         for piece in self._pieces:
             self._starts.append(state)
             state += len(piece) + 1
         self.least = sum(map(len, self._pieces))
-        """Octets of the shortest path that matches."""
+        """Number of octets of the shortest path that matches."""
         self.initial = self._settled(0, 0)
 
     def _settled(self, place: int, read: int) -> int:
-        """The state, with what needs no further octet done: a whole piece, an empty one."""
+        """Return the state after everything that needs no further octet: completed and empty
+        pieces."""
         pieces = self._pieces
         while read == len(pieces[place]):
             if place + 1 == len(pieces):
@@ -126,13 +127,13 @@ class _Automaton:
         return self._starts[place] + read
 
     def ends(self, state: int) -> bool:
-        """A path that ends in this state matches."""
+        """Return True if a path that ends in this state matches."""
         return state == _TAKEN or (
             self._anchored and state == self._starts[-1] + len(self._pieces[-1])
         )
 
     def step(self, state: int, text: str) -> int:
-        """The state behind some more characters."""
+        """Return the state after some more characters."""
         if state < 0:
             return state
         key = state, text
@@ -150,7 +151,7 @@ class _Automaton:
         place = self._place(state)
         read = state - self._starts[place]
         piece = self._pieces[place]
-        if not place:  # the first piece begins the path
+        if not place:  # the path must begin with the first piece
             if read < len(piece) and piece[read] == char:
                 return self._settled(0, read + 1)
             return _DEAD
@@ -167,11 +168,12 @@ class _Automaton:
         return bisect_left(self._starts, state + 1) - 1
 
     def wanted(self, state: int) -> str:
-        """The only characters that lead on from here; nothing where others may stand, too."""
+        """Return the only possible continuation from here, or the empty string if there are
+        others."""
         return "" if state < 0 or self._place(state) else self._pieces[0][state:]
 
     def missing(self, state: int) -> int:
-        """Octets that have to come at least before a path matches."""
+        """Return the minimum number of octets that have to follow before a path matches."""
         if state < 0:
             return 0
         place = self._place(state)
@@ -180,7 +182,8 @@ class _Automaton:
 
 
 def _borders(piece: str) -> list[int]:
-    """For each octets read how many of them may begin the piece anew (Knuth, Morris, Pratt)."""
+    """Return for each number of octets read how many of them may begin the piece again (Knuth,
+    Morris, Pratt)."""
     borders = [0] * (len(piece) + 1)
     size = 0
     for end in range(1, len(piece)):
@@ -193,26 +196,26 @@ def _borders(piece: str) -> list[int]:
 
 
 _RAW, _QUERY = 0, 1
-"""A path in its normal form, and as `query_form` gives it."""
+"""Views of a path: in normal form, and as returned by `query_form`."""
 
 _RuleState = tuple[int, ...]
 
 
 class RankedRule:
-    """An effective rule of RFC 9309, its rank among the others, and its automata.
+    """An effective rule of RFC 9309 with its rank and its automata.
 
-    A rule with a `?` has up to four: it matches as it stands or in the form of its query, and so
-    does the path (`query_form`).
+    A rule with a `?` has up to four automata, because rule and path may each be compared in normal
+    form or in the form of `query_form`.
     """
 
     __slots__ = ("allow", "automata", "head", "least", "number", "pattern", "rank", "start")
 
     def __init__(self, number: int, allow: bool, pattern: str) -> None:
         self.number: int = number
-        """Its place among the rules of its set."""
+        """Index among the rules of the set."""
         self.allow: bool = allow
         self.pattern: str = pattern
-        """Its value in normal form."""
+        """Value in normal form."""
         forms = [pattern]
         self.automata: list[tuple[_Automaton, int]]
         length = len(pattern)
@@ -224,16 +227,17 @@ class RankedRule:
         views = (_RAW, _QUERY) if "?" in pattern else (_RAW,)
         self.automata = [(each, view) for each in automata for view in views]
         self.rank: tuple[int, bool, int] = (length, allow, -number)
-        """The longest, of these an Allow, of these the first decides (RFC 9309 section 2.2.2,
-        RFC-17, RFC-18)."""
+        """The longest rule decides, of equally long ones an Allow, and of these the first (RFC 9309
+        section 2.2.2, RFC-17, RFC-18)."""
         literal = pattern.partition("*")[0]
         self.head: str = literal.removesuffix("$").partition("?")[0]
-        """Octets that every matching path begins with."""
+        """Octets with which every matching path begins."""
         self.least: int = min(each.least for each in automata)
         self.start: _RuleState = tuple(each.initial for each, _ in self.automata)
 
     def step(self, state: _RuleState, views: tuple[str, str]) -> _RuleState | None:
-        """The state behind a token; None: no such path matches. `(_TAKEN,)`: all do."""
+        """Return the state after a token; None if no such path matches, `(_TAKEN,)` if all of them
+        match."""
         after = []
         alive = False
         for (automaton, view), one in zip(self.automata, state, strict=True):
@@ -245,13 +249,13 @@ class RankedRule:
         return tuple(after) if alive else None
 
     def ends(self, state: _RuleState) -> bool:
-        """A path that ends here matches."""
+        """Return True if a path that ends in this state matches."""
         if state == _ALL:
             return True
         return any(a.ends(one) for (a, _), one in zip(self.automata, state, strict=True))
 
     def missing(self, state: _RuleState) -> int:
-        """Octets that have to come at least before a path matches."""
+        """Return the minimum number of octets that have to follow before a path matches."""
         if state == _ALL:
             return 0
         return min(
@@ -259,7 +263,7 @@ class RankedRule:
         )
 
     def wanted(self, state: _RuleState) -> str:
-        """The only characters that lead on; nothing where there is a choice."""
+        """Return the only possible continuation, or the empty string if there are several."""
         if len(state) > 1 or state == _ALL:
             return ""
         return self.automata[0][0].wanted(state[0])
@@ -267,11 +271,11 @@ class RankedRule:
 
 _ALL: _RuleState = (_TAKEN,)
 _ROBOTS_TXT = RankedRule(-1, True, ROBOTS_TXT + "$")
-"""Beats every rule (RFC 9309 section 2.2.2, RFC-20)."""
+"""The built-in rule that takes precedence over all others (RFC 9309 section 2.2.2, RFC-20)."""
 
 
 class RuleTable:
-    """The effective rules of one agent, to be asked which of them may meet which."""
+    """The effective rules of one agent, indexed to find rules that can match the same path."""
 
     def __init__(self, rules: Iterable[RankedRule]) -> None:
         self.rules: tuple[RankedRule, ...] = tuple(rules)
@@ -282,10 +286,10 @@ class RuleTable:
         self._sorted = sorted(heads)
         wild = sum("*" in rule.pattern for rule in self.rules)
         self.asking: int = _TRIED + wild // _TRIED_PATTERNS
-        """Steps as which asking the policy about a path counts."""
+        """Steps counted for asking the policy about a path."""
 
     def near(self, head: str) -> Iterator[RankedRule]:
-        """Those that may match a path which begins with `head`."""
+        """Yield the rules that may match a path which begins with `head`."""
         for size in range(len(head)):
             yield from self._heads.get(head[:size], ())
         place = bisect_left(self._sorted, head)
@@ -294,7 +298,8 @@ class RuleTable:
             place += 1
 
     def overrules(self, rule: RankedRule | None, head: str) -> bool:
-        """Seen at once: a plain prefix of `head` beats the rule for every path that begins so."""
+        """Return True if a plain prefix of `head` takes precedence over the rule for every path
+        with that beginning."""
         least = 0 if rule is None else len(rule.pattern)
         for size in range(len(head), least, -1):
             for each in self._heads.get(head[:size], ()):
@@ -304,31 +309,31 @@ class RuleTable:
 
     @property
     def meaning(self) -> frozenset[tuple[bool, str]]:
-        """Rule sets of one meaning give one verdict for every URL."""
+        """Rule sets with the same meaning give the same verdict for every URL."""
         return frozenset((rule.allow, rule.pattern) for rule in self.rules)
 
 
 def ranked(number: int, allow: bool, value: str) -> RankedRule | None:
-    """The rule by its value, as octets in a str; None where it has no effect."""
+    """Build a rule from its value (octets in a str), or return None if it has no effect."""
     if not value.startswith(("/", "*")):
         return None  # RFC 9309 section 2.2 (RFC-21), RFC-32
     return RankedRule(number, allow, rfc_pattern(value))
 
 
 class _State(NamedTuple):
-    """Where the walk stands: all that the path so far means for what may follow."""
+    """A state of the search: everything about the path so far that matters for its continuation."""
 
     dots: int
-    """How the last segment began: see `_next_dots`."""
+    """How the last segment begins: see `_next_dots`."""
     must: tuple[_RuleState, ...]
     rivals: tuple[tuple[int, _RuleState], ...]
-    """Those that may still match, by their place."""
+    """Index and state of the rivals that may still match."""
 
 
 def find_path(parts: Sequence[tuple[RuleTable, RankedRule | None]], budget: Budget) -> str | None:
-    """The shortest path that every part decides by its rule; None: there is none.
+    """Return the shortest path that every part decides by its rule, or None if there is none.
 
-    Raises SearchGivenUp where that is not known when the budget is spent.
+    Raises SearchGivenUp if the budget is exceeded before the answer is known.
     """
     must = [rule for _, rule in parts if rule is not None]
     head = max((rule.head for rule in must), key=len, default="")
@@ -339,7 +344,7 @@ def find_path(parts: Sequence[tuple[RuleTable, RankedRule | None]], budget: Budg
     rivals = [_ROBOTS_TXT]
     for table, rule in parts:
         rivals += [each for each in table.near(head) if rule is None or each.rank > rule.rank]
-    budget.spend(len(rivals) >> 2)  # looking at each counts, too: a file may hold 40,000
+    budget.spend(len(rivals) >> 2)  # looking at each is counted, too: a file may have 40,000
     if any(_covers(rival, rule) for rival in rivals for rule in must):
         return None
     share = budget.take()
@@ -351,10 +356,11 @@ def find_path(parts: Sequence[tuple[RuleTable, RankedRule | None]], budget: Budg
 
 
 def _covers(wider: RankedRule, rule: RankedRule) -> bool:
-    """Seen without a walk: whatever matches the one matches the other. False: it is not known.
+    """Return True if every path that matches `rule` also matches `wider`, as far as is visible
+    without a search.
 
-    A star of the narrower pattern is a character like any other here, one that only a star of
-    the wider one can take.
+    False means that it is not known. A star of the narrower pattern is treated as an ordinary
+    character, which only a star of the wider one can match.
     """
     if wider.pattern == rule.pattern:
         return True
@@ -365,7 +371,7 @@ def _covers(wider: RankedRule, rule: RankedRule) -> bool:
 
 
 class _Walk:
-    """One walk through the product of automata, the shortest path first."""
+    """A search through the product of automata, the shortest path first."""
 
     def __init__(self, must: list[RankedRule], rivals: list[RankedRule], budget: Budget) -> None:
         self._must = must
@@ -377,7 +383,7 @@ class _Walk:
             self._by_first.setdefault(token[0][0], []).append(token)
 
     def path(self) -> str | None:
-        """The path. Raises SearchGivenUp."""
+        """Return the path, or None if there is none. Raises SearchGivenUp."""
         if any(rival.start == _ALL for rival in self._rivals):
             return None
         first = _State(
@@ -419,7 +425,7 @@ class _Walk:
         )
 
     def _leading(self, state: _State) -> list[tuple[str, str, str]]:
-        """The tokens that may lead on."""
+        """Return the tokens that may follow."""
         if state.dots == _START:
             return self._by_first["/"]
         for rule, one in zip(self._must, state.must, strict=True):
@@ -447,19 +453,20 @@ class _Walk:
         for place, one in state.rivals:
             new = self._rivals[place].step(one, views)
             if new == _ALL:
-                return None  # whatever comes, a better rule matches
+                return None  # a rule with precedence matches every continuation
             if new is not None:
                 rivals.append((place, new))
         return _State(dots, tuple(must), tuple(rivals))
 
 
-# Dot segments are resolved before a rule is asked (RFC 3986 section 5.2.4): no path has any.
+# Dot segments are resolved before paths are compared with rules (RFC 3986 section 5.2.4), so no
+# path contains any.
 _START, _SLASH, _ONE_DOT, _TWO_DOTS, _WITHIN, _IN_QUERY = range(6)
 _DOTS = frozenset({_ONE_DOT, _TWO_DOTS})
 
 
 def _next_dots(dots: int, octet: str) -> int:
-    """How the last segment begins behind one more token; -1 where no URL has such a path."""
+    """Return how the last segment begins after one more token, or -1 if no URL has such a path."""
     if dots == _IN_QUERY:
         return _IN_QUERY
     if octet in {"/", "?"}:
@@ -472,24 +479,25 @@ def _next_dots(dots: int, octet: str) -> int:
 
 
 _SINGLE = [char for char in PLAIN + "?" if rfc_path(char) == char]
-"""The characters that stand for themselves in a path's normal form."""
+"""Characters that stand for themselves in the normal form of a path."""
 _ESCAPED = [f"%{octet:02X}" for octet in range(256) if rfc_path(f"%{octet:02X}") == f"%{octet:02X}"]
 _OTHER = "xzqkwvjybdfghlmnprstuaeioc_~0123456789-ABCDEFGHIJKLMNOPQRSTUVWXYZ!'(),;@+&=:"
-"""Which character shall stand for all that no pattern names: the first that is free."""
+"""Candidates, in order of preference, for the character that represents all that no pattern
+contains."""
 
 
 def _tokens(rules: Sequence[RankedRule]) -> list[tuple[str, str, str]]:
-    """The steps of a path: each as it is, as it is in a query's form, and what makes it special.
+    """Return the steps of a path: the token, its form in a query, and its signature.
 
-    Characters and escapes that no pattern can tell apart are the same step.
+    Characters and escapes that no pattern can distinguish are represented by one token.
     """
     used = set().union(*(rule.pattern for rule in rules)) | set("/.?")
     forms = any(len(rule.automata) > 1 for rule in rules)
     other = next((char for char in _OTHER if char not in used), "")
     singles = [char for char in _SINGLE if char in used or char == other]
     found = [(char, char, char) for char in singles]
-    # With a free character whatever an escape spells can be spelt, but for the two that equal
-    # other characters in a query (RFC 9309 section 2.2.2, RFC-25).
+    # If a character is free, it can represent every escape except the two that equal other
+    # characters in a query (RFC 9309 section 2.2.2, RFC-25).
     few = ["%2F", "%3A"] if forms else []
     escapes = _ESCAPED if "%" in used or not other else few
     signatures: dict[str, tuple[str, str, str]] = {}
@@ -502,20 +510,21 @@ def _tokens(rules: Sequence[RankedRule]) -> list[tuple[str, str, str]]:
 
 
 class Reading(NamedTuple):
-    """A policy of RFC 9309 taken apart."""
+    """The parts of a policy of RFC 9309."""
 
     decide: Callable[[str], int]
-    """The policy's word about a path: twice the number of the deciding rule, and one if it allows;
-    -1 where no rule matches."""
+    """Returns the policy's code for a path: twice the number of the deciding rule, plus one if it
+    allows; -1 if no rule matches."""
     table: RuleTable
     lines: list[Rule]
-    """The line of each rule by its number."""
+    """The line of each rule, by its number."""
     spans: Spans
-    """Where the groups stand that the agent obeys: the same spans, the same rules."""
+    """Spans of the groups that the agent obeys; equal spans contain equal rules."""
 
     @classmethod
     def of(cls, policy: Policy) -> Reading | None:
-        """None where some of the rules are read by another dialect than RFC 9309."""
+        """Create a reading, or return None if some of the rules have another dialect than RFC
+        9309."""
         readings = _readings(policy)
         if policy.conflicts == "declared":
             readings = readings[:1]
@@ -529,11 +538,11 @@ class Reading(NamedTuple):
         return cls(decide, table, _lines_of(text, spans), spans)
 
     def line_of(self, rule: RankedRule | None) -> Rule | None:
-        """The line of the file."""
+        """Return the line of a rule."""
         return None if rule is None else self.lines[rule.number]
 
     def decides(self, path: str, rule: RankedRule | None) -> bool:
-        """It is this rule, or for None no rule, that decides the path."""
+        """Return True if this rule decides the path; for None, if no rule does."""
         code = self.decide(path)
         return code == -1 if rule is None else code >= 0 and code >> 1 == rule.number
 
@@ -545,9 +554,10 @@ def _lines_of(text: str, spans: Spans) -> list[Rule]:
 
 
 def decided_by(parts: Sequence[tuple[Reading, RankedRule | None]], budget: Budget) -> str | None:
-    """A path that each reading decides by its rule (None: by none); None: there is no such path.
+    """Return a path that each reading decides by its rule (None: by no rule), or None if there is
+    none.
 
-    Raises SearchGivenUp where that could not be found out within the budget.
+    Raises SearchGivenUp if the budget is exceeded before the answer is known.
     """
     rules = [rule for _, rule in parts if rule is not None]
     head = max((rule.head for rule in rules), key=len, default="")
@@ -562,12 +572,12 @@ def decided_by(parts: Sequence[tuple[Reading, RankedRule | None]], budget: Budge
             return likely
     path = find_path([(reading.table, rule) for reading, rule in parts], budget)
     if path is not None and not all(reading.decides(path, its) for reading, its in parts):
-        raise SearchGivenUp  # what can't be judged in time is denied by no line
+        raise SearchGivenUp  # the path exceeds the policy's own step limit
     return path
 
 
 def witnesses(policy: Policy) -> tuple[Witness, ...]:
-    """Of each rule that the policy's agent obeys, a URL that it decides, in file order.
+    """Return for each rule that the policy's agent obeys a URL that it decides, in file order.
 
     >>> from gatekeeper.robots import RobotsTxt
     >>> text = "User-agent: *\\nDisallow: /a\\nAllow: /*.html$\\nDisallow: /a*\\nDisallow: /abc"
@@ -597,7 +607,7 @@ def _readings(policy: Policy) -> tuple[RuleSet, ...]:
 
 
 def _any_rules(policy: Policy) -> list[Rule]:
-    """The rules of every reading, in file order."""
+    """Return the rules of every reading, in file order."""
     readings = _readings(policy)
     text = policy.robots.lines
     rules = {rule.line: rule for each in readings for rule in _lines_of(text, each.spans)}
@@ -613,7 +623,7 @@ def _tried(policy: Policy, rule: Rule) -> Witness:
 
 
 def likely_paths(value: str) -> Iterator[str]:
-    """Paths that a rule may match, by its value or pattern, whatever its dialect.
+    """Yield paths that a rule may match in any dialect, derived from its value or pattern.
 
     >>> list(likely_paths("/*.php$"))
     ['/.php', '/x.php', '/.phpx', '/x.phpx']
