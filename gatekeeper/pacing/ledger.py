@@ -1,12 +1,12 @@
-"""The ledger: who may start when, over all scopes, and over all processes that share it.
+"""The ledger decides which requests may start, for all scopes and all processes that share it.
 
-A ledger speaks of now, not of the future: `take` grants a request now, or says when to ask again.
-Nothing is booked ahead, so that a 429 which one process draws holds for every request that has
-not started yet. What is granted is a hold: it has an owner, a token and a time to live, and it
-occupies a slot of each of its scopes, and their clocks until the head of the response.
+A ledger decides about the present only: `take` grants a request now, or returns when to ask again.
+Nothing is reserved for the future, so a 429 that one process receives applies to every request that
+has not started yet. A granted request has a hold, with an owner, a token and a time to live. The
+hold occupies a slot of each of its scopes, and their clocks until the head of the response.
 
-`MemoryLedger` is for the gates of one process, and says in plain Python what the ledger of a fleet
-does in its script. A scheduler without a ledger keeps everything to itself and asks nobody.
+`MemoryLedger` serves the gates of one process, and is the reference in plain Python for the script
+of a fleet's ledger. A scheduler without a ledger decides everything by itself.
 """
 
 from __future__ import annotations
@@ -20,37 +20,38 @@ from gatekeeper.clock import Clock
 from gatekeeper.pacing.rules import DAY, DailyBudget
 
 HOLD = 20.0
-"""Seconds that a hold lasts without being renewed."""
+"""The time to live of a hold in seconds; renewing it starts the time anew."""
 LAPSE = 0.1
-"""Seconds for which a scope that came free waits for who asked for it first."""
+"""Seconds for which a free scope is reserved for the first request that waits for it."""
 MAX_TICKETS = 64
-"""Requests that are told one by one when a scope comes free; further ones ask again by time."""
+"""Waiting requests per scope that are notified one by one when it becomes free; any others poll."""
 
 Outcome = Literal["sent", "given back", "undone"]
-"""What became of a hold: its request was sent; it never was, and the clock stays as the hold set
-it; it never was, and the clock is as before the hold."""
+"""How a hold ended. "sent": its request was sent. "given back": it was not sent, and the clock
+stays as the hold set it. "undone": it was not sent, and the clock is restored to its state before
+the hold."""
 
 
 class ScopeRequest(NamedTuple):
-    """What a request asks of one scope."""
+    """What a request requires of one scope."""
 
     scope: str
     interval: float = 0.0
-    """Seconds that have to lie between two requests."""
+    """Minimum number of seconds between two requests."""
     slots: int = 1
-    """How many may be under way at once."""
+    """Maximum number of requests in flight."""
     guess: bool = False
-    """The interval is a default, since the robots.txt is not known yet: one that is known goes
-    before it, also a shorter one."""
+    """Whether the interval is a default because the robots.txt is not known yet. A known interval
+    takes precedence, even a shorter one."""
     budget: DailyBudget | None = None
-    """The request is one for a page, of which the scope has so many a day."""
+    """The scope's daily budget, if the request is for a page that counts against it."""
 
 
 class TakeRequest(NamedTuple):
     """A request that wants to start now: all of its scopes or none."""
 
     token: str
-    """The asker's own name of it, "member:number": repeated, it gets the same answer."""
+    """The caller's identifier, "owner:number". Repeating a request with its token is idempotent."""
     scopes: tuple[ScopeRequest, ...]
 
 
@@ -59,52 +60,52 @@ class Granted(NamedTuple):
 
     token: str
     seconds: float = HOLD
-    """How long the hold lasts, counted from the moment at which `take` was sent."""
+    """The time to live of the hold, counted from when `take` was called."""
     clocks: tuple[ScopeClock, ...] = ()
-    """What was used of the scopes' budgets, this request included; nothing else is told in them."""
+    """Usage of the scopes' budgets, including this request. The other fields are not set."""
 
 
 class ScopeClock(NamedTuple):
-    """What is known of one scope, in seconds from now on."""
+    """The state of one scope, in seconds relative to now."""
 
     scope: str
     age: float | None = None
-    """Seconds since the latest start, head or failure; None: it was never asked."""
+    """Seconds since the latest start, head or failure; None if there was no request."""
     interval: float = 0.0
     """The interval in force since then."""
     blocked: float = 0.0
-    """Seconds until the end of a block, 0 without one."""
+    """Seconds until the end of a block; 0 if there is none."""
     reason: str = ""
-    """Of the block."""
+    """The reason of the block."""
     paused: bool = False
     day: float | None = None
-    """Seconds since the first page of the day; None: nothing is counted ..."""
+    """Seconds since the first page of the budget's day; None if nothing was counted."""
     pages: int = 0
-    """... and the pages since ..."""
+    """Pages since then."""
     bytes: int = 0
-    """... and their bytes."""
+    """Bytes of those pages."""
 
 
 class NotBefore(NamedTuple):
     """The request may not start now."""
 
     seconds: float
-    """When asking again can help, at the latest; `LedgerListener.opened` may say so before."""
+    """When to ask again at the latest; `LedgerListener.opened` may be called earlier."""
     clocks: tuple[ScopeClock, ...] = ()
-    """The scopes whose clock, block or pause is why."""
+    """The scopes whose clock, block or pause is the reason."""
 
 
 class Report(NamedTuple):
-    """What the answer to a request means for everybody."""
+    """Consequences of a response that apply to every process."""
 
     scope: str
     seconds: float = 0.0
-    """No request of the scope for so long: 0 asks for no block."""
+    """The length of a block of the scope; 0 for no block."""
     reason: str = ""
     interval: float = 0.0
-    """The interval that the answer has taught, 0: none."""
+    """An interval that was learned from the response; 0 for none."""
     interval_for: float = 0.0
-    """Seconds for which that is kept to."""
+    """Seconds for which the learned interval applies."""
 
 
 class End(NamedTuple):
@@ -113,21 +114,22 @@ class End(NamedTuple):
     token: str
     outcome: Outcome = "sent"
     reports: tuple[Report, ...] = ()
-    """Take effect before the slots are free."""
+    """Reports that take effect before the slots are freed."""
     size: int = 0
-    """Bytes of the response, where the scope has a budget for them."""
+    """Bytes of the response, if the scope has a budget for them."""
 
 
 class HoldView(NamedTuple):
-    """One request that may be under way."""
+    """A hold, whose request may be in flight."""
 
     owner: str
-    """Whose: how its token begins."""
+    """The owner: the part of its token before the colon."""
     age: float
     """Seconds since it was granted."""
     seconds: float
-    """Until it runs out, unless it is renewed."""
+    """Seconds until it expires unless it is renewed."""
     headed: bool
+    """Whether the head of its response has arrived."""
 
 
 class ScopeView(NamedTuple):
@@ -136,71 +138,73 @@ class ScopeView(NamedTuple):
     clock: ScopeClock
     holds: tuple[HoldView, ...]
     waiting: int
-    """Requests that wait for it by name: a member asks for one of a host at a time."""
+    """Number of requests with a ticket: each member asks for one request of a host at a time."""
 
 
 class LedgerListener(Protocol):
-    """Told of what others did. The calls come between two turns of the loop; they must be short."""
+    """Callbacks for events of the ledger. They run in the event loop and must return quickly."""
 
     def opened(self, token: str, seconds: float) -> None:
-        """Asking again for that token can help after so many seconds."""
+        """The request of that token should ask again after `seconds`."""
 
     def blocked(self, report: Report) -> None:
-        """Somebody reported this; also the asker's own reports come back. Without seconds and
-        interval: a block was lifted."""
+        """A process made this report, perhaps this one. A report without seconds and interval
+        lifts a block."""
 
     def paused(self, scope: str, paused: bool) -> None:
-        """The scope was paused, or resumed."""
+        """The scope was paused or resumed."""
 
     def lost(self, lost: bool) -> None:
-        """The ledger can't be reached any more, or can be again."""
+        """The ledger can't be reached any more, or can be reached again."""
 
     def clocks(self) -> list[ScopeClock]:
-        """Every clock and block that this process knows of and that still lies ahead: asked for
-        where the ledger has lost what it knew. One without a name: there are more, not at hand."""
+        """Return every clock and block that this process knows and that still lies in the future.
+        Called when the ledger has lost its data. A clock without a name indicates that there are
+        more, which are not in memory."""
 
 
 class Ledger(Protocol):
-    """Who may start when. May raise anything: the scheduler then asks again.
+    """Decides which requests may start. Methods may raise any error; the scheduler then retries.
 
-    Each call is repeated until it succeeds, so each must be idempotent. Calls that are made in
-    one turn of the loop take effect in the order block, head, end, take. One that can say what it
-    knows of scopes, and who holds them, has `look(scopes)`, as `MemoryLedger` has.
+    Each call is repeated until it succeeds, so each must be idempotent. Calls that are made in one
+    turn of the loop take effect in the order block, head, end, take. A ledger that can return what
+    it knows of scopes and who holds them has a method `look(scopes)` like that of `MemoryLedger`.
     """
 
     def listen(self, owner: str, listener: LedgerListener) -> None:
-        """Tell what concerns the tokens of that owner, and everybody."""
+        """Notify `listener` of events about the tokens of `owner`, and of those about everyone."""
 
     async def take(self, requests: Sequence[TakeRequest]) -> list[Granted | NotBefore]:
-        """Grant each request all of its scopes, or say when asking again can help."""
+        """Grant each request all of its scopes, or return when to ask again."""
 
     async def head(self, tokens: Sequence[str]) -> None:
-        """The heads of their responses are here: the clocks count from now."""
+        """Note that the response heads have arrived: the clocks count from now."""
 
     async def end(self, ends: Sequence[End]) -> None:
-        """Free the slots. Where no head came before, the clocks count from now."""
+        """Free the slots. If no head arrived before, the clocks count from now."""
 
     async def renew(self, tokens: Sequence[str]) -> None:
-        """Their requests are under way: the holds last for a whole time to live from now."""
+        """Extend the holds, whose requests are in flight, by a full time to live from now."""
 
     async def block(self, reports: Sequence[Report]) -> None:
-        """Take reports into account; one without seconds and interval lifts a block."""
+        """Apply reports. A report without seconds and interval lifts a block."""
 
     async def pause(self, scopes: Sequence[str]) -> None:
-        """No request of these scopes until `resume`."""
+        """Grant no request of these scopes until `resume`."""
 
     async def resume(self, scopes: Sequence[str]) -> None:
-        """Requests again."""
+        """Grant requests of these scopes again."""
 
 
-# Inside, moments and durations are whole microseconds: what is added up stays exact, and the
-# script of a fleet's ledger can be compared to this number by number.
+# Internally, times and durations are whole microseconds, so that sums are exact and results can be
+# compared with those of a fleet's script number by number.
 
 NEVER = 1 << 53
+"""A time later than any other, and still exact as a double in Lua."""
 
 
 def micros(seconds: float) -> int:
-    """Seconds as microseconds, rounded up: an error slows.
+    """Convert seconds to microseconds. Rounds up, since a longer wait is safe.
 
     >>> micros(1.0000001)
     1000001
@@ -217,7 +221,7 @@ class _Hold:
 
 
 class _Ticket:
-    """A request that waits for a scope."""
+    """A request that waits for a scope and is notified when the scope becomes free."""
 
     __slots__ = ("due", "guess", "interval", "owner", "slots", "token")
 
@@ -227,7 +231,7 @@ class _Ticket:
         self.slots: int = need.slots
         self.guess: bool = need.guess
         self.due: int = NEVER
-        """When it was told to ask again; the scope is kept for it from then on for `LAPSE`."""
+        """When it was notified to ask again; from then on the scope is reserved for `LAPSE`."""
 
 
 class _Need(NamedTuple):
@@ -240,7 +244,7 @@ class _Need(NamedTuple):
 
 
 class ScopeRecord:
-    """One scope, as the ledger knows it. Moments are microseconds of the ledger's clock."""
+    """The ledger's state of one scope. Times are microseconds of the ledger's clock."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -254,48 +258,48 @@ class ScopeRecord:
         self.learned = 0
         self.learned_until = 0
         self.day: int | None = None
-        """The first page of the day, where there is a budget."""
+        """The time of the first page of the day, if there is a budget."""
         self.pages: int = 0
         self.bytes: int = 0
         self.holds: dict[str, _Hold] = {}
         self.tickets: list[_Ticket] = []
 
     def settle(self, now: int) -> None:
-        """Let happen what time alone has brought since: holds and tickets that ran out."""
+        """Remove holds and tickets that have expired, and start a new day if it is due."""
         for token, hold in list(self.holds.items()):
             if hold.end <= now:
                 del self.holds[token]
-                if not hold.headed:  # it may have been sent at the last moment
+                if not hold.headed:  # its request may have been sent at the last moment
                     self.moved(hold.end)
         self.tickets = [one for one in self.tickets if one.due + micros(LAPSE) > now]
         if self.day is not None and now >= self.day + micros(DAY):
             self.day, self.pages, self.bytes = None, 0, 0
 
     def count(self, now: int, pages: int, size: int) -> None:
-        """So many more of the day, which begins now if none has."""
+        """Add to the day's usage. The day begins now if nothing was counted yet."""
         self.day = now if self.day is None else self.day
         self.pages += pages
         self.bytes += size
 
     def used(self, now: int) -> ScopeClock:
-        """What was used of the budget."""
+        """Return the usage of the budget."""
         day = None if self.day is None else (now - self.day) / 1e6
         return ScopeClock(self.name, day=day, pages=self.pages, bytes=self.bytes)
 
     def moved(self, moment: int) -> None:
-        """The clock counts from that moment, if from no later one."""
+        """Count the clock from `moment`, unless it already counts from a later time."""
         self.basis = moment if self.basis is None else max(self.basis, moment)
 
     def in_force(self, need: _Need | _Ticket, now: int) -> int:
-        """The interval for a request that asks now."""
+        """Return the interval that applies to a request that asks now."""
         longest = need.interval
         if need.guess or not self.guess:
             longest = max(longest, self.interval)
         return max(longest, self.learned) if now < self.learned_until else longest
 
     def free_at(self, need: _Need | _Ticket, now: int) -> tuple[int, bool]:
-        """When a request may start, and whether that is only the latest moment: a head or an end
-        may come before."""
+        """Return when a request may start, and whether it may turn out to be earlier because of a
+        head, an end or a resume."""
         interval = self.in_force(need, now)
         free = max(0 if self.basis is None else self.basis + interval, self.blocked_until)
         if self.paused:
@@ -306,7 +310,7 @@ class ScopeRecord:
         return free, False
 
     def clock(self, need: _Need, now: int) -> ScopeClock:
-        """What a request that may not start now is told."""
+        """Return the clock as it is reported to a request that may not start now."""
         return ScopeClock(
             self.name,
             None if self.basis is None else (now - self.basis) / 1e6,
@@ -318,7 +322,7 @@ class ScopeRecord:
 
 
 class MemoryLedger:
-    """A ledger for the gates of one process.
+    """A `Ledger` for the gates of one process.
 
     >>> from gatekeeper.clock import VirtualClock
     >>> clock = VirtualClock()
@@ -332,7 +336,7 @@ class MemoryLedger:
     """
 
     def __init__(self, clock: Clock, *, hold: float = HOLD) -> None:
-        """`hold`: seconds that a hold lasts without being renewed."""
+        """`hold`: the time to live of a hold in seconds."""
         self._clock = clock
         self._hold = hold
         self._records: dict[str, ScopeRecord] = {}
@@ -340,29 +344,29 @@ class MemoryLedger:
         self._headed: set[str] = set()
         self._listeners: dict[str, LedgerListener] = {}
         self._crowded = 1024
-        """Records at which those that say nothing any more are swept out."""
+        """Number of records at which obsolete ones are removed."""
 
     def listen(self, owner: str, listener: LedgerListener) -> None:
-        """Tell what concerns the tokens of that owner, and everybody."""
+        """Notify `listener` of events about the tokens of `owner`, and of those about everyone."""
         self._listeners[owner] = listener
 
-    # --- what a ledger does -----------------------------------------------------------------
+    # --- the Ledger protocol (none of these methods waits) ----------------------------------
 
     async def take(self, requests: Sequence[TakeRequest]) -> list[Granted | NotBefore]:
-        """Grant, or say when to ask again; see `Ledger`. So do the others; none waits."""
+        """Grant each request all of its scopes, or return when to ask again."""
         return self.take_nowait(requests)
 
     def take_nowait(self, requests: Sequence[TakeRequest]) -> list[Granted | NotBefore]:
-        """What `take` does, at once."""
+        """Do what `take` does, synchronously."""
         now = self._now()
         return [self._take(token, scopes, now) for token, scopes in requests]
 
     async def head(self, tokens: Sequence[str]) -> None:
-        """The heads of their responses are here."""
+        """Note that the response heads have arrived: the clocks count from now."""
         self.head_nowait(tokens)
 
     def head_nowait(self, tokens: Sequence[str]) -> None:
-        """What `head` does, at once."""
+        """Do what `head` does, synchronously."""
         now = self._now()
         for token in tokens:
             self._headed.add(token)
@@ -375,11 +379,11 @@ class MemoryLedger:
                 self._tell_first(record, now)
 
     async def end(self, ends: Sequence[End]) -> None:
-        """Free the slots."""
+        """Free the slots. If no head arrived before, the clocks count from now."""
         self.end_nowait(ends)
 
     def end_nowait(self, ends: Sequence[End]) -> None:
-        """What `end` does, at once."""
+        """Do what `end` does, synchronously."""
         now = self._now()
         for end in ends:
             self._report(end.reports, now)
@@ -387,17 +391,17 @@ class MemoryLedger:
             self._end(end, now)
 
     async def renew(self, tokens: Sequence[str]) -> None:
-        """The holds last for a whole time to live from now."""
+        """Extend the holds by a full time to live from now."""
         self.renew_nowait(tokens)
 
     def renew_nowait(self, tokens: Sequence[str]) -> None:
-        """What `renew` does, at once."""
+        """Do what `renew` does, synchronously."""
         now = self._now()
         for token in tokens:
             for record in self._of(token, now):
                 hold = record.holds.get(token)
                 if hold is None:
-                    # It ran out, and its request is under way all the same.
+                    # The hold expired although its request is still in flight.
                     before = (record.basis, record.interval, record.guess)
                     hold = record.holds[token] = _Hold(now, now, before)
                     hold.headed = token in self._headed
@@ -406,23 +410,23 @@ class MemoryLedger:
                 hold.end = now + micros(self._hold)
 
     async def block(self, reports: Sequence[Report]) -> None:
-        """Take reports into account."""
+        """Apply reports. A report without seconds and interval lifts a block."""
         self._report(reports, self._now())
 
     async def pause(self, scopes: Sequence[str]) -> None:
-        """No request of these scopes until `resume`."""
+        """Grant no request of these scopes until `resume`."""
         self._pause(scopes, True)
 
     async def resume(self, scopes: Sequence[str]) -> None:
-        """Requests again."""
+        """Grant requests of these scopes again."""
         self._pause(scopes, False)
 
     async def look(self, scopes: Sequence[str]) -> list[ScopeView]:
-        """What is known of each, and who holds it."""
+        """Return what is known of each scope and who holds it."""
         now = self._now()
         return [self._view(self._record(name, now), now) for name in scopes]
 
-    # --- how --------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------
 
     def _view(self, record: ScopeRecord, now: int) -> ScopeView:
         used = record.used(now)
@@ -485,7 +489,8 @@ class MemoryLedger:
     def _spent(
         self, token: str, asked: list[tuple[ScopeRecord, _Need]], now: int
     ) -> NotBefore | None:
-        """The answer to a page of a host whose budget is spent: it waits in no scope."""
+        """Return the answer for a page of a host whose budget is used up, or None if it is not.
+        Such a request does not queue in any scope."""
         for record, need in asked:
             if need.budget is None or record.day is None:
                 continue
@@ -500,21 +505,22 @@ class MemoryLedger:
         return None
 
     def _due(self, token: str, record: ScopeRecord, need: _Need, now: int) -> tuple[int, bool]:
-        """When it may start as far as this scope goes, and whether that may change."""
+        """Return when a request may start as far as this scope is concerned, and whether that time
+        may change."""
         free, open_ended = record.free_at(need, now)
         if free > now:
             return free, open_ended
         for ticket in record.tickets:
             if ticket.token == token:
                 break
-            if ticket.due <= now:  # who was told to come now has a moment to do so
+            if ticket.due <= now:  # the scope is reserved for the request that was notified
                 return ticket.due + micros(LAPSE), True
         return now, False
 
     def _queue(
         self, token: str, found: list[tuple[ScopeRecord, _Need, int, bool]], now: int
     ) -> NotBefore:
-        """Wait in the closed scopes, and keep no open one meanwhile."""
+        """Queue a request in the scopes that are closed, without reserving the open ones."""
         ask_at = max(due for _, _, due, _ in found)
         certain = not any(open_ended for _, _, _, open_ended in found)
         clocks = []
@@ -534,7 +540,7 @@ class MemoryLedger:
                 record.tickets.append(mine)
             first = record.tickets[0]
             if mine is not first and not due < first.due < NEVER:
-                # Who is first is told of its moment, and so is the next then.
+                # Only the first request is notified of its time; the next one follows then.
                 certain = False
                 behind = first.due if first.due < NEVER else now + micros(self._hold)
                 place = record.tickets.index(mine)
@@ -548,7 +554,7 @@ class MemoryLedger:
         return NotBefore(min(ask_at - now, micros(3600.0)) / 1e6, tuple(clocks))
 
     def _tell_first(self, record: ScopeRecord, now: int) -> None:
-        """The scope changed: whoever waits first is told when to ask."""
+        """Notify the first waiting request of when to ask, since the scope has changed."""
         if not record.tickets:
             return
         first = record.tickets[0]
@@ -572,7 +578,7 @@ class MemoryLedger:
                 record.basis, record.interval, record.guess = hold.before
             if end.outcome != "sent":
                 record.pages -= int(hold is not None and hold.counted and record.pages > 0)
-            elif end.size and not place:  # the host's own scope
+            elif end.size and not place:  # the first scope is that of the host
                 record.count(now, 0, end.size)
             record.tickets = [one for one in record.tickets if one.token != token]
             self._tell_first(record, now)
@@ -607,8 +613,8 @@ class MemoryLedger:
             self._tell_first(record, now)
 
     def _sweep(self, now: int) -> None:
-        """Forget what says nothing any more: as long as a process runs, an interval that is asked
-        for later counts from the latest request, so a record stays for ten minutes at least."""
+        """Remove obsolete records. A record stays for at least ten minutes, since an interval that
+        is requested later counts from the latest request."""
         old = now - micros(600.0)
         for name, record in list(self._records.items()):
             record.settle(now)
@@ -621,8 +627,8 @@ class MemoryLedger:
 
 
 def _soon(call: Any, *args: Any) -> None:
-    """Call in the next turn of the loop: who is told may ask again, and it is not done here."""
+    """Call in the next turn of the loop, since the callback may call the ledger again."""
     try:
         asyncio.get_running_loop().call_soon(call, *args)
-    except RuntimeError:  # without a loop nobody waits
+    except RuntimeError:  # without a loop there are no waiters
         return

@@ -1,14 +1,15 @@
-"""What the scheduler asks and tells a ledger beyond this process, in flights.
+"""Calls of the scheduler to a ledger outside this process, sent in batches.
 
-The engine agrees first, then the ledger is asked, then the engine looks again and grants, with the
-ledger's hold. What one turn of the loop asks, tells and ends travels together. While a flight is
-under way the next one leaves `SPACING` after it, so that nothing waits for the answer of another
-where the ledger is far away, and dozens of requests travel together where it is near and busy.
+The engine decides first, then the ledger is asked, then the engine checks again and grants, with
+the ledger's hold. All calls of one turn of the loop are sent as one batch, called a flight. While a
+flight is under way the next one leaves `SPACING` after it. A distant ledger therefore has several
+flights under way, none of which waits for the answer to another, and a near and busy ledger gets
+dozens of requests per flight.
 
-Nothing is under way twice: a question, a head or an end leaves once, and again only after its
-flight has failed; of one scope one report and one pause at a time. A ledger may raise anything:
-what it was told is told again, a question is asked again under the same token, and nothing is
-granted without its answer.
+Nothing is in flight twice: a question, a head or an end is sent once, and again only after its
+flight has failed; each scope has at most one report and one pause in flight. A ledger may raise any
+error: notifications are then repeated, a question is asked again with the same token, and nothing
+is granted without an answer.
 """
 
 from __future__ import annotations
@@ -41,14 +42,16 @@ from gatekeeper.pacing.queues import ScopeQueue
 from gatekeeper.pacing.rules import DailyBudget
 
 MAX_BATCH = 1024
-"""Requests in one flight; a ledger may split them further."""
+"""Maximum number of requests in one flight; a ledger may split them further."""
 MAX_FLIGHTS = 8
-"""Flights under way at once."""
+"""Maximum number of flights under way at the same time."""
 SPACING = 0.005
-"""Seconds between two departures while a flight is under way: at least; where a round trip is long,
-its share of `MAX_FLIGHTS`, so that they leave evenly."""
+"""Minimum number of seconds between two departures while a flight is under way. If a round trip is
+long, they are spaced evenly: by the round trip divided by `MAX_FLIGHTS`."""
 RETRY_INITIAL = 0.1
+"""Seconds until the first retry after a flight has failed; the delay doubles with each failure."""
 RETRY_MAX = 5.0
+"""Maximum number of seconds until a retry."""
 
 _schedulers = itertools.count(1)
 
@@ -56,11 +59,11 @@ _log = logging.getLogger(__name__)
 
 
 _Call = tuple[Coroutine[Any, Any, Any], Callable[[bool, Any], None]]
-"""A call of the ledger, and what follows it: whether it succeeded, and its result."""
+"""A call of the ledger, and its callback, which gets whether the call succeeded and its result."""
 
 
 class Hold:
-    """What the ledger granted for one request."""
+    """The ledger's grant for one request."""
 
     __slots__ = (
         "good_until",
@@ -82,16 +85,19 @@ class Hold:
         self.names: tuple[str, ...] = tuple(one.scope for one in scopes)
         self.seconds: float = seconds
         self.good_until: float = sent + seconds
-        """The hold may run out then (monotonic): counted from when it was asked for."""
+        """When the hold may expire (monotonic), counted from when it was requested."""
         self.renew_at: float = sent + seconds / 4
+        """When to renew the hold (monotonic)."""
         self.headed: bool = False
+        """Whether the head of the response has arrived, or the request has failed."""
         self.void: bool = False
-        """The scope was blocked or paused since: what was not sent yet must not be."""
+        """Whether a scope was blocked or paused since: a request must not be sent any more."""
         self.size: int = 0
-        """Bytes of the response, as far as they are to be counted."""
+        """Bytes of the response, if they are counted."""
 
     def covers(self, scopes: tuple[ScopeRequest, ...]) -> bool:
-        """Was it asked for the same scopes and budgets, and for intervals that are no shorter?"""
+        """Return True if the hold is for the same scopes and budgets, and for intervals that are
+        not shorter."""
         return len(scopes) == len(self.scopes) and all(
             mine.scope == other.scope
             and mine.interval >= other.interval
@@ -100,28 +106,34 @@ class Hold:
         )
 
     def stale(self, now: float) -> bool:
-        """May a request that has not been sent yet not be sent any more?"""
+        """Return True if a request that has not been sent must not be sent any more."""
         return not self.headed and (self.void or now >= self.good_until)
 
 
 class LedgerAnswers(NamedTuple):
-    """What the scheduler does with what comes from the ledger. None of them may raise."""
+    """The scheduler's callbacks for answers and events of the ledger. None of them may raise."""
 
     deliver: Callable[[ScopeQueue, Hold | None, float], None]
-    """A queue got its hold, or None and the moment at which to ask again."""
+    """A queue got its hold, or None and the time at which to ask again."""
     run: Callable[[], None]
-    """Several queues have changed: grant what is due."""
+    """Several queues have changed: grant those that are due."""
     told: Callable[[str, float], None]
-    """The ledger knows of a head: its clock of that scope counts from then on, or from later."""
+    """The ledger has received a head: its clock of that scope counts from the given time or later.
+    """
     heard: Callable[[ScopeClock], None]
+    """The ledger returned the state of a scope."""
     reported: Callable[[Report], None]
+    """See `LedgerListener.blocked`."""
     paused: Callable[[str, bool], None]
+    """See `LedgerListener.paused`."""
     clocks: Callable[[], list[ScopeClock]]
+    """See `LedgerListener.clocks`."""
     lost: Callable[[bool], None]
+    """See `LedgerListener.lost`."""
 
 
 class LedgerCalls:
-    """Asks a ledger beyond this process, and stays right whatever it answers: a `Remote`."""
+    """The engine's `Remote` for a ledger outside this process. It stays correct if calls fail."""
 
     def __init__(self, ledger: Ledger, clock: Clock, answers: LedgerAnswers) -> None:
         self._ledger = ledger
@@ -129,47 +141,56 @@ class LedgerCalls:
         self._answers = answers
         name = getattr(ledger, "member", None)
         self.owner: str = f"{name}.{next(_schedulers)}" if name else secrets.token_hex(4)
-        """How the tokens of this scheduler begin."""
+        """The prefix of this scheduler's tokens."""
         self._numbers = itertools.count()
         self._asking: dict[str, ScopeQueue] = {}
-        """Queues that wait for the ledger, by the token under which they ask."""
+        """Queues that wait for an answer or a notification of the ledger, by their token."""
         self._opened: dict[str, float] = {}
-        """Told to ask again at that moment, while an answer was on the way."""
+        """By token, when a request should ask again that was notified while an answer was due."""
         self._takes: dict[str, TakeRequest] = {}
+        """Questions to be sent, by token."""
         self._heads: dict[str, tuple[str, ...]] = {}
+        """Heads to be sent: the names of the scopes, by token."""
         self._ends: dict[str, End] = {}
+        """Ends to be sent, by token."""
         self._reports: dict[str, Report] = {}
+        """Reports that the ledger has not confirmed, by scope."""
         self._pauses: dict[str, bool] = {}
+        """Pauses (True) and resumes that the ledger has not confirmed, by scope."""
         self._holds: dict[str, Hold] = {}
-        """Of leases that are open."""
+        """Holds of open leases, by token."""
         self._renewals = SingleTimer(clock, self._renew_due)
         self._renew: dict[str, None] = {}
+        """Tokens of holds to be renewed (a dictionary as ordered set)."""
         self._reporting: set[str] = set()
-        """Scopes of which a report is under way ..."""
+        """Scopes with a report in flight."""
         self._pausing: set[str] = set()
-        """... and a pause."""
+        """Scopes with a pause or resume in flight."""
         self._flights: set[asyncio.Task[None]] = set()
         self._departure = SingleTimer(clock, self._schedule)
         self._departing = False
-        """The next flight leaves in the next turn of the loop, if it may."""
+        """Whether `_depart` is scheduled for the next turn of the loop."""
         self._departed = -math.inf
+        """When the latest flight left (monotonic)."""
         self._spacing = SPACING
         self._resting_until = -math.inf
-        """A flight failed: none leaves before."""
+        """No flight leaves before this time (monotonic), since one has failed."""
         self._delay = RETRY_INITIAL
         self._closed = False
         self.away: bool = False
-        """The ledger says that it can't be reached: nothing is granted."""
+        """Whether the ledger reported that it can't be reached: nothing is granted."""
         self._delivered: list[tuple[ScopeQueue, Hold]] = []
+        """Holds that the flight delivered and that may not have been used."""
         self.failures: int = 0
+        """Number of calls that failed."""
         ledger.listen(self.owner, self)
 
     async def open(self) -> None:
-        """Open the ledger, if that is one to be opened. Raises ConfigError."""
+        """Open the ledger, if it has a method `open`. Raises ConfigError."""
         if (opens := getattr(self._ledger, "open", None)) is not None:
             await opens()
 
-    # --- what the engine asks and tells -----------------------------------------------------
+    # --- called by the engine ---------------------------------------------------------------
 
     def holds(
         self,
@@ -179,7 +200,7 @@ class LedgerCalls:
         now: float,
         budget: DailyBudget | None = None,
     ) -> bool:
-        """Did the ledger grant this start? Otherwise it is asked, with others that ask now."""
+        """Return True if the ledger has granted this start. Otherwise ask with the next flight."""
         scope, hold = queue.scope, queue.hold
         scopes = (
             ScopeRequest(scope.name, interval, scope.slots(), guess, budget),
@@ -203,7 +224,8 @@ class LedgerCalls:
         self._schedule()
 
     def granted(self, queue: ScopeQueue) -> Hold:
-        """Its hold belongs to a lease from now on: it is renewed until that ends."""
+        """Return the queue's hold, which belongs to a lease from now on and is renewed until the
+        lease ends."""
         hold: Hold = queue.hold
         queue.hold = None
         self._keep(hold)
@@ -214,31 +236,32 @@ class LedgerCalls:
         self._renewals.set_no_later(hold.renew_at)
 
     def adopt(self, scopes: tuple[str, ...]) -> Hold:
-        """A request of an earlier process is under way: hold its scopes."""
+        """Hold the scopes of a request that an earlier process left in flight."""
         now = self._clock.monotonic()
         asked = tuple(map(ScopeRequest, scopes))
         hold = Hold(f"{self.owner}:{next(self._numbers):x}", asked, now, HOLD)
-        hold.headed = True  # it was sent long ago
+        hold.headed = True  # the request was sent long ago
         self._takes[hold.token] = TakeRequest(hold.token, asked)
         self._keep(hold)
         self._schedule()
         return hold
 
     def head(self, hold: Hold) -> None:
-        """The head of its response is here, or the request has failed."""
+        """Note that the head of the response has arrived, or that the request has failed."""
         hold.headed = True
         self._heads[hold.token] = hold.names
         self._schedule()
 
     def end(self, hold: Hold, outcome: Outcome) -> None:
-        """The hold is over. Reports that the ledger has not confirmed yet go with it."""
+        """End a hold. Reports that the ledger has not confirmed are sent with the end."""
         self._holds.pop(hold.token, None)
         reports = tuple(self._reports[name] for name in hold.names if name in self._reports)
         self._ends[hold.token] = End(hold.token, outcome, reports, hold.size)
         self._schedule()
 
     def report(self, report: Report) -> None:
-        """Tell everybody what an answer means; merged by the later end."""
+        """Send a report to every process, merged with an unconfirmed one of the same scope: the
+        longer block and the longer interval apply."""
         if report.seconds > 0:
             self._void(report.scope)
         known = self._reports.get(report.scope)
@@ -253,11 +276,11 @@ class LedgerCalls:
         self._schedule()
 
     async def look(self, scopes: Sequence[str]) -> list[ScopeView]:
-        """What the ledger knows of each, by all that was said here before it was asked; nothing
-        where it can't say so."""
+        """Return what the ledger knows of each scope, after all earlier pauses and reports of this
+        process have reached it. Return an empty list if the ledger has no method `look`."""
         if (look := getattr(self._ledger, "look", None)) is None:
             return []
-        await asyncio.sleep(0)  # what there is to tell leaves in this turn of the loop
+        await asyncio.sleep(0)  # notifications leave in this turn of the loop
         failures = self.failures
         while self._flights and self.failures == failures and self._untold(scopes):
             await asyncio.wait(self._flights, return_when=asyncio.FIRST_COMPLETED)
@@ -265,55 +288,55 @@ class LedgerCalls:
         return list(await look(scopes))
 
     def _untold(self, scopes: Sequence[str]) -> bool:
-        """Has the ledger still to hear of a pause or a block of one of them?"""
+        """Return True if a pause or report of one of the scopes is still unconfirmed."""
         return any(name in self._pauses or name in self._reports for name in scopes)
 
     def pause(self, scope: str, paused: bool) -> None:
-        """The operator's word."""
+        """Pause or resume a scope for every process, on behalf of the operator."""
         self._pauses[scope] = paused
         self._schedule()
 
     def forget(self, queue: ScopeQueue) -> None:
-        """Nobody waits in the queue any more."""
+        """Withdraw the question of a queue that has no waiters any more."""
         token, queue.token = queue.token, ""
         if self._asking.pop(token, None) is None:
             return
         self._opened.pop(token, None)
         waits = self._takes.pop(token, None) is not None
         if queue.asking and not waits:
-            return  # its question is under way: `_answered` ends what comes of it
+            return  # the question is in flight: `_answered` ends the hold if it is granted
         if queue.asked:
             self._ends[token] = End(token, "undone")
             self._schedule()
 
-    # --- what comes from the ledger ---------------------------------------------------------
+    # --- the LedgerListener protocol --------------------------------------------------------
 
     def opened(self, token: str, seconds: float) -> None:
-        """A queue may ask again after so many seconds."""
+        """Have the queue of that token ask again after `seconds`."""
         queue = self._asking.get(token)
         if queue is None:
             return
         moment = self._clock.monotonic() + seconds
         if queue.asking:
-            self._opened[token] = moment  # the answer on the way may be older than this
+            self._opened[token] = moment  # the answer in flight may be older than this
             return
         self._answers.deliver(queue, None, moment)
         self._answers.run()
 
     def blocked(self, report: Report) -> None:
-        """Somebody was turned away: what was not sent yet must not be."""
+        """Apply a report of any process. Holds of blocked scopes must not be used any more."""
         if report.seconds > 0:
             self._void(report.scope)
         self._answers.reported(report)
 
     def paused(self, scope: str, paused: bool) -> None:
-        """The operator paused or resumed a scope, here or elsewhere."""
+        """Apply a pause or resume by an operator on any process."""
         if paused:
             self._void(scope)
         self._answers.paused(scope, paused)
 
     def lost(self, lost: bool) -> None:
-        """The ledger can't be reached any more, or can be again."""
+        """Note that the ledger can't be reached any more, or can be reached again."""
         self.away = lost
         if not lost:
             self._resting_until = -math.inf
@@ -322,11 +345,11 @@ class LedgerCalls:
 
     @property
     def recovers(self) -> bool:
-        """Has the ledger forgotten what it knew, so that nobody gets a turn for a while?"""
+        """Whether the ledger has lost its data, so that nothing is granted for a while."""
         return getattr(self._ledger, "state", None) == "recovering"
 
     def clocks(self) -> list[ScopeClock]:
-        """What this process knows."""
+        """Return every clock and block that this process knows and that lies in the future."""
         return self._answers.clocks()
 
     def _void(self, scope: str) -> None:
@@ -342,10 +365,10 @@ class LedgerCalls:
             asyncio.get_running_loop().call_soon(self._depart)
 
     def _depart(self) -> None:
-        """Let a flight leave with all that is there, if there is something and it may."""
+        """Send a flight with all pending calls, unless there are none or it is too early."""
         self._departing = False
         if self._closed or len(self._flights) >= MAX_FLIGHTS or not self._anything:
-            return  # the end of a flight looks again
+            return  # called again when a flight has ended
         moment, now = self._resting_until, self._clock.monotonic()
         if self._flights:
             moment = max(moment, self._departed + self._spacing)
@@ -359,7 +382,7 @@ class LedgerCalls:
 
     @property
     def _anything(self) -> bool:
-        """Is there something to be told or asked that is not under way?"""
+        """Whether any call is pending that is not in flight."""
         return bool(
             self._takes
             or self._heads
@@ -374,7 +397,7 @@ class LedgerCalls:
         self._schedule()
 
     async def _flight(self) -> None:
-        """Tell and ask all that is there, in the order in which it has to take effect."""
+        """Send all pending calls, in the order in which they have to take effect."""
         left = self._clock.monotonic()
         calls = [*self._tellings(), *self._questions()]
         results: list[Any] = [asyncio.CancelledError()] * len(calls)
@@ -389,7 +412,7 @@ class LedgerCalls:
                 then(not failed, result)
             self._note_end(left, self.failures > failures)
         self._answers.run()
-        # What could not be used at once, for whatever reason, is free for others at once.
+        # Return holds that were not used immediately, so that others can use the scopes.
         delivered, self._delivered = self._delivered, []
         for queue, hold in delivered:
             if queue.hold is hold:
@@ -397,17 +420,17 @@ class LedgerCalls:
                 self.end(hold, "undone")
 
     def _note_end(self, left: float, failed: bool) -> None:
-        """After a flight that failed the next one waits, for longer each time."""
+        """Back off after a flight that failed, for longer each time."""
         now = self._clock.monotonic()
         if not failed:
             self._delay = RETRY_INITIAL
             self._spacing = max(SPACING, (now - left) / MAX_FLIGHTS)
-        elif now >= self._resting_until:  # those that were under way beside it fail with it
+        elif now >= self._resting_until:  # count flights that fail together only once
             self._resting_until = now + self._delay
             self._delay = min(2 * self._delay, RETRY_MAX)
 
     def _tellings(self) -> list[_Call]:
-        """What others have to know before anything is asked."""
+        """Return the calls that must take effect before any request is granted."""
         ledger, calls = self._ledger, list[_Call]()
         pauses = {name: one for name, one in self._pauses.items() if name not in self._pausing}
         self._pausing.update(pauses)
@@ -449,13 +472,13 @@ class LedgerCalls:
         _log.log(level, "the ledger failed, it is asked again: %s", error)
 
     def _headed(self, told: dict[str, tuple[str, ...]], sent: float, ok: bool, _: object) -> None:
-        if not ok:  # an end that is under way counts as the head
+        if not ok:  # an end that is in flight replaces the head
             waiting = {token: one for token, one in told.items() if self._known(token)}
             self._heads = waiting | self._heads
             return
         for names in told.values():
             for name in names:
-                # The ledger's clocks count from no earlier: to ask before would be in vain.
+                # The ledger's clocks count from this time or later, so asking earlier is useless.
                 self._answers.told(name, sent)
 
     def _known(self, token: str) -> bool:
@@ -465,7 +488,7 @@ class LedgerCalls:
         if not ok:
             self._ends = ends | self._ends
             return
-        for token in ends:  # the last word about it
+        for token in ends:  # a head after the end has no effect
             self._heads.pop(token, None)
 
     def _paused(self, names: list[str], paused: bool, ok: bool, _: object) -> None:
@@ -489,7 +512,7 @@ class LedgerCalls:
                 self._renew[token] = None
                 continue
             if not hold.headed and self._clock.monotonic() >= hold.good_until:
-                hold.void = True  # it had run out: what it was for may be another's by now
+                hold.void = True  # it had expired: the scope may have been granted to another
             hold.good_until = max(hold.good_until, sent + hold.seconds)
 
     def _renew_due(self) -> None:
@@ -515,8 +538,8 @@ class LedgerCalls:
                 else:
                     self._ends.setdefault(request.token, End(request.token, "undone"))
             return
-        # Grants first: what those are told who got none may speak of these very grants, and would
-        # keep them from being used.
+        # Grants first: the clocks of refused requests may already include these grants, and would
+        # prevent their use.
         granted = [one for one in zip(takes, found, strict=True) if isinstance(one[1], Granted)]
         for request, answer in granted:
             self._answered(request, answer, sent, now)
@@ -542,7 +565,7 @@ class LedgerCalls:
                     queue, None, ask_at if opened is None else min(ask_at, opened)
                 )
             elif token in self._holds:
-                self._renew[token] = None  # it was adopted: hold it whatever others hold
+                self._renew[token] = None  # adopted: hold it regardless of other holds
             else:
                 self._ends.setdefault(token, End(token, "undone"))
             return
@@ -552,7 +575,7 @@ class LedgerCalls:
             self._ends.setdefault(token, End(token, "undone"))
         if queue is None:
             return
-        for clock in answer.clocks:  # this page is counted once more when the lease is granted
+        for clock in answer.clocks:  # this page is counted again when the lease is granted
             self._answers.heard(clock._replace(pages=clock.pages - 1))
         queue.asking, queue.token, queue.asked = False, "", False
         if now >= hold.good_until:
@@ -562,7 +585,7 @@ class LedgerCalls:
         self._answers.deliver(queue, hold, now)
 
     async def close(self) -> None:
-        """Ask nothing more. What is to be told goes with a last flight, if the ledger answers."""
+        """Stop asking, send pending notifications in a last flight, and close the ledger."""
         self._renewals.hold()
         for token in self._asking:
             self._ends.setdefault(token, End(token, "undone"))
