@@ -1,16 +1,16 @@
-"""Who waits for which scope, and the order in which the scopes fall due. No I/O, no clock.
+"""The waiters of each scope, and the order in which scopes fall due. No I/O, no clock.
 
-`Waiter` waits for a lease of one host. The waiters of a host form its `ScopeQueue`, which
-exists only while somebody waits. `Queues` holds them all, and gives them out as they fall due;
-who gets what then is for the engine to say.
+A `Waiter` waits for a lease of one host. The waiters of a host form its `ScopeQueue`, which
+exists only while there are waiters. `Queues` holds all queues and makes them ready as they fall
+due. The engine decides which waiter gets a lease.
 
-What holds between any two calls: a queue with a waiter is in exactly one place, READY (in the
-deque), TIMED (one live entry among the moments), PARKED (in the deque of one shared scope's
-queue), SERVING (taken out by the engine), or HELD, and then the event it waits for puts it back:
-the head or the end of a lease, a resume, the end of a robots fetch, an answer of the ledger.
+Between any two calls, a queue with a waiter is in exactly one place: READY (in the deque), TIMED
+(one valid entry among the moments), PARKED (in the deque of one shared scope's queue), SERVING
+(taken out by the engine), or HELD. A HELD queue is put back by the event that it waits for: the
+head or the end of a lease, a resume, the end of a robots fetch, or an answer of the ledger.
 
-The moment at which a queue falls due is only a hint: when it comes the clocks are read anew. So a
-new delay or block moves no entry. Queues that fall due at one moment share one.
+The moment at which a queue falls due is only a hint: the clocks are read again when it comes. So a
+new delay or block moves no entry. Queues that fall due at the same moment share one entry.
 """
 
 from __future__ import annotations
@@ -33,63 +33,64 @@ from gatekeeper.pacing.scopes import INF, Scope
 from gatekeeper.robots.timing import RobotsInterval
 
 REFETCH: Final = "refetch"
-"""A waiter's answer: the policy is too old to decide; let robots.txt be fetched first."""
+"""A waiter's answer to `offer`: the policy is too old to decide; fetch robots.txt first."""
 PASSED: Final = "passed"
-"""A waiter's answer: it only wanted to know; offer it to the next."""
+"""A waiter's answer to `offer`: it takes no lease; offer the lease to the next waiter."""
 
 Offer = RobotsInterval | Literal["refetch", "passed"]
 
 ROBOTS = INF
-"""The priority of robots.txt: before every page of its host."""
+"""The priority of a robots.txt fetch: before every page of its host."""
 
 _FEW = 64
 _order = itertools.count()
 
 
 class Waiter:
-    """Somebody who waits for a lease of one host. The engine calls the five methods."""
+    """A waiter for a lease of one host: an interface whose methods the engine calls."""
 
     __slots__ = ("away", "gone", "priority", "stays", "ttl", "url")
 
     def __init__(self, url: str, priority: float = 0.0, ttl: float | None = None) -> None:
         self.url: str = url
         self.priority: float = priority
-        """Higher goes first; of equals, who came first."""
+        """The highest priority goes first; equal ones first come, first served."""
         self.ttl: float | None = ttl
-        """Seconds that the lease is to last; None: as configured."""
+        """Lifetime of the lease in seconds; None: as configured."""
         self.gone: bool = False
-        """Served, refused, cancelled or timed out: passed over when it comes up."""
+        """Served, refused, cancelled or timed out: the queue passes it over."""
         self.away: bool = False
-        """Off to fetch robots.txt, its place kept."""
+        """It is fetching robots.txt and keeps its place."""
         self.stays: bool = False
-        """It wants another lease after this one, behind the others; `deliver` may end that."""
+        """It wants another lease after this one, after the other waiters. `deliver` may reset it."""
 
     def offer(self) -> Offer:
-        """The host is due: which interval does the policy ask for now? May raise a refusal.
+        """Return the interval that the policy asks for now that the host is due, or REFETCH or
+        PASSED. May raise a refusal.
 
-        Called more than once if the lease then can't be had after all; the last call counts.
+        Called again if the lease can't be granted after all; the last call counts.
         """
         raise NotImplementedError
 
     def deliver(self, grant: Any) -> None:
-        """Take the `Grant`."""
+        """Take the `Grant` of the lease."""
         raise NotImplementedError
 
     def outlasted(self, until: float, now: float) -> bool:
-        """Does a block that lasts until then leave it nothing to wait for?"""
+        """Return True if waiting is pointless when the host is blocked until `until`."""
         return False
 
     def refuse(self, error: Exception) -> None:
-        """There will be no lease."""
+        """Take the error: there will be no lease."""
         raise NotImplementedError
 
     def send_away(self) -> None:
-        """Fetch robots.txt; the place is kept until `Queues.back`."""
+        """Fetch robots.txt. The waiter keeps its place until `Queues.back`."""
         raise NotImplementedError
 
 
 class QueuePlace(IntEnum):
-    """Where a queue is; see the module."""
+    """Where a queue is; see the module docstring."""
 
     HELD = 0
     TIMED = 1
@@ -103,43 +104,45 @@ _HELD, _TIMED, _READY, _PARKED, _SERVING = QueuePlace
 
 @dataclass(slots=True, eq=False, repr=False)
 class ScopeQueue:
-    """Those who wait for one scope: the highest priority first, then first come first served.
+    """The waiters for one scope: the highest priority first, then first come, first served.
 
-    The queue of a host holds waiters; that of a shared scope holds parked queues of hosts.
-    Most hold one waiter: `only` is that one, and `heap` is for when there are more.
+    The queue of a host holds waiters, that of a shared scope holds parked queues of hosts.
+    Most queues hold one waiter, in `only`; `heap` is used when there are more.
     """
 
     scope: Scope
     id: int
-    """Its place in the list of all queues."""
+    """Its index in the list of all queues."""
     place: QueuePlace = _HELD
     due: float = -INF
-    """The one moment that counts while it is TIMED; other entries are stale."""
+    """Its valid moment while it is TIMED; other entries are stale."""
     only: Waiter | None = None
     heap: list[tuple[float, int, Waiter]] | None = None
     alive: int = 0
-    """Waiters; the heap holds some who left, beside them."""
+    """Number of waiters. The heap may also hold waiters that left."""
     parked: deque[ScopeQueue] | None = None
+    """For a shared scope: queues of hosts that wait for it."""
     dead: int = 0
-    """Parked queues in which nobody waits any more."""
+    """Parked queues that have no waiters any more."""
     parked_in: ScopeQueue | None = None
+    """The shared scope's queue in which this one is parked."""
     special: bool = False
-    """It waits for more than its scope, or once did: `due_at` has to look."""
+    """It waits for more than its scope, or once did, so `due_at` must be called."""
     away: int = 0
-    """Waiters off to fetch robots.txt. No page goes before they are back."""
+    """Waiters that are fetching robots.txt. No page goes before they are back."""
     asking: bool = False
     """An answer of the ledger is awaited."""
     asked: bool = False
-    """The ledger was asked under `token`, and may remember it."""
+    """The ledger was asked with `token`, and may remember it."""
     token: str = ""
-    """Under which the ledger is asked for the first waiter."""
+    """Identifies the first waiter's request to the ledger."""
     ask_at: float = -INF
     """When the ledger may be asked again."""
     hold: Any = None
-    """What the ledger granted for the first waiter; used at once, or given up."""
+    """The ledger's grant for the first waiter. It is used immediately, or given up."""
 
     def add(self, waiter: Waiter) -> None:
-        """Join, behind those of the same priority."""
+        """Add a waiter after those of the same priority."""
         self.alive += 1
         if self.heap is None:
             first = self.only
@@ -151,7 +154,7 @@ class ScopeQueue:
         heappush(self.heap, (-waiter.priority, next(_order), waiter))
 
     def first(self) -> Waiter | None:
-        """Who is next; those who left are dropped on the way."""
+        """Return the next waiter, dropping those that left; None if there is none."""
         if self.heap is None:
             if self.only is not None and self.only.gone:
                 self.only = None
@@ -165,25 +168,26 @@ class ScopeQueue:
         return None
 
     def sweep(self) -> None:
-        """Drop those who left, each time that they are a fifth of the heap."""
+        """Drop waiters that left, once they are a fifth of the heap."""
         heap = self.heap
         if heap is not None and len(heap) > self.alive + self.alive // 4 + _FEW:
             self.heap = [entry for entry in heap if not entry[2].gone]
             heapify(self.heap)
 
     def everybody(self) -> list[Waiter]:
-        """All waiters, in no order."""
+        """Return all waiters, in no particular order. Some may have left."""
         if self.heap is not None:
             return [entry[2] for entry in self.heap]
         return [] if self.only is None else [self.only]
 
     def to_the_end(self, waiter: Waiter) -> None:
-        """The first was served, and stays for another lease."""
+        """Move the first waiter, which was served and stays, after those of its priority."""
         if self.heap and self.heap[0][2] is waiter:
             heapq.heapreplace(self.heap, (-waiter.priority, next(_order), waiter))
 
     def due_at(self) -> float:
-        """When its first waiter may go: the scope's `due_at`, and what else it waits for."""
+        """Return when the first waiter may start: `due_at` of the scope, and what else it waits
+        for."""
         due = self.scope.due_at()
         if not self.special:
             return due
@@ -192,12 +196,12 @@ class ScopeQueue:
         if self.away:
             first = self.first()
             if first is None or first.priority != ROBOTS:
-                return INF  # the next lease is that of the robots fetch
+                return INF  # The next lease is for the robots fetch.
         return max(due, self.ask_at)
 
 
 class Remote(Protocol):
-    """A ledger beyond this process, asked after the engine has agreed to a start."""
+    """A ledger outside this process, asked after the engine has agreed to a start."""
 
     def holds(
         self,
@@ -207,38 +211,38 @@ class Remote(Protocol):
         now: float,
         budget: DailyBudget | None = None,
     ) -> bool:
-        """Did the ledger grant this start, with that interval in seconds? Otherwise it is asked,
-        and the answer comes back through `Queues.answered`. `guess`, `budget`: see
+        """Return True if the ledger granted this start, with this interval in seconds. Otherwise
+        ask it; the answer comes through `Queues.answered`. `guess`, `budget`: see
         `ScopeRequest`."""
 
     def granted(self, queue: ScopeQueue) -> Any:
-        """The queue's hold, which belongs to a lease now."""
+        """Take the queue's hold out, for the lease that was granted by it."""
 
     def adopt(self, scopes: tuple[str, ...]) -> Any:
-        """A hold for a request that an earlier process sent."""
+        """Return a hold for a request that an earlier process sent."""
 
     def head(self, hold: Any) -> None:
-        """The head of its response is here, or the request has failed."""
+        """Note that the response head arrived, or that the request failed."""
 
     def end(self, hold: Any, outcome: Outcome) -> None:
-        """The lease is over."""
+        """Note that the lease ended."""
 
     def report(self, report: Report) -> None:
-        """Tell everybody what an answer means."""
+        """Send a report about a scope to the other processes."""
 
     def forget(self, queue: ScopeQueue) -> None:
-        """Nobody waits in the queue any more."""
+        """Note that the queue has no waiters any more."""
 
 
 _ALL_UNPROVEN = 16
-"""Where `pacing.max_in_flight` is no more, unproven hosts may have all of it."""
+"""If `pacing.max_in_flight` is no more than this, unproven hosts may use all of it."""
 _MAX_SPARE = 4096
-"""Queues kept for those who come next: a host that somebody waits for now and then needs none
-of its own."""
+"""Most retired queues that are kept for reuse, so that a host with an occasional waiter needs no
+queue of its own."""
 
 
 class Queues:
-    """Every queue, in the order in which they fall due. `timer` is set for the next one."""
+    """All queues, in the order in which they fall due. `timer` is set for the next one."""
 
     __slots__ = (
         *("_at", "_crowded", "_free", "_outlasted", "_queues", "_spare", "_stale", "moments"),
@@ -248,18 +252,18 @@ class Queues:
     def __init__(self, timer: SingleTimer) -> None:
         self.timer = timer
         self.waiting: int = 0
-        """Waiters, in all queues."""
+        """Number of waiters in all queues."""
         self.remote: Remote | None = None
         self.ready: deque[ScopeQueue] = deque()
-        """Due by now, in the order in which they became so."""
+        """Queues that are due, in the order in which they became so."""
         self.moments: list[float] = []
-        """A heap: when queues fall due; see `fall_due`."""
+        """A heap of the moments at which queues fall due; see `fall_due`."""
         self._at: dict[float, ScopeQueue | list[ScopeQueue]] = {}
-        """Who falls due at a moment; mostly it is one."""
+        """The queues that fall due at each moment; usually one."""
         self._stale = 0
-        """Entries in there that count no more ..."""
+        """Entries of `_at` that are no longer valid."""
         self._crowded = 1024
-        """... and how many of them are swept out."""
+        """Number of stale entries above which they are swept out."""
         self._queues: list[ScopeQueue | None] = []
         self._free: list[int] = []
         self._spare: list[ScopeQueue] = []
@@ -268,8 +272,8 @@ class Queues:
     # --- waiters ------------------------------------------------------------------------
 
     def join(self, scope: Scope, waiter: Waiter, now: float) -> bool:
-        """Wait for the host. True: somebody is ready, so that `Engine.run` must follow before
-        anything is awaited."""
+        """Add a waiter for the host. Return True if a queue is ready: then `Engine.run` must follow
+        before anything is awaited."""
         self.waiting += 1
         queue: ScopeQueue | None = scope.queue
         if queue is None:
@@ -284,10 +288,10 @@ class Queues:
         return bool(self.ready)
 
     def leave(self, scope: Scope, waiter: Waiter, now: float) -> bool:
-        """Cancelled or timed out: its place goes to the next. True: `Engine.run` must follow.
+        """Remove a waiter that was cancelled or timed out. Return True if `Engine.run` must follow.
 
-        It costs the same however many wait: when a queue comes up does not depend on who
-        is first, so that nothing moves as long as somebody waits.
+        The cost does not depend on the number of waiters: when a queue falls due does not depend
+        on which waiter is first, so nothing moves while there is another waiter.
         """
         if waiter.gone:
             return False
@@ -311,12 +315,12 @@ class Queues:
             if queue.alive or not waits:
                 queue.away -= 1
         if not (queue.special and queue.alive and waits):
-            return False  # elsewhere, whoever takes the queue out sees who is left
+            return False  # In other places the queue is examined when it is taken out.
         self.look_again(scope, now)
         return True
 
     def blocked(self, scope: Scope, now: float) -> None:
-        """A block of the scope has begun: whom it outlasts need not wait for its end to know."""
+        """Note that a block of the scope started: find the waiters that will not outlast it."""
         queue: ScopeQueue | None = scope.queue
         if queue is not None:
             for one in (queue, *(queue.parked or ())):
@@ -332,30 +336,31 @@ class Queues:
 
     @property
     def any_outlasted(self) -> bool:
-        """Would `pop_outlasted` find somebody?"""
+        """True if `pop_outlasted` would return a waiter."""
         return bool(self._outlasted)
 
     def pop_outlasted(self, most: int) -> list[Waiter]:
-        """Whom a block leaves nothing to wait for, at most so many at once; some have left."""
+        """Take out up to `most` waiters that a block leaves nothing to wait for. Some may have
+        left."""
         told = self._outlasted
         return [told.popitem()[0] for _ in range(min(most, len(told)))]
 
     def away(self, queue: ScopeQueue, waiter: Waiter) -> None:
-        """The waiter goes to fetch robots.txt and keeps its place."""
+        """Send a waiter to fetch robots.txt. It keeps its place."""
         waiter.away = True
         queue.away += 1
         queue.special = True
         waiter.send_away()
 
     def back(self, scope: Scope, waiter: Waiter, now: float) -> None:
-        """A waiter's robots.txt is here. `Engine.run` must follow."""
+        """Note that a waiter has fetched robots.txt. `Engine.run` must follow."""
         if waiter.away and scope.queue is not None:
             waiter.away = False
             scope.queue.away -= 1
             self.look_again(scope, now)
 
     def served(self, queue: ScopeQueue, waiter: Waiter) -> None:
-        """It got what it waited for, or will never get it."""
+        """Remove a waiter that got its lease, or will never get one."""
         if not waiter.gone:
             waiter.gone = True
             self.waiting -= 1
@@ -363,11 +368,11 @@ class Queues:
         if queue.only is waiter:
             queue.only = None
         elif (heap := queue.heap) and heap[0][2] is waiter:
-            heappop(heap)  # one that is not the first any more is dropped when it comes up
+            heappop(heap)  # A waiter that is no longer the first is dropped by `first`.
 
     def refuse_all(self, error: Callable[[], Exception]) -> None:
-        """Nobody will get a lease any more. Each is told with an error of its own: one that many
-        tasks raise would keep a traceback of all of them.
+        """Refuse every waiter. Each gets an error of its own: an error that many tasks raise would
+        keep the tracebacks of all of them.
         """
         for queue in self._queues:
             for waiter in queue.everybody() if queue is not None else ():
@@ -376,21 +381,22 @@ class Queues:
                     waiter.refuse(error())
 
     def ask_again(self, now: float) -> None:
-        """The ledger may answer otherwise now, to whomever. `Engine.run` must follow."""
+        """Let every queue ask the ledger again, as its answers may differ now. `Engine.run` must
+        follow."""
         for queue in self._queues:
             if queue is not None and queue.token:
                 queue.ask_at = now
                 self.look_again(queue.scope, now)
 
     def everybody(self) -> list[Waiter]:
-        """All who wait, in no order."""
+        """Return all waiters that have not left, in no particular order."""
         queues = [queue for queue in self._queues if queue is not None]
         return [one for queue in queues for one in queue.everybody() if not one.gone]
 
     # --- places -------------------------------------------------------------------------
 
     def look_again(self, scope: Scope, now: float) -> None:
-        """Put the queue of a scope where its due time says, if it is HELD or TIMED."""
+        """Move the queue of a scope to the place for its due time, if it is HELD or TIMED."""
         queue: ScopeQueue | None = scope.queue
         if queue is None:
             return
@@ -422,7 +428,7 @@ class Queues:
 
     def _make_ready(self, queue: ScopeQueue, now: float) -> None:
         if self.moments and self.moments[0] <= now:
-            self.fall_due(now)  # they go first, and it may be one of them
+            self.fall_due(now)  # Those go first, and this queue may be one of them.
             if queue.place is _READY:
                 return
         if queue.place is _TIMED:
@@ -431,16 +437,16 @@ class Queues:
         self.ready.append(queue)
 
     def look_at_all(self, now: float) -> None:
-        """Something about every scope changed. `Engine.run` must follow."""
+        """Reconsider every queue after a change to all scopes. `Engine.run` must follow."""
         for queue in self._queues:
             if queue is not None:
                 self.look_again(queue.scope, now)
 
     def fall_due(self, now: float) -> None:
-        """Whose moment has come is ready, in that order.
+        """Make the queues ready whose moment has come, in the order of their moments.
 
-        It may turn out not to be due, where something changed since: it is HELD and looked at
-        again then.
+        A queue may turn out not to be due, if something changed since. The engine then makes it
+        HELD, and it is looked at again.
         """
         moments = self.moments
         while moments and moments[0] <= now:
@@ -454,18 +460,18 @@ class Queues:
                     self._stale -= 1
 
     def next_due(self) -> float:
-        """The moment of the next hint, inf if there is none."""
+        """Return the next moment at which a queue may fall due, inf if there is none."""
         return self.moments[0] if self.moments else INF
 
     def retire(self, queue: ScopeQueue) -> None:
-        """Nobody waits in it, and no place holds it (a stale heap entry is harmless)."""
+        """Remove a queue that has no waiters and is in no place. A stale heap entry is harmless."""
         queue.scope.queue = None
         queue.only = None
         queue.alive = 0
         if queue.place is _TIMED:
             self._left_behind()
         queue.place = _HELD
-        # One that an answer may still come for is not given to another host.
+        # A queue for which an answer may still arrive is not reused for another host.
         if queue.special or queue.parked is not None or len(self._spare) >= _MAX_SPARE:
             if queue.token and self.remote is not None:
                 self.remote.forget(queue)
@@ -489,7 +495,8 @@ class Queues:
         return queue
 
     def _left_behind(self) -> None:
-        """A hint became stale: its queue moved before its moment. Too many are swept out."""
+        """Count an entry that became stale, because its queue moved before its moment. Sweep the
+        stale entries out if there are too many."""
         self._stale += 1
         if self._stale <= self._crowded:
             return
@@ -506,7 +513,7 @@ class Queues:
     # --- shared scopes ------------------------------------------------------------------
 
     def park(self, queue: ScopeQueue, other: Scope, now: float) -> None:
-        """Wait in the queue of a shared scope, which lets one at a time have a look."""
+        """Park a queue in that of a shared scope, which lets one parked queue at a time try."""
         theirs: ScopeQueue = other.queue or self._new(other)
         if theirs.parked is None:
             theirs.parked = deque()
@@ -517,7 +524,7 @@ class Queues:
         self.look_again(other, now)
 
     def unpark(self, queue: ScopeQueue) -> ScopeQueue | None:
-        """The first queue that is parked there, now SERVING; None if there is none."""
+        """Take out the first parked queue, as SERVING; None if there is none."""
         if not queue.parked:
             return None
         first = queue.parked.popleft()
@@ -528,7 +535,7 @@ class Queues:
         return first
 
     def _left_parked(self, theirs: ScopeQueue) -> None:
-        """One more of the queues that are parked there is empty: too many are swept out."""
+        """Count a parked queue that became empty. Sweep the empty ones out if there are too many."""
         theirs.dead += 1
         parked = theirs.parked
         if parked is None or theirs.dead <= len(parked) // 4 + _FEW:
@@ -539,11 +546,11 @@ class Queues:
             self.retire(queue)
         theirs.parked = deque(queue for queue in parked if queue.alive)
 
-    # --- what a ledger answers ----------------------------------------------------------
+    # --- answers of a ledger ------------------------------------------------------------
 
     def answered(self, queue: ScopeQueue, hold: Any, ask_at: float, now: float) -> bool:
-        """The ledger's answer: a hold, or None and when to ask again. `Engine.run` must follow.
-        False: everybody has left."""
+        """Note the ledger's answer: a hold, or None and when to ask again. `Engine.run` must
+        follow. Return False if no waiter is left."""
         queue.asking = False
         if queue.scope.queue is not queue:
             return False
@@ -553,7 +560,7 @@ class Queues:
 
 
 class Counters(msgspec.Struct):
-    """What `stats()` counts since the start."""
+    """Counters since the start, for `stats()`."""
 
     robots: int = 0
     refused: int = 0
@@ -567,11 +574,12 @@ class Counters(msgspec.Struct):
 
 
 class UnprovenLeases:
-    """Leases of hosts that have not answered twice in a row, until their heads are here.
+    """Limits the leases of unproven hosts: those that have not answered twice in a row.
 
-    A page of a host that died holds its lease until it times out. Thousands that are asked at
-    once (their robots.txt was known) would leave none to hosts that answer: so they have half
-    of `pacing.max_in_flight`, and the others wait here. Robots.txt has bounds of its own.
+    A page of a dead host holds its lease until it times out. Thousands of such hosts asked
+    together (their robots.txt was cached) would leave no lease for hosts that answer. So unproven
+    hosts get half of `pacing.max_in_flight`, and further queues are held here. A lease counts
+    until its response head arrives; leases for robots.txt have limits of their own.
     """
 
     __slots__ = ("_most", "held", "room")
@@ -579,23 +587,23 @@ class UnprovenLeases:
     def __init__(self) -> None:
         self._most = 0
         self.room: int = 0
-        """How many more there may be; none where it is not above zero."""
+        """How many more such leases there may be; none if it is not above zero."""
         self.held: OrderedDict[ScopeQueue, None] = OrderedDict()
         """Queues for whose next lease there was no room."""
 
     def adjust(self, max_in_flight: int) -> None:
-        """Follow another `pacing.max_in_flight`."""
+        """Apply a changed `pacing.max_in_flight`."""
         most = max(max_in_flight // 2, min(max_in_flight, _ALL_UNPROVEN))
         self.room += most - self._most
         self._most = most
 
     def hold(self, queue: ScopeQueue) -> None:
-        """There is no room for its next lease."""
+        """Hold a queue, since there is no room for its next lease."""
         queue.place = _HELD
         self.held[queue] = None
 
     def next_held(self) -> ScopeQueue | None:
-        """There is room: the first queue that is held, SERVING from then on; None: none is."""
+        """Take out the first held queue, as SERVING, once there is room; None if none is held."""
         while self.held:
             queue, _ = self.held.popitem(last=False)
             if queue.place is _HELD and queue.alive:

@@ -1,12 +1,12 @@
-"""Scopes: what a clock belongs to, and everything that says when it is due.
+"""Scopes: what a clock belongs to, and everything that determines when it is due.
 
-A scope is a host, or something that hosts share: an address, a registered domain, a named
-group. Each has a clock (`Scope`), an interval that lies between its requests
-(`interval_for`), and, where its host ever refused, failed or was slow, a history of that
-(`ScopeHistory`, with `BackOff` for what refusals have taught). `Scope.due_at` puts them together
-and is the only place that says when a request may start.
+A scope is a host, or something that hosts share: an address, a registered domain, or a named
+group. Each scope has a clock (`Scope`) and an interval between its requests (`interval_for`). If
+its host ever refused, failed or was slow, it also has a history (`ScopeHistory`, with `BackOff`
+for refusals). `Scope.due_at` combines them, and is the only place that determines when a request
+may start.
 
-Nothing here does I/O or reads a clock: the time is a parameter. Moments are monotonic seconds.
+Nothing here does I/O or reads a clock: the time is a parameter, in monotonic seconds.
 """
 
 from __future__ import annotations
@@ -26,42 +26,44 @@ from gatekeeper.robots.timing import RobotsInterval
 
 INF = float("inf")
 LONGEST = 10 * 366 * 86_400.0
-"""Ten years, in seconds: no interval or block is kept for longer than a datetime can say."""
+"""Ten years, in seconds. No interval or block is longer, so that a datetime can express its end."""
 DURABLE = 1.0
-"""A clock that lies further ahead than so many seconds is kept on disk before a grant or a report
-returns, and so outlives the process. Shorter ones are covered by one note that a process ran."""
+"""Clocks that lie more than this many seconds ahead are on disk before a grant or report returns,
+and so outlive the process. One record that a process was running covers the shorter ones."""
 PROVEN = 2
-"""A host of which so many requests in a row were answered is one that answers."""
+"""Number of requests in a row that a host has to answer to count as one that answers."""
 _MAX_INTERVALS = 10_000
 _EVEN = 1.0 + 1e-9
-"""Tolerance of a comparison: halving what was doubled may miss by a rounding error."""
+"""Relative tolerance of comparisons: halving what was doubled may be off by a rounding error."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class BackOff:
-    """How far refusals slow one host, and when it is asked faster again: a state machine.
+    """State machine of one host's refusals: how far they slow it, and when it is sped up again.
 
-    A site that answers 429 or 503 says that it was asked too often, and not how often it may be
-    asked. So the rate is found by trying (each number is a setting of `[pacing]`):
+    A site that answers 429 or 503 says that requests come too often, but not how often they may
+    come. So the rate is found by trial (each number is a setting of `[pacing]`):
 
-    * A refusal doubles the interval in force, from at least the host's own interval, or from
-      `backoff_floor` where it has none. The interval that was refused is remembered, unless
-      nothing was served for `backoff_initial` or longer: then the site refuses everything for a
-      while, which says nothing of the interval.
-    * The interval in force halves for every `backoff_answers` good answers or `backoff_quiet`
-      seconds without a refusal, whichever comes first, down to twice the remembered one.
-    * After `backoff_retry` that one is tried again, and while that goes well the interval in force
-      halves further, until it is the host's own once more. A site may count by the hour or by the
-      day: all is forgotten when the trial has lasted as long as the wait before it.
-    * A trial that is refused sooner is put off for twice as long as the one before, up to
+    * A refusal doubles the interval in force, starting from at least the host's own interval, or
+      from `backoff_floor` if it has none. The refused interval is remembered, unless nothing was
+      served for `backoff_initial` or longer: then the site refuses everything for a while, which
+      says nothing about the interval.
+    * The interval in force halves for every `backoff_answers` good responses or `backoff_quiet`
+      seconds without a refusal, whichever comes first, down to twice the remembered interval.
+    * After `backoff_retry` the remembered interval is tried again. While the trial goes well, the
+      interval in force halves further, until it is the host's own again. As a site may count by
+      the hour or by the day, the back-off is forgotten only when the trial has lasted as long as
+      the wait before it.
+    * If a trial is refused earlier, the next one comes after twice the wait, up to
       `backoff_retry_max`. A refusal outside a trial, `forgive_after` seconds after the last one,
-      shows that what had been learnt is not so (a fault, or another limit): the waits begin anew.
+      shows that the remembered interval was wrong (a fault, or another limit): the waits start
+      again at `backoff_retry`.
 
-    A single 429 costs a factor of two for an hour; a site with a fixed limit is met a few times
-    on the first day and once or twice a day from then on.
+    A single 429 costs a factor of two for an hour. A site with a fixed limit refuses a few times
+    on the first day, and once or twice a day after that.
 
-    `usual` is everywhere the interval without this, in seconds: what the text, the operator and
-    the host's latency ask for. One is made at the first refusal.
+    `usual` always means the interval without the back-off, in seconds: what robots.txt, the
+    operator and the host's latency ask for. A `BackOff` is created at the first refusal.
 
     >>> pacing, taught = PacingConfig(), BackOff()
     >>> taught.refuse(429, usual=0.05, now=0.0, until=1.0, pacing=pacing)
@@ -70,33 +72,34 @@ class BackOff:
     """
 
     refused: float = 0.0
-    """The interval that was refused last."""
+    """The interval that was refused last, in seconds."""
     slowed: float = 0.0
-    """Seconds that are kept to instead of the usual ones; 0: the usual ones."""
+    """Interval in force instead of the usual one, in seconds; 0: the usual one is in force."""
     status: int = 0
-    """Of the last refusal; 0: an earlier version did not keep it."""
+    """Status of the last refusal; 0 if an earlier version did not store it."""
     when: float = -INF
-    """The moment of the last refusal."""
+    """When the last refusal came."""
     calm_from: float = -INF
-    """The end of the block that it brought."""
+    """When the block by the last refusal ends."""
     served: bool = True
-    """There was a good answer since then."""
+    """A good response came since the last refusal."""
     wait: float = 0.0
     """Seconds from a refusal to the trial."""
     try_at: float = INF
+    """When the trial is to start."""
     trial: float = INF
-    """When the trial began; inf: it has not."""
+    """When the trial started; inf: it has not."""
     since: float = -INF
-    """The last refusal's end, the beginning of the trial, or the last halving."""
+    """The latest of: the end of the last refusal's block, the start of the trial, a halving."""
     good: int = 0
-    """Good answers since then."""
+    """Good responses since `since`."""
     guessed: bool = False
-    """What was refused was our default: the host's own interval was not known then."""
+    """The refused interval was the default: the host's own interval was not known then."""
     forgotten: bool = False
-    """The host was asked at its usual pace again, and all was well: drop this."""
+    """The trial succeeded at the usual interval: this object may be dropped."""
     _usual: float = 0.0
 
-    # --- what happens -------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------
 
     def refuse(
         self,
@@ -108,13 +111,13 @@ class BackOff:
         pacing: PacingConfig,
         guessed: bool = False,
     ) -> None:
-        """A 429 or 503. `until`: the end of the block that it brought; `guessed`: `usual` is a
-        default, as the host's robots.txt could not be had yet.
+        """Note a 429 or 503. `until` is the end of the resulting block; `guessed` means that
+        `usual` is a default, since the host's robots.txt is not known yet.
         """
         self._settle(usual, now, pacing)
         first = self.wait == 0.0 or self.forgotten
-        # A robots.txt that can't be had is asked for now and then, whatever the interval says:
-        # to be refused over and over says nothing about the pace of pages.
+        # An unreachable robots.txt is retried now and then, whatever the interval: repeated
+        # refusals of it say nothing about the pace of pages.
         counts = first or not (guessed and self.guessed)
         if first:
             self.wait = min(pacing.backoff_retry, pacing.backoff_retry_max)
@@ -133,11 +136,12 @@ class BackOff:
         self._slow_to(2.0 * level, pacing)
         self.status, self.when, self.forgotten = status, now, False
         self.since = self.calm_from = max(now, until)
-        # A long block is no good conduct: the pace after it is at first the slower one.
+        # Time spent in a block does not count as good conduct: after it the slower interval
+        # applies for a while.
         self.try_at = max(now + self.wait, until + pacing.backoff_quiet)
 
     def answered(self, usual: float, now: float, pacing: PacingConfig) -> None:
-        """A good answer to a request that was sent since the last refusal."""
+        """Note a good response to a request that was sent after the last refusal."""
         self._settle(usual, now, pacing)
         self.served = True
         if not self._eases():
@@ -147,7 +151,8 @@ class BackOff:
             self._halve(now, pacing)
 
     def found(self, usual: float, pacing: PacingConfig) -> None:
-        """The host's own interval is known now: what was refused by a guess is that, if less."""
+        """Note that the host's own interval is known now. If the refused interval was a guess,
+        lower it to the host's own."""
         if self.guessed:
             self.guessed = False
             self.refused = min(self.refused, usual or pacing.backoff_floor)
@@ -164,9 +169,8 @@ class BackOff:
         pacing: PacingConfig,
         slowed: float = 0.0,
     ) -> None:
-        """As an earlier process kept it: what was learnt since that refusal is learnt anew.
-
-        `slowed`: the interval that was in force then.
+        """Restore the state after the last refusal that an earlier process recorded. What was
+        learnt since that refusal is lost. `slowed`: the interval that was in force then.
         """
         self.refused, self.status, self.when = refused, status, when
         self.wait = min(wait or pacing.backoff_retry, pacing.backoff_retry_max)
@@ -174,22 +178,21 @@ class BackOff:
         self.since = self.calm_from = max(when, until)
         self.try_at = max(when + self.wait, until + pacing.backoff_quiet)
 
-    # --- what follows -------------------------------------------------------------------
+    # --- consequences -------------------------------------------------------------------
 
     def in_force(self, usual: float, now: float, pacing: PacingConfig) -> float:
-        """Seconds that have to lie between two requests now; 0: nothing but the usual ones."""
+        """Return the interval in force now, in seconds; 0: the usual one."""
         self._settle(usual, now, pacing)
         return self.slowed
 
     def over(self, now: float, pacing: PacingConfig) -> bool:
-        """Is there nothing left to be remembered?"""
+        """Return True if nothing is left to be remembered."""
         self._settle(self._usual, now, pacing)
         return self.forgotten
 
     def sentence(self, now: float, wall: float, pacing: PacingConfig) -> str:
-        """What is in force, since when, and until when, in one line; empty: nothing is.
-
-        `wall` is the same moment as `now`. Moments are in UTC.
+        """Describe the interval in force, with its cause and its next trial, in one line; empty if
+        it is the usual one. `wall` is the wall time at `now`; times are printed in UTC.
         """
         usual = self._usual
         self._settle(usual, now, pacing)
@@ -210,7 +213,7 @@ class BackOff:
         return f"{pace} since {what} at {_clock(self.when - now, wall)}; {again}"
 
     def _settle(self, usual: float, now: float, pacing: PacingConfig) -> None:
-        """Let happen what time alone has brought since the last look."""
+        """Apply the transitions that are due by time alone."""
         self._usual = usual
         while self.trial == INF and now >= (by := self._eases_by(pacing)):
             if by == self.try_at:
@@ -223,18 +226,18 @@ class BackOff:
         self.forgotten = not self.slowed and now >= self._believed_at(pacing)
 
     def _eases(self) -> bool:
-        """Does good conduct shorten the interval in force now?"""
+        """Return True if good responses and quiet time shorten the interval in force."""
         return self.slowed > (2.0 * self.refused * _EVEN if self.trial == INF else 0.0)
 
     def _eases_by(self, pacing: PacingConfig) -> float:
-        """When time alone shortens it next."""
+        """Return when time alone next shortens the interval."""
         if not self._eases():
             return self.try_at
         by = self.since + pacing.backoff_quiet
         return by if self.trial < INF else min(by, self.try_at)
 
     def _believed_at(self, pacing: PacingConfig) -> float:
-        """When a trial that goes well for so long has shown that nothing is refused any more."""
+        """Return when a trial without a refusal has lasted long enough to be believed."""
         return max(self.trial + self.wait, self.since + pacing.backoff_quiet)
 
     def _slow_to(self, seconds: float, pacing: PacingConfig) -> None:
@@ -254,55 +257,57 @@ class BackOff:
 
 
 def _clock(ahead: float, wall: float) -> str:
-    """The time of day, with the day where that is another one."""
+    """Format a time of day, with the date if that is not today's."""
     moment, today = utc(wall + ahead), utc(wall)
     return f"{moment:%H:%M}" if moment.date() == today.date() else f"{moment:%Y-%m-%d %H:%M}"
 
 
 REFUSALS = (429, 503)
-"""What a site answers that is asked too often, RFC 6585 section 4 and RFC 9110 section 15.6.4."""
+"""Statuses of a site that is asked too often: RFC 6585 section 4, RFC 9110 section 15.6.4."""
 LATENCY_WEIGHT = 0.2
+"""Weight of the newest response in the moving average of a host's latency."""
 ERROR_CEILING = 60.0
+"""Longest interval that errors in a row ask for, in seconds."""
 
 
 class RequestReport(msgspec.Struct, frozen=True, gc=False):
-    """What came of one request, in seconds and bytes; all None: nothing is known."""
+    """How one request went, in seconds and bytes. All None: nothing is known."""
 
     status: int | None = None
     elapsed: float | None = None
     """Seconds from the start of the request to the head of the response."""
     retry_after: float | None = None
-    """Seconds that the response asked for."""
+    """Seconds to wait that the response asked for."""
     size: int | None = None
     spread: float = 0.0
-    """Seconds between requests that the RateLimit field allows, 0 where there is none:
+    """Seconds between requests that the RateLimit field allows, 0 without such a field:
     draft-ietf-httpapi-ratelimit-headers (HTTP-11)."""
     spread_for: float = 0.0
-    """Seconds for which that holds."""
+    """Seconds for which `spread` is valid."""
     under_way: bool = False
-    """The request was sent before the host's last refusal came: it does not tell whether what
-    was done about that helps."""
+    """The request was sent before the host's last refusal arrived, so it does not show whether
+    the slower interval helps."""
 
     @property
     def failed(self) -> bool:
-        """A server error, or no response although the request took its time."""
+        """True for a server error, or if there was no response although `elapsed` is known."""
         if self.status is None:
             return self.elapsed is not None
         return self.status >= 500
 
     @property
     def good(self) -> bool:
-        """Only such a report may ever shorten an interval."""
+        """True for 2xx and 3xx. Only such a report may ever shorten an interval."""
         return self.status is not None and 200 <= self.status < 400
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class ScopeHistory:
-    """What one scope has shown and said: blocks, refusals, latency, errors, its RateLimit field.
+    """Blocks, refusals, latency, errors and RateLimit field of one scope.
 
-    It exists only for scopes that have something to show: a host that answers well has none.
-    Its circuit is closed, then open (blocked), then half open (one request at a time, whatever
-    the concurrency), then closed again by a success, or open for twice as long.
+    Only scopes with something to remember have a history: a host that answers well has none.
+    It acts as a circuit breaker: closed, then open (blocked), then half open (one request at a
+    time, whatever the concurrency), then closed again by a success, or open for twice as long.
     """
 
     blocked_until: float = -INF
@@ -310,30 +315,36 @@ class ScopeHistory:
     failures: int = 0
     """Blocks in a row."""
     failed_at: float = -INF
+    """When the last block was caused."""
     probing: bool = False
     """Half open: one request at a time until one succeeds."""
     refusals: int = 0
-    """How often the host turned us away, those apart whose requests were under way."""
+    """Number of refusals, not counting requests that were in flight when a refusal arrived."""
     back_off: BackOff | None = None
-    """How far it is slowed by a 429 or 503; None where it is not."""
+    """How far a 429 or 503 slows the scope; None if it does not."""
     errors: int = 0
+    """Failed requests in a row."""
     latency: float | None = None
+    """Moving average of the time to a response head, in seconds; None: not measured."""
     paused: bool = False
+    """Paused by the operator."""
     said: float = 0.0
+    """Interval of the last RateLimit field, in seconds."""
     said_until: float = -INF
+    """When `said` stops being valid."""
     accuser: str = ""
-    """Of an address: the host that was turned away last."""
+    """For an address: its host that was refused last."""
     usage: Usage | None = None
-    """What it was asked for today, where it has a budget."""
+    """Pages and bytes of the current day, if the scope has a budget."""
 
     def accused_by(self, host: str) -> bool:
-        """An address: was another of its hosts turned away before this one?"""
+        """For an address: note that a host was refused; True if another host was the last one."""
         other = self.accuser
         self.accuser = host
         return other not in ("", host)
 
     def owes(self, now: float, pacing: PacingConfig) -> bool:
-        """Is there anything here that must not be forgotten?"""
+        """Return True if anything here must not be forgotten yet."""
         return bool(
             self.paused
             or now < self.blocked_until
@@ -345,23 +356,23 @@ class ScopeHistory:
         )
 
     def slowed(self, now: float, wall: float, pacing: PacingConfig) -> str:
-        """How far refusals slow the host, in one line; empty where they do not."""
+        """Describe in one line how far refusals slow the host; empty if they do not."""
         return "" if self.back_off is None else self.back_off.sentence(now, wall, pacing)
 
     def error_pause(self) -> float:
-        """Seconds that errors in a row ask for: none for two, then 1, 2, 4 ... 60."""
+        """Return the interval for errors in a row, in seconds: 0 up to two, then 1, 2, 4 ... 60."""
         if self.errors < 3:
             return 0.0
         return min(ERROR_CEILING, 2.0 ** min(self.errors - 3, 10))
 
     def block(self, until: float, reason: str) -> None:
-        """No request before `until`; an earlier end never shortens a later one."""
+        """Allow no request before `until`. A block never shortens a longer one."""
         if until > self.blocked_until:
             self.blocked_until = until
             self.reason = reason
 
     def unblock(self) -> None:
-        """The operator's word: ask again now, one request first."""
+        """End the block now. If the history is `probing`, one request goes first."""
         self.blocked_until = float("-inf")
         self.reason = ""
 
@@ -375,17 +386,17 @@ class ScopeHistory:
         *,
         guessed: bool = False,
     ) -> bool:
-        """Take one report into account; True if it blocks the scope.
+        """Evaluate one report; return True if it blocks the scope.
 
-        `usual` is the interval of the request without what refusals, errors and a RateLimit
-        field add; `guessed`: it is a default, for the host's robots.txt is not known yet.
+        `usual` is the request's interval without what refusals, errors and a RateLimit field add.
+        `guessed`: that interval is a default, since the host's robots.txt is not known yet.
         """
         self._note_latency(report, pacing)
         if report.spread:
             self.said = report.spread
             self.said_until = now + report.spread_for
         if report.status in REFUSALS or (
-            # RFC 9110 section 10.2.3 (HTTP-08): it may come with redirects and refusals as well.
+            # RFC 9110 section 10.2.3 (HTTP-08): redirects and refusals may have it as well.
             report.retry_after is not None and (report.status is None or report.status >= 300)
         ):
             self._turned_away(report, now, pacing, rng)
@@ -413,7 +424,7 @@ class ScopeHistory:
         if self._forgiven(now, pacing):
             self.failures = 0
         if not (report.under_way and self.failures):
-            # Many requests that were under way at once are turned away for one reason.
+            # Requests that were in flight together are refused for one reason.
             self.failures += 1
             self.refusals += 1
         self.failed_at = now
@@ -449,19 +460,19 @@ class ScopeHistory:
         if self.latency is None:
             self.latency = max(0.0, report.elapsed)
         elif report.good or report.elapsed > self.latency:
-            # A quick error page is no sign of health: it may only slow us down.
+            # A quick error page is not a sign of health: an error may only raise the average.
             self.latency += LATENCY_WEIGHT * (max(0.0, report.elapsed) - self.latency)
 
     def _forgiven(self, now: float, pacing: PacingConfig) -> bool:
-        # Quiet counts from the end of the block: a long block is no good conduct.
+        # Quiet time counts from the end of the block: waiting in a block is not good conduct.
         return now >= max(self.failed_at, self.blocked_until) + pacing.forgive_after
 
 
 NO_RATE = RobotsInterval()
 UNKNOWN = RobotsInterval(None, "robots.txt is not known yet")
-"""Until it could be had nobody knows what the host asks for: the default is a guess."""
+"""The host's robots.txt was not fetched yet, so its interval is a guess: the default."""
 REFUSED = "after a refusal"
-"""The source of the part that a `BackOff` brings; `why` says more of it."""
+"""Source of the part that comes from a `BackOff`. `why` shows its full sentence instead."""
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -473,20 +484,20 @@ class Interval(msgspec.Struct, frozen=True):
 
     seconds: float
     parts: tuple[tuple[float, str], ...] = ()
-    """Everything that asked for an interval: its seconds and its source."""
+    """Everything that asks for an interval: seconds and source."""
     clamped: bool = False
     """The operator's cap made it shorter than the site asks."""
     usual: float = 0.0
-    """Seconds without what refusals, errors and a RateLimit field add to it."""
+    """Seconds without what refusals, errors and a RateLimit field add."""
 
     @property
     def source(self) -> str:
-        """The part that decided."""
+        """Source of the part that decides."""
         return max(self.parts, key=lambda part: part[0])[1] if self.parts else ""
 
 
 UNDERIVED = Interval(float("nan"))
-"""Nothing is known of where an interval comes from. No interval has as many seconds."""
+"""The source of an interval is not known. Its seconds, NaN, equal those of no interval."""
 
 
 def interval_for(
@@ -496,14 +507,14 @@ def interval_for(
     pacing: PacingConfig | None = None,
     now: float = 0.0,
 ) -> Interval:
-    """The largest of what site, operator and history ask for; `now` is monotonic seconds."""
+    """Return the largest interval that site, operator and history ask for. `now`: monotonic."""
     parts: list[tuple[float, str]] = []
     clamped = False
     seconds = asked.seconds
     if seconds is not None and seconds >= 0:  # NaN asks for nothing
         seconds = min(seconds, LONGEST)
         if settings.cap is not None and seconds > settings.cap:
-            # Only by the operator's explicit setting, and flagged in `why()`.
+            # Only the operator's explicit setting shortens it, and `why()` shows that.
             parts.append((settings.cap, f"{asked.source}, capped at {settings.cap:g} s"))
             clamped = True
         else:
@@ -530,15 +541,15 @@ def interval_for(
 def usual_interval(
     asked: RobotsInterval, settings: ScopeSettings
 ) -> tuple[RobotsInterval, Interval]:
-    """What a text asks for, and the interval of a host without a history that comes of it: one
-    object for all hosts that are asked for the same, which are many."""
+    """Return what robots.txt asks for, and the interval of a host without a history that follows:
+    the same two objects for the many hosts that ask for the same."""
     return asked, interval_for(asked, settings)
 
 
 def _for_now(
     history: ScopeHistory, usual: float, pacing: PacingConfig, now: float
 ) -> list[tuple[float, str]]:
-    """What the host's answers ask for until further notice: refusals, errors, RateLimit."""
+    """Return the temporary parts of an interval: refusals, errors and RateLimit."""
     parts: list[tuple[float, str]] = []
     if history.back_off is not None:
         slowed = history.back_off.in_force(usual, now, pacing)
@@ -552,7 +563,7 @@ def _for_now(
 
 
 def report_of(scope: Scope, now: float) -> Report:
-    """What a scope that was turned away, or blocked by the operator, means for everybody."""
+    """Return the report for other processes about a scope that was refused or blocked."""
     history = scope.past()
     taught, seconds = history.back_off, max(0.0, history.blocked_until - now)
     if taught is None or not taught.slowed:
@@ -561,7 +572,7 @@ def report_of(scope: Scope, now: float) -> Report:
 
 
 def clock_of(scope: Scope, now: float) -> ScopeClock:
-    """What is known of a scope, for a ledger that has lost what it knew."""
+    """Return the state of a scope, for a ledger that has lost its data."""
     age = None if scope.basis == -INF else now - scope.basis
     history = scope.history
     if history is None:
@@ -574,7 +585,7 @@ def clock_of(scope: Scope, now: float) -> ScopeClock:
 
 
 def learn(scope: Scope, report: Report, now: float, pacing: PacingConfig) -> None:
-    """Take what the answer to another process meant for everybody as an answer to this one."""
+    """Apply another process's report about a scope as if the response had come to this one."""
     if not (report.seconds or report.interval):
         if scope.history is not None:
             scope.history.unblock()
@@ -594,44 +605,45 @@ def learn(scope: Scope, report: Report, now: float, pacing: PacingConfig) -> Non
 
 
 def jittered(seconds: float, share: float, rng: random.Random) -> float:
-    """`seconds` and up to that share more; never less than was promised."""
+    """Return `seconds` plus a random part of up to `share` of it; never less than `seconds`."""
     return seconds * (1.0 + share * rng.random()) if share > 0 else seconds
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Scope:
-    """What a clock belongs to: a host, an address, a registered domain, a named group.
+    """A clock with its settings and state: of a host, an address, a domain or a named group.
 
     `basis` is the latest start or response head, and `interval` the seconds in force after it.
-    They are kept apart, so that an interval learnt later (a robots.txt that was just read)
-    counts from the same request.
+    They are separate, so that an interval that is learnt later (from a robots.txt that was just
+    read) counts from the same request.
     """
 
     name: str
     settings: ScopeSettings
     shared: tuple[Scope, ...] = ()
-    """Scopes that a lease of this host takes beside its own."""
+    """Scopes that a lease of this host takes in addition to its own."""
     basis: float = -INF
     interval: float = 0.0
     """Seconds in force, jitter included."""
     asked: RobotsInterval = NO_RATE
-    """What the text of the host asked for last."""
+    """What the host's robots.txt asked for last."""
     derived: Interval = UNDERIVED
-    """What the interval was derived from; `UNDERIVED`: an earlier process did that."""
+    """The interval with its sources; `UNDERIVED` if it comes from an earlier process."""
     in_flight: int = 0
+    """Open leases."""
     to_prove: int = PROVEN
-    """Requests in a row of which the head has to come before the host counts as proven."""
+    """Response heads in a row that are still missing until the host counts as proven."""
     unheaded: int = 0
     """Leases whose response head is still awaited."""
     history: ScopeHistory | None = None
     queue: Any = None
-    """Who waits for it, a `ScopeQueue`; None where nobody does."""
+    """The `ScopeQueue` of its waiters; None if there are none."""
 
     def due_at(self) -> float:
-        """When the next request may start: by clock, block, pause and free slots.
+        """Return when the next request may start, by clock, block, pause and free slots.
 
-        Monotonic seconds, perhaps past; inf: not before something happens (a lease ends, its
-        response begins, the operator resumes the host).
+        In monotonic seconds, possibly in the past; inf: not before an event (a lease ends, its
+        response starts, the operator resumes the host).
         """
         history = self.history
         if self.in_flight:
@@ -646,42 +658,42 @@ class Scope:
         return INF if history.paused else self.promised_at()
 
     def promised_at(self) -> float:
-        """The moment before which no request starts, whoever is in flight: clock and block."""
+        """Return when clock and block allow the next request, whatever is in flight."""
         due = self.basis + self.interval
         return due if self.history is None else max(due, self.history.blocked_until)
 
     def clock_at(self, interval: float = 0.0) -> float:
-        """When its interval is over, or `interval` seconds from the basis if that is later."""
+        """Return when its interval is over, or `interval` seconds after the basis if later."""
         return self.basis + max(self.interval, interval)
 
     def not_before(self, moment: float) -> None:
-        """No start before that moment, whatever the interval turns out to be.
+        """Allow no start before `moment`, whatever the interval turns out to be.
 
-        The interval set is longer than any other: none is counted from this basis once more.
+        The interval is set to the longest possible, so that no other is counted from this basis.
         """
         self.interval = LONGEST
         self.basis = moment - LONGEST
 
     def past(self) -> ScopeHistory:
-        """Its history, begun if there is none."""
+        """Return the scope's history; create it if there is none."""
         if self.history is None:
             self.history = ScopeHistory()
         return self.history
 
     def budget_left(self, now: float) -> DailyBudget | None:
-        """The budget that a page would count for; raises BudgetSpent where nothing is left."""
+        """Return the budget that a page would count against. Raises BudgetSpent if it is spent."""
         budget, past = self.settings.budget, self.history
         if budget is not None and past is not None and past.usage is not None:
             past.usage.check(self.name, budget, now)
         return budget
 
     def count(self, start: float, pages: int = 0, size: int = 0) -> None:
-        """Add to what was used of the budget: see `Usage.count`."""
+        """Add pages and bytes to the day's usage. See `Usage.count`."""
         past = self.past()
         past.usage = past.usage or Usage()
         past.usage.count(start, pages, size)
 
     def slots(self) -> int:
-        """How many requests may be in flight at once."""
+        """Return how many requests may be in flight at the same time."""
         half_open = self.history is not None and self.history.probing
         return 1 if half_open else self.settings.limit
