@@ -1,18 +1,19 @@
-"""Which tasks hold which leases and wait for which hosts, so that no wait is without an end.
+"""Deadlock detection: which tasks hold which leases, and which hosts they wait for.
 
 A task that waits can't end the leases that it holds. So a host's next turn may be out of reach:
 all slots of one of its scopes are held by the waiting task itself, or by tasks that wait in turn
-for what this one holds. Such a wait is refused when it would begin, as nothing else ends it.
+for what this one holds. Such a wait is refused before it starts, since it would never end.
 
-A task may also have been started by one that holds a lease (`asyncio.create_task`, `gather`,
-`wait_for` before Python 3.12). Whether that one waits for its child can't be known: a crawler
-starts tasks for a page's links while it reads the page, and reads on. So the child waits; it is
-warned of, and refused once the same lease was in its way for `pacing.own_wait` seconds.
+A task may also have been started by a task that holds a lease (`asyncio.create_task`, `gather`,
+`wait_for` before Python 3.12). Whether the parent waits for its child can't be known: a crawler
+may start tasks for a page's links while it continues to read the page. So the child waits; a
+warning is logged, and the wait is refused once the same lease has blocked it for
+`pacing.own_wait` seconds.
 
-A `get` of a `PoliteQueue` waits for any one of the hosts that have URLs there: it is stuck where
-each of them is out of reach.
+A `get` of a `PoliteQueue` waits for any one of the hosts that have URLs there. It is stuck if all
+of them are out of reach.
 
-Only tasks that hold a lease, or were started under one, are looked at: all others cost nothing.
+Only tasks that hold a lease, or were started under one, are examined. All others cost nothing.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ _log = logging.getLogger(__name__)
 
 _FEW = 64
 _WARN_AFTER = 5.0
-"""Seconds for which an inherited lease is in the way before it is warned of; also how often a
-wait is looked at."""
+"""Seconds for which an inherited lease blocks a wait before a warning is logged; also the time
+between two examinations of a wait."""
 _MOST = 1000
-"""Waits that are followed from one before it counts as not stuck: it is looked at again."""
+"""Most waits that one search follows. Beyond that the wait counts as not stuck until the next
+examination."""
 _CHILDREN = 8
-"""Waiting tasks of those that were started under one lease that are looked at."""
+"""Most waiting tasks examined of those that were started under one lease."""
 _AT_ONCE = 500
-"""Waits looked at in one turn of the loop."""
+"""Most waits examined in one iteration of the loop."""
 
 Task = asyncio.Task[object]
 
@@ -52,47 +54,48 @@ class GraphLease(Protocol):
     """An open lease."""
 
     owner: Task | None
-    """The task that would wait for itself if it asked for another one."""
+    """The task that would wait for itself if it asked for another lease."""
 
     @property
     def url(self) -> str:
-        """What it was granted for."""
+        """The URL that it was granted for."""
 
     @property
     def ended(self) -> bool:
-        """The slot is free again; nobody tells us where a lease's time ran out."""
+        """True if it has ended or expired; there is no notification of an expiry."""
 
     @property
     def scopes(self) -> tuple[str, ...]:
-        """What it holds a slot of."""
+        """Names of the scopes of which it holds a slot."""
 
     @property
     def headed(self) -> bool:
-        """The head of its response is here: no interval waits for it."""
+        """True if its response head has arrived: no interval waits for it."""
 
 
 H = TypeVar("H", bound=GraphLease)
 
 
 class Choice(NamedTuple):
-    """One of the turns of which a wait needs any one."""
+    """One of the turns that would end a wait."""
 
     url: str
     host: str
     near: tuple[str, ...] = ()
-    """Scopes that the host shares beside those known of it."""
+    """Scopes that the host shares in addition to those known."""
     origin: str | None = None
-    """The robots.txt of that origin has to come first."""
+    """The origin whose robots.txt has to be fetched first, if any."""
 
 
 Choices = Callable[[], Iterable[Choice | None]]
-"""The turns that would do at this moment; None: one that nothing is known to keep."""
+"""Returns the turns that would end a wait at this moment; None: a turn that nothing is known to
+block."""
 
 
 class WaitsForItself(LeaseTimeout):
-    """The turn can't come before a lease ends that the asker, or who started it, still holds.
+    """The turn can't come before a lease ends that the waiting task, or its parent, still holds.
 
-    `held` is the URL of the lease in the way, `whose` says in words who holds it.
+    `held` is the URL of that lease, `whose` says in words which task holds it.
     """
 
     def __init__(self, url: str, message: str, held: str, whose: str) -> None:
@@ -106,21 +109,21 @@ class Holdings(Generic[H]):
 
     def __init__(self) -> None:
         self.first: dict[Task, H] = {}
-        """Most tasks hold one lease at a time: it stands here, and others in `_more`."""
+        """One lease of each task. Most tasks hold one at a time; further ones are in `_more`."""
         self._more: dict[Task, dict[H, None]] = {}
         self._beside = 0
-        """How many stand in `_more`."""
+        """Number of leases in `_more`."""
         self._crowded = _FEW
 
     def __len__(self) -> int:
         return len(self.first) + self._beside
 
     def everybody(self) -> list[H]:
-        """Every lease that is remembered; some may have ended."""
+        """Return all recorded leases. Some may have ended."""
         return [*self.first.values(), *(one for more in self._more.values() for one in more)]
 
     def add(self, lease: H) -> None:
-        """Remember a lease that has an owner."""
+        """Record a lease, if it has an owner."""
         owner = lease.owner
         if owner is None:
             return
@@ -134,11 +137,11 @@ class Holdings(Generic[H]):
             self._beside += 1
 
     def drop(self, lease: H) -> None:
-        """Forget a lease of its owner; unknown ones are no error."""
+        """Remove a lease of its owner. Unknown leases are ignored."""
         owner = lease.owner
         if owner is None:
             return
-        if not self._more:  # the usual case
+        if not self._more:  # The usual case.
             if self.first.get(owner) is lease:
                 del self.first[owner]
             return
@@ -162,7 +165,7 @@ class Holdings(Generic[H]):
             self.add(lease)
 
     def of(self, task: Task | None) -> list[H]:
-        """The open leases of a task."""
+        """Return the open leases of a task."""
         self._sweep()
         first = None if task is None else self.first.get(task)
         if first is None or task is None:
@@ -170,7 +173,7 @@ class Holdings(Generic[H]):
         return [one for one in (first, *self._more.get(task, ())) if not one.ended]
 
     def _sweep(self) -> None:
-        """Forget leases that ended by themselves, in bulk now and then."""
+        """Remove expired leases, once there may be many."""
         if len(self) <= self._crowded:
             return
         everybody = self.everybody()
@@ -184,31 +187,34 @@ class Holdings(Generic[H]):
 
 
 Obstacles = list[tuple[int, list[H]]]
-"""Leases that may keep a wait from a turn, and of how many of each it takes to do so."""
+"""Lists of leases that may block a wait from a turn, each with how many of them have to be open to
+do so."""
 
 
 class TurnWait(msgspec.Struct, Generic[H], eq=False):
-    """One task's wait for the turn of a host, or for a robots.txt that needs such a turn; or
-    for any of several turns, where it has `several`."""
+    """One task's wait: for the turn of a host, for a robots.txt that needs such a turn, or, with
+    `several`, for any of several turns."""
 
     task: Task
     _runner: Task
-    """The questions of a batch are asked by tasks of its own, for the one that awaits it."""
+    """The task that waits in code. For a batch that is a task of the batch, not the one that awaits
+    the batch."""
     url: str
     host: str
     near: tuple[str, ...]
-    """Scopes that the host shares beside those known of it."""
+    """Scopes that the host shares in addition to those known."""
     own: tuple[H, ...]
+    """Open leases of the task."""
     inherited: tuple[H, ...]
-    """Leases that were open, and another task's, when this task was started."""
+    """Leases of other tasks that were open when this task was started."""
     began: float
     several: Choices | None = None
     origin: str | None = None
-    """It waits for the robots.txt of that origin now."""
+    """The origin for whose robots.txt it waits now, if any."""
     in_the_way: H | None = None
-    """The lease that stood in its way when it was looked at last ..."""
+    """The lease that blocked it at the last examination."""
     since: float = 0.0
-    """... and since when."""
+    """Since when that lease has blocked it."""
     warned: bool = False
     over: bool = False
     refusal: WaitsForItself | None = None
@@ -220,21 +226,21 @@ class TurnWait(msgspec.Struct, Generic[H], eq=False):
         self._before = self._runner.cancelling()
 
     def choices(self) -> Iterable[Choice | None]:
-        """The turns of which any one would end it."""
+        """Return the turns of which any one would end the wait."""
         if self.several is not None:
             return self.several()
         return (Choice(self.url, self.host, self.near, self.origin),)
 
     def refuse(self, clock: Clock, error: WaitsForItself) -> None:
-        """End it: whoever waits is cancelled, of which `cancelled` makes the error."""
+        """End the wait: cancel its task. `cancelled` then turns the cancellation into the error."""
         if self.refusal is None and not self.over:
             self.refusal = error
             self._limit = Deadline(clock, self._runner)
             self._limit.fire()
 
     def cancelled(self) -> None:
-        """The wait met a cancellation. If it was ours, take it back and raise the refusal; one
-        that came from elsewhere in the same moment goes on.
+        """Handle a cancellation of the wait. If `refuse` caused it, undo it and raise the refusal.
+        A cancellation from elsewhere at the same moment remains in effect.
         """
         if self._took_back() and self.refusal is not None:
             raise self.refusal from None
@@ -250,8 +256,8 @@ class TurnWait(msgspec.Struct, Generic[H], eq=False):
 class WaitGraph(Generic[H]):
     """The waits of tasks that hold leases, or were started under one.
 
-    `needs(host, near)` says of which scopes a turn of the host takes a slot, and how many
-    slots each has. `own_wait` is `pacing.own_wait`, in seconds.
+    `needs(host, near)` returns the scopes of which a turn of the host takes a slot, with the
+    number of slots of each. `own_wait` is `pacing.own_wait`, in seconds.
     """
 
     def __init__(
@@ -266,32 +272,33 @@ class WaitGraph(Generic[H]):
         self.holdings: Holdings[H] = Holdings()
         self._waits: dict[Task, dict[TurnWait[H], None]] = {}
         self._by_lease: dict[H, dict[TurnWait[H], None]] = {}
-        """Who waits and holds the lease, or was started under it."""
+        """For each lease, the waits of tasks that hold it or were started under it."""
         self._by_scope: dict[str, dict[H, None]] = {}
-        """These leases, by what they hold a slot of."""
+        """The leases of `_by_lease`, by the scopes of which they hold a slot."""
         self._by_origin: dict[str, dict[TurnWait[H], None]] = {}
+        """Waits for the robots.txt of each origin."""
         self._for_several: dict[TurnWait[H], None] = {}
         """Waits for any of several turns."""
         self._files: dict[str, tuple[str, tuple[str, ...]]] = {}
-        """Origins whose robots.txt waits for a turn: of which host, with which scopes near."""
+        """For origins whose robots.txt waits for a turn: the host, and further shared scopes."""
         self._looks: list[tuple[float, int, TurnWait[H]]] = []
         self._order = itertools.count()
         self._alive = 0
         self._timer = SingleTimer(clock, self._look)
 
     def adjust(self, own_wait: float) -> None:
-        """Follow another `pacing.own_wait`, for the waits to come."""
+        """Apply a changed `pacing.own_wait` to future waits."""
         self._own_wait = own_wait
 
     def __len__(self) -> int:
         return self._alive
 
     def close(self) -> None:
-        """Look at nobody any more."""
+        """Stop examining waits."""
         self._timer.cancel()
         self._looks.clear()
 
-    # --- beginning and ending -----------------------------------------------------------
+    # --- begin and end ------------------------------------------------------------------
 
     def begin(
         self,
@@ -301,10 +308,10 @@ class WaitGraph(Generic[H]):
         near: tuple[str, ...] = (),
         inherited: Iterable[H] = (),
     ) -> TurnWait[H] | None:
-        """The task is about to wait for a turn of the host; `end` must follow.
+        """Record that the task is about to wait for a turn of the host; `end` must follow.
 
-        None: it holds nothing and was started under nothing, so that it is in nobody's way.
-        Raises WaitsForItself where the wait could never end.
+        Return None if the task holds no lease and was not started under one, so that it blocks no
+        other task. Raises WaitsForItself if the wait could never end.
         """
         own = self.holdings.of(task)
         if not own and not inherited:
@@ -320,11 +327,11 @@ class WaitGraph(Generic[H]):
     def begin_any(
         self, wait: TurnWait[H] | None, open_leases: Iterable[Any], several: Choices
     ) -> TurnWait[H] | None:
-        """The current task is about to wait for any of several turns, or, with `wait`, to wait on
-        after something changed; `end` must follow.
+        """Record that the current task is about to wait for any of several turns, or, with `wait`,
+        that it continues to wait after a change; `end` must follow.
 
-        `open_leases`: of other tasks, under which this one was started; those of another gate are
-        left out. None and WaitsForItself as from `begin`.
+        `open_leases`: leases of other tasks, under which this one was started; those of another
+        gate are ignored. Returns None and raises WaitsForItself like `begin`.
         """
         now = self._clock.monotonic()
         if wait is not None:
@@ -361,7 +368,7 @@ class WaitGraph(Generic[H]):
         return wait
 
     def current(self, task: Task | None) -> TurnWait[H] | None:
-        """The wait that the task has begun, if any."""
+        """Return the wait that the task has begun, or None."""
         waits = None if task is None else self._waits.get(task)
         return next(iter(waits)) if waits else None
 
@@ -371,23 +378,23 @@ class WaitGraph(Generic[H]):
             raise self._refusal(wait, *found)
 
     def for_file(self, wait: TurnWait[H], origin: str) -> None:
-        """It waits for that origin's robots.txt now; raises WaitsForItself as `check` does."""
+        """Note that it now waits for an origin's robots.txt. Raises WaitsForItself like `check`."""
         wait.origin = origin
         self._by_origin.setdefault(origin, {})[wait] = None
         self.check(wait)
 
     def for_turn(self, wait: TurnWait[H]) -> None:
-        """It waits for its host's turn again."""
+        """Note that it waits for its host's turn again."""
         origin, wait.origin = wait.origin, None
         if origin is not None:
             _discard(self._by_origin, origin, wait)
 
     def end(self, wait: TurnWait[H]) -> None:
-        """It waits no more. Idempotent."""
+        """Remove a wait that is over. Idempotent."""
         if wait.over:
             return
         wait.over = True
-        wait._took_back()  # whoever caught our cancellation and went on
+        wait._took_back()  # The task may have caught our cancellation and continued.
         self._alive -= 1
         self.for_turn(wait)
         self._for_several.pop(wait, None)
@@ -400,7 +407,7 @@ class WaitGraph(Generic[H]):
     # --- robots.txt ---------------------------------------------------------------------
 
     def file_waits(self, origin: str, host: str, near: tuple[str, ...] = ()) -> None:
-        """The robots.txt of an origin can't be fetched before a turn of that host."""
+        """Note that fetching the robots.txt of an origin waits for a turn of `host`."""
         self._files[origin] = host, near
         asking = self._by_origin.get(origin, ())
         for wait in [one for one in (*asking, *self._for_several) if one.own]:
@@ -410,10 +417,10 @@ class WaitGraph(Generic[H]):
                 wait.refuse(self._clock, error)
 
     def file_goes_on(self, origin: str) -> None:
-        """It has its turn, or needs none any more."""
+        """Note that fetching the robots.txt got its turn, or no longer needs one."""
         self._files.pop(origin, None)
 
-    # --- looking now and then -----------------------------------------------------------
+    # --- periodic examination -----------------------------------------------------------
 
     def _look_later(self, wait: TurnWait[H], moment: float) -> None:
         heapq.heappush(self._looks, (moment, next(self._order), wait))
@@ -436,16 +443,16 @@ class WaitGraph(Generic[H]):
             self._timer.set_no_later(self._looks[0][0])
 
     def _look_at(self, wait: TurnWait[H], now: float) -> None:
-        """Warn, or refuse, if the same lease was in its way for so long."""
+        """Log a warning, or refuse the wait, if the same lease has blocked it for long enough."""
         found = self._behind(wait, soft=False) if wait.own else None
-        if found is not None:  # it came about without anybody's joining: slots became fewer
+        if found is not None:  # Stuck without a new wait: the number of slots was reduced.
             wait.refuse(self._clock, self._refusal(wait, *found))
             return
         found = self._note(wait, now)
         following = now + _WARN_AFTER
         if found is not None:
             waited = now - wait.since
-            # Not by `waited`, which rounding may leave just below: it would be looked at for ever.
+            # Not `waited`, which by rounding may stay just below the limit for ever.
             if now >= wait.since + self._own_wait:
                 wait.refuse(self._clock, self._refusal(wait, *found, waited))
                 return
@@ -456,39 +463,40 @@ class WaitGraph(Generic[H]):
         self._look_later(wait, following)
 
     def _note(self, wait: TurnWait[H], now: float) -> tuple[H, H] | None:
-        """Which lease is in its way, softly, and since when."""
+        """Note which lease blocks the wait, in the soft sense, and since when."""
         found = self._behind(wait, soft=True)
         lease = None if found is None else found[0]
         if lease is not wait.in_the_way:
-            # One that it was started under was there before it began to wait, but for a wait of
-            # several turns that of another host may have been free.
+            # A lease that it was started under was open before the wait began. But a wait for
+            # several turns may have been blocked only since another host became blocked.
             began = wait.in_the_way is None and wait.several is None and lease in wait.inherited
             wait.since = wait.began if began else now
             wait.in_the_way = lease
             wait.warned = False
         return found
 
-    # --- what stands in the way ---------------------------------------------------------
+    # --- obstacles ----------------------------------------------------------------------
 
     def _behind(self, start: TurnWait[H], *, soft: bool) -> tuple[H, H] | None:
-        """The lease that the wait can't outlast, and the one of its own, or, `soft`, of those it
-        was started under, for whose end that lease waits in turn; None: it may go on."""
+        """Return the lease that blocks the wait for good, and the own lease for whose end that
+        lease waits in turn; None if the wait can end. With `soft`, leases that the task was
+        started under count like own ones."""
         obstacles = self.obstacles(start)
         return _Search(self, start, obstacles, soft=soft).found() if obstacles else None
 
     def waits_of(self, lease: H) -> Collection[TurnWait[H]]:
-        """The waits of the task that owns a lease."""
+        """Return the waits of the task that owns a lease."""
         owner = lease.owner
         return () if owner is None else tuple(self._waits.get(owner, ()))
 
     def waits_under(self, lease: H) -> Iterator[TurnWait[H]]:
-        """Those of other tasks that were started under it: some of them, where they are many."""
+        """Yield waits of other tasks that were started under a lease: at most `_CHILDREN`."""
         children = itertools.islice(self._by_lease.get(lease, ()), _CHILDREN)
         return (wait for wait in children if wait.task is not lease.owner)
 
     def obstacles(self, wait: TurnWait[H]) -> list[Obstacles[H]]:
-        """What may keep the wait from each of the turns that would do; empty where nothing is
-        known to keep it from one of them."""
+        """Return the obstacles to each of the turns that would end the wait; empty if nothing is
+        known to block one of them."""
         result = list[Obstacles[H]]()
         for choice in wait.choices():
             found = None if choice is None else self._obstacles_of(choice)
@@ -502,7 +510,7 @@ class WaitGraph(Generic[H]):
         if choice.origin is not None:
             found = self._files.get(choice.origin)
             if found is None:
-                return []  # the file is on its way, or is about to ask for its turn
+                return []  # The file is being fetched, or is about to ask for its turn.
             host, near = found
         result: Obstacles[H] = []
         for scope, slots, paced in self._needs(host, near):
@@ -517,7 +525,7 @@ class WaitGraph(Generic[H]):
                 result += ((1, [one]) for one in leases if not one.headed and not one.ended)
         return result
 
-    # --- in words -----------------------------------------------------------------------
+    # --- messages -----------------------------------------------------------------------
 
     def _refusal(
         self, wait: TurnWait[H], lease: H, mine: H, waited: float | None = None
@@ -543,12 +551,12 @@ class WaitGraph(Generic[H]):
 
 
 class _Search(Generic[H]):
-    """What keeps one wait from going on.
+    """Search for the leases that keep one wait from ending.
 
-    A wait is stuck while, of one of the scopes that it needs, all slots are held by leases
-    that can't end. A lease can't end while its task is stuck. Softly, one can't end either
-    where a task waits that was started under it. What is sought is the largest set of
-    waits that are stuck by each other.
+    A wait is stuck while all slots of one of its scopes are held by leases that can't end. A lease
+    can't end while its task is stuck. In the soft sense, a lease can't end either while a task
+    that was started under it is stuck. The search looks for the largest set of waits that are
+    stuck because of each other.
     """
 
     def __init__(
@@ -558,9 +566,9 @@ class _Search(Generic[H]):
         self._start = start
         self._soft = soft
         self._known = {start: obstacles}
-        """What stands in the way of each wait that was met, in the order in which they were."""
+        """The obstacles of each wait that was reached, in the order of reaching them."""
         self._asked_by: dict[TurnWait[H], list[TurnWait[H]]] = {}
-        """Which waits may go on once that one may."""
+        """For each wait, the waits that may end once that one can."""
         self._stuck: set[TurnWait[H]] = set()
 
     def found(self) -> tuple[H, H] | None:
@@ -577,10 +585,10 @@ class _Search(Generic[H]):
         return self._circle() if self._start in self._stuck else None
 
     def _meet_all(self) -> bool:
-        """Every wait on which the first one may depend; False: they are too many to follow."""
+        """Reach every wait on which the first one may depend; return False if they are too many."""
         known = self._known
         order = [self._start]
-        for wait in order:  # it grows meanwhile
+        for wait in order:  # It grows meanwhile.
             for _, leases in itertools.chain.from_iterable(known[wait]):
                 for other in self._waiting_with(leases):
                     self._asked_by.setdefault(other, []).append(wait)
@@ -592,11 +600,11 @@ class _Search(Generic[H]):
         return True
 
     def _firm(self, lease: H) -> bool:
-        """Whether the lease can't end while the first wait goes on."""
+        """Return True if the lease can't end while the first wait lasts."""
         return lease.owner is self._start.task or (self._soft and lease in self._start.inherited)
 
     def _waiting_with(self, leases: Iterable[H]) -> Iterator[TurnWait[H]]:
-        """Whose waits keep the leases open that may end without the first one."""
+        """Yield the waits that keep those leases open which could end during the first wait."""
         for lease in leases:
             if not self._firm(lease):
                 yield from self._graph.waits_of(lease)
@@ -611,7 +619,7 @@ class _Search(Generic[H]):
         )
 
     def _lasts(self, lease: H) -> bool:
-        """Whether the lease can't end while these waits go on."""
+        """Return True if the lease can't end while the stuck waits last."""
         if self._firm(lease):
             return True
         waits = self._graph.waits_of(lease)
@@ -620,8 +628,9 @@ class _Search(Generic[H]):
         return self._soft and any(wait in self._stuck for wait in self._graph.waits_under(lease))
 
     def _circle(self) -> tuple[H, H] | None:
-        """The first lease in the way and the own one behind it; None where the wait is behind
-        others' circle, which is theirs to end."""
+        """Return the first lease that blocks the wait, and the own lease at the end of the chain.
+        Return None if the wait is stuck only because of a cycle of others, which they have to end.
+        """
         seen = {self._start}
         order: deque[tuple[TurnWait[H], H | None]] = deque([(self._start, None)])
         while order:
@@ -646,7 +655,7 @@ V = TypeVar("V")
 
 
 def _discard(index: dict[K, dict[V, None]], key: K, value: V) -> bool:
-    """Take a value out from under its key; whether it was the last one."""
+    """Remove a value from the values of a key. Return True if it was the last one."""
     values = index.get(key)
     if values is None:
         return False

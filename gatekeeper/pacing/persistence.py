@@ -1,14 +1,15 @@
-"""Which scopes are held in memory, and what outlives the process.
+"""The scopes in memory, and how their clocks outlive the process.
 
-`ScopeMemory` makes, finds and forgets scopes within `pacing.max_hosts`; `Promises` keeps their
+`ScopeMemory` creates, finds and forgets scopes within `pacing.max_hosts`. `Promises` stores their
 clocks and blocks in a `Storage`, as `ClockRecord`s.
 
-Inside, every moment is monotonic; on disk it is wall time, and beside it stands when the
-record was made. The two meet here alone: when a record is made, and when it is read. While the
-machine runs nothing depends on what the wall clock is set to; once it was started anew the
-wall clock says how much time went by, and no block outlasts its own length.
+In memory all times are monotonic; on disk they are wall times, with the time at which the record
+was made. Only this module converts them, when it makes or reads a record. While the machine runs,
+nothing depends on what the wall clock is set to. After a reboot the wall clock tells how much time
+has passed, and no block lasts longer than its own length.
 
-What can't be written is in force all the same, and its scope gets no lease until it is.
+A change that can't be written is in force all the same, and its scope gets no lease until it is
+written.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage.base import ClockRecord, Storage
 
 RUNNING = "gatekeeper:running"
-"""A record that is there while a scheduler runs; found at the start, it tells of a crash."""
+"""Name of a record that exists while a scheduler runs. Found at the start, it shows a crash."""
 _CLOCK = re.compile(r"(in flight, )?interval ([0-9.e+-]+)(?:; (.*))?\Z", re.DOTALL)
-"""How a record's reason begins: what `next_at` is made of, and whether a lease was open."""
+"""Start of a record's reason: the interval within `next_at`, and whether a lease was open."""
 _JUMP = 1.0
 """Seconds by which the wall clock must have moved against the monotonic one to be a jump."""
 _RECENT = 10.0
-"""At a clean end, hosts asked within so many seconds are kept whatever their pace: the next
-run may learn that they ask for a slower one, which counts from that very request."""
+"""At a clean end, hosts asked within this many seconds are stored whatever their interval: the next
+run may learn that they ask for a longer one, which counts from that last request."""
 _MOMENTS = ("next_at", "blocked_until", "last_failure_at", "said_until", "refused_at", "day_at")
-"""The fields of a record that are wall seconds; 0: there is none."""
+"""The fields of a record that are wall seconds; 0: not set."""
 
 _log = logging.getLogger(__name__)
 
 
 class Promises:
-    """Keeps clocks and blocks in a `Storage`."""
+    """Stores clocks and blocks in a `Storage`."""
 
     def __init__(self, storage: Storage, clock: Clock, memory: ScopeMemory) -> None:
         self._storage = storage
@@ -54,19 +55,19 @@ class Promises:
         self._offset = clock.wall() - clock.monotonic()
         self._boot_id, counted = boot_of(clock)
         self._asleep = counted - clock.monotonic()
-        """What the machine counts as seconds and `monotonic` does not: no clock has to be read
-        for it, since whenever it grows the wall clock goes on as well (`check_wall`)."""
+        """Seconds since boot that `monotonic` does not count, such as suspend. It is not read each
+        time: whenever it grows, the wall clock moves on as well, which `check_wall` notices."""
         self.unwritten: set[str] = set()
-        """Scopes whose latest promise could not be written when it was made."""
+        """Scopes whose latest record could not be written when it was made."""
         self._unread = False
         """The storage could not be read at the start."""
         self.made: int = 0
         """Records made durable since the start."""
 
     async def load(self) -> int:
-        """Read the clocks kept; after a crash, count what was in flight as just used.
+        """Read the stored clocks; after a crash, count what was in flight as just used.
 
-        Returns how many hosts were left in the storage, since there is no room for them.
+        Returns how many hosts were left in the storage because there is no room for them.
         """
         if (watch := getattr(self._storage, "watch", None)) is not None:
             watch(self._look)
@@ -87,7 +88,7 @@ class Promises:
             if len(self._memory.scopes) < self._memory.rules.pacing.max_hosts or _is_shared(record):
                 scope = self.restore(record, now)
                 if moved and (scope.history is not None or self._owed(scope, now)):
-                    # What counts as old is judged by the wall clock: upkeep.forget.
+                    # The storage's upkeep forgets old records, by the wall clock.
                     self.keep(scope, now)
             else:
                 left += 1
@@ -98,8 +99,8 @@ class Promises:
         return left
 
     def _load_later(self) -> int:
-        """The storage can't be read yet: each host is looked up there before its first lease, and
-        what an earlier process did in its last second counts as just done."""
+        """Continue although the storage can't be read yet: each host is looked up there before its
+        first lease, and what an earlier process did in its last second counts as just done."""
         self._unread = True
         self._memory.floor_until = self._clock.monotonic() + DURABLE
         with contextlib.suppress(StorageError):
@@ -107,37 +108,38 @@ class Promises:
         return 1
 
     def mark(self) -> None:
-        """Let the next run know of a crash. Raises StorageError: until it is written no turn
-        may be granted, since clocks of up to a second are kept by nothing else."""
+        """Store the record that shows the next run a crash. Raises StorageError. No lease may be
+        granted before it is written, since nothing else covers clocks of up to a second."""
         self._write(self._stamped(ClockRecord(scope=RUNNING, next_at=0.0, paused=True)))
 
     @property
     def marked(self) -> bool:
-        """Would the next run know of a crash, and of the blocks that leases draw until then?"""
+        """True if the next run would notice a crash, and the blocks that leases cause until then
+        can be stored."""
         return RUNNING not in self.unwritten
 
     @property
     def failing(self) -> str | None:
-        """Why promises can't be made durable now; None: they can, or need not be."""
+        """Why records can't be made durable now; None if they can, or need not be."""
         why: str | None = getattr(self._storage, "failing", None)
         return why
 
     @property
     def exhausted(self) -> bool:
-        """Would what an answer brings be forgotten by kill -9?"""
+        """True if kill -9 would lose the effects of further responses."""
         return bool(getattr(self._storage, "exhausted", False))
 
     def unkept(self, scope: Scope) -> bool:
-        """Is a promise to it still unwritten, as far as is known here?"""
+        """Return True if a record of the scope is still unwritten, as far as is known here."""
         if not self.unwritten:
             return False
         if self.marked and hasattr(self._storage, "failing") and self.failing is None:
-            self.unwritten.clear()  # the storage has made up for all of them
+            self.unwritten.clear()  # The storage has written all of them by now.
             self._unread = False
         return scope.name in self.unwritten
 
     def _wall_moved(self, records: list[ClockRecord]) -> bool:
-        """Was the wall clock set since the latest of them was made? It is logged."""
+        """Return True, and log it, if the wall clock was set since the latest record was made."""
         stamps = [one for record in records if (one := _stamp_of(record)) is not None]
         boot = boot_of(self._clock).id
         latest = max(
@@ -156,7 +158,7 @@ class Promises:
         )
 
     def _restated(self, record: ClockRecord) -> ClockRecord:
-        """The promise by the wall clock as it stands now."""
+        """Return the record with its times converted to the present wall clock."""
         shift = self._shift(record, self._clock.wall())
         moments = {name: getattr(record, name) for name in _MOMENTS}
         return self._stamped(
@@ -166,14 +168,14 @@ class Promises:
         )
 
     def _shift(self, record: ClockRecord, now: float) -> float:
-        """What makes a moment of the record one of the clock that shows `now`."""
+        """Return what to add to a time of the record to get one of the clock that shows `now`."""
         made = _stamp_of(record)
         if made is None:
             return now - self._clock.wall()
         return now - made.age(self._clock) - made.wall
 
     def restore(self, record: ClockRecord, now: float) -> Scope:
-        """The scope that a record describes."""
+        """Set the scope that a record describes, creating it if needed, and return it."""
         memory = self._memory
         scope = memory.scopes.get(record.scope)
         if scope is None:
@@ -188,15 +190,15 @@ class Promises:
         else:
             interval, reason = float(found[2]), found[3] or ""
             if found[1]:
-                # Open at a crash: the request may have left at the last moment.
-                # What was written is not asked when: the wall clock may have jumped since.
+                # Open at a crash: the request may have been sent at the last moment. The stored
+                # time does not matter: the wall clock may have jumped since.
                 scope.basis, scope.interval = now, interval
             else:
-                # No request lies ahead, whatever the wall clock did since it was written.
+                # The last request is not in the future, whatever the wall clock did since.
                 scope.basis = min(record.next_at + shift - interval, now)
                 scope.interval = interval
                 if interval <= DURABLE:
-                    # After a crash: it was kept for a block; later requests were not.
+                    # After a crash: it was stored for a block, but later requests were not.
                     scope.basis = max(scope.basis, memory.floor_until - DURABLE)
         blocked = record.blocked_until + shift
         said_until = record.said_until + shift
@@ -228,7 +230,7 @@ class Promises:
         return scope
 
     def _back_off(self, record: ClockRecord, now: float, shift: float) -> BackOff:
-        """What refusals have taught. Without their moment they count as those of now."""
+        """Return the back-off of a record. A refusal without a stored time counts as one of now."""
         back_off = BackOff()
         when = record.refused_at or record.last_failure_at
         back_off.restore(
@@ -243,7 +245,7 @@ class Promises:
         return back_off
 
     def record(self, scope: Scope, now: float) -> ClockRecord:
-        """The scope as it is kept."""
+        """Return the record to store for the scope."""
         wall = self._clock.wall()
         shift = wall - now
         interval = self._memory.longest_of(scope)
@@ -290,15 +292,14 @@ class Promises:
         )
 
     def promise(self, scope: Scope, now: float) -> None:
-        """Durable before this returns. Raises StorageError where that can't be: what was
-        promised is not to be relied upon by anybody who could be told so."""
+        """Make the scope's record durable before returning. Raises StorageError if that fails: then
+        the caller must not act as if it were stored."""
         self.check_wall(now)
         self._write(self.record(scope, now))
 
     def remember(self, scope: Scope, now: float) -> None:
-        """Make durable what is in force already, come of an answer: it can't be taken back.
-        Where it can't be written it is as soon as that is possible, and until then the scope
-        gets no further turn."""
+        """Make durable what is in force already because of a response, and can't be undone. If it
+        can't be written now it will be as soon as possible; until then the scope gets no lease."""
         self.check_wall(now)
         self._write_anyhow(self.record(scope, now))
 
@@ -308,7 +309,7 @@ class Promises:
         self._look()
 
     def _look(self) -> None:
-        """No lease at all while nothing can be written: a block that it drew could not be."""
+        """Stop all leases while nothing can be written, as a block that they cause could not be."""
         if self.exhausted:
             self.unwritten.add(RUNNING)
 
@@ -328,13 +329,13 @@ class Promises:
             self.unwritten.discard(record.scope)
 
     def keep(self, scope: Scope, now: float) -> None:
-        """Kept in the storage's next batch."""
+        """Store the scope's record with the storage's next batch."""
         self.check_wall(now)
         self._storage.put_clock(self.record(scope, now))
 
     def check_wall(self, now: float) -> None:
-        """If the wall clock jumped, say so, and write what is owed anew: that is what counts
-        should the machine be started anew."""
+        """If the wall clock jumped, log it and write all records again that still matter: after a
+        reboot they are read by the wall clock."""
         offset = self._clock.wall() - now
         if abs(offset - self._offset) <= _JUMP:
             return
@@ -344,7 +345,7 @@ class Promises:
         if abs(moved) > _JUMP:
             _tell_of_jump(moved)
         for scope in self._memory.scopes.values():
-            # Also blocks that are past: after a jump back they would lie ahead again.
+            # Also blocks that are over: after a jump back they would lie ahead again.
             if scope.history is not None or self._owed(scope, now):
                 self._write_anyhow(self.record(scope, now))
 
@@ -357,7 +358,7 @@ class Promises:
         )
 
     async def close(self) -> None:
-        """Keep whatever is owed to anybody, and say that this was no crash."""
+        """Store everything that still matters, and note that this is not a crash."""
         now = self._clock.monotonic()
         for scope in self._memory.scopes.values():
             recent = max(scope.promised_at(), scope.basis + _RECENT) > now
@@ -365,13 +366,13 @@ class Promises:
                 self.keep(scope, now)
         if self._memory.floor_until <= now:
             self._storage.forget_clock(RUNNING)
-        # Else the last second of a crashed run is not over yet: what was asked then is still
-        # unknown, and the next run must wait for it as well.
+        # Otherwise the last second of a crashed run is not over yet: its requests are still
+        # unknown, and the next run has to wait for it as well.
         try:
             await self._storage.flush()
         except StorageError:
             if not self._unread or self.failing is None:
-                raise  # else it was never open, and nothing was promised
+                raise  # Otherwise the storage was never open, and nothing was promised.
 
 
 def _stamp_of(record: ClockRecord) -> Stamp | None:
@@ -394,18 +395,18 @@ def _is_shared(record: ClockRecord) -> bool:
 
 
 _SHARE = 16
-"""When the bound is met, one in so many scopes has to go, so that it is not met each time."""
+"""At the limit, one in this many scopes is removed, so that the limit is not met each time."""
 _REST = 1e-5
-"""Seconds a scope, of all that there are, before those are gone through again in vain."""
+"""After a search without success, the next one waits this many seconds per scope in memory."""
 
 
 class ScopeMemory:
-    """The scopes held in memory, by name: made, found, and forgotten when there are too many.
+    """The scopes in memory by name: creates and finds them, and evicts some if there are too many.
 
-    A scope may be forgotten when nobody waits for it, nothing is in flight, its clock is past
-    and nothing is held against it. If all are owed something, the least recently made are
-    moved to the storage, and come back from there before their host's next lease: every way to
-    a scope looks there before a new one is made.
+    A scope may be evicted if it has no waiters, nothing is in flight, its clock is past and its
+    history does not matter any longer. If that is not enough, the scopes that were created first
+    are moved to the storage. They come back before their host's next lease: every lookup of a
+    scope tries the storage before a new scope is created.
     """
 
     def __init__(
@@ -418,39 +419,41 @@ class ScopeMemory:
         self.scopes: SplitDict[str, Scope] = SplitDict()
         self.promises: Promises | None = None if storage is None else Promises(storage, clock, self)
         self.floor_until: float = -INF
-        """After a crash: no unknown host is asked before that moment."""
+        """After a crash: no unknown host is asked before this monotonic time."""
         self.longer: dict[str, float] = {}
-        """Hosts whose origins ask for different intervals: the longer one in seconds. The next
-        process has to keep it, should it begin with that origin."""
+        """For hosts whose origins ask for different intervals: the longer one in seconds. The next
+        process has to observe it if it asks that origin first."""
         self.evicted: int = 0
         self.spilled: int = 0
+        """Scopes moved to the storage since the start."""
         self.changes: list[Scope] | None = None
-        """Scopes that came or went since somebody emptied it; None: nobody looks."""
+        """Scopes added or removed since the reader emptied it; None: there is no reader."""
         self._clock = clock
         self._storage = storage
         self._open = False
         self._left = 0
         """Clocks of earlier processes for which there was no room at the start."""
         self._loading: Counter[str] = Counter()
-        """Scopes whose records are on the way from the storage: they are not moved there
-        meanwhile, so that no record is older than the scope."""
+        """Scopes whose records are being read from the storage. They are not moved there meanwhile,
+        so that no record is older than its scope."""
         self._in_vain_until = -INF
+        """No search for removable scopes before this monotonic time."""
 
     async def open(self) -> None:
-        """Read what earlier processes kept."""
+        """Read what earlier processes stored."""
         if self.promises is not None:
             self._left = await self.promises.load()
         self._open = True
 
     async def close(self) -> None:
-        """Keep whatever is owed to anybody. Raises StorageError; it is closed all the same."""
+        """Store everything that still matters. Closed even if it raises StorageError."""
         self._open = False
         if self.promises is not None:
             await self.promises.close()
 
     def clocks(self, now: float) -> list[ScopeClock]:
-        """Those that lie ahead, and pauses: for a ledger that has lost what it knew. One without a
-        name stands for those that were moved to the storage."""
+        """Return the clocks that lie ahead, pauses and usages, for a ledger that has lost its data.
+        A clock without a name represents the scopes that were moved to the storage."""
         rest = [ScopeClock("")] if self.spilled else []
         return rest + [
             clock_of(scope, now)
@@ -460,8 +463,8 @@ class ScopeMemory:
         ]
 
     def heard(self, clock: ScopeClock) -> Scope | None:
-        """What others brought about holds here as well, and is kept: the ledger may forget it.
-        The scope, where it is blocked."""
+        """Apply another member's clock here as well, and store it, since the ledger may lose it.
+        Return the scope if it is blocked, otherwise None."""
         if (scope := self.known(clock.scope)) is None:
             return None
         now = self._clock.monotonic()
@@ -477,12 +480,13 @@ class ScopeMemory:
         return scope if blocked else None
 
     def names(self, host: str) -> tuple[str, ...]:
-        """Its scope, and those that it shares, as far as they are known."""
+        """Return the names of the host's scope and of the scopes that it is known to share."""
         scope = self.known(host)
         return (host, *(() if scope is None else (one.name for one in scope.shared)))
 
     def budget_spent(self, host: str) -> BudgetSpent | None:
-        """Why no page of the host may be asked for today, as far as is known here."""
+        """Return why no page of the host may be requested today; None if it may, as far as this
+        process knows."""
         scope = self.known(host)
         try:
             if scope is not None:
@@ -491,12 +495,12 @@ class ScopeMemory:
             return spent
         return None
 
-    # --- finding and making -------------------------------------------------------------
+    # --- finding and creating -----------------------------------------------------------
 
     async def load_host(self, name: str, extra: tuple[str, ...]) -> Scope:
-        """`host`, without holding up the loop where it has to be read from the storage.
+        """Like `host`, but reads the storage without blocking the loop.
 
-        Raises LeaseTimeout where there is no room for one more.
+        Raises LeaseTimeout if there is no room for one more host.
         """
         if name not in self.scopes:
             found = await self._load((name, *extra, *self.rules.shared_names(name)))
@@ -512,8 +516,8 @@ class ScopeMemory:
         return self.host(name, extra)
 
     def host(self, name: str, extra: tuple[str, ...] = ()) -> Scope:
-        """The scope of a host with those that it shares: the one in memory, or else the one in
-        the storage, or else a new one. It never refuses: see `admit`.
+        """Return the scope of a host, with the scopes that it shares: from memory, or else from the
+        storage, or else a new one. It is not limited: see `admit`.
         """
         scope = self.known(name)
         if scope is None:
@@ -524,7 +528,7 @@ class ScopeMemory:
         return scope
 
     def known(self, name: str) -> Scope | None:
-        """The scope of that name, from memory or storage; None if there is nothing of it."""
+        """Return the scope of this name from memory or storage, or None."""
         scope = self.scopes.get(name)
         if scope is None and self._open and self.may_know:
             self.make_room()
@@ -533,12 +537,12 @@ class ScopeMemory:
 
     @property
     def may_know(self) -> bool:
-        """Some scopes are in the storage only."""
+        """True if some scopes are only in the storage."""
         return self._storage is not None and (self.spilled > 0 or self._left > 0)
 
     def heard_of(self, name: str, *, blocked: bool) -> Scope | None:
-        """What `known` finds; where it is nothing, a new scope for a block, if there is room: who
-        was turned away may be gone when the ledger forgets it."""
+        """Return what `known` returns; if that is None, a new scope for a block, if there is room:
+        the member that was refused may be gone when the ledger loses its data."""
         scope = self.known(name)
         if scope is None and blocked and self.make_room():
             new = self.new_shared if name.startswith(SHARED) else self.new_host
@@ -546,13 +550,13 @@ class ScopeMemory:
         return scope
 
     def told(self, name: str, moment: float) -> None:
-        """A ledger counts the scope's clock from that moment on, or from a later one."""
+        """Note that a ledger counts the scope's clock from this moment, or a later one."""
         scope = self.scopes.get(name)
         if scope is not None and moment > scope.basis:
             scope.basis = moment
 
     def share(self, scope: Scope, extra: tuple[str, ...]) -> None:
-        """Set which scopes a host shares now: those of the configuration, and `extra`."""
+        """Set the scopes that a host shares: those of the configuration, and `extra`."""
         names = tuple(dict.fromkeys((*self.rules.shared_names(scope.name), *extra)))
         if names != tuple(other.name for other in scope.shared):
             scope.shared = tuple(map(self._shared, names))
@@ -561,14 +565,14 @@ class ScopeMemory:
         return self.scopes.get(name) or self._back(name) or self.new_shared(name)
 
     def new_host(self, name: str) -> Scope:
-        """A new scope of a host of which nothing is known, or is about to be restored."""
+        """Create the scope of a host that is unknown, or about to be restored from a record."""
         scope = self._new(name, self.rules.for_host(name))
         if not self.rules.plain:
             self.share(scope, ())
         return scope
 
     def new_shared(self, name: str) -> Scope:
-        """A new scope that several hosts share."""
+        """Create a scope that several hosts share."""
         return self._new(name, self.rules.for_shared(name))
 
     def _new(self, name: str, settings: ScopeSettings) -> Scope:
@@ -576,12 +580,12 @@ class ScopeMemory:
         if self.changes is not None:
             self.changes.append(scope)
         if self.floor_until > -INF:
-            # Shorter clocks were not kept: such a scope counts as just used.
+            # Shorter clocks were not stored, so the scope counts as just used.
             scope.basis, scope.interval = self.floor_until - DURABLE, DURABLE
         return scope
 
     def must_keep(self, scope: Scope) -> bool:
-        """Does a lease of this scope, or its head, have to be made durable?"""
+        """Return True if a lease of this scope, or its head, has to be made durable."""
         promises = self.promises
         return (
             scope.interval > DURABLE
@@ -591,11 +595,11 @@ class ScopeMemory:
         )
 
     def longest_of(self, scope: Scope) -> float:
-        """Its interval in seconds, or the longer one that another origin of the host asks for."""
+        """Return its interval in seconds, or the longer one of another origin of the host."""
         return max(scope.interval, self.longer.get(scope.name, 0.0))
 
     async def _load(self, names: tuple[str, ...]) -> list[ClockRecord]:
-        """The records of those that may be in the storage only."""
+        """Read the records of scopes that may be only in the storage."""
         if self._storage is None or not self.may_know:
             return []
         self._loading.update(names)
@@ -611,7 +615,7 @@ class ScopeMemory:
         return [record for record in found if record is not None]
 
     def _back(self, name: str) -> Scope | None:
-        """A scope from the storage, for those who can't wait; None: it is not there only.
+        """Restore a scope from the storage without awaiting. Return None if it is not only there.
         Raises StorageError.
         """
         if not self._open or self._storage is None or self.promises is None:
@@ -622,7 +626,7 @@ class ScopeMemory:
     # --- room ---------------------------------------------------------------------------
 
     def admit(self, name: str) -> None:
-        """Raises LeaseTimeout where there is no room for this host."""
+        """Raise LeaseTimeout if there is no room for this host."""
         if name not in self.scopes and not self.make_room():
             raise LeaseTimeout(
                 name,
@@ -630,8 +634,8 @@ class ScopeMemory:
             )
 
     def make_room(self) -> bool:
-        """Forget scopes, or move them to the storage, where there are too many; False: there is
-        no room for one more."""
+        """Evict scopes, or move them to the storage, if there are too many. Return False if there
+        is no room for one more."""
         scopes, most = self.scopes, self.rules.pacing.max_hosts
         if len(scopes) < most:
             return True

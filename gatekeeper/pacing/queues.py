@@ -62,7 +62,7 @@ class Waiter:
         self.away: bool = False
         """It is fetching robots.txt and keeps its place."""
         self.stays: bool = False
-        """It wants another lease after this one, after the other waiters. `deliver` may reset it."""
+        """It wants another lease after this one, behind the others. `deliver` may reset it."""
 
     def offer(self) -> Offer:
         """Return the interval that the policy asks for now that the host is due, or REFETCH or
@@ -535,7 +535,7 @@ class Queues:
         return first
 
     def _left_parked(self, theirs: ScopeQueue) -> None:
-        """Count a parked queue that became empty. Sweep the empty ones out if there are too many."""
+        """Count a parked queue that became empty. Sweep empty ones out if there are too many."""
         theirs.dead += 1
         parked = theirs.parked
         if parked is None or theirs.dead <= len(parked) // 4 + _FEW:

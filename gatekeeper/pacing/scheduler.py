@@ -1,7 +1,7 @@
-"""`Scheduler`: the engine for asyncio. It grants leases, host by host, to tasks that wait.
+"""`Scheduler`: the asyncio shell around the engine. It grants leases of hosts to waiting tasks.
 
-The engine decides and never waits; here are the futures, the one timer, the storage and the
-ledger beyond this process, and what operators do and ask. No host has a task or an asyncio
+The engine decides and never waits. This module has the futures, the one timer, the storage, the
+ledger outside this process, and what operators do and ask. No host has a task or an asyncio
 object of its own.
 """
 
@@ -51,13 +51,13 @@ from gatekeeper.split_dict import MASK
 from gatekeeper.storage.base import Storage
 
 HOUSEKEEPING = 30.0
-"""Seconds between two looks at the wall clock, where clocks outlive the process."""
-ROUND_TRIP = 2.0  # seconds that a ledger may take to answer one who does not wait
+"""Seconds between two checks of the wall clock, if clocks outlive the process."""
+ROUND_TRIP = 2.0  # Seconds that a ledger may take to answer a caller that does not wait.
 _MAX_REFETCHES = 5
 
 
 class PacingStats(msgspec.Struct, frozen=True):
-    """What a scheduler holds now, and what it did since its start."""
+    """Sizes of a scheduler now, and counters since its start."""
 
     scopes: int
     waiting: int
@@ -77,14 +77,14 @@ class PacingStats(msgspec.Struct, frozen=True):
     spilled: int
     ledger_failures: int
     dry_waits: int
-    """Dry run: leases that would have waited ..."""
+    """Dry run: leases that would have waited."""
     dry_seconds: float
-    """... and for how long, in all."""
+    """Dry run: how long those leases would have waited in all."""
     frozen: bool
 
 
 class Scheduler:
-    """Grants leases, host by host. One event loop; open it before use, close it after.
+    """Grants leases of hosts, in one event loop. Open it before use and close it afterwards.
 
     >>> import asyncio, random
     >>> from gatekeeper.clock import VirtualClock
@@ -116,7 +116,7 @@ class Scheduler:
         self._pacing = config.pacing
         self._rules = Rules(config)
         self.host_rules: HostRules = self._rules.hosts
-        """The operator's rules about hosts that are in force, those said at run time too."""
+        """The operator's rules in force about hosts, including those added at run time."""
         self._memory = ScopeMemory(self._rules, clock, storage)
         self._remote: LedgerCalls | None = None
         if ledger is not None:
@@ -128,12 +128,12 @@ class Scheduler:
         )
         self._queues = self._engine.queues
         self.take: Callable[..., Grant | None] = self._engine.take
-        """`take(url, host, asked)`: the lease, if it can be had now; see `Engine`. With None for
-        what is asked, `admit` says it."""
+        """`take(url, host, asked)` grants a lease without waiting, or returns None; see
+        `Engine.take`."""
         self.take_robots: Callable[[str, str, RobotsInterval], Grant | None] = partial(
             take_robots, self._engine, self._memory
         )
-        """The same of a lease for robots.txt; see `waiting.take_robots`."""
+        """Grants a lease for robots.txt without waiting; see `waiting.take_robots`."""
         self._deadlines = Deadlines()
         self._departures = Departures(self._engine.counters)
         self._loop: asyncio.AbstractEventLoop
@@ -144,21 +144,21 @@ class Scheduler:
     # --- lifecycle ----------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Read the clocks of earlier runs; leases are granted from now on."""
+        """Read the clocks of earlier runs, and start granting leases."""
         await self._memory.open()
         if self._remote is not None:
             await self._remote.open()
-        self._loop = asyncio.get_running_loop()  # to ask for it is a system call before 3.12
+        self._loop = asyncio.get_running_loop()  # A system call before Python 3.12.
         self._open = True
         self._engine.open()
         self._timer.cancel()
         self._set_housekeeping()
 
     async def close(self, drain: float = 0.0) -> None:
-        """Grant nothing more, wait up to `drain` seconds for open leases, keep the clocks.
+        """Stop granting, wait up to `drain` seconds for open leases, and store the clocks.
 
-        Whoever waits gets GateClosed. Idempotent. Raises StorageError where the clocks can't
-        be kept; it is closed all the same.
+        Waiters get GateClosed. Idempotent. Raises StorageError if the clocks can't be stored; the
+        scheduler is closed all the same.
         """
         if not self._open:
             return
@@ -183,7 +183,7 @@ class Scheduler:
                 self._timer.hold()
 
     def stats(self) -> PacingStats:
-        """Counters and sizes."""
+        """Return counters and sizes."""
         engine, memory = self._engine, self._memory
         return PacingStats(
             **msgspec.structs.asdict(engine.counters),
@@ -205,9 +205,9 @@ class Scheduler:
         return self._queues.waiting - self._departures.count
 
     def _tick(self) -> None:
-        """Something is due: leases that end, waiters whose time is over, queues."""
+        """Handle what is due: expired leases, waiters that time out, queues."""
         engine = self._engine
-        self._timer.hold()  # it is set once below, not for each queue that moves
+        self._timer.hold()  # It is set once below, not for each queue that moves.
         try:
             now = self._clock.monotonic()
             engine.expire(now)
@@ -231,7 +231,7 @@ class Scheduler:
         if self._memory.promises is not None and self._open:
             self._timer.set_no_later(self._clock.monotonic() + HOUSEKEEPING)
 
-    # --- what others did, by the ledger -------------------------------------------------
+    # --- notifications by the ledger ----------------------------------------------------
 
     def _answers(self) -> LedgerAnswers:
         return LedgerAnswers(
@@ -249,7 +249,7 @@ class Scheduler:
         now = self._clock.monotonic()
         spent = self.budget_spent(queue.scope.name) if hold is None else None
         if spent is not None:
-            ask_at = now  # who waits learns it when the host is due
+            ask_at = now  # The waiter is refused when the host is due.
         if not self._queues.answered(queue, hold, ask_at, now) or hold is not None:
             return
         waiter = queue.first()
@@ -261,7 +261,7 @@ class Scheduler:
             self._queues.blocked(scope, self._clock.monotonic())
 
     def _reported(self, report: Report) -> None:
-        """Somebody was turned away."""
+        """Apply another process's report about a scope that was refused or blocked."""
         if (scope := self._memory.heard_of(report.scope, blocked=report.seconds > 0)) is None:
             return
         learn(scope, report, now := self._clock.monotonic(), self._pacing)
@@ -285,11 +285,11 @@ class Scheduler:
         self._engine.run(now)
 
     def _lost(self, lost: bool) -> None:
-        """The ledger is out of reach, so who waits is told; or it is back."""
+        """Refuse the waiters when the ledger is out of reach; ask it again when it is back."""
         now = self._clock.monotonic()
         if not lost:
             self._ask_again(now)
-        # Who only wants to know when a host is due, and who is off for a robots.txt, waits on.
+        # Due watches, and waiters that are fetching a robots.txt, continue to wait.
         for waiter in self._queues.everybody() if lost else ():
             if isinstance(waiter, TaskWaiter) and not waiter.away:
                 self._queues.leave(waiter.scope, waiter, now)
@@ -310,14 +310,14 @@ class Scheduler:
     ) -> Grant:
         """Wait until `host` is due, and take a lease of it.
 
-        `admit` is called at the moment of the grant, with no await in between: it returns what
-        the text asks for, or raises (the next waiter is offered the lease then), or returns
-        REFETCH: then `refetch` is awaited, which asks for the robots lease, while this waiter
-        keeps its place. It may be called again if the lease can't be had then.
+        `admit` is called at the moment of the grant, with no await in between. It returns what
+        robots.txt asks for, or raises (then the lease is offered to the next waiter), or returns
+        REFETCH: then `refetch` is awaited, which takes the robots lease, while this waiter keeps
+        its place. `admit` may be called again if the lease can't be granted after all.
 
-        A higher `priority` goes first, then who came first. `timeout` None waits for ever,
-        0 not at all. `scopes` are shared beside those of the configuration, such as
-        "address:203.0.113.9". `ttl` is the lease's lifetime in seconds.
+        A higher `priority` goes first, then first come, first served. `timeout` is in seconds:
+        None waits for ever, 0 not at all. `scopes` are shared in addition to those of the
+        configuration, such as "address:203.0.113.9". `ttl` is the lease's lifetime in seconds.
 
         Raises LeaseTimeout, GateClosed, or what `admit` or `refetch` raises.
         """
@@ -328,13 +328,13 @@ class Scheduler:
         now = engine.now()
         grant = engine.take(url, host, None, now, ttl, admit, scope)
         if grant is not None:
-            return grant  # the common case: nobody waits, and the lease can be had at once
+            return grant  # The usual case: no other waiters, and the host is due.
         if self._pacing.dry_run:
             return await self._dry(scope, url, admit, refetch, ttl)
         waiter = TaskWaiter(scope, url, priority, ttl, admit)
         end = INF if timeout is None else now + timeout
         self._join(waiter, now, end)
-        # From here to the end of the wait there is one frame, and no more: many may wait.
+        # The wait happens in this very frame, not in a nested coroutine: many tasks may wait.
         try:
             for _ in range(_MAX_REFETCHES):
                 if waiter.grant is None and waiter.error is None and not waiter.away:
@@ -349,7 +349,7 @@ class Scheduler:
                 if waiter.error is not None:
                     raise waiter.error
                 await self._go_and_fetch(waiter, end, refetch)
-            self.refuse_unknown(host)  # the storage may be why
+            self.refuse_unknown(host)  # A failing storage may be the cause.
             raise LeaseTimeout(url, f"{url}: robots.txt can't be renewed")
         except BaseException as error:
             self._give_up(waiter, error)
@@ -363,26 +363,26 @@ class Scheduler:
         asked: RobotsInterval | None = None,
         scopes: tuple[str, ...] = (),
     ) -> Grant:
-        """A lease for robots.txt: before every page of the host, and paced like one.
+        """Take a lease for robots.txt, before every page of the host and paced like a page.
 
-        A page that waits for this fetch holds no lease, so the two can't lock each other
-        out. `asked`: what the last known text asks for; None: the interval in force.
+        A page that waits for this fetch holds no lease, so the two can't deadlock. `asked` is
+        what the last known text asks for; None: the interval in force.
         """
         scope = await self._memory.load_host(host, scopes)
         self._engine.counters.robots += 1
         admit = partial(asked_for_robots, scope, asked)
         grant = await self.acquire(url, host, priority=ROBOTS, admit=admit)
-        self._engine.count_out(grant, grant.start_at)  # retrievals have bounds of their own
+        self._engine.count_out(grant, grant.start_at)  # Retrievals have limits of their own.
         return grant
 
     async def hold(
         self, url: str, host: str, seconds: float, *, scopes: tuple[str, ...] = ()
     ) -> Grant:
-        """A lease that an earlier run granted and that is still out, open again for `seconds`.
+        """Reopen for `seconds` a lease that an earlier run granted and that has not ended.
 
-        It holds its slots whatever the clocks and the bounds say: its request may be under way.
-        With no second left it has ended: its report counts, and nothing else. Raises LeaseTimeout
-        where there is no room for the host, and GateClosed.
+        It takes its slots whatever clocks and limits say, since its request may be in flight. If
+        `seconds` is not above zero it has ended: only its report counts. Raises LeaseTimeout if
+        there is no room for the host, and GateClosed.
         """
         scope = await self._memory.load_host(host, scopes)
         # No await from here on.
@@ -397,11 +397,11 @@ class Scheduler:
         priority: float = 0,
         longest: float = INF,
     ) -> Callable[[], None]:
-        """Call back once, when a lease of `host` could be had, or a block of it lasts for more
-        than `longest` seconds; returns what undoes it.
+        """Call back once when a lease of `host` could be granted, or when a block of it lasts for
+        more than `longest` seconds. Returns a function that cancels the watch.
 
-        No lease is taken. The call comes from within the scheduler, perhaps before this returns:
-        it must be short and must not raise. Raises LeaseTimeout for want of room, StorageError.
+        No lease is taken. The callback runs inside the scheduler, possibly before this returns: it
+        must be short and not raise. Raises StorageError, or LeaseTimeout if there is no room.
         """
         self._memory.admit(host)
         scope = self._memory.host(host)
@@ -426,7 +426,7 @@ class Scheduler:
             raise GateClosed("the scheduler is not open")
 
     def _join(self, waiter: TaskWaiter, now: float, end: float) -> None:
-        """Wait for the host, until `end`. Raises where it would be in vain."""
+        """Add a waiter for its host until `end`. Raises if waiting would be in vain."""
         if not self._open:
             self._check_open()
         if self._remote is not None and self._remote.away:
@@ -460,7 +460,7 @@ class Scheduler:
         self._timer.set_no_later(end)
 
     async def _go_and_fetch(self, waiter: TaskWaiter, end: float, refetch: Refetch | None) -> None:
-        """Robots.txt goes first; the waiter's place is kept."""
+        """Fetch robots.txt first; the waiter keeps its place."""
         if refetch is None:
             raise LeaseTimeout(waiter.url, f"{waiter.url}: its robots.txt expired")
         if end == INF:
@@ -473,7 +473,7 @@ class Scheduler:
                 if isinstance(error, LeaseTimeout):
                     raise
                 raise self._late(waiter) from error
-        if waiter.scope.promised_at() > end:  # the file's answer may have blocked the host
+        if waiter.scope.promised_at() > end:  # The response may have blocked the host.
             raise self._late(waiter)
         now = self._clock.monotonic()
         self._queues.back(waiter.scope, waiter, now)
@@ -482,12 +482,12 @@ class Scheduler:
             self._set_deadline(waiter, end)
 
     def _give_up(self, waiter: TaskWaiter, error: BaseException) -> None:
-        """Leave no trace: a lease that was just handed over goes to the next."""
+        """Remove a waiter; a lease that was just delivered to it goes to the next one."""
         waiter.future = None
         self._departures.count -= waiter.leaving
         if isinstance(error, asyncio.CancelledError):
             self._engine.counters.cancelled += not waiter.leaving
-            # The task keeps the error, the error its traceback, and that all that stood here.
+            # The task keeps the error, the error its traceback, and that the local variables.
             error.__traceback__ = None
         if waiter.grant is not None:
             waiter.grant.pass_on()
@@ -497,12 +497,12 @@ class Scheduler:
             self._engine.run(now)
 
     def _refuse_late(self, waiter: TaskWaiter, now: float, error: Exception | None = None) -> None:
-        if not (waiter.gone or waiter.away):  # those who fetch have a deadline of their own
+        if not (waiter.gone or waiter.away):  # A fetching waiter has its own deadline.
             self._queues.leave(waiter.scope, waiter, now)
             waiter.refuse(error or self._late(waiter))
 
     def _late(self, waiter: TaskWaiter) -> LeaseTimeout:
-        """What is raised where its time was over, or can't be enough; it is counted."""
+        """Count a timeout, and return the error for a wait that was or would be too long."""
         self._engine.counters.timeouts += 1
         left, why = self.lateness(waiter.scope.name)
         return LeaseTimeout(
@@ -513,7 +513,8 @@ class Scheduler:
         )
 
     def lateness(self, host: str) -> tuple[float, str]:
-        """For how long at least the host gets no turn, and how an error about that ends."""
+        """Return the least time in seconds until the host's next turn, and the end of an error
+        message about it."""
         recovers = self._remote is not None and self._remote.recovers
         scope = self._memory.known(host)
         return (0.0, "") if scope is None else late(scope, self._clock.monotonic(), recovers)
@@ -521,7 +522,7 @@ class Scheduler:
     async def _dry(
         self, scope: Scope, url: str, admit: Admit, refetch: Refetch | None, ttl: float | None
     ) -> Grant:
-        """Dry run: decide and count, wait for nothing. The clock runs as if it had."""
+        """Grant a lease in a dry run: decide, count, and move the clocks, but wait for nothing."""
         self._check_open()
         asked = admit()
         for _ in range(_MAX_REFETCHES):
@@ -532,7 +533,7 @@ class Scheduler:
             await refetch()
             asked = admit()
         if not isinstance(asked, RobotsInterval):
-            self.refuse_unknown(scope.name)  # the storage may be why
+            self.refuse_unknown(scope.name)  # A failing storage may be the cause.
             raise LeaseTimeout(url, f"{url}: robots.txt can't be renewed")
         engine, now = self._engine, self._clock.monotonic()
         seconds = engine.derive(scope, asked, now)
@@ -548,15 +549,15 @@ class Scheduler:
             self._dry_seconds += wait
         return grant
 
-    # --- what operators do --------------------------------------------------------------
+    # --- operators' actions -------------------------------------------------------------
 
     def pause(self, host: str) -> None:
-        """No lease of the host until `resume`; outlives a restart. Raises StorageError where that
-        can't be made sure of; it is in force all the same. So do `resume` and `block`."""
+        """Grant no lease of the host until `resume`, also after a restart. `pause`, `resume` and
+        `block` raise StorageError if the change can't be stored; it is in force all the same."""
         self._pause(host, True)
 
     def resume(self, host: str) -> None:
-        """Leases again."""
+        """Undo `pause`."""
         self._pause(host, False)
 
     def _pause(self, host: str, paused: bool) -> None:
@@ -566,9 +567,9 @@ class Scheduler:
         self._changed(self._memory.host(host))
 
     def block(self, host: str, until_wall: float, reason: str = "operator") -> None:
-        """No lease before `until_wall` (wall seconds); a moment in the past lifts any block.
+        """Grant no lease before `until_wall` (wall seconds). A time in the past ends any block.
 
-        Raises ConfigError, and changes nothing, where it is no number.
+        Raises ConfigError, and changes nothing, if `until_wall` is not a number.
         """
         moment_named(host, until_wall)
         scope = self._memory.host(host)
@@ -593,27 +594,27 @@ class Scheduler:
             self._engine.changed(scope, now)
 
     def say(self, rule: HostRule) -> None:
-        """Follow a rule about hosts from now on, as a `[[host]]` table says it.
+        """Apply a rule about hosts, like a `[[host]]` table of the configuration, from now on.
 
-        It replaces the one for the same match. Raises ConfigError, and changes nothing then.
+        It replaces the rule with the same match. If it raises ConfigError, nothing has changed.
         """
         self._rules.say(rule)
         self._rules_changed(match_named(rule.match))
 
     def replace_words(self, rules: tuple[HostRule, ...]) -> None:
-        """Put another configuration's `[[host]]` tables in the place of all rules.
+        """Replace all rules by another configuration's `[[host]]` tables, in one step.
 
-        At once: taken one by one, a lease could be granted between two of them, at an interval
-        that neither the old tables nor the new ones allow. Raises ConfigError, and changes
-        nothing then.
+        If the rules changed one by one, a lease could be granted between two of them, at an
+        interval that neither the old nor the new tables allow. If it raises ConfigError, nothing
+        has changed.
         """
         self._rules.replace(rules)
         self._rules_changed("*")
 
     def adjust(self, pacing: PacingConfig) -> None:
-        """Follow other settings from now on, also for what is under way and waits.
+        """Apply changed settings from now on, also to open leases and waiters.
 
-        Those that make a scope, or none, and `lease_ttl` have to stay as they are.
+        Settings that determine which scopes exist, and `lease_ttl`, must not change.
         """
         self._pacing = pacing
         self._rules.adjust(pacing)
@@ -624,7 +625,7 @@ class Scheduler:
         self._rules_changed("*")
 
     def _rules_changed(self, match: str) -> None:
-        """Apply the rules to hosts in memory; others follow them when they are made."""
+        """Apply changed rules to the hosts in memory; they apply to others on creation."""
         self._engine.follow_budgets()
         scopes = self._memory.scopes
         if "*" in match:
@@ -642,21 +643,21 @@ class Scheduler:
             self._queues.look_again(scope, now)
         self._engine.run(now)
 
-    # --- what others found out ----------------------------------------------------------
+    # --- findings of other parts --------------------------------------------------------
 
     def freeze(self, unanswered: Set[str]) -> None:
-        """The fault is ours: no failure is recorded against any host, and those in
-        `unanswered`, whose last attempt failed, get no lease but that of a robots.txt, which
-        finds out when it is over. The set may grow meanwhile.
+        """Record no failure against any host, since the fault is local. Hosts in `unanswered`,
+        whose last attempt failed, get no lease except for robots.txt, whose fetch shows when the
+        fault is over. The set may grow meanwhile.
         """
         self._engine.freeze(unanswered)
 
     def thaw(self) -> None:
-        """Go on."""
+        """Undo `freeze`."""
         self._engine.thaw()
 
     def forgive(self, host: str) -> None:
-        """Take back what one request without an answer was counted as: the fault was ours."""
+        """Undo the effect of one request without a response, since the fault was local."""
         scope = self._memory.known(host)
         history = None if scope is None else scope.history
         if scope is None or history is None or not history.errors:
@@ -670,11 +671,11 @@ class Scheduler:
             self._changed(scope)
 
     def told(self, host: str, asked: Callable[[], RobotsInterval]) -> float:
-        """The text of a host was just read: what it asks for holds from the last request on, and
-        outlives the process, whether or not anybody waits for a lease. `asked` says what that is,
-        and is called where there was a request.
+        """Note that a host's robots.txt was just read. What it asks for counts from the last
+        request on, durably, whether or not there are waiters. `asked` returns that, and is called
+        only if the host is known.
 
-        Returns the seconds after which the next lease can be had at the latest.
+        Returns the seconds after which the next lease can be granted at the latest.
         """
         scope = self._memory.known(host)
         if scope is None:
@@ -686,33 +687,34 @@ class Scheduler:
             self._engine.changed(scope, now)
         return seconds * (1.0 + self._pacing.jitter)
 
-    # --- what others ask ----------------------------------------------------------------
+    # --- questions ----------------------------------------------------------------------
 
     @property
     def busy(self) -> bool:
-        """Whether any lease is open."""
+        """True if any lease is open."""
         return self._engine.in_flight > 0
 
     def why(self, host: str) -> tuple[ClockView, ...]:
-        """Every clock of the host, each with where it came from; empty for an unknown one."""
+        """Return every clock of the host with its source; empty for an unknown host."""
         scope = self._memory.known(host)
         return () if scope is None else explain(scope, self._clock, self._pacing)
 
     async def look(self, host: str) -> list[ScopeView]:
-        """What the ledger knows of the host's scopes; empty without one. May raise anything."""
+        """Return what the ledger knows of the host's scopes; empty without a ledger. May raise any
+        error of the ledger."""
         return [] if self._remote is None else await self._remote.look(self._memory.names(host))
 
     def due_at(self, host: str) -> float:
-        """Monotonic moment before which no lease can be had; inf: not before an event."""
+        """Return when the next lease may be granted (monotonic); inf: not before an event."""
         scope = self._memory.known(host)
         return max((one.due_at() for one in (scope, *scope.shared)) if scope else (-INF,))
 
     def needs(self, host: str, near: Iterable[str] = ()) -> list[Need]:
-        """Of which scopes a lease of the host takes a slot; see `explain.needs`."""
+        """Return the scopes of which a lease of the host takes a slot; see `waiting.needs`."""
         return needs(self._memory, host, near)
 
     def blocked(self, host: str) -> tuple[float, str] | None:
-        """Until when (wall seconds) and why a host is blocked; None if it is not."""
+        """Return until when (wall seconds) and why a host is blocked; None if it is not."""
         scope = self._memory.known(host)
         history = None if scope is None else scope.history
         if history is None or history.blocked_until <= (now := self._clock.monotonic()):
@@ -720,8 +722,8 @@ class Scheduler:
         return self._clock.wall() + history.blocked_until - now, history.reason
 
     def held(self, host: str) -> tuple[float, str] | None:
-        """For how many seconds the host gets no lease whatever else happens, and why: by a
-        block of its own or of a scope that it shares. inf, "paused": until the operator says.
+        """Return for how many seconds a block of the host, or of a scope that it shares, allows
+        no lease, and why; None if nothing does. (inf, "paused"): until the operator resumes it.
         """
         scope = self._memory.known(host)
         if scope is None:
@@ -739,27 +741,27 @@ class Scheduler:
         return longest
 
     def held_up(self, host: str) -> tuple[str, float | None]:
-        """The `why` of a `NotYet` about the host, and until when (wall seconds), if known."""
+        """Return the `why` of a `NotYet` about the host, and until when (wall seconds) if known."""
         held = self.held(host)
         if held is None or held[0] == INF:
             return "turn" if held is None else "host_paused", None
         return "host_blocked", self._clock.wall() + held[0]
 
     def budget_spent(self, host: str) -> BudgetSpent | None:
-        """Why the host gets no lease for a page today, as far as is known here."""
+        """Return why the host gets no lease for a page today, as far as this process knows."""
         return self._memory.budget_spent(host) if self._engine.budgeted else None
 
     def refuse_unknown(self, host: str) -> None:
-        """Raise StorageError while no clock can be kept: a host of which no interval is known
-        is not to be asked for it then, for its answer would start one.
+        """Raise StorageError while no clock can be stored: a host with an unknown interval must not
+        be asked for its robots.txt then, since the response would start a clock.
         """
         promises = self._memory.promises
         if promises is not None and promises.exhausted:
             raise StorageError(f"the clock of {host} could not be kept: {promises.failing}")
 
     def unkept(self, host: str) -> str | None:
-        """Why no lease of the host can be granted for the want of a place to keep its clock;
-        None: that is not so, as far as can be told before the grant itself.
+        """Return why no lease of the host can be granted because its clock could not be stored;
+        None if it could, as far as is known before the grant itself.
         """
         promises = self._memory.promises
         if promises is None or (why := promises.failing) is None:
@@ -772,23 +774,23 @@ class Scheduler:
         return why if any(map(self._memory.must_keep, (scope, *scope.shared))) else None
 
     def paused(self, host: str) -> bool:
-        """Did the operator pause the host?"""
+        """Return True if the operator paused the host."""
         scope = self._memory.known(host)
         return scope is not None and scope.history is not None and scope.history.paused
 
     def watch(self) -> tuple[Mapping[str, Scope], list[Scope]]:
-        """The scopes in memory, to be read only, and a list that takes those that come
-        or go from now on; whoever asks has to empty it."""
+        """Return the scopes in memory, read-only, and a list to which scopes that are added or
+        removed from now on are appended. The caller has to empty the list."""
         if self._memory.changes is None:
             self._memory.changes = []
         return self._memory.scopes, self._memory.changes
 
     def hosts(self) -> tuple[str, ...]:
-        """Every scope held in memory, by name."""
+        """Return the names of all scopes in memory."""
         return tuple(self._memory.scopes)
 
     def host_states(self) -> Counter[str]:
-        """How many scopes are paused, blocked, waited for or idle. It looks at every one and
-        changes nothing, so that it may be called from another thread."""
+        """Count the scopes that are paused, blocked, waiting or idle. It reads every scope and
+        changes nothing, so it may be called from another thread."""
         now = self._clock.monotonic()
         return Counter(state_of(scope, now) for scope in list(self._memory.scopes.values()))

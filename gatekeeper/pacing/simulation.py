@@ -1,8 +1,8 @@
-"""The scheduler under virtual time, against simulated sites, before an independent judge.
+"""Simulation of the scheduler in virtual time, with simulated sites and an independent judge.
 
-The engine that serves a crawl is driven here as fast as the machine can, by sites that answer
-slowly, refuse, fail, or never answer. The judge knows the sites' side alone (when requests
-started, when their responses began and ended, what the site asked for) and nothing of the
+The engine of real crawls is driven here as fast as the machine allows, by sites that answer
+slowly, refuse, fail, or never answer. The judge knows only the sites' side (when requests
+started, when their responses started and ended, what the site asked for) and nothing of the
 engine.
 """
 
@@ -29,15 +29,16 @@ from gatekeeper.pacing.scopes import INF, NO_RATE, Scope
 from gatekeeper.robots.timing import RobotsInterval
 
 TOLERANCE = 1e-6
-"""Seconds: sums of floats, not politeness."""
+"""Seconds allowed for rounding errors in sums of floats."""
 
 
 class Experience(Protocol):
-    """One scope as it experiences its visitor. Monotonic seconds."""
+    """What one scope sees of its visitor, in monotonic seconds."""
 
     interval: float
-    """Seconds the scope asks for now."""
+    """Seconds that the scope asks for now."""
     limit: int
+    """Most requests in flight."""
     basis: float
     """Latest start, response head or failure."""
     blocked_until: float
@@ -60,7 +61,7 @@ class Account:
 
 
 class Judge:
-    """Counts every request that broke a promise, by kind.
+    """Counts the requests that broke a promise, by kind.
 
     >>> judge, site = Judge(), Account(interval=10.0)
     >>> judge.start(site, 0.0); judge.head(site, 1.0); judge.end(site, 1.0)
@@ -74,7 +75,7 @@ class Judge:
         self._days: dict[Experience, tuple[float, int]] = {}
 
     def start(self, account: Experience, now: float) -> None:
-        """A request starts."""
+        """Note that a request starts."""
         if now < account.basis + account.interval - TOLERANCE:
             self.violations["early"] += 1
         if now < account.blocked_until - TOLERANCE:
@@ -91,13 +92,13 @@ class Judge:
             account.in_flight = account.unheaded = 1
 
     def head(self, account: Experience, now: float) -> None:
-        """Its response began, or it failed."""
+        """Note that a response started, or that the request failed."""
         account.unheaded -= 1
         if now > account.basis:  # noqa: PLR1730 - no call here
             account.basis = now
 
     def end(self, account: Experience, now: float, headed: bool = True) -> None:
-        """It ended; `headed`: its head was told of before."""
+        """Note that a request ended. `headed`: `head` was called for it before."""
         account.in_flight -= 1
         if not headed:
             account.unheaded -= 1
@@ -105,7 +106,7 @@ class Judge:
                 account.basis = now
 
     def withdrawn(self, account: Experience) -> None:
-        """It was never sent: the slot is free, the clock stays."""
+        """Note that a request was never sent: the slot is free, the clock stays."""
         account.in_flight -= 1
         account.unheaded -= 1
         if account in self._days:
@@ -113,7 +114,7 @@ class Judge:
             self._days[account] = began, pages - 1
 
     def page(self, account: Experience, now: float, most: int) -> None:
-        """A page was sent, of which the scope has so many a day."""
+        """Note that a page was requested from a scope that allows `most` pages a day."""
         began, pages = self._days.get(account, (-INF, 0))
         began, pages = (now, 1) if now >= began + DAY - TOLERANCE else (began, pages + 1)
         self._days[account] = began, pages
@@ -121,7 +122,7 @@ class Judge:
             self.violations["budget"] += 1
 
     def block(self, account: Experience, until: float) -> None:
-        """The scope said: not before that moment."""
+        """Note that the scope allows no request before `until`."""
         account.blocked_until = max(account.blocked_until, until)
 
 
@@ -133,15 +134,15 @@ _ASKED = (
     RobotsInterval(2.0, "crawl-delay 2 s from robots.txt line 2"),
     RobotsInterval(10.0, "request-rate 1/10 from robots.txt line 3"),
 )
-# Seconds until the head, and until the end. Sums of such fractions are exact, so that what
-# happens in one instant of virtual time does so in one, and not a rounding error apart.
+# Seconds until the head, and until the end. Sums of such fractions are exact, so that events at
+# one instant of virtual time are not separated by rounding errors.
 _SPEEDS = ((0.0625, 0.0625), (0.1875, 0.1875), (0.125, 0.625), (1.5, 1.5))
 _TROUBLE = 0.02
 """Share of requests that do not simply succeed."""
 
 
 class SimulationReport(msgspec.Struct, frozen=True):
-    """What a simulation came to."""
+    """Result of a simulation."""
 
     hosts: int
     leases: int
@@ -152,16 +153,16 @@ class SimulationReport(msgspec.Struct, frozen=True):
     expired: int
     blocks: int
     deferrals: int = 0
-    """Of hosts whose budget was spent."""
+    """How often a host had to wait because its budget was spent."""
 
     @property
     def leases_per_second(self) -> float:
-        """Leases for each second of CPU time."""
+        """Leases granted per second of CPU time."""
         return self.leases / self.cpu_seconds if self.cpu_seconds else 0.0
 
 
 class _Site(Waiter):
-    """A simulated host: it waits for its own leases, and experiences its visitor."""
+    """A simulated host: waits for its own leases, and is the `Experience` of its visitor."""
 
     __slots__ = (
         "asked",
@@ -182,7 +183,8 @@ class _Site(Waiter):
     def __init__(
         self, sim: _Simulation, scope: Scope, asked: RobotsInterval, speed: int, todo: int
     ) -> None:
-        # One object a host, and not two: there are a million. Nor is `Waiter.__init__` called.
+        # One object per host instead of two, since there are a million; `Waiter.__init__` is
+        # inlined for the same reason.
         self.url, self.priority, self.ttl = scope.name, 0.0, None
         self.gone = self.away = False
         default = sim.engine.pacing.default_interval
@@ -196,7 +198,7 @@ class _Site(Waiter):
         self.ends = sim.ends[speed]
         self.head_after, self.end_after = _SPEEDS[speed]
         self.todo = todo
-        """URLs left."""
+        """URLs left to fetch."""
         self.stays = todo > 1
 
     def offer(self) -> Offer:
@@ -206,7 +208,7 @@ class _Site(Waiter):
         """The judge looks at the start, and the request takes its course."""
         todo = self.todo = self.todo - 1
         if todo == 1:
-            self.stays = False  # the next lease is the last
+            self.stays = False  # The next lease is the last.
         sim, start = self.sim, grant.start_at
         sim.judge.start(self, start)
         if grant.others:
@@ -219,7 +221,7 @@ class _Site(Waiter):
             sim.judge.page(self, start, budget.pages)
 
     def refuse(self, error: Exception) -> None:
-        """Deferred: it comes back when the day is over."""
+        """Wait until the budget's day is over, then wait for a lease again."""
         if not isinstance(error, BudgetSpent):
             raise error
         self.sim.come_back(self, error.seconds)
@@ -229,7 +231,7 @@ class _Site(Waiter):
 
 
 _UnderWay = tuple[float, Grant, _Site]
-"""A request, and the moment of its head or end."""
+"""A request in flight, with the time of its head or end."""
 
 
 class _Simulation:
@@ -243,22 +245,22 @@ class _Simulation:
         self.engine.open()
         self.judge = Judge()
         self.accounts: dict[Scope, Experience] = {}
-        """Of the scopes that several hosts share."""
-        # Requests of one speed begin and end in the order of their starts: queues, no heap.
+        """Accounts of the scopes that several hosts share."""
+        # Requests of one speed start and end in the order of their starts, so queues suffice.
         self.heads: list[deque[_UnderWay] | None] = [
             deque() if head != end else None for head, end in _SPEEDS
         ]
         self.ends: list[deque[_UnderWay]] = [deque() for _ in _SPEEDS]
         self._queues = [*(heads for heads in self.heads if heads is not None), *self.ends]
         self._lost: list[tuple[float, int, Grant, _Site]] = []
-        """A heap of requests that nobody will report, by the end of their leases."""
+        """A heap of requests that are never reported, by the expiry of their leases."""
         self._deferred: list[tuple[float, int, _Site]] = []
-        """A heap of sites whose budget is spent, by when that ends."""
+        """A heap of sites whose budget is spent, by the end of their day."""
         self.deferrals: int = 0
         self._order = itertools.count()
 
     def come_back(self, site: _Site, seconds: float) -> None:
-        """The site waits again after so many seconds."""
+        """Let the site wait for a lease again after this many seconds."""
         self.deferrals += 1
         entry = (self.clock.monotonic() + seconds, next(self._order), site)
         heapq.heappush(self._deferred, entry)
@@ -270,7 +272,7 @@ class _Simulation:
             self.engine.queues.join(self.memory.host(site.url), site, now)
 
     def add(self, name: str, todo: int) -> None:
-        """A host with so many URLs to be fetched."""
+        """Add a host with `todo` URLs to fetch."""
         scope = self.memory.host(name)
         for other in scope.shared:
             if other not in self.accounts:
@@ -282,7 +284,7 @@ class _Simulation:
         self.engine.queues.join(scope, site, 0.0)
 
     def run(self) -> None:
-        """Until no URL is left and nothing is in flight."""
+        """Run until no URL is left and nothing is in flight."""
         engine, clock, leases = self.engine, self.clock, self.engine.leases
         while True:
             engine.run(clock.monotonic())
@@ -319,7 +321,7 @@ class _Simulation:
             while queue and queue[0][0] <= now:
                 _, grant, site = queue.popleft()
                 headed = grant.told
-                # The judge knows of the end before the scheduler, which may grant within.
+                # The judge is notified before the scheduler, whose call may grant a lease.
                 if random_share() < _TROUBLE:
                     self._trouble(grant, site, now)
                     continue
@@ -331,11 +333,12 @@ class _Simulation:
                 grant.release(now)
 
     def _trouble(self, grant: Grant, site: _Site, now: float) -> None:
-        """Something other than a page: refusals, failures, silence, a change of mind."""
+        """End a request other than with a page: by a refusal, a failure or a return of the lease,
+        or not at all."""
         judge, headed = self.judge, grant.headed
         kind = self.rng.randrange(5)
         if kind == 4:
-            # Never reported: it will expire.
+            # Never reported, so the lease will expire.
             heapq.heappush(self._lost, (grant.expires_at, next(self._order), grant, site))
             return
         accounts = (site, *(self.accounts[other] for other in grant.others))
@@ -374,7 +377,7 @@ def simulate(
 ) -> SimulationReport:
     """Crawl `urls` URLs of `hosts` simulated sites in virtual time and judge every request.
 
-    `groups`: that many named clocks, each shared by some of the hosts.
+    `groups`: the number of named groups, each shared by some of the hosts.
 
     >>> simulate(50, 200).violations
     {}
@@ -382,14 +385,14 @@ def simulate(
     sim = _Simulation(config or _configured(groups), seed)
     begun = time.process_time()
     collecting = gc.isenabled()
-    gc.disable()  # nothing that is built here is garbage, and there is much of it ...
+    gc.disable()  # Nothing that is built here is garbage, and there is much of it.
     share, rest = divmod(urls, hosts)
     for number in range(hosts):
         group = f".g{number % groups}" if groups and number % 3 == 0 else ""
         if (todo := share + (number < rest)) > 0:
             sim.add(f"h{number}{group}.example", todo)
     if collecting:
-        gc.freeze()  # ... so it is not gone through at all
+        gc.freeze()  # So the collector need not scan it at all.
         gc.enable()
     sim.run()
     gc.unfreeze()

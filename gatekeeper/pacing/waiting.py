@@ -1,9 +1,9 @@
-"""Who waits, and why: the tasks in `Scheduler.acquire`, and what keeps a host from being asked.
+"""Waiting tasks of `Scheduler.acquire`, and explanations of what keeps a host from being asked.
 
-A hundred thousand tasks that begin, or are cancelled, in one iteration of the loop would hold
-up everybody else for as long as it takes to look at each of them: `Entrance` and `Departures`
-let a bounded number through, and the loop goes round in between. `ClockView` is what `why()` shows
-of a host's clocks, `Need` what the deadlock check asks of the slots of a lease.
+A hundred thousand tasks that start, or are cancelled, in one iteration of the loop would delay all
+other tasks until each of them has been handled. `Entrance` and `Departures` handle a bounded number
+in each iteration. `ClockView` is what `why()` shows of a host's clocks, `Need` what the deadlock
+check needs to know about the slots of a lease.
 """
 
 from __future__ import annotations
@@ -47,66 +47,67 @@ from gatekeeper.robots.timing import RobotsInterval
 _EARLIER = "the clock of an earlier run"
 
 _LET_IN = 50
-"""Tasks let in during one iteration of the loop."""
+"""Tasks that an `Entrance` admits in one iteration of the loop."""
 AT_ONCE = 1000
-"""Waiters told in one iteration of the loop that their time is over, or of their cancellation."""
+"""Waiters that are timed out, or whose cancellation takes effect, in one iteration of the loop."""
 
 _log = logging.getLogger(__name__)
 
 Admit = Callable[[], Offer]
-"""Asked at the moment of the grant: the interval that the text asks for, to go ahead; or REFETCH;
-or it raises."""
+"""Called at the moment of the grant. Returns the interval that robots.txt asks for, to go ahead, or
+REFETCH; or raises."""
 Refetch = Callable[[], Awaitable[object]]
 
 
 class TaskWaiter(Waiter):
-    """A task in `Scheduler.acquire`. What it learns is kept until the task runs again."""
+    """A task in `Scheduler.acquire`. It stores the grant or error until the task runs again."""
 
     __slots__ = ("at_once", "end", "error", "future", "grant", "leaving", "offer", "scope")
 
     def __init__(
         self, scope: Scope, url: str, priority: float, ttl: float | None, admit: Admit
     ) -> None:
-        # `Waiter.__init__`, without a call: there may be many.
+        # `Waiter.__init__` inlined: there may be very many waiters.
         self.url = url
         self.priority = priority
         self.ttl = ttl
         self.gone = self.away = self.stays = False
         self.at_once: bool = False
+        """It does not wait for a turn, only for the ledger's answer."""
         self.leaving: bool = False
-        """Its task was cancelled, and learns of that in a later iteration of the loop."""
+        """Its task was cancelled, which takes effect in a later iteration of the loop."""
         self.end: float = INF
-        """The moment at which it gives up."""
+        """When it gives up, in monotonic seconds."""
         self.scope: Scope = scope
         self.offer: Admit = admit
         self.grant: Grant | None = None
         self.error: Exception | None = None
         self.future: asyncio.Future[None] | None = None
-        """What the task waits for."""
+        """The future that the task awaits."""
 
     def left(self, _future: CrowdFuture) -> None:
-        """Its task was cancelled, and learns of it later: no lease is offered to it."""
+        """Refuse leases from now on: the task was cancelled, which takes effect later."""
         self.leaving = True
         self.future = None
         self.offer = _leaves
 
     def deliver(self, grant: Grant) -> None:
-        """Keep it; should the task be cancelled already, it passes it on."""
+        """Store the grant and wake the task. If that was cancelled already, it passes it on."""
         self.grant = grant
         if (future := self.future) is not None and not future.done():
             future.set_result(None)
 
     def refuse(self, error: Exception) -> None:
-        """Keep the error for the task."""
+        """Store the error and wake the task."""
         self.error = error
         self._wake()
 
     def outlasted(self, until: float, now: float) -> bool:
-        """Does it give up before then?"""
+        """Return True if it gives up before `until`."""
         return self.end < until
 
     def send_away(self) -> None:
-        """Wake the task; it fetches and comes back."""
+        """Wake the task, which fetches robots.txt and then waits again."""
         self._wake()
 
     def _wake(self) -> None:
@@ -115,8 +116,8 @@ class TaskWaiter(Waiter):
 
 
 class DueWatch(Waiter):
-    """Somebody who wants to know when a host is due. It takes no lease and asks for no file, so
-    that nothing is delivered to it, nor is it sent away."""
+    """Calls a callback when a host is due. It takes no lease and needs no robots.txt, so nothing is
+    delivered to it and it is never sent away."""
 
     __slots__ = ("callback", "longest", "scope", "told")
 
@@ -127,41 +128,41 @@ class DueWatch(Waiter):
         self.scope: Scope = scope
         self.callback: Callable[[], object] = callback
         self.longest: float = longest
-        """Seconds: a block that lasts longer is told as well."""
+        """A block that lasts longer than this is reported as well, in seconds."""
         self.told: bool = False
 
     def offer(self) -> Offer:
-        """Tell, and let the next waiter have the lease."""
+        """Call the callback, and leave the lease to the next waiter."""
         self.told = True
         self.callback()
         return PASSED
 
     def outlasted(self, until: float, now: float) -> bool:
-        """Is that further off than it cares to wait?"""
+        """Return True if `until` is more than `longest` seconds away."""
         return until - now > self.longest
 
     def refuse(self, error: Exception) -> None:
-        """The scheduler closes, or the callback failed although it has no right to."""
+        """Log the error, unless the scheduler is closing: callbacks must not raise."""
         if not isinstance(error, GateClosed):
             _log.error("a callback of when_due failed", exc_info=error)
 
 
 class Deadlines:
-    """Moments at which waiters give up: one heap, swept of those who left."""
+    """The times at which waiters give up: one heap, from which waiters that left are swept."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, TaskWaiter]] = []
         self._order = itertools.count()
 
     def add(self, when: float, waiter: TaskWaiter, alive: int) -> None:
-        """Remember; `alive` is how many wait at all, against which the heap is bounded."""
+        """Add a waiter's deadline. `alive`, the number of all waiters, bounds the heap."""
         heapq.heappush(self._heap, (when, next(self._order), waiter))
         if len(self._heap) > 2 * alive + 256:
             self._heap = [entry for entry in self._heap if not entry[2].gone]
             heapq.heapify(self._heap)
 
     def over(self, now: float, most: int) -> list[TaskWaiter]:
-        """Those whose time is over, earliest first; the rest of too many at the next look."""
+        """Take out up to `most` waiters whose deadline has passed, earliest first."""
         found: list[TaskWaiter] = []
         while self._heap and self._heap[0][0] <= now and len(found) < most:
             waiter = heapq.heappop(self._heap)[2]
@@ -170,34 +171,36 @@ class Deadlines:
         return found
 
     def next(self) -> float:
-        """The moment of the next, inf if there is none."""
+        """Return the next deadline, inf if there is none."""
         return self._heap[0][0] if self._heap else INF
 
 
 class Entrance:
-    """Lets tasks in, first come first served, a bounded number in each iteration of the loop."""
+    """Admits a bounded number of tasks in each iteration of the loop, first come, first served."""
 
     def __init__(self, most: int = _LET_IN) -> None:
-        """`most` are let in during one iteration."""
+        """`most`: tasks that are admitted in one iteration."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._most = most
         self._let_in = 0
-        """In this iteration."""
+        """Tasks admitted in this iteration."""
         self._outside: deque[asyncio.Future[None]] = deque()
+        """The futures of the tasks that wait for admission."""
         self._called = 0
-        """Who was let in by the last iteration, and did not come in yet."""
+        """Tasks that were admitted at the start of this iteration and have not run yet."""
         self.crowded: bool = False
-        """Somebody waits outside, or was let in and has not come in: nobody may go before them."""
+        """Tasks wait for admission, or were admitted and have not run: no task may overtake."""
         self._armed = False
 
     def enter(self) -> asyncio.Future[None] | None:
-        """What to await before coming in, by `come_in`; None, mostly: be in.
+        """Return None if the task is admitted immediately, the usual case. Otherwise return a
+        future to await; then the task has to call `come_in`.
 
-        Not a coroutine: each costs memory, and there may be many.
+        Not a coroutine: each costs memory, and there may be very many.
         """
         if not self._armed:
             self._armed = True
-            if self._loop is None:  # to ask for it is a system call before 3.12
+            if self._loop is None:  # A system call before Python 3.12.
                 self._loop = asyncio.get_running_loop()
             self._loop.call_soon(self._next_iteration)
         if not self.crowded and self._let_in < self._most:
@@ -206,20 +209,20 @@ class Entrance:
         return self.line_up()
 
     def line_up(self) -> asyncio.Future[None]:
-        """What to await before coming in, where it is `crowded` already."""
+        """Return a future to await before `come_in`. For an entrance that is `crowded`."""
         self.crowded = True
         future: asyncio.Future[None] = asyncio.Future(loop=self._loop)
         self._outside.append(future)
-        return future  # one that is cancelled stays in the line, done, and is passed over
+        return future  # A cancelled future stays in the deque, done, and is passed over.
 
     def come_in(self, late: bool = True) -> None:
-        """Whoever awaited that is in; `late` False: had no need to. One who was let in and is
-        cancelled never comes."""
+        """Note that an admitted task runs. `late` False: it did not have to wait. A task that was
+        admitted and then cancelled never calls this."""
         self._called -= late
         self.crowded = self._called > 0 or bool(self._outside)
 
     def _next_iteration(self) -> None:
-        # Those whom the last iteration let in have run by now.
+        # The tasks that were admitted in the last iteration have run by now.
         self._let_in = 0
         outside = self._outside
         while outside and self._let_in < self._most:
@@ -234,18 +237,18 @@ class Entrance:
 
 
 class Departures:
-    """Waiters whose tasks were cancelled and end in later iterations of the loop.
+    """Postponed cancellations of waiters, a bounded number of which take effect per iteration.
 
-    A hundred thousand tasks that are cancelled in one iteration would hold up everybody else in
-    the next one. So the cancellation of a `CrowdFuture` waits here, and a bounded number of them
-    takes effect in each iteration. Who is here counts as gone, and is offered no lease.
+    A hundred thousand tasks that are cancelled in one iteration of the loop would delay all other
+    tasks in the next one. So the cancellation of a `CrowdFuture` waits here. Its waiter counts as
+    gone, and is offered no lease.
     """
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
         self._later: deque[tuple[CrowdFuture, Any]] = deque()
         self.count: int = 0
-        """Waiters who are here, or were and have not left their queue yet."""
+        """Waiters that are here, or were here and have not left their queue yet."""
 
     def postpone(self, future: CrowdFuture, message: Any) -> None:
         """Cancel the future in a later iteration of the loop."""
@@ -261,21 +264,21 @@ class Departures:
             self._later[0][0].get_loop().call_soon(self._next_iteration)
 
     def cancel(self, most: int) -> None:
-        """Cancel so many of them now, first come first served."""
+        """Cancel up to `most` futures now, first come, first served."""
         for _ in range(min(most, len(self._later))):
             future, message = self._later.popleft()
             future.cancel_now(message)
 
 
 class CrowdPlace(Protocol):
-    """Where a `CrowdFuture` is waited for."""
+    """The owner of a `CrowdFuture`."""
 
     def left(self, future: CrowdFuture) -> None:
-        """It is cancelled in a later iteration of the loop: pass it over from now on."""
+        """Pass the future over from now on: it will be cancelled in a later iteration."""
 
 
 class CrowdFuture(asyncio.Future[None]):
-    """What a task waits for where very many do: cancelled, it ends when `Departures` lets it."""
+    """A future for one of very many waiting tasks: `Departures` decides when a cancel applies."""
 
     __slots__ = ("_departures", "_leaving", "_place")
 
@@ -288,7 +291,7 @@ class CrowdFuture(asyncio.Future[None]):
         self._leaving = False
 
     def cancel(self, msg: Any = None) -> bool:
-        """Cancel it in a later iteration of the loop; nothing else ends it from now on."""
+        """Cancel the future in a later iteration of the loop. Nothing else ends it from now on."""
         if self.done() or self._leaving:
             return not self.done()
         self._leaving = True
@@ -297,7 +300,7 @@ class CrowdFuture(asyncio.Future[None]):
         return True
 
     def cancel_now(self, message: Any) -> None:
-        """Cancel it."""
+        """Cancel the future immediately."""
         super().cancel(message)
 
 
@@ -306,7 +309,7 @@ def _leaves() -> Offer:
 
 
 def hold_again(engine: Engine, scope: Scope, url: str, now: float, seconds: float) -> Grant:
-    """A lease that an earlier process granted, open again: the clocks stay as they are."""
+    """Reopen a lease that an earlier process granted. The clocks stay as they are."""
     if seconds <= 0:
         return Grant(engine, scope, url, now, now, scope.basis, (), told=True, open=False)
     clocks = [(one, one.basis, one.interval) for one in (scope, *scope.shared)]
@@ -319,7 +322,7 @@ def hold_again(engine: Engine, scope: Scope, url: str, now: float, seconds: floa
 
 
 def received(grant: Grant, size: int) -> None:
-    """So many bytes came in answer to it: they count for the day of a host that has a budget."""
+    """Count the bytes of a response against the budget of the host, if it has one."""
     scope, engine = grant.scope, grant.engine
     if scope.settings.budget is None:
         return
@@ -331,11 +334,11 @@ def received(grant: Grant, size: int) -> None:
 
 
 _ANSWER = re.compile(r"\A(?:[0-9]{3}|no status)\b")
-"""How the reason of a block begins that an answer of the host drew."""
+"""How the reason of a block starts if a response of the host caused the block."""
 
 
 class ClockView(msgspec.Struct, frozen=True):
-    """One reason why a scope has to wait, or would.
+    """One reason why a scope has to wait, or could have to.
 
     `kind`: interval, next, block, pause, budget, probe, back-off or in_flight. `str(view)` is
     a line for people.
@@ -346,15 +349,15 @@ class ClockView(msgspec.Struct, frozen=True):
     source: str
     """Where it comes from, such as "crawl-delay 10 s from robots.txt line 7"."""
     seconds: float | None = None
-    """Of an interval: its length. Of a clock that runs: what is left of it."""
+    """For an interval: its length. For a running clock: the time left."""
     until: datetime | None = None
-    """When it ends (aware, UTC); None where an event ends it, and of a budget that is not spent."""
+    """When it ends (aware, UTC). None if an event ends it, or for a budget that is not spent."""
     decides: bool = False
-    """Among the intervals: the one in force."""
+    """True for the interval in force among several."""
     clamped: bool = False
     """The operator's cap made it shorter than the site asks."""
     since: datetime | None = None
-    """Of a block, or an interval, that an answer drew: when that came (aware, UTC)."""
+    """When the response came that caused this block or interval (aware, UTC), if one did."""
 
     def __str__(self) -> str:
         source = self.source
@@ -367,7 +370,7 @@ class ClockView(msgspec.Struct, frozen=True):
 
 
 def explain(scope: Scope, clock: Clock, pacing: PacingConfig) -> tuple[ClockView, ...]:
-    """What holds a host's scope and those it shares, and what would."""
+    """Return everything that delays requests of a host's scope and of its shared scopes."""
     views: list[ClockView] = []
     for one in (scope, *scope.shared):
         views.extend(_clocks(one, clock, pacing))
@@ -379,7 +382,7 @@ def _clocks(scope: Scope, clock: Clock, pacing: PacingConfig) -> list[ClockView]
     views: list[ClockView] = []
     found, history = None if scope.derived is UNDERIVED else scope.derived, scope.history
     if found is not None and history is not None:
-        # What was in force at the last request need not be any more.
+        # The interval that was in force at the last request may have changed since.
         found = interval_for(scope.asked, scope.settings, history, pacing, now)
     refused = (history.slowed(now, wall, pacing) if history is not None else "") or REFUSED
 
@@ -403,7 +406,7 @@ def _clocks(scope: Scope, clock: Clock, pacing: PacingConfig) -> list[ClockView]
         if budget is not None and used is not None and (left := used.began + DAY - now) > 0:
             spent = budget.spent(used.pages, used.bytes)
             text = f"{budget.sentence(used)}{'; no more until then' if spent else ''}"
-            until = utc(wall + left) if spent else None  # before that nothing waits for it
+            until = utc(wall + left) if spent else None  # No lease waits for it before that.
             views.append(ClockView(scope.name, "budget", text, left, until))
         views.extend(_held_against(scope.name, history, now, wall))
     return views
@@ -425,7 +428,7 @@ def _held_against(name: str, history: ScopeHistory, now: float, wall: float) -> 
 
 
 def _intervals(scope: Scope, found: Interval, refused: str) -> list[ClockView]:
-    """One for each part; `refused` is the whole sentence for `REFUSED`."""
+    """Return one view for each part of an interval. `refused` replaces the source `REFUSED`."""
     return [
         ClockView(
             scope.name,
@@ -444,20 +447,20 @@ EVERYTHING = ""
 
 
 class Need(NamedTuple):
-    """A slot that a lease takes."""
+    """A scope of which a lease takes a slot."""
 
     scope: str
     slots: int
-    """How many there are."""
+    """Number of slots of the scope."""
     paced: bool
-    """An interval is in force: a lease whose head is awaited keeps everybody else out."""
+    """An interval is in force: a lease whose head is awaited excludes all others."""
 
 
 def needs(memory: ScopeMemory, host: str, near: Iterable[str] = ()) -> list[Need]:
-    """Of which scopes a lease of the host takes a slot.
+    """Return the scopes of which a lease of the host takes a slot.
 
-    `near` names scopes that the host shares beside those that are known: its addresses,
-    before its first lease. None in a dry run, in which nobody waits.
+    `near` names further scopes that the host shares: its addresses, before its first lease.
+    The list is empty in a dry run, in which nothing waits.
     """
     pacing = memory.rules.pacing
     if pacing.dry_run:
@@ -476,8 +479,8 @@ def needs(memory: ScopeMemory, host: str, near: Iterable[str] = ()) -> list[Need
 
 
 def asked_for_robots(scope: Scope, asked: RobotsInterval | None) -> RobotsInterval:
-    """The interval of a robots.txt. Where nothing is known of the text, that of an earlier run's
-    clock: its text was read, and not on disk yet when the run was killed."""
+    """Return the interval for fetching a robots.txt. If its text is not known, use the interval of
+    an earlier run's clock: that run was killed after it read the text, but before it stored it."""
     if asked is None or asked is NO_RATE or asked is UNKNOWN:
         if scope.asked.source == _EARLIER:
             return scope.asked
@@ -489,8 +492,8 @@ def asked_for_robots(scope: Scope, asked: RobotsInterval | None) -> RobotsInterv
 def take_robots(
     engine: Engine, memory: ScopeMemory, url: str, host: str, asked: RobotsInterval
 ) -> Grant | None:
-    """A lease for robots.txt that can be had at once and for which nothing has to be read; else
-    None. Raises LeaseTimeout where there is no room for the host."""
+    """Grant a lease for robots.txt without waiting and without reading the storage. Return None if
+    that is not possible. Raises LeaseTimeout if there is no room for the host."""
     scope = memory.scopes.get(host)
     if scope is None:
         if memory.may_know:
@@ -505,7 +508,7 @@ def take_robots(
 
 
 def state_of(scope: Scope, now: float) -> str:
-    """In one word: "paused", "blocked", "waiting" (somebody waits for it) or "idle"."""
+    """Return "paused", "blocked", "waiting" (the scope has waiters) or "idle"."""
     history = scope.history
     if history is not None and history.paused:
         return "paused"
@@ -515,8 +518,9 @@ def state_of(scope: Scope, now: float) -> str:
 
 
 def late(scope: Scope, now: float, recovers: bool) -> tuple[float, str]:
-    """For how long at least the scope gets no turn, and how an error about that ends. `recovers`:
-    the ledger of a fleet has forgotten, and nobody gets one before its members told it."""
+    """Return the least time in seconds until the scope's next turn, and the end of an error message
+    about it. `recovers`: the fleet's ledger lost its data, and grants nothing before its members
+    have restored it."""
     scopes = (scope, *scope.shared)
     latest = max(scopes, key=Scope.promised_at)
     due, history = latest.promised_at(), latest.history
