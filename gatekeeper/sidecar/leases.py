@@ -1,28 +1,28 @@
-"""The leases that clients hold, and the journal that keeps them for the next process.
+"""The leases that clients hold, and the journal that preserves them for the next process.
 
 Invariants
     * every lease in the table has an entry at its `due` in one heap with one timer; an
-      entry is only a hint, for a lease may be gone or renewed by the time it comes up;
-    * a client that hangs up while it waits has no lease: its place in the queue goes with
-      its cancelled handler; one that hangs up at the grant gives the lease back unused;
-    * a lease that is neither reported nor renewed ends by itself and counts as used;
+      entry is only a hint, since the lease may have ended or been renewed by then;
+    * a client that hangs up while it waits gets no lease: its place in the queue goes with
+      its cancelled handler. If it hangs up at the grant, the lease is given back unused;
+    * a lease that is neither reported nor renewed expires and counts as used;
     * `held + waiting` never exceeds `max_leases`, `waiting` never `max_waiting`, and what one
       client holds never `client_leases` (T15);
-    * what the journal can't take was not granted, and not reported: the turn goes back, the
-      report can be said again.
+    * what the journal can't store was not granted, and not reported: the turn is given back, the
+      report can be repeated.
 
-A client does not die with its sidecar: its request may be under way, and its report still
-comes. So each grant and each end is a line, written before the answer (kill -9 loses no
-write that the system has taken), and on start the leases without an end are taken up
-again: their hosts' slots stay taken until the report, or the end they were given. One that
-ran out is kept for as long again as it lasted: its report may be under way.
+A client outlives a sidecar that dies: its request may be in flight, and its report will
+still come. So each grant and each end is a line, written before the response (kill -9 loses no
+write that the system has accepted). On start the leases without an end are held
+again: their hosts' slots stay occupied until the report, or until they expire. An expired lease
+stays in the journal for another TTL, since its report may be in flight.
 
     + ID EXPIRES URL AGENT CLIENT TTL BOOT_ID BOOT_AT     granted, or renewed
     - ID                                                  ended
 
-EXPIRES is wall seconds, TTL before which the line was written; BOOT_ID and BOOT_AT say when
-that was by the machine's own count (`clock.Stamp`). AGENT is empty for the service's own,
-CLIENT (who holds it) where nobody said. Earlier versions wrote neither TTL nor what follows it.
+EXPIRES is in wall seconds; the line was written TTL seconds before. BOOT_ID and BOOT_AT give that
+moment by the machine's boot clock (`clock.Stamp`). AGENT is empty for the service's own, CLIENT
+(the holder) where it is unknown. Earlier versions wrote neither TTL nor the fields after it.
 """
 
 from __future__ import annotations
@@ -66,20 +66,20 @@ _log = logging.getLogger(__name__)
 
 _STORAGE = "storage"
 _TAKE_UP = 0.5
-"""Seconds between two looks whether the leases of an earlier process can be held again."""
+"""Seconds between two attempts to hold the leases of an earlier process again."""
 _SLACK = 1000
 _ID = 12
-"""Octets of randomness in the id of a lease."""
+"""Random octets in the id of a lease."""
 EARLIER = "earlier"
-"""The client of a lease that an earlier process gave out, where the journal does not name it."""
+"""The client of a lease that an earlier process granted, if the journal does not name it."""
 _REMEMBERED = 10_000
-"""Ended leases whose late or repeated report is still understood."""
+"""Ended leases whose late or repeated report is still accepted."""
 _LONGEST_ID = 64
-"""Characters of an id that a client makes up (`wire.LeaseId`)."""
+"""Characters that an id chosen by a client may have (`wire.LeaseId`)."""
 
 
 class ClientLease(msgspec.Struct, eq=False):
-    """A lease in a client's hands."""
+    """A lease that a client holds."""
 
     id: str
     lease: Lease
@@ -88,7 +88,7 @@ class ClientLease(msgspec.Struct, eq=False):
     expires_at: datetime
     ttl: float
     due: float
-    """Monotonic moment at which it ends by itself."""
+    """Monotonic moment at which the lease expires."""
     user_agent: str | None = None
 
 
@@ -104,8 +104,8 @@ class LeaseTable:
         keep_going: bool = False,
         on_report: Callable[[str, int], object] = lambda _host, _status: None,
     ) -> None:
-        """`keep_going`: leases are given out though the journal takes none. `on_report` is told
-        the host and the status of each report."""
+        """`keep_going`: grant leases even if the journal can't be written. `on_report` is called
+        with the host and the status of each report."""
         self._clock = clock
         self._keep_going = keep_going
         self._book = book or LeaseBook(None, clock=clock)
@@ -117,20 +117,20 @@ class LeaseTable:
         self._by_client: dict[str, int] = {}
         self._ended: OrderedDict[str, Lease] = OrderedDict()
         self._unwanted: OrderedDict[str, None] = OrderedDict()
-        """Ids given back by who hung up before we gave out, or even read of, such a lease."""
+        """Ids that a client chose and gave back before a lease with that id was granted."""
         self._due: list[tuple[float, str]] = []
         self._timer = SingleTimer(clock, self._sweep)
         self._idle = asyncio.Event()
         self._idle.set()
         self._unwritten = not self._book.begun
-        """The journal took no line when it was last tried."""
+        """Whether the latest attempt to write to the journal failed."""
         self._taking_up: asyncio.Task[None] | None = None
         self._on_report = on_report
         self.ended: dict[str, int] = {"reported": 0, "given_back": 0, "expired": 0, "dropped": 0}
         self.refused: dict[str, int] = {"leases": 0, "journal": 0, "client": 0}
 
     def adjust(self, server: ServerConfig) -> None:
-        """Put other bounds in force, for the leases to come."""
+        """Apply changed limits, for leases granted from now on."""
         self._max_leases = server.max_leases
         half = (server.max_leases + 1) // 2
         self._client_leases = half if server.client_leases is None else server.client_leases
@@ -138,7 +138,7 @@ class LeaseTable:
 
     @property
     def writable(self) -> bool:
-        """Does the journal take lines, as far as was seen, or need it not?"""
+        """Whether the journal can be written, as far as is known, or is not needed."""
         if self._unwritten:
             self._unwritten = not self._book.writable
         return not self._unwritten
@@ -152,18 +152,18 @@ class LeaseTable:
     async def acquire(
         self, gate: Gatekeeper, wanted: LeaseRequestBody, client: str, gone: Callable[[], bool]
     ) -> ClientLease:
-        """Wait for the turn and hand out the lease.
+        """Wait for the turn and grant the lease.
 
-        `gone` says whether the client hung up meanwhile. Raises what `gate.lease` raises,
-        Problem 429 where the client holds as many as it may, or Problem 503 when another
-        bound is reached, the service drains, or the disk is full.
+        `gone` returns whether the client hung up meanwhile. Raises what `gate.lease` raises,
+        Problem 429 if the client holds as many leases as it may, or Problem 503 if another limit
+        is reached, the service drains, or the disk is full.
         """
         try:
             return await self._acquire(gate, wanted, client, gone)
         except Problem as problem:
             if problem.kind != _STORAGE:
                 raise
-            # The decision is the one that tells of a state file at fault.
+            # The decision is the one for a state file that can't be written.
             target, why = urls.parse(wanted.url), "the journal of leases takes no line"
             decision = internals(gate).unkept(wanted.url, target, wanted.user_agent, why)
             raise problem.with_decision(decision) from problem.__cause__
@@ -173,10 +173,10 @@ class LeaseTable:
     ) -> ClientLease:
         self._admit(client)
         lease = await self.waiters.turn(gate, wanted, client)
-        if self._by_client.get(client, 0) >= self._client_leases:  # others of its came meanwhile
+        if self._by_client.get(client, 0) >= self._client_leases:  # it got others meanwhile
             lease.give_back()
             raise self._too_many_of_one()
-        # No await between the grant and the table: every lease granted has an owner.
+        # No await between the grant and the table, so every granted lease has an owner.
         if gone():
             lease.give_back()
             raise ConnectionResetError("the client hung up while its turn came")
@@ -185,8 +185,7 @@ class LeaseTable:
     def take(
         self, gate: GateInternals, url: str, ttl: float, client: str, lease_id: str | None = None
     ) -> ClientLease | None:
-        """The lease that can be had without waiting; None where it may have to wait: use
-        `acquire`."""
+        """Grant a lease without waiting. Return None if that may take waiting: use `acquire`."""
         waiters = self.waiters
         if waiters.closed or self._unwritten or len(self._held) + len(waiters) >= self._max_leases:
             return None
@@ -196,10 +195,10 @@ class LeaseTable:
         return None if lease is None else self._hold(lease, ttl, client, None, lease_id)
 
     async def take_up(self, gate: GateInternals) -> None:
-        """Hold again what an earlier process left open, so that its hosts stay busy.
+        """Hold the leases again that an earlier process left open, so that their hosts stay busy.
 
-        Where that can't be done (no room for the host) it is remembered: its report is
-        accepted, once, and what it says of the host counts.
+        A lease that can't be held (no room for the host) is remembered: its report is
+        accepted, once, and takes effect on the host.
         """
         async with asyncio.TaskGroup() as tasks:
             for left in list(self._left_over.values()):
@@ -208,7 +207,7 @@ class LeaseTable:
             self._taking_up = asyncio.create_task(self._take_up_later(gate))
 
     async def _take_up_later(self, gate: GateInternals) -> None:
-        """The state file can't be read yet: hold them again when it can."""
+        """Call `take_up` again once the state file can be read."""
         while gate.storage_failing is not None:
             await self._clock.sleep(_TAKE_UP)
         await self.take_up(gate)
@@ -223,12 +222,15 @@ class LeaseTable:
         self._left_over.pop(left.id, None)
         if seconds > 0:
             self._enter(left.id, lease, seconds, left.client or EARLIER, left.agent)
-        else:  # it ran out meanwhile: nothing is held, and its report counts all the same
+        else:  # it has expired: its slot is free, but its report still counts
             self._book.ran_out(left.id)
             self._remember(left.id, lease)
 
     def renew(self, lease_id: str, ttl: float | None) -> ClientLease:
-        """Put the end `ttl` seconds from now (as at first if None). Raises Problem 404, 503."""
+        """Make the lease end `ttl` seconds from now. Raises Problem 404 or 503.
+
+        None: the `ttl` that it was granted or last renewed with.
+        """
         held = self._held.get(lease_id)
         if held is None:
             raise _unknown(lease_id)
@@ -241,20 +243,20 @@ class LeaseTable:
         return held
 
     def report(self, lease_id: str, told: LeaseReport) -> OpenLease | None:
-        """Say what came of it; that ends it. A repeated report changes nothing.
+        """Report how the site answered, and end the lease. A repeated report changes nothing.
 
-        A report that comes after the lease ran out still teaches the scheduler what the
-        site said. For a lease of an earlier process that could not be held again it is
-        returned, once: nobody but the caller can act on it. Raises Problem 404 for an id
-        that was never given out, or long ago, and Problem 503 where the journal can't take
-        it: then the lease is still held, and the report can be made again.
+        A report that comes after the lease expired still reaches the scheduler. Return None,
+        except for a lease of an earlier process that could not be held again: that one is
+        returned, once, since only the caller can act on it. Raises Problem 404 for an id
+        that was never granted, or long ago, and Problem 503 if the journal can't be
+        written: then the lease is still held, and the report can be repeated.
         """
         held = self._held.get(lease_id)
         left = self._left_over.get(lease_id)
         lease = held.lease if held is not None else self._ended.get(lease_id)
         if lease is None and left is None:
             raise _unknown(lease_id)
-        if lease is not None:  # what the site said is in force, written down or not
+        if lease is not None:  # the site's answer counts even if the journal can't be written
             lease.report(
                 status=told.status,
                 elapsed=told.elapsed,
@@ -271,9 +273,12 @@ class LeaseTable:
         return left
 
     def give_back(self, lease_id: str) -> None:
-        """End it unused: nothing was sent. Raises Problem 404 for an unknown one, and 503
-        where the journal can't take it. A client that hangs up and names the id may be heard
-        on another connection before its request is: then none is granted under that id."""
+        """End a lease unused: no request was sent.
+
+        Raises Problem 404 for an unknown id, and 503 if the journal can't be written. A client
+        that chose the id may give it back on another connection before its request for the lease
+        is read. Then no lease is granted under that id.
+        """
         held = self._held.get(lease_id)
         if held is None and lease_id not in self._left_over and lease_id not in self._ended:
             if len(lease_id) <= _LONGEST_ID:
@@ -287,8 +292,10 @@ class LeaseTable:
             self._end(held, "given_back")
 
     def drop(self, lease_id: str) -> None:
-        """The operator takes it away: the client is thought to be gone. It counts as used, and a
-        report that comes all the same is still understood. Raises Problem 404, 503."""
+        """End a lease for the operator, who takes its client for gone. Raises Problem 404 or 503.
+
+        It counts as used, and a late report is still accepted.
+        """
         held = self._held.get(lease_id)
         if held is None:
             raise _unknown(lease_id)
@@ -296,15 +303,15 @@ class LeaseTable:
         self._end(held, "dropped")
 
     def drain(self) -> None:
-        """Grant nothing from now on: who waits is told so at once (T16)."""
+        """Grant no more leases; waiting clients get a 503 immediately (T16)."""
         self.waiters.close()
 
     async def drained(self) -> None:
-        """Return when no client holds a lease any more."""
+        """Return when no client holds a lease."""
         await self._idle.wait()
 
     def close(self) -> None:
-        """End what is still held, as used. The journal keeps it for the next process."""
+        """End the leases still held, as used. They stay in the journal for the next process."""
         self.drain()
         if self._taking_up is not None:
             self._taking_up.cancel()
@@ -317,7 +324,7 @@ class LeaseTable:
         return iter(list(self._held.values()))
 
     def samples(self) -> Iterable[Sample]:
-        """For /metrics."""
+        """Return the samples for /metrics."""
         yield gauge(
             "gatekeeper_leases",
             "Leases that clients hold or wait for.",
@@ -333,7 +340,7 @@ class LeaseTable:
         if self.waiters.closed:
             raise draining()
         if not self.writable:
-            # No turn is taken that could not be kept.
+            # Wait for no turn whose lease could not be stored.
             self.refused["journal"] += 1
             raise _no_room_on_disk("the journal of leases takes no line")
         too_many = self._by_client.get(client, 0) >= self._client_leases
@@ -364,7 +371,7 @@ class LeaseTable:
             raise Problem(410, "given-back", "a lease of that id was given back already")
         taken = lease_id in self._held or lease_id in self._left_over or lease_id in self._ended
         if lease_id is None or taken:
-            lease_id = secrets.token_urlsafe(_ID)  # nobody can guess it
+            lease_id = secrets.token_urlsafe(_ID)  # so that nobody can guess it
         try:
             self._write(lease_id, lease, ttl, agent, client)
         except Problem:
@@ -375,14 +382,13 @@ class LeaseTable:
     def _write(
         self, lease_id: str, lease: Lease, ttl: float, agent: str | None, client: str
     ) -> None:
-        """A grant or a renewal, for a process that comes after this one. Raises Problem 503."""
+        """Write a grant or a renewal to the journal. Raises Problem 503."""
         if self._book.kept:
             left = OpenLease.lasting(lease_id, lease.url, ttl, self._clock, agent, client)
             self._keep(self._book.granted, left)
 
     def _keep(self, write: Callable[[_T], object], what: _T) -> None:
-        """Write to the journal. Raises Problem 503 where it takes no line, unless leases go on
-        without it."""
+        """Call `write(what)`. Raises Problem 503 if that fails, unless `keep_going` was given."""
         try:
             write(what)
         except OSError as error:
@@ -398,7 +404,7 @@ class LeaseTable:
     ) -> ClientLease:
         lease.renew(ttl)
         wall = self._clock.wall()
-        # In the order of the fields: this is made for each lease.
+        # Positional arguments, which are faster: one of these is made for each lease.
         due = self._remind(lease_id, ttl)
         held = ClientLease(lease_id, lease, client, utc(wall), utc(wall + ttl), ttl, due, agent)
         if not self._held:
@@ -413,12 +419,12 @@ class LeaseTable:
         return held
 
     def holding(self, host: str) -> ClientLease | None:
-        """Of the leases that hold a host, the one that ends first; None where none does."""
+        """Return the lease of a host that ends first, or None if there is none."""
         held = self._by_host.get(host, ())
         return min(held, key=lambda one: one.due, default=None)
 
     def _drop(self, held: ClientLease) -> None:
-        """Out of the tables."""
+        """Remove a lease from the tables."""
         del self._held[held.id]
         left = self._by_client[held.client] - 1
         if left:
@@ -433,7 +439,7 @@ class LeaseTable:
             of_host.remove(held)
 
     def _end(self, held: ClientLease, how: str) -> None:
-        """Out of the table, and the slot is the next one's; what is to be kept is written."""
+        """Remove a lease from the tables, count why it ended, and free its host's slot."""
         self._drop(held)
         if not self._held:
             self._idle.set()
@@ -448,17 +454,17 @@ class LeaseTable:
             _log.exception("the end of a lease was not kept")
 
     def _remember(self, lease_id: str, lease: Lease) -> None:
-        """It ended: its report may still come, and counts."""
+        """Remember a lease that ended: its report may still come, and counts."""
         self._ended[lease_id] = lease
         if len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
 
     def _remind(self, lease_id: str, seconds: float) -> float:
-        """Have the lease looked at when it is due; returns that moment."""
+        """Schedule a look at the lease in `seconds`. Return that monotonic moment."""
         due = self._clock.monotonic() + seconds
         heapq.heappush(self._due, (due, lease_id))
         if len(self._due) > 2 * len(self._held) + _SLACK:
-            # Mostly leases that were reported long before their end: let their hints go.
+            # Most hints are of leases that were reported long before their end: drop those.
             self._due = [(held.due, held.id) for held in self._held.values()]
             heapq.heappush(self._due, (due, lease_id))
             heapq.heapify(self._due)
@@ -466,13 +472,13 @@ class LeaseTable:
         return due
 
     def _sweep(self) -> None:
-        """End every lease whose moment has come."""
+        """End every lease that has expired."""
         now = self._clock.monotonic()
         while self._due and self._due[0][0] <= now:
             _, lease_id = heapq.heappop(self._due)
             held = self._held.get(lease_id)
             if held is not None and held.due <= now:
-                # The journal knows when it runs out; one that is full stops no sweep.
+                # The journal needs no line for this, so a full disk does not stop the sweep.
                 self._book.ran_out(lease_id)
                 self._end(held, "expired")
         if self._due:
@@ -493,7 +499,7 @@ def _no_room_on_disk(why: str) -> Problem:
     )
 
 
-# --- The leases that were out when the process died: a small journal beside the state file.
+# --- The journal of open leases, a small file beside the state file.
 
 
 _MAX_BYTES = 4_194_304
@@ -502,27 +508,27 @@ _PUNCTUATION = "!#$%&'()*+,/:;=?@[]~"
 
 
 _TTL = 60.0
-"""Of a lease whose line does not say: what a client gets that asks for nothing else."""
+"""Seconds that a lease lasts if its line has no TTL: the default of a request for a lease."""
 _JOURNALLED = 10_000
-"""Leases that ran out whose report is still accepted; beyond, the oldest go."""
+"""Expired leases in the journal, whose report is still accepted; beyond, the oldest are dropped."""
 
 
 class OpenLease(msgspec.Struct, frozen=True, gc=False):
-    """A lease without an end in the journal: the words of its line, in their order."""
+    """A lease without an end in the journal: the fields of its line, in their order."""
 
     id: str
     expires_at: float
     """Wall seconds."""
     url: str
     agent: str | None = None
-    """None: the service's own."""
+    """None for the service's own."""
     client: str | None = None
-    """Who holds it; None where nobody said."""
+    """The client that holds the lease. None if unknown."""
     ttl: float = _TTL
-    """Seconds from when it was granted or renewed to its end."""
+    """Seconds from its grant or renewal to its end."""
     boot_id: str = ""
     boot_at: float = 0.0
-    """When it was granted or renewed, by the machine's own count; see `clock.Stamp`."""
+    """Moment of its grant or renewal by the machine's boot clock; see `clock.Stamp`."""
 
     @classmethod
     def lasting(
@@ -534,27 +540,27 @@ class OpenLease(msgspec.Struct, frozen=True, gc=False):
         agent: str | None = None,
         client: str | None = None,
     ) -> OpenLease:
-        """One that begins, or begins anew, at this moment."""
+        """Return a lease that is granted or renewed now, for `ttl` seconds."""
         boot_id, boot_at = boot_of(clock)
         return cls(lease_id, clock.wall() + ttl, url, agent, client, ttl, boot_id, boot_at)
 
     def left(self, clock: Clock) -> float:
-        """Seconds until it ends, never more than its `ttl`; negative: since it has ended."""
-        if not self.boot_id:  # written by an earlier version: the wall clock alone knows
+        """Return the seconds until its end, at most `ttl`. Negative if it has ended."""
+        if not self.boot_id:  # written by an earlier version: only the wall clock is known
             return self.expires_at - clock.wall()
         return self.ttl - Stamp(self.expires_at - self.ttl, self.boot_id, self.boot_at).age(clock)
 
     def reportable(self, clock: Clock) -> bool:
-        """May its report still come? For its `ttl` after its end."""
+        """Return whether its report may still come: until `ttl` seconds after its end."""
         return self.left(clock) > -self.ttl
 
 
 class LeaseBook:
-    """The journal, open for appending. Without a path nothing is kept.
+    """The journal, open for appending. Without a path nothing is stored.
 
     `left_over` are the leases that an earlier process left open and whose report may still
-    come. Raises OSError where the file can't be read or written, but for the want of space
-    with `wait`: then `writable` begins it as soon as there is some.
+    come. Raises OSError if the file can't be read or written. With `wait`, a full disk does not
+    raise: then `writable` creates the file as soon as there is space.
     """
 
     def __init__(self, path: Path | None, *, clock: Clock, wait: bool = False) -> None:
@@ -562,11 +568,11 @@ class LeaseBook:
         self._clock = clock
         self._open: dict[str, OpenLease] = {}
         self._over: OrderedDict[str, OpenLease] = OrderedDict()
-        """Expired without a report, the latest last."""
+        """Leases that expired without a report, the latest last."""
         self._fd = -1
         self._size = 0
         self._torn = False
-        """A piece of a line is at the end of the file: nothing may be put behind it."""
+        """Whether the file ends with part of a line, after which nothing may be appended."""
         self._rewrite_at = _MAX_BYTES
         if path is not None:
             self._open = {
@@ -580,7 +586,7 @@ class LeaseBook:
         self.left_over: tuple[OpenLease, ...] = tuple(self._open.values())
 
     def granted(self, lease: OpenLease) -> None:
-        """A grant, or a renewal: the later line counts. Raises OSError: then nothing is kept."""
+        """Write a grant or a renewal; the later line counts. Raises OSError: nothing was stored."""
         if self._path is None:
             return
         self._append(_line(lease))
@@ -588,9 +594,10 @@ class LeaseBook:
         self._compact()
 
     def ended(self, lease_id: str) -> None:
-        """An end, of whatever kind; unknown ones are no error.
+        """Write the end of a lease. An unknown id is not an error.
 
-        Raises OSError: then the lease is still open here, and its end can be said again.
+        Raises OSError if nothing was stored: then the lease is still open here, and the call can
+        be repeated.
         """
         if self._path is None or (lease_id not in self._open and lease_id not in self._over):
             return
@@ -600,8 +607,10 @@ class LeaseBook:
         self._compact()
 
     def ran_out(self, lease_id: str) -> None:
-        """Its end has come: the journal's own line says when, so that no further one is
-        needed. A report may still end it."""
+        """Note that a lease expired. Its line in the journal says when, so none is written.
+
+        A report may still end it.
+        """
         lease = self._open.pop(lease_id, None)
         if lease is not None:
             self._over[lease_id] = lease
@@ -610,17 +619,17 @@ class LeaseBook:
 
     @property
     def kept(self) -> bool:
-        """Whether anything is written at all."""
+        """Whether there is a file."""
         return self._path is not None
 
     @property
     def begun(self) -> bool:
-        """Whether the file is open, or none is needed."""
+        """Whether the file is open, or there is none."""
         return self._path is None or self._fd != -1
 
     @property
     def writable(self) -> bool:
-        """Whether a line can be written now: an empty one is, or else the file anew."""
+        """Whether a line can be written now. Tries it: writes an empty line, or the file anew."""
         if self._path is None:
             return True
         try:
@@ -629,13 +638,13 @@ class LeaseBook:
             if self._fd != -1:
                 return False
             try:
-                self._rewrite(self._path)  # the descriptor is lost, and the disk may be well
+                self._rewrite(self._path)  # the descriptor is lost, but the disk may be fine
             except OSError:
                 return False
         return True
 
     def close(self) -> None:
-        """Close the file, with what is open in it; later calls write nothing. Idempotent."""
+        """Close the file, leaving open leases in it. Later calls write nothing. Idempotent."""
         self._path = None
         self._close_file()
 
@@ -646,21 +655,22 @@ class LeaseBook:
 
     def _append(self, line: str) -> None:
         data = line.encode()
-        # One write: a line is there whole, or, after a power cut, cut and ignored.
+        # One write, so that a line is whole or, after a power cut, incomplete and ignored.
         if self._torn:
             if self._path is not None:
                 self._rewrite(self._path)
             self._torn = False
         try:
             if self._path is not None and os.fstat(self._fd).st_nlink == 0:
-                self._rewrite(self._path)  # it was removed: nobody would ever read that line
+                self._rewrite(self._path)  # it was removed: nobody would ever read the line
             written = os.write(self._fd, data)
         except OSError as error:
             if error.errno == errno.EBADF:
-                self._fd = -1  # closed by somebody: its number may be another file's by now
+                self._fd = -1  # closed elsewhere: its number may be another file's by now
             raise
         if written < len(data):
-            # A full disk takes a piece; with a later line behind it, it would be another URL.
+            # A full disk stores part of a line: with a later line appended, it would name
+            # another URL.
             try:
                 os.ftruncate(self._fd, self._size)
             except OSError:
@@ -673,11 +683,11 @@ class LeaseBook:
             try:
                 self._rewrite(self._path)
             except OSError:
-                # The old file says the same, at greater length.
+                # The old file holds the same leases, at greater length.
                 self._rewrite_at = self._size + _MAX_BYTES
 
     def _rewrite(self, path: Path) -> None:
-        """The file anew with what is open, put in place in one step."""
+        """Write a new file with the open leases and put it in place atomically."""
         fresh = path.with_name(path.name + ".new")
         for lease_id in [one.id for one in self._over.values() if not one.reportable(self._clock)]:
             del self._over[lease_id]
@@ -702,7 +712,7 @@ class LeaseBook:
 def _line(lease: OpenLease) -> str:
     url = lease.url
     if not url.isprintable() or " " in url:
-        url = quote(url, safe=_PUNCTUATION)  # a blank or a line end would make another line of it
+        url = quote(url, safe=_PUNCTUATION)  # a space or a line end would break the line's format
     agent, client = _quoted(lease.agent or ""), _quoted(lease.client or "")
     return (
         f"+ {lease.id} {lease.expires_at:.3f} {url} {agent} {client} "
@@ -710,13 +720,13 @@ def _line(lease: OpenLease) -> str:
     )
 
 
-@functools.lru_cache(maxsize=1024)  # few clients, and fewer agents, of many leases
+@functools.lru_cache(maxsize=1024)  # many leases have few clients and fewer agents
 def _quoted(text: str) -> str:
     return quote(text, safe="")
 
 
 def _read(path: Path) -> dict[str, OpenLease]:
-    """What is open by the journal; a line that can't be read is passed over."""
+    """Read the open leases from the journal, by id. Malformed lines are skipped."""
     found: dict[str, OpenLease] = {}
     if not path.exists():
         return found

@@ -1,4 +1,4 @@
-"""The sockets of the service, how many connections they take, and the server behind them."""
+"""Listening sockets, limits on connections, and the HTTP server that reads requests."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _log = logging.getLogger(__name__)
 
 _FIRST_FD = 3  # SD_LISTEN_FDS_START
 _HOLD = getattr(os, "O_PATH", None)
-"""Opens a file for nothing but its identity; Linux has it."""
+"""Flag that opens a file without access to its contents. Linux has it."""
 
 
 class _Named(socket.socket):
-    """A unix socket that knows which file is its own: another may come to stand there.
+    """A unix socket that removes its file only if that is still its own.
 
-    Device and inode tell them apart. An inode's number can be given to the next file as
-    soon as nobody has the old one, so it is held open until then.
+    Another process may have replaced the file. Device and inode identify it. The number of an
+    inode can be reused once nobody has the file open, so it is kept open.
     """
 
     def bind_to(self, path: Path) -> None:
-        """Bind, for the owner alone from the first moment on (T5). Raises OSError."""
-        # The mode comes from the umask: chmod alone would leave a moment for others.
+        """Bind to a path that only its owner can ever connect to (T5). Raises OSError."""
+        # The umask sets the mode: before a chmod others could connect for a moment.
         before = os.umask(0o177)
         try:
             self.bind(str(path))
@@ -53,7 +53,7 @@ class _Named(socket.socket):
         self._held = -1 if _HOLD is None else os.open(path, _HOLD | os.O_NOFOLLOW)
 
     def take_away(self) -> None:
-        """Remove the file if it is still ours: a successor may listen at this path."""
+        """Remove the file, unless a successor has replaced it."""
         with contextlib.suppress(OSError):
             if _identity(self._path) == self._file:
                 self._path.unlink()
@@ -71,14 +71,14 @@ _SOCKET = "--socket or server.socket"
 
 
 def open_sockets(server: ServerConfig) -> list[socket.socket]:
-    """Bound sockets for the configuration. Raises ConfigError saying what is in the way."""
+    """Return the bound sockets of the service. Raises ConfigError if one can't be bound."""
     if server.socket is not None:
         return [_unix(Path(server.socket))]
     return _open_tcp(server.host, server.port, "--port or server.port")
 
 
 def open_proxy_sockets(server: ServerConfig) -> list[socket.socket]:
-    """Those of the forward proxy, on the address of `server.host`; none where it has no port."""
+    """Return the bound sockets of the forward proxy, on `server.host`; none without its port."""
     if server.proxy_port is None:
         return []
     return _open_tcp(server.host, server.proxy_port, "--proxy or server.proxy_port")
@@ -90,7 +90,7 @@ def _open_tcp(host: str, port: int, setting: str) -> list[socket.socket]:
     except OSError as error:
         remedy = "give an address or a name of this machine"
         raise ConfigError(f"server.host: {host}: {error.strerror}; {remedy}") from error
-    # A free port can't be the same one for two addresses, so one address it is.
+    # With port 0 each address would get another port, so only the first address is used.
     wanted = found[:1] if port == 0 else found
     sockets: list[socket.socket] = []
     try:
@@ -140,7 +140,7 @@ def _unix(path: Path) -> socket.socket:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket that nobody listens on; anything else in the way is an error."""
+    """Remove a socket that nobody listens on. Raises ConfigError for anything else at the path."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -165,7 +165,7 @@ def _remove_stale(path: Path) -> None:
 
 
 def close_own(sockets: list[socket.socket]) -> None:
-    """Close what `open_sockets` made, and take a unix socket's own name away."""
+    """Close the sockets of `open_sockets`, and remove the file of a unix socket."""
     for sock in sockets:
         if isinstance(sock, _Named):
             sock.take_away()
@@ -173,7 +173,7 @@ def close_own(sockets: list[socket.socket]) -> None:
 
 
 def activated_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
-    """The sockets of LISTEN_FDS, if they are meant for this process (sd_listen_fds)."""
+    """Return the sockets of LISTEN_FDS, if they are for this process (sd_listen_fds)."""
     pid = environ.pop("LISTEN_PID", "")
     count = environ.pop("LISTEN_FDS", "")
     environ.pop("LISTEN_FDNAMES", None)
@@ -187,7 +187,7 @@ def activated_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
 
 
 def notify(message: str, environ: MutableMapping[str, str]) -> None:
-    """Tell the service manager, where there is one (sd_notify); never fails."""
+    """Send a message to the service manager, if there is one (sd_notify). Never fails."""
     where = environ.get("NOTIFY_SOCKET")
     if not where:
         return
@@ -201,15 +201,16 @@ def notify(message: str, environ: MutableMapping[str, str]) -> None:
 
 
 def addresses(sockets: list[socket.socket]) -> list[tuple[str, int]]:
-    """Address and port of each TCP socket."""
+    """Return address and port of each TCP socket."""
     return [sock.getsockname()[:2] for sock in sockets if sock.family != socket.AF_UNIX]
 
 
 def open_to_others(sockets: list[socket.socket]) -> str | None:
-    """A unix socket among them to which another user than its owner may connect (T5).
+    """Describe a unix socket to which other users may connect (T5). Return None if there is none.
 
-    That takes the right to write to its file (unix(7)); a name in the abstract namespace has
-    no file, and no rights. Ours are made with mode 0600; systemd's have 0666 unless told.
+    Connecting takes the right to write to the socket's file (unix(7)). A name in the abstract
+    namespace has no file, and so no protection. Our own sockets have mode 0600, those of systemd
+    0666 by default.
     """
     for sock in sockets:
         if sock.family != socket.AF_UNIX:
@@ -228,21 +229,21 @@ def open_to_others(sockets: list[socket.socket]) -> str | None:
 
 
 def describe(sock: socket.socket, server: ServerConfig) -> tuple[str, str]:
-    """Where a socket listens, as a URL or path, and a curl line to try it."""
+    """Return where a socket listens, as a URL or path, and a curl command to try it."""
     if sock.family == socket.AF_UNIX:
         path = sock.getsockname()
         where = f"{UNIX}{path}"
         at = f"--unix-socket {shlex.quote(path)} {_scheme(server)}://localhost"
     else:
         where = _url_of(sock, server)
-        # In brackets curl would see a range of URLs.
+        # Without -g curl would take the brackets for a range of URLs.
         at = f"-g {where}" if "[" in where else where
     query = "--data-urlencode url=https://www.wikipedia.org/"
     return where, f"curl -sG{_credentials(server)} {at}/v1/check {query}"
 
 
 def describe_proxy(sockets: list[socket.socket], server: ServerConfig) -> str | None:
-    """Where the forward proxy listens, as clients name it; None: there is none."""
+    """Return the URL of the forward proxy, or None if there is none."""
     return _url_of(sockets[0], server) if sockets else None
 
 
@@ -256,7 +257,7 @@ def _scheme(server: ServerConfig) -> str:
 
 
 def _credentials(server: ServerConfig) -> str:
-    """What curl has to be given beside the address; no token stands there itself."""
+    """Return the curl options for TLS and credentials. They read the token, and do not show it."""
     options = ""
     if server.tls_cert is not None:
         options += " -k"  # our own certificate, which may be for another name of this machine
@@ -268,31 +269,31 @@ def _credentials(server: ServerConfig) -> str:
     return options
 
 
-# --- File descriptors: how many clients they allow, and what is said when they run out.
+# --- File descriptors: how many connections they allow, and the log line when they run out.
 
 
 _WANTED = 65_536
 _RESERVED = 64
-"""Kept at least for the gate's own work: sites, storage, logs."""
+"""File descriptors reserved at least for the gate's own work: sites, storage, logs."""
 _MOST_BACKLOG = 512
 _SCARCE = "socket.accept() out of system resource"
-"""What asyncio calls it."""
+"""Message of asyncio when no file descriptor is left for a connection."""
 _SILENCE = 60.0
-"""Seconds between two lines about it."""
+"""Seconds between two log lines about that."""
 
 
 class ConnectionLimits(NamedTuple):
-    """What the limit of open files allows."""
+    """The numbers of connections that the limit of open files allows."""
 
     clients: int
-    """Connections; further ones are turned away, which needs a descriptor for a moment."""
+    """Open connections. Further ones are turned away, which takes a descriptor for a moment."""
     backlog: int
-    """Connections that may come in at once: the event loop accepts as many in one go, before
-    any of them can be turned away."""
+    """Connections that may arrive together: the event loop accepts as many in one iteration,
+    before any of them can be turned away."""
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """What makes a loop of uvloop where that is installed; None: asyncio's own is to be used."""
+    """Return uvloop's loop factory, or None if uvloop is not installed."""
     try:
         import uvloop  # noqa: PLC0415 - an extra
     except ImportError:
@@ -302,7 +303,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def raise_file_limit() -> ConnectionLimits:
-    """Take as many open files as the system lets us have, and share them out."""
+    """Raise the limit of open files as far as allowed. Return the limits that follow from it."""
     try:
         import resource  # noqa: PLC0415 - not on every system
     except ImportError:
@@ -319,7 +320,7 @@ def raise_file_limit() -> ConnectionLimits:
 
 
 def _shared_out(files: int) -> ConnectionLimits:
-    """A quarter, at least 64, is for the gate itself; half of that for new connections.
+    """Divide the open files: a quarter, at least 64, for the gate; half of that for the backlog.
 
     >>> _shared_out(128)
     ConnectionLimits(clients=64, backlog=32)
@@ -331,10 +332,10 @@ def _shared_out(files: int) -> ConnectionLimits:
 
 
 def limit_accept_errors(loop: asyncio.AbstractEventLoop) -> None:
-    """Let the loop say once a minute that no descriptor is left for a connection.
+    """Make the loop log at most once a minute that no descriptor is left for a connection.
 
-    asyncio says it, with its traceback, for each one that it may accept in one go; a reader
-    of our log that is slower than that would stop the service.
+    asyncio logs it, with a traceback, for every connection of the backlog, which would stop the
+    service if the log's reader is slower than that.
     """
     said = -math.inf
     before = loop.get_exception_handler()
@@ -353,33 +354,33 @@ def limit_accept_errors(loop: asyncio.AbstractEventLoop) -> None:
     loop.set_exception_handler(handle)
 
 
-# --- aiohttp's low-level server, with bounds on connections and our answer to what is no HTTP.
+# --- aiohttp's low-level server, with limits on connections and our own error responses.
 
 
 FIRST_REQUEST = 20.0
-"""Seconds that a new connection has for its first request's head (T9: slow-loris)."""
+"""Seconds that a new connection has to send the head of its first request (T9: slow-loris)."""
 _IDLE = 75.0
-"""Seconds that a connection may idle, or take for a further request's head."""
+"""Seconds that a connection may idle, or take for the head of a later request."""
 _BEGINNING = 100
-"""Octets kept of a request, which tell for whom it was."""
+"""Octets kept of the beginning of a request, to know its path if it can't be parsed."""
 _FOR_A_PROXY = re.compile(rb"\s*[A-Z]+ " + re.escape(FORWARD_AUTH.encode()) + rb"[ /?]")
 _data_received = web.RequestHandler.data_received
 
 Inline = Callable[
     [str, str, Mapping[str, str], bytes, str | None, asyncio.Transport], Octets | None
 ]
-"""The response to a whole request: its method and target, headers, body, the address that it came
-from, and its connection; None: it goes the usual way. See `Service.inline`."""
+"""Returns the response to a whole request, given by method, target, headers, body, client address
+and transport. None if it has to be handled the usual way. See `Service.inline`."""
 PassOn = Callable[[int, bytes, int], bool]
-"""Gives a worker the descriptor of a connection, what was read of its next request, and how often
-it was passed on lately; False: there is no worker that takes it."""
+"""Gives a worker a connection: its descriptor, the octets read of its next request, and how often
+it was passed on recently. Returns False if no worker takes it."""
 QUESTION: Final = "/v1/check"
-"""The path that workers answer."""
+"""The path of the requests that workers answer."""
 QUESTIONS: Final = (b"GET /v1/check?", b"POST /v1/check ")
-"""How the requests begin that they answer."""
+"""The beginnings of the requests that workers answer."""
 _MOST_PASSES = 10
-"""Of a connection that was passed on so often lately 1,024 questions are answered before it is
-passed on again: one that asks other things between them does not go to and fro."""
+"""Upper limit of `passes`: 2 ** passes questions in a row are answered before the connection is
+passed on again, so one that also sends other requests does not go back and forth."""
 
 
 def _nothing() -> None:
@@ -387,29 +388,30 @@ def _nothing() -> None:
 
 
 class _KnownHead(NamedTuple):
-    """Header lines that were read before, octet by octet the same."""
+    """What aiohttp parsed from header lines, for requests with exactly the same lines."""
 
     headers: Mapping[str, str]
     length: int
-    """Octets of the body."""
+    """Length of the body in octets."""
 
 
 class KnownHeads:
-    """Reads the requests whose header lines came before, in whichever connection: a client sends
-    the same ones again and again, and reading them is a third of what a warm check costs.
-    Optional speed: see `speedups`.
+    """Reads requests whose header lines were parsed before, on any connection.
 
-    What the lines say was read by aiohttp's parser, the first time. Only a request line of the
-    usual form is read here, and only a body of the length that the lines name.
+    A client sends the same header lines again and again, and parsing them is a third of the cost
+    of a warm check. Optional speed: see `speedups`.
+
+    aiohttp's parser reads the lines the first time. Here only a request line of the usual form is
+    read, and only a body of the length that the lines state.
     """
 
     def __init__(self, *, line: int) -> None:
-        """`line`: octets that a request line may have."""
+        """`line`: the maximum length of a request line, in octets."""
         self._line = line
         self._known: dict[bytes, _KnownHead] = {}
 
     def learn(self, data: bytes, message: Any, length: int) -> None:
-        """aiohttp read this of `data`; see `InlineReader.learn`."""
+        """Remember what aiohttp parsed from `data`; see `InlineReader.learn`."""
         start, end = data.find(b"\r\n"), data.find(_END)
         if not 0 < end - start <= _LONGEST_HEAD or not usual(message):
             return
@@ -420,8 +422,10 @@ class KnownHeads:
         self._known[data[start:end]] = _KnownHead(message.headers, length)
 
     def read(self, data: bytes) -> tuple[str, str, Mapping[str, str], bytes] | None:
-        """Method, target, headers and body of the request that `data` is; None: it has to be
-        read by aiohttp."""
+        """Return method, target, headers and body of the request in `data`.
+
+        Return None if aiohttp has to parse it.
+        """
         start, end = data.find(b"\r\n"), data.find(_END)
         known = self._known.get(data[start:end])
         if known is None or len(data) != end + 4 + known.length or start > self._line:
@@ -435,13 +439,13 @@ class KnownHeads:
 
 _END = b"\r\n\r\n"
 _REQUEST_LINE = re.compile(rb"(GET|POST) (/[!\"$-~]*) HTTP/1\.1").fullmatch
-"""The form that everybody writes: RFC 9112 section 3, with a path and query as its target."""
+"""The usual request line: RFC 9112 section 3, with a path and query as its target."""
 _MOST_HEADS = 1024
 _LONGEST_HEAD = 2048
 
 
 def usual(message: Any) -> bool:
-    """A request, as aiohttp read it, on a connection that stays open, whose body is what came."""
+    """Return whether a parsed request keeps its connection open and has a plain body."""
     return not (
         message.should_close
         or message.version != HttpVersion11
@@ -452,9 +456,9 @@ def usual(message: Any) -> bool:
 
 
 class Server(web.Server):
-    """`web.Server` bounded in headers and connections.
+    """aiohttp's `web.Server` with limits on headers and connections.
 
-    `handler_cancellation` matters: without it a client that hangs up would keep its place
+    `handler_cancellation` is essential: without it a client that hangs up would keep its place
     in the queue, and be granted a lease that nobody uses.
     """
 
@@ -468,8 +472,12 @@ class Server(web.Server):
         on_lost: Callable[[], object] = _nothing,
         pass_on: PassOn | None = None,
     ) -> None:
-        """`inline` answers what it can where it is read, `handler` everything else; `on_lost`
-        is called for each connection that is gone. `pass_on` takes those that ask questions."""
+        """`header`: maximum octets of the request line and of each header field.
+
+        `inline` answers the requests that it can as soon as they are read, `handler` all others.
+        `on_lost` is called for each connection that closes. `pass_on` takes over connections that
+        ask questions.
+        """
         self.options: dict[str, Any] = {
             "access_log": None,
             "max_line_size": header,
@@ -486,18 +494,18 @@ class Server(web.Server):
         self.pass_on: PassOn | None = pass_on
         self.most: int = connections
         self.full: int = 0
-        """Connections turned away."""
+        """Number of connections turned away."""
 
     def __call__(self) -> web.RequestHandler:
-        """One connection's protocol."""
+        """Return the protocol of a new connection."""
         return _Protocol(self)
 
     def taken(self, begun: bytes, passes: int) -> web.RequestHandler:
-        """The protocol of a connection of which so much was read already; see `PassOn`."""
+        """Return the protocol of a connection that was passed on; see `PassOn`."""
         return _Protocol(self, begun, passes)
 
     def turned_away(self) -> None:
-        """A connection too many came."""
+        """Count a connection that was turned away; log the first one."""
         if not self.full:
             _log.error("%d connections are open; further ones get 503", self.most)
         self.full += 1
@@ -510,7 +518,7 @@ class Server(web.Server):
 
 
 class _Protocol(web.RequestHandler):
-    """A connection: bounded in number and patience, with problem documents for errors."""
+    """One connection: limited in number and time, with problem documents for errors."""
 
     __slots__ = (
         *("_asked", "_begun", "_first", "_latest", "_passes"),
@@ -521,25 +529,25 @@ class _Protocol(web.RequestHandler):
         super().__init__(server, loop=server.loop, **server.options)
         self._taken, self._passes = taken, passes
         self._whole = False
-        """What came last was a whole request, and nothing else."""
+        """Whether the latest data was exactly one request."""
         self._asked: int = 0
-        """Questions answered inline since anything else was asked."""
+        """Questions answered inline since the last request that was not one."""
         self._stay: float = math.inf if server.pass_on is None else 1 << min(passes, _MOST_PASSES)
-        """How many of them there have to be before the connection is passed on."""
+        """Value of `_asked` from which on the connection is passed on."""
         self._server = server
         self._begun = self._latest = b""
-        """How the request began that is being read; what came last."""
+        """Beginnings of the request being read, and of the latest data."""
         self._unread: tuple[bytes, ...] = ()
-        """How a request may have begun that nobody could read."""
+        """Possible beginnings of a request that could not be parsed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection, or turn it away with 503 when there are too many."""
+        """Accept the connection, or turn it away with 503 if there are too many."""
         super().connection_made(transport)
         server = self._server
         self._remote = address_of(transport)
         if server.inline is not None:
             read_inline(self, self, keepalive=_IDLE)
-        # aiohttp's own timer gives the first request as long as any other.
+        # aiohttp's own timer allows the first request as much time as any other.
         self._first: asyncio.TimerHandle | None
         self._first = server.loop.call_later(FIRST_REQUEST, self.force_close)
         if len(server.connections) > server.most:
@@ -550,13 +558,13 @@ class _Protocol(web.RequestHandler):
             self.data_received(self._taken)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Forget the connection and its timer."""
+        """Cancel the timer of the first request."""
         self._forget_first()
         super().connection_lost(exc)
         self._server.on_lost()
 
     def data_received(self, data: bytes) -> None:
-        """Read what came, and keep how it begins."""
+        """Parse the data, and remember its beginning."""
         if self._asked >= self._stay and self._passed_on(data):
             return
         self._latest = data[:_BEGINNING]
@@ -568,14 +576,14 @@ class _Protocol(web.RequestHandler):
             fail_broken_body(self)
 
     def begin(self) -> None:
-        """A request goes the usual way, or stands for what nobody could read."""
+        """Note that aiohttp made a request, from what it parsed or for what it could not parse."""
         self._unread = (self._latest, self._begun)
         self._begun = b""
         self._asked = 0
         self._forget_first()
 
     def _passed_on(self, data: bytes) -> bool:
-        """Give the connection to a worker, where `data` begins the next question."""
+        """Give the connection to a worker if `data` begins a question. Return whether it did."""
         transport, pass_on = self.transport, self._server.pass_on
         if self._begun or not data.startswith(QUESTIONS) or transport is None or pass_on is None:
             return False
@@ -595,14 +603,14 @@ class _Protocol(web.RequestHandler):
             self._first = None
 
     def answer(self, message: Any, payload: Any, transport: asyncio.Transport) -> Octets | None:
-        """The response to a request that needs no waiting; see `InlineReader`."""
+        """Return the response to a parsed request, if it needs no waiting; see `InlineReader`."""
         body = body_read(payload) if payload.is_eof() and usual(message) else None
         if body is None:
             return None
         return self._answer(message.method, message.path, message.headers, body, transport)
 
     def answer_octets(self, data: bytes, transport: asyncio.Transport) -> Octets | None:
-        """The response to a request whose head is known; see `InlineReader`."""
+        """Return the response to unparsed data, if its head is known; see `InlineReader`."""
         found = self._server.heads.read(data)
         if found is None:
             return None
@@ -610,7 +618,7 @@ class _Protocol(web.RequestHandler):
         return self._answer(*found, transport)
 
     def learn(self, data: bytes, message: Any, length: int) -> None:
-        """Know the head from now on; see `InlineReader`."""
+        """Remember the head of a request; see `InlineReader`."""
         self._whole = True
         self._server.heads.learn(data, message, length)
 
@@ -636,7 +644,7 @@ class _Protocol(web.RequestHandler):
         return answer
 
     def log_exception(self, *args: Any, **options: Any) -> None:
-        """Log an error of ours; what a client's body is made of is none, nor that it hangs up."""
+        """Log an internal error, but not a client's broken body or closed connection."""
         if not isinstance(options.get("exc_info"), web.RequestPayloadError | ConnectionError):
             super().log_exception(*args, **options)
 
@@ -647,14 +655,15 @@ class _Protocol(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """A problem document for what never reached the handler."""
+        """Return a problem document for a request that never reached the handler."""
         if request.writer.output_size > 0:
             raise ConnectionError("the answer is under way already")
         if status >= 500:
             problem = Problem(500, "internal", "an error of ours")
             self.log_exception("a request failed", exc_info=exc)
         else:
-            # T7: what a visitor can make unreadable is a refusal; of a 400 nginx makes a 500.
+            # T7: a visitor can make a subrequest unreadable, and must be refused: nginx turns a
+            # 400 into a 500.
             status = 403 if any(map(_FOR_A_PROXY.match, self._unread)) else 400
             detail = "this is no HTTP request that can be read"
             problem = Problem(status, "bad-request", detail)
@@ -664,7 +673,7 @@ class _Protocol(web.RequestHandler):
 
 
 def address_of(transport: asyncio.BaseTransport) -> str | None:
-    """Where a connection comes from, as aiohttp's `request.remote` has it."""
+    """Return the address of the peer, as aiohttp's `request.remote` does."""
     peer = transport.get_extra_info("peername")
     return str(peer[0] if isinstance(peer, list | tuple) else peer) if peer is not None else None
 

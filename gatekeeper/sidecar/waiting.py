@@ -1,12 +1,12 @@
-"""Requests that wait for a host's turn: bounded, fair between clients, ended together.
+"""Requests that wait for a host's turn: bounded, and fair between clients.
 
 Invariants
-    * of one client at most one request stands in a host's line; its others wait here, the
-      most important first, then first come first served. So the line holds one request of
-      each client, and goes round between them (T15): who asks for a hundred turns of a host
-      has the next one after everybody else had one;
-    * where there is room for no more, the newest request of the client that has most makes
-      way for one that has less (T15);
+    * each client has at most one request in a host's queue; its other requests wait here,
+      by priority, then in order of arrival. So the host's queue holds one request of
+      each client, and serves the clients in rotation (T15): a client that asks for a hundred
+      turns of a host gets its second one after every other client got one;
+    * when the limit of waiters is reached, the newest request of the client that has most makes
+      way for a client that has fewer (T15);
     * each waiter gets a 503 as soon as the service begins to drain (T16).
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class LeaseWaiter(msgspec.Struct, eq=False):
-    """One request that waits."""
+    """One request that waits for a lease."""
 
     client: str
     wanted: LeaseRequestBody
@@ -43,34 +43,34 @@ class LeaseWaiter(msgspec.Struct, eq=False):
     """Monotonic moment at which it began to wait."""
     host: str
     scope: asyncio.Timeout | None = None
-    """Ends the whole wait, with `why`."""
+    """Timeout of the whole wait; `end` lets it expire, for the reason `why`."""
     why: Problem | None = None
     go: asyncio.Future[None] | None = None
-    """Set when it may stand in the host's line."""
+    """Completed when the request may enter the host's queue."""
     standing: asyncio.Timeout | None = None
-    """While it stands there: takes it out again."""
+    """Timeout of its stay in the host's queue; `step_back` lets it expire. None outside."""
     stepping_back: bool = False
 
     @property
     def priority(self) -> int:
-        """Who goes first of one client's."""
+        """Orders the requests of one client, highest first."""
         return self.wanted.priority
 
     def end(self, why: Problem) -> None:
-        """Wake it with this answer."""
+        """End the wait with this response."""
         if self.scope is not None and self.why is None:
             self.why = why
             self.scope.reschedule(asyncio.get_running_loop().time())
 
     def step_back(self) -> None:
-        """One of the same client goes first."""
+        """Leave the host's queue for a request of the same client with a higher priority."""
         if self.standing is not None and not self.stepping_back:
             self.stepping_back = True
             self.standing.reschedule(asyncio.get_running_loop().time())
 
 
 class _ClientQueue:
-    """What one client asks of one host: the request in the host's line, and those behind it."""
+    """The requests of one client for one host: `first` is in the host's queue, `behind` wait."""
 
     __slots__ = ("behind", "first")
 
@@ -92,7 +92,7 @@ class _ClientQueue:
                 del self.behind[waiter.priority]
 
     def next(self) -> LeaseWaiter | None:
-        """The one that goes now, and is the first from here on."""
+        """Remove and return the next waiter, which becomes `first`. Return None if none waits."""
         if not self.behind:
             return None
         waiter = next(iter(self.behind[max(self.behind)]))
@@ -102,43 +102,45 @@ class _ClientQueue:
 
 
 class LeaseWaiters:
-    """Everybody who waits for a turn, by client."""
+    """All requests that wait for a turn, by client."""
 
     def __init__(self, server: ServerConfig, clock: Clock) -> None:
         self._clock = clock
         self._by_client: dict[str, OrderedDict[LeaseWaiter, None]] = {}
         self._with: dict[int, dict[str, None]] = {}
-        """Clients by how many requests of theirs wait ..."""
+        """Clients by their number of waiting requests."""
         self._greatest = 0
-        """... and the greatest such number."""
+        """The greatest number of waiting requests that a client has."""
         self._queues: dict[tuple[str, str], _ClientQueue] = {}
         self._size = 0
         self.closed: bool = False
-        """Nobody waits any more: the service drains."""
+        """Whether the service drains, so that no request may wait."""
         self.refused: int = 0
         self.adjust(server)
 
     def adjust(self, server: ServerConfig) -> None:
-        """Put another bound in force, for those to come."""
+        """Apply a changed limit, for requests from now on."""
         self._most = server.max_waiting
 
     def __len__(self) -> int:
         return self._size
 
     def __iter__(self) -> Iterator[LeaseWaiter]:
-        """Everybody who waits, in no order."""
+        """Iterate over all waiters, in no particular order."""
         return (waiter for waiters in self._by_client.values() for waiter in waiters)
 
     def close(self) -> None:
-        """Tell everybody who waits that the service drains, and let nobody in."""
+        """End all waits with a 503 and accept no further ones."""
         self.closed = True
         for waiters in list(self._by_client.values()):
             for waiter in list(waiters):
                 waiter.end(draining())
 
     def make_way(self, client: str, why: Problem) -> bool:
-        """End the newest wait of the client with the most, if that leaves it no less than this
-        one has then."""
+        """End the newest wait of the client that has most, if it has more than `client` will have.
+
+        Return whether there was such a client.
+        """
         if not self._by_client:
             return False
         greatest = next(iter(self._with[self._greatest]))
@@ -151,15 +153,16 @@ class LeaseWaiters:
         return True
 
     async def turn(self, gate: Gatekeeper, wanted: LeaseRequestBody, client: str) -> Lease:
-        """The lease, once the turn has come that is this client's.
+        """Wait for the client's turn and return the lease.
 
-        Raises what `gate.acquire` raises, or Problem 503 when the room is full or closed.
+        Raises what `gate.acquire` raises, or Problem 503 if too many requests wait or the service
+        drains.
         """
         async with self._inside(client, wanted) as waiter:
             end = waiter.since + wanted.wait
             await self._learn(gate, wanted)
             lease = await self._stand(gate, wanted, waiter, end)
-        # The turn came in the very moment in which the wait was ended.
+        # The turn may have come at the same moment as the end of the wait.
         if self.closed:
             lease.give_back()
             raise draining()
@@ -167,7 +170,7 @@ class LeaseWaiters:
 
     @asynccontextmanager
     async def _inside(self, client: str, wanted: LeaseRequestBody) -> AsyncIterator[LeaseWaiter]:
-        """Counted as waiting; raises the problem with which the wait was ended."""
+        """Count a request as waiting inside the context. Raises the Problem that ended the wait."""
         if self.closed:
             raise draining()
         if self._size >= self._most:
@@ -201,7 +204,7 @@ class LeaseWaiters:
                 del self._by_client[waiter.client]
 
     def _counted(self, client: str, before: int, now: int) -> None:
-        """One more, or one less, of a client's requests waits."""
+        """Note that the number of a client's waiting requests changed by one."""
         if before:
             those = self._with[before]
             del those[client]
@@ -210,11 +213,13 @@ class LeaseWaiters:
         if now:
             self._with.setdefault(now, {})[client] = None
         if now > self._greatest or self._greatest not in self._with:
-            self._greatest = now  # it was the last one with most, and has one less
+            self._greatest = now  # it was the last client with that many, and now has one less
 
     async def _learn(self, gate: Gatekeeper, wanted: LeaseRequestBody) -> None:
-        """The file first, and in no queue: a slow origin delays no other of its host. Raises
-        what it says of the URL, and LeaseTimeout where it does not come in time."""
+        """Wait for the robots.txt before entering any queue: a slow origin delays no other.
+
+        Raises Denied or Deferred by its rules, and LeaseTimeout if it does not come in time.
+        """
         decision = gate.peek(wanted.url, user_agent=wanted.user_agent)
         try:
             if decision is None:
@@ -234,15 +239,15 @@ class LeaseWaiters:
     async def _stand(
         self, gate: Gatekeeper, wanted: LeaseRequestBody, waiter: LeaseWaiter, end: float
     ) -> Lease:
-        """Wait until no other of the client stands in the host's line; then stand there.
+        """Enter the host's queue when it holds no other request of the client; wait for the turn.
 
-        Between clients all are alike: `priority` orders the requests of one client.
+        `end` is monotonic. All clients are equal: `priority` orders the requests of one client.
         """
         key = (waiter.client, waiter.host)
         again = False
         while True:
             left = end - self._clock.monotonic()
-            # A request that does not wait delays no other.
+            # A request that does not wait delays no other, so it need not be the only one.
             first = (left > 0 or again) and await self._come_first(key, waiter, left)
             again = False
             try:
@@ -266,13 +271,14 @@ class LeaseWaiters:
                     self._next(key)
 
     async def _come_first(self, key: tuple[str, str], waiter: LeaseWaiter, left: float) -> bool:
-        """Wait to be the one of its client in the host's line; False: that took too long."""
+        """Wait to become the client's request in the host's queue. Return False after `left`
+        seconds."""
         queue = self._queues.get(key)
         if queue is None:
             self._queues[key] = _ClientQueue(waiter)
             return True
         in_queue, waiter.stepping_back = waiter.stepping_back, False
-        if queue.first is waiter:  # it stepped back, and nobody was left to go before it
+        if queue.first is waiter:  # it stepped back, and the other request was gone
             return True
         if not in_queue:
             queue.add(waiter)
@@ -295,7 +301,7 @@ class LeaseWaiters:
         return True
 
     def _next(self, key: tuple[str, str]) -> None:
-        """The first of a client is gone from the host's line: its next one goes there."""
+        """Let the next request of a client into the host's queue, which its first one left."""
         waiter = self._queues[key].next()
         if waiter is None:
             del self._queues[key]
@@ -304,7 +310,7 @@ class LeaseWaiters:
 
 
 class OpenStreams:
-    """Counts what is under way, and says when nothing is.
+    """Counts the streams in flight, and lets `drained` wait until there are none.
 
     >>> streams = OpenStreams()
     >>> with streams:
@@ -330,12 +336,12 @@ class OpenStreams:
             self._idle.set()
 
     async def drained(self) -> None:
-        """Return when nothing is under way."""
+        """Return when no stream is in flight."""
         await self._idle.wait()
 
 
 def draining() -> Problem:
-    """The answer to a request for a lease while the service shuts down."""
+    """Return the response to a request for a lease while the service shuts down."""
     return Problem(
         503,
         "draining",
@@ -345,5 +351,5 @@ def draining() -> Problem:
 
 
 def full(what: str, bound: int) -> Problem:
-    """The answer where a bound is reached."""
+    """Return the response to a request that exceeds a limit."""
     return Problem(503, "full", f"{bound} {what}", headers={"Retry-After": "1"})
