@@ -1,6 +1,7 @@
-"""`Gatekeeper`: the files, the decisions and the turns of all hosts, behind a few methods.
+"""`Gatekeeper`: robots.txt files, decisions and leases of all hosts, behind a few methods.
 
-What the sidecar, the session and the queue need of a gate beyond that is in `internals`.
+What the sidecar, the session and the queue need of a gate beyond its public methods is in
+`internals`.
 """
 
 from __future__ import annotations
@@ -55,21 +56,24 @@ _log = logging.getLogger(__name__)
 
 
 class GateFollower(Protocol):
-    """Follows what a gate knows, to tell others. Its methods must be short, and must not raise."""
+    """Listener for changes of what a gate knows, which other processes need too.
+
+    Its methods must be short and must not raise.
+    """
 
     def learnt(self, record: Record) -> None:
-        """A record was learnt; it is kept as soon as this returns."""
+        """Called with a new record, just before it is cached."""
 
     def rules_changed(self) -> None:
-        """The operator said something about hosts at run time."""
+        """Called after the operator's rules about hosts changed at run time."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """What a gate has while it is open."""
+    """The parts that a gate has only while it is open."""
 
     session: aiohttp.ClientSession | None
-    """The gate's own; None where one was handed in."""
+    """The gate's own session; None if the caller passed one."""
     fetcher: Fetcher
     directory: Directory
     questions: GateQuestions
@@ -77,14 +81,21 @@ class _Opened:
 
 
 class Gatekeeper:
-    """Asks every origin's robots.txt once, answers from it, and gives out leases.
+    """The gate: fetches each origin's robots.txt once, answers questions from it, grants leases.
 
-    `user_agent` is the whole User-Agent header, or a product token; the token chooses the
-    group in robots.txt. Without a `session` the gate makes one of its own, guarded at the
-    socket; one that you hand in is used as it is (`stats().guarded` says so). A `ledger`
-    shared with others grants the turns; None: `config.fleet` says, or this process alone does.
-    `clock`, `rng` and `resolver` are for tests. Open it with `async with`; it belongs to the
-    event loop that opened it. Raises ConfigError for a setting or a name that can't be used.
+    Open it with `async with`; it belongs to the event loop that opened it. `allowed` and `check`
+    answer whether a URL may be fetched; `lease` also waits until its host may be asked again.
+
+    `user_agent` is the whole User-Agent header, or a product token; the token selects the group in
+    robots.txt. `config` has every setting; the default is `Config()`. Without a `session` the gate
+    makes one, guarded at the socket; one that you pass is used as it is, without the guard
+    (`stats().guarded` is False). `storage` keeps clocks and files across restarts; the default
+    follows `config.storage`. A `ledger` shared with other processes grants the turns; the default
+    follows `config.fleet`, without which this process paces alone. `clock`, `rng` and `resolver`
+    are for tests.
+
+    Raises ConfigError for an invalid setting or name, and StorageError on opening if the state
+    file can't be used.
 
     >>> async def main() -> None:
     ...     async with Gatekeeper("examplebot/1.0 (+https://example.org/bot)") as gate:
@@ -143,7 +154,8 @@ class Gatekeeper:
         self._listeners: list[OnRetrieval] = []
         self._followers: list[GateFollower] = []
         self._stack = AsyncExitStack()
-        # Of the last question to `allowed`: its authority and slash, where that is, what is kept.
+        # Cache of the last `allowed` call: the URL up to the slash after its authority, that
+        # slash's index, and the origin's cache entry.
         self._authority, self._cut = "\n", 0
         self._origin: CachedOrigin | _NoOrigin = _NoOrigin()
         self._warm_allowed = self._warm_denied = 0
@@ -162,7 +174,8 @@ class Gatekeeper:
         )
 
     def _checks(self) -> tuple[Callable[[HeldLease], bool] | None, Signer | None]:
-        """What a middleware asks before a request leaves: has its hold lapsed; and who signs it."""
+        """Return what a middleware calls before a request is sent: a test whether the ledger's
+        hold of the lease lapsed (None without a ledger), and the signer, if any."""
         lapsed = None if self._ledger is None else operator.methodcaller("lapsed")
         return lapsed, self._signer
 
@@ -230,10 +243,10 @@ class Gatekeeper:
         except StorageError as unkept:
             if kind is None:
                 raise
-            _log.error("%s", unkept)  # why the block was left says more
+            _log.error("%s", unkept)  # logged, so that the block's own exception is raised
 
     def _source(self, session: aiohttp.ClientSession) -> Fetcher:
-        """What brings the files; a test's gate has another one."""
+        """Make the object that fetches the files. `ScriptedGate` overrides this."""
         return Fetcher(
             session,
             user_agent=self.user_agent,
@@ -247,22 +260,24 @@ class Gatekeeper:
         )
 
     async def _shut(self) -> None:
-        """Answer nothing any more, the first of all that closing does."""
+        """Stop answering; the first step of closing."""
         opened, self._opened = self._opened, None
         if opened is not None:
             await opened.directory.close()
-            self._decider.records.clear()  # whoever opens it again begins with none
+            self._decider.records.clear()  # a gate that is opened again begins without records
 
     # -- questions -------------------------------------------------------------------
 
     async def allowed(self, url: str, *, user_agent: str | None = None) -> bool:
-        """Whether the URL may be fetched now, by robots.txt and the operator.
+        """Return True if the URL may be fetched now, by robots.txt and the operator's rules.
 
-        False means no *or not now*: `check` tells the two apart. Raises InvalidURL.
+        It waits for the origin's robots.txt if that is not cached. False means no *or not now*:
+        `check` tells the two apart. `user_agent` is another name than the gate's own to ask for.
+        Raises InvalidURL for a malformed URL.
         """
-        # The fast way builds no Decision, reads no clock and logs nothing. It looks into one
-        # dictionary, and not even there if the authority is that of the question before. What
-        # it can't answer is for `check`.
+        # The fast path builds no Decision, reads no clock and logs nothing. It looks into one
+        # dictionary, or none if the authority is that of the last call. Everything that it can't
+        # answer is left to `check`.
         if user_agent is None:
             try:
                 if url.startswith(self._authority):
@@ -283,9 +298,11 @@ class Gatekeeper:
         return bool(await self.check(url, user_agent=user_agent))
 
     def _elsewhere(self, url: str) -> bool | None:
-        """The verdict where the authority is not that of the question before; None: `check` it. An
-        origin of which the cache has something is stayed with."""
-        cut = url.find("/", 8)  # behind `https://`
+        """Decide about a URL whose authority is not that of the last call. None: `check` decides.
+
+        An origin with a cache entry becomes that of the last call.
+        """
+        cut = url.find("/", 8)  # after `https://`
         origin = url[:cut]
         record = self._few.get(origin) or self._many[hash(origin) & MASK].get(origin)
         if cut < 0 or record is None:
@@ -299,7 +316,16 @@ class Gatekeeper:
         return None if ready is None else ready(url[cut:])
 
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
-        """Whether the URL may be fetched now, and why. Raises InvalidURL."""
+        """Decide whether the URL may be fetched now, and why.
+
+        It waits for the origin's robots.txt if that is not cached, but for no turn of the host.
+        Raises InvalidURL for a malformed URL.
+
+        >>> async def main(gate) -> None:
+        ...     decision = await gate.check("https://example.org/page")
+        ...     if decision.verdict is Verdict.DEFER:
+        ...         ...  # ask again at decision.retry_at
+        """
         agent = self._agent if user_agent is None else token_of(user_agent)
         decision = self._decider.recall(url, agent, self._clock)
         if decision is not None:
@@ -309,9 +335,9 @@ class Gatekeeper:
     def check_many(
         self, urls: Iterable[str], *, user_agent: str | None = None
     ) -> AsyncGenerator[Decision, None]:
-        """Decisions in the order of the URLs; unknown origins are asked in parallel.
+        """Yield a decision about each URL, in order; robots.txt files are fetched in parallel.
 
-        Text that is no URL gives DENY with reason invalid_url, so that nothing is lost.
+        A malformed URL yields DENY with reason `invalid_url`, so there is one decision per input.
         """
         agent = self._agent if user_agent is None else token_of(user_agent)
         return self._open.questions.check_many(urls, agent)
@@ -319,14 +345,14 @@ class Gatekeeper:
     async def check_all(
         self, urls: Iterable[str], *, user_agent: str | None = None
     ) -> list[Decision]:
-        """What `check_many` gives, as a list."""
+        """Return the decisions of `check_many` as a list."""
         agent = self._agent if user_agent is None else token_of(user_agent)
         return await self._open.questions.check_all(urls, agent)
 
     def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
-        """The decision as far as it is known: never waits, never fetches. Raises InvalidURL.
+        """Decide from cached data: never waits, never fetches.
 
-        None: nothing usable is known of the origin.
+        Return None if nothing usable is cached about the origin. Raises InvalidURL.
         """
         agent = self._agent if user_agent is None else token_of(user_agent)
         decision = self._decider.recall(url, agent, self._clock)
@@ -335,23 +361,24 @@ class Gatekeeper:
         return self._open.questions.peek(url, urls.parse(url), agent)
 
     async def robots(self, url: str) -> RobotsTxt | None:
-        """The robots.txt that speaks for the URL's origin; None where there is none to read.
+        """Return the robots.txt of the URL's origin, fetched if need be; None if there is no text.
 
         Raises InvalidURL, and LeaseTimeout as `refresh` does.
         """
         return await self._open.questions.robots(url)
 
     async def policy(self, url: str, *, user_agent: str | None = None) -> Policy:
-        """The file as it reads for the agent. Raises InvalidURL, and LeaseTimeout as `refresh`.
+        """Return the rules of the URL's origin for the agent, fetched if need be.
 
-        Where there is no file it allows everything, and where the file can't be had it allows
-        nothing (RFC 9309 sections 2.3.1.3 and 2.3.1.4; RFC-36, RFC-37).
+        Without a file the policy allows everything; if the file can't be fetched it allows nothing
+        (RFC 9309 sections 2.3.1.3 and 2.3.1.4; RFC-36, RFC-37). Raises InvalidURL, and LeaseTimeout
+        as `refresh` does.
         """
         agent = self._agent if user_agent is None else token_of(user_agent)
         return await self._open.questions.policy(url, agent)
 
     async def history(self, origin: str) -> list[HistoryEntry]:
-        """Versions of the origin's robots.txt, oldest first; none without a storage.
+        """Return the versions of the origin's robots.txt, oldest first; empty without a storage.
 
         Raises InvalidURL.
         """
@@ -368,14 +395,23 @@ class Gatekeeper:
         timeout: float | None = None,
         user_agent: str | None = None,
     ) -> LeaseRequest:
-        """The right to send one request, once the host's turn has come.
+        """Wait for the host's turn; the lease is the right to send one request to the URL.
 
-        `async with gate.lease(url) as lease:`. Higher priority goes first within a host;
-        `timeout` is seconds for the file and the turn together, None waits for as long as
-        it takes. Entering raises InvalidURL, Denied, Deferred, or LeaseTimeout; ConfigError for a
-        `user_agent` under which no request can be sent, such as `*`.
+        Use it as `async with gate.lease(url) as lease:`, send the request inside the block, and
+        call `lease.report`. Within a host, a higher `priority` goes first. `timeout` is in seconds,
+        for the robots.txt and the turn together; None waits as long as it takes.
+
+        Entering raises Denied if the URL may not be fetched, Deferred (a Denied, with `retry_at`)
+        if it may not be fetched now, LeaseTimeout if no turn came in time, InvalidURL for a
+        malformed URL, and ConfigError for a `user_agent` that no request can be sent under, such
+        as `*`.
+
+        >>> async def main(gate, session) -> None:
+        ...     url = "https://example.org/page"
+        ...     async with gate.lease(url, timeout=60) as lease, session.get(url) as response:
+        ...         lease.report(status=response.status)
         """
-        opened = self._opened or self._open  # it raises
+        opened = self._opened or self._open  # `_open` raises GateClosed
         return LeaseRequest(opened.leases, url, priority, timeout, user_agent)
 
     def acquire(
@@ -387,10 +423,11 @@ class Gatekeeper:
         user_agent: str | None = None,
         owned: bool = True,
     ) -> Coroutine[Any, Any, Lease]:
-        """A lease that ends by `lease.end()`, for those to whom a block does not fit: await it.
+        """Wait for a lease that is not bound to a block: await it, and call `lease.end()` yourself.
 
-        `owned=False`: the lease outlives the task that asks for it (a server's handler),
-        so a second one for the same host simply waits. Raises as `lease` does.
+        `owned=False`: the lease outlives the task that asks for it, a server's handler for example,
+        so another lease of the task for the same host waits instead of raising LeaseTimeout.
+        Raises as entering `lease` does.
         """
         leases = self._open.leases
         return LeaseRequest(leases, url, priority, timeout, user_agent, owned).__aenter__()
@@ -403,11 +440,12 @@ class Gatekeeper:
         user_agent: str | None = None,
         owned: bool = True,
     ) -> Lease | NotYet:
-        """The lease if it can be had now, without waiting; else `NotYet`, which says when to ask.
+        """Grant a lease if the host's turn is now; else return `NotYet` with the time to ask again.
 
-        At most one round trip to a store. An origin whose robots.txt is not known is asked for
-        it in the background. End the lease by `lease.end()`; `owned` as of `acquire`.
-        Raises InvalidURL, and Denied for a URL that may not be fetched; never Deferred.
+        It never waits for a turn; it takes at most one round trip to a fleet's store. A robots.txt
+        that is not cached is fetched in the background. End the lease with `lease.end()`; `owned`
+        is that of `acquire`. Raises InvalidURL, and Denied for a URL that may not be fetched;
+        never Deferred.
         """
         return await self._open.leases.attempt(
             url, priority=priority, user_agent=user_agent, owned=owned
@@ -415,37 +453,42 @@ class Gatekeeper:
 
     @property
     def middleware(self) -> ClientMiddlewareType:
-        """For `aiohttp.ClientSession(middlewares=(gate.middleware,))`; put it last."""
+        """Client middleware that decides, paces and reports every request and redirect hop.
+
+        Pass it last: `aiohttp.ClientSession(middlewares=(..., gate.middleware))`.
+        """
         return self._middleware
 
     # -- operating -------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
-        """Open, our own network seems to be up, clocks can be kept, and a fleet's store answers."""
+        """Whether leases can be granted: the gate is open, its own network seems to be up, the
+        state file can be written, and the fleet's store, if any, answers."""
         opened, failing = self._opened, getattr(self._storage, "failing", None)
         if opened is None or not opened.directory.ready or failing is not None:
             return False
         return bool(getattr(self._ledger, "ready", True))
 
     async def why(self, host: str) -> tuple[ClockView, ...]:
-        """Every clock of the host, each with where it came from.
+        """Return every clock of the host, each with its source.
 
-        `host` is a name, an address or a URL, here and below. Raises ConfigError for others.
+        `host` is a name, an address or a URL, here and below. Raises ConfigError for anything else.
         """
         return self._scheduler.why(host_named(host))
 
     async def refresh(self, origin: str) -> None:
-        """Ask the origin (or the origin of that URL) again now. Raises InvalidURL, and
-        LeaseTimeout where it would have to wait for a lease of the asking task, or for the
-        end of a host's block or pause: the origin is asked then.
+        """Fetch the robots.txt of an origin, or of a URL's origin, again now.
+
+        Raises InvalidURL, and LeaseTimeout if the fetch would have to wait for a lease of the
+        calling task, or for the end of a host's block or pause: the file is fetched after that.
         """
         await self._open.questions.refresh(origin)
 
     async def block(self, host: str, until: datetime | float, reason: str = "operator") -> None:
-        """No request to the host before `until` (aware datetime, or wall seconds).
+        """Send no request to the host before `until`, an aware datetime or POSIX seconds.
 
-        Raises ConfigError for what names no host or no moment, and changes nothing then.
+        Raises ConfigError, and changes nothing, if `host` or `until` is invalid.
         """
         host = host_named(host)
         wall = moment_named(host, until)
@@ -453,18 +496,19 @@ class Gatekeeper:
         self._scheduler.block(host, wall, reason)
 
     async def pause(self, host: str) -> None:
-        """No turns for the host until `resume`; survives a restart. Raises ConfigError."""
+        """Grant no lease for the host until `resume`, also after a restart. Raises ConfigError."""
         self._scheduler.pause(host_named(host))
 
     async def resume(self, host: str) -> None:
-        """Turns again; lifts a pause, not a block. Raises ConfigError."""
+        """Grant leases for the host again. It lifts a pause, not a block. Raises ConfigError."""
         self._scheduler.resume(host_named(host))
 
     def override(self, rule: HostRule) -> None:
-        """Say a `[[host]]` word at run time: it replaces an earlier one for that match, and
-        what it leaves out is as if nobody had said it. `group` must be one of the
-        configuration's. Every member of a fleet follows it, for as long as one of them lives.
-        Raises ConfigError, and changes nothing then.
+        """Add a `[[host]]` rule at run time. It replaces the whole rule with the same `match`.
+
+        Settings that it leaves out are unset. `group` must be one of the configuration's.
+        Every member of a fleet applies the rule, for as long as one of them runs. Raises
+        ConfigError, and changes nothing, for an invalid rule.
         """
         if not isinstance(rule, HostRule):
             remedy = "write HostRule(match=HOST, ...)"
@@ -482,14 +526,15 @@ class Gatekeeper:
     def subscribe(
         self, callback: Callable[[str, RobotsTxt | None, RobotsTxt | None], None]
     ) -> Callable[[], None]:
-        """Call `callback(origin, old, new)` when an origin's rules change; returns undo.
+        """Call `callback(origin, old, new)` when the rules of an origin change.
 
-        Raises GateClosed.
+        It is not called for the first fetch of an origin; `old` and `new` are None if there is no
+        file. Return a function that ends the subscription. Raises GateClosed.
         """
         return self._open.directory.subscribe(callback)
 
     def stats(self) -> GateStats:
-        """Counters and gauges of every part, at this moment. Raises GateClosed."""
+        """Return the current counters and gauges of every part. Raises GateClosed."""
         return GateStats(
             guarded=self._guard is not None,
             warm_allowed=self._warm_allowed,
@@ -528,12 +573,12 @@ class Gatekeeper:
         return self._open.directory.holder()
 
     def _adjusted(self, config: Config) -> None:
-        """`config` is in force from now on."""
+        """Apply a changed configuration."""
         self.config = config
         self._decider.adjust(config)
 
     def _on_fault(self, on: bool) -> None:
-        """A fault of our own network began, or is over."""
+        """Handle the beginning (`on`) or the end of a fault of our own network."""
         if on:
             self._scheduler.freeze(self._faults.unanswered)
         else:
@@ -548,7 +593,7 @@ class Gatekeeper:
             self._opened.directory.plan_probes()
 
     def _on_learnt(self, record: Record) -> None:
-        self._pacing.learnt(record)  # it may lengthen the record's life
+        self._pacing.learnt(record)  # first, as it may extend the record's lifetime
         for follower in self._followers:
             follower.learnt(record)
 
@@ -557,17 +602,17 @@ class Gatekeeper:
             listener(origin, retrieval, seconds)
 
     def _fresh_of(self, origin: str) -> Retrieval | None:
-        """What is fresh about the origin of another /robots.txt to which a redirect leads."""
+        """Return the fresh retrieval of an origin whose /robots.txt a redirect leads to, if any."""
         return self._open.directory.known(origin)
 
     def _shared(self, fetcher: Fetcher) -> RobotsSource:
-        """What brings the files: with a fleet, whichever member asks first."""
+        """Wrap the fetcher so that a fleet fetches each file once; alone, return it as it is."""
         if not isinstance(self._ledger, FleetLedger):
             return fetcher
         return self._ledger.sharing(fetcher, self.config.cache, self._renew)
 
     def _renew(self, origin: str) -> None:
-        """Another member of the fleet has a newer file than we, if we have one."""
+        """Reload the file of an origin, if it is cached: another member has a newer one."""
         if self._opened is not None:
             self._opened.directory.renew(origin)
 
@@ -577,11 +622,11 @@ class Gatekeeper:
             self._resolver if self._dns is None else self._dns.resolver,
             deny=self._decider.refused,
             url_cache=self._url_cache,
-            # No limit of its own: the turns and the fetch slots are the bound, and waiting in
-            # a connection pool would be waiting that no clock knows of.
+            # No limit of its own: turns and fetch slots bound the connections, and the scheduler
+            # could not account for time spent waiting in a connection pool.
             limit=0,
-            # Two memories would let the addresses that are dialled and those whose clocks
-            # were taken drift apart.
+            # With two DNS caches, the addresses that are connected to and those whose clocks are
+            # used could differ.
             use_dns_cache=self._dns is None,
         )
 
@@ -589,11 +634,11 @@ class Gatekeeper:
         return aiohttp.ClientSession(
             connector=self._connector(),
             cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=False,  # T19: a proxy from the environment would lead round the guard
+            trust_env=False,  # T19: a proxy from the environment would bypass the guard
         )
 
 
 class _NoOrigin:
-    """What the cache has of no origin."""
+    """Placeholder for the cache entry of the last `allowed` call: it answers nothing."""
 
     first_match: QuickAnswer | None = None

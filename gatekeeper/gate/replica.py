@@ -1,4 +1,4 @@
-"""A gate that decides by what another process knows, and asks no site."""
+"""`Replica`: decides by the records of another process's gate, and contacts no site."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from gatekeeper.gate.internals import GateInternals
 
 
 class Replica(GateInternals):
-    """Decides by records that the gate of another process of this machine hands it, for as long as
-    they are fresh; of what it does not know it says None.
+    """Decides by records from the gate of another process of this machine, while they are fresh.
 
-    Its gate is never opened: it has no session, no storage and no turns. What decides, and the
-    cache in front of that, are those of any gate.
+    It returns None for an origin without a fresh record. Its own gate is never opened: it has no
+    session, no storage and no turns. Decider and decision cache are those of any gate.
     """
 
     def __init__(self, identity: str, config: Config, *, wanted: Callable[[str], object]) -> None:
-        """`wanted(origin)` is called where a decision needs a record. Raises ConfigError."""
+        """`wanted(origin)` is called when a decision needs a record. Raises ConfigError."""
         self._config = _own(config)
         self._refused: Counter[str] = Counter()
         super().__init__(Gatekeeper(identity, config=self._config))
@@ -36,13 +35,13 @@ class Replica(GateInternals):
 
     @property
     def gate(self) -> Gatekeeper:
-        """The gate that is never opened."""
+        """The replica's own gate, which is never opened."""
         return self._gate
 
     # -- questions -------------------------------------------------------------------
 
     def recall(self, url: str, *, user_agent: str | None = None) -> Decision | None:
-        """The decision of `check`, where the record is here; else None. Raises InvalidURL."""
+        """Return the decision of `check` if the record is here; else None. Raises InvalidURL."""
         return self.decide(url, user_agent=user_agent)
 
     def _fresh(self, origin: str, agent: str) -> Record | None:
@@ -54,39 +53,39 @@ class Replica(GateInternals):
         self._wanted(origin)
         return None
 
-    # -- what is handed to it --------------------------------------------------------
+    # -- updates from the other process ----------------------------------------------
 
     def take_in(self, origin: str, record: bytes) -> None:
-        """Decide by this record from now on; see `GateInternals.shared_record`."""
+        """Cache a record that `GateInternals.shared_record` encoded."""
         self._records.put_octets(origin, record)
 
     def forget(self, origins: Iterable[str]) -> None:
-        """Decide by what is known of these origins no more."""
+        """Drop the records of these origins."""
         for origin in origins:
             self._records.drop(origin)
 
     def follow_rules(self, rules: Iterable[HostRule]) -> None:
-        """Put these rules about hosts in the place of all."""
+        """Replace all rules about hosts by these."""
         self._gate._overrides.replace(rules)
         self._decider.forget()
 
     def adjust(self, config: Config) -> None:
-        """Put another configuration in force, but for its rules about hosts. Raises ConfigError."""
+        """Apply another configuration, except its rules about hosts. Raises ConfigError."""
         config, old = _own(config), self._config
         if self.guard is not None and config.guard != old.guard:
             self.guard.adjust(config.guard)
         self._config = config
-        # Its records stay: what they are made by needs a restart.
+        # Records stay valid: the settings that they depend on change only with a restart.
         self._gate._adjusted(config)
 
     def close(self) -> None:
-        """End its timer, and know nothing. Idempotent."""
+        """Cancel its timer and drop its records. Idempotent."""
         self._expiry.close()
 
-    # -- what it counted -------------------------------------------------------------
+    # -- counters --------------------------------------------------------------------
 
     def drain_counts(self) -> tuple[Mapping[tuple[Verdict, Reason], int], Mapping[str, int]]:
-        """What was decided, and refused by the guard, since the call before; see
+        """Count the decisions and the guard's refusals since the last call, for
         `GateInternals.count`."""
         decisions = Counter(self._decider.counts())
         refused = Counter() if self.guard is None else Counter(self.guard.stats().refused)
@@ -96,8 +95,8 @@ class Replica(GateInternals):
 
 
 def _own(config: Config) -> Config:
-    """The configuration without what a gate that is never opened has no use for: its state file,
-    its fleet, its key."""
+    """Return the configuration without its state file, its fleet and its signing key, which a gate
+    that is never opened does not use."""
     storage = msgspec.structs.replace(config.storage, path=None)
     return msgspec.structs.replace(
         config, storage=storage, fleet=FleetConfig(), identity=IdentityConfig()

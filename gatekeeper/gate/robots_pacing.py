@@ -1,7 +1,7 @@
-"""What a robots.txt, or the lack of one, means for the clocks of its host.
+"""`RobotsPacing`: how a robots.txt, or the lack of one, affects the clocks of its host.
 
 The directory of files and the scheduler of turns know nothing of each other; `RobotsPacing`
-stands between them.
+connects them.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from gatekeeper.pacing.scopes import NO_RATE, UNKNOWN
 from gatekeeper.urls import Target, host_of
 
 PARKED: Final = "no such name"
-"""The reason of a block that only says that the name of the host does not exist."""
+"""Reason of a block that was set because the host's name does not exist."""
 
 _PATIENCE: Final = 5.0
 """Seconds that a question may wait for a block to end."""
 _PAUSED: Final = 60.0
-"""Seconds after which to ask again about a host that is paused: its end is unknown."""
+"""Seconds after which to ask again about a paused host, whose end is unknown."""
 _LATE: Final = 60.0
-"""Seconds by which a turn may be had late."""
+"""Seconds that a turn may be late."""
 
 
 class RobotsPacing:
-    """Tells the scheduler what the files ask for, and what fetching them came to."""
+    """Reports to the scheduler which intervals the files ask for and how their retrievals ended."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class RobotsPacing:
         recall: Callable[[str], Record | None],
         holder: Callable[[], Callable[[HeldUp | None], None]],
     ) -> None:
-        """`recall(origin)` gives what is in memory of an origin, however old; `holder()`, called
-        within a retrieval, what tells those who wait for it why its turn does not come. `dns`,
-        if any, looks up the addresses whose clocks hosts share."""
+        """`recall(origin)` returns the record in memory, however old. `holder()`, called within a
+        retrieval, returns the function that tells its waiters why its turn does not come. `dns`, if
+        any, looks up the addresses whose clocks hosts share."""
         self._scheduler = scheduler
         self._decider = decider
         self._clock = clock
@@ -66,8 +66,9 @@ class RobotsPacing:
         self._holder = holder
 
     async def take_robots_turn(self, target: Target) -> Grant:
-        """Wait for the turn of a robots.txt request. Its interval is what the last known text of
-        the origin asks for, though that may have expired.
+        """Wait for the turn of a robots.txt request.
+
+        Its interval is that of the last known text of the origin, even if that expired.
         """
         host = target.host
         scopes: tuple[str, ...] = ()
@@ -81,8 +82,8 @@ class RobotsPacing:
             wish = self._decider.interval_of(record, record.text, None, self._agent, self._moment())
         elif record.reachable:
             wish = NO_RATE
-        self.unpark(host)  # asking is how one learns that the name is back
-        if not scopes:  # most have it at once, and nobody need be told why it waits
+        self.unpark(host)  # the request shows whether the name exists again
+        if not scopes:  # mostly there is no wait, and no need for a `_TurnWatch`
             grant = self._scheduler.take_robots(target.url, host, wish)
             if grant is not None:
                 return grant
@@ -99,7 +100,8 @@ class RobotsPacing:
                 self._waits.file_goes_on(flight.origin)
 
     def held(self, host: str) -> tuple[Outcome, float] | None:
-        """What keeps everybody from the host for more than a moment, and for how long."""
+        """Return the block or pause that delays every request to the host for more than a moment,
+        and its seconds. None if there is none."""
         found = self._scheduler.held(host)
         if found is None or found[1] == PARKED:
             return None
@@ -109,11 +111,11 @@ class RobotsPacing:
         return (Outcome.HOST_BLOCKED, seconds) if seconds > _PATIENCE else None
 
     def learnt(self, record: Record) -> None:
-        """An origin was asked: its interval holds from that request on, whoever comes next.
+        """Apply a new record: its interval counts from the robots.txt request, for every request.
 
-        And its file holds for one turn at least. Were the interval longer than the file's
-        lifetime, every turn would go to robots.txt, and never one to a page. Where the answer
-        blocked the host, it is not asked again before the end of that: so says `retry_at`.
+        The file stays valid for one turn at least: with an interval longer than the file's
+        lifetime, every turn would go to robots.txt and none to a page. If the response blocked the
+        host, the file is asked for again only after the block, as `retry_at` promises.
         """
         host = host_of(record.origin)
         if record.current.outcome is Outcome.DNS_NXDOMAIN:
@@ -132,7 +134,7 @@ class RobotsPacing:
                 record.outlive(now + blocked[0] - self._clock.wall())
 
     def unpark(self, host: str) -> None:
-        """Lift the block of a host whose name did not exist, and no other block."""
+        """Lift the block of a host whose name did not exist; leave any other block."""
         blocked = self._scheduler.blocked(host)
         if blocked is not None and blocked[1] == PARKED:
             self._park(host, 0.0)
@@ -141,13 +143,14 @@ class RobotsPacing:
         return Moment(self._clock.monotonic(), self._clock.wall())
 
     def _park(self, host: str, until_wall: float) -> None:
-        with contextlib.suppress(StorageError):  # in force all the same, and but a hint
+        with contextlib.suppress(StorageError):  # the block holds in memory, and is only a hint
             self._scheduler.block(host, until_wall, PARKED)
 
 
 class _TurnWatch:
-    """Looks now and then what the turn of a robots.txt waits for, and tells those who wait with
-    it: a block may begin in the meantime, and nobody may be kept waiting by it without knowing.
+    """Tells the waiters of a robots.txt, every few seconds, what its turn waits for.
+
+    A block may begin while they wait; those who can't wait that long have to learn of it.
     """
 
     __slots__ = ("_alarm", "_tell", "_why", "ends")
@@ -164,7 +167,7 @@ class _TurnWatch:
         self.due(self._alarm.clock.monotonic())
 
     def due(self, now: float) -> None:
-        """Look, and do so again."""
+        """Called by the timer: tell the waiters, and set the next look."""
         self._tell(self._why)
         self._alarm.set(self, now + _PATIENCE)
 
@@ -174,8 +177,10 @@ class _TurnWatch:
 
 
 class RobotsTurn:
-    """The turn of a robots.txt request, which takes the host's turn and starts its clock as a page
-    does; given back at the end of the block."""
+    """The turn of a robots.txt request, as an async context manager.
+
+    It takes the host's turn and starts its clock as a page does.
+    """
 
     __slots__ = ("_grant", "_look", "_pacing", "_target")
 
