@@ -1,4 +1,4 @@
-"""The log of the process and of its decisions, and spans of OpenTelemetry."""
+"""The log of the process, the decision log, and OpenTelemetry spans."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class _Line(
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one line: JSON escapes whatever a URL may have smuggled in (T11)."""
+    """Formats a log record as one line of JSON, which escapes control characters of URLs (T11)."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without its end."""
+        """Return the line, without its line end."""
         line = _Line(
             time=utc(record.created),
             level=record.levelname.lower(),
@@ -60,43 +60,45 @@ class JsonFormatter(logging.Formatter):
 
 
 def wants_json(server: ServerConfig, stream: IO[str]) -> bool:
-    """What `log_format` comes to for that stream."""
+    """Return whether `log_format` asks for JSON; "auto" does so unless `stream` is a terminal."""
     if server.log_format == "auto":
         return not stream.isatty()
     return server.log_format == "json"
 
 
 def set_up(server: ServerConfig) -> None:
-    """Send the log of the whole process to stderr; the service calls it once, at start."""
+    """Send the log of the process to stderr. Called once, at start."""
     handler = logging.StreamHandler(sys.stderr)
     if wants_json(server, sys.stderr):
         handler.setFormatter(JsonFormatter())
     else:
-        # In UTC, as the decisions that stand between them.
+        # In UTC, as the lines of the decision log.
         formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S")
         formatter.converter = time.gmtime
         handler.setFormatter(formatter)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
-# --- Written by threads: who reads a log, or does not, holds up no answer.
+# --- Logs are written by threads, so a slow reader of a log delays no response.
 
 
 _ATOMIC: Final = 4096
-"""Octets that a pipe takes in one piece (PIPE_BUF): other writers' lines go between pieces."""
+"""Octets that are written to a pipe atomically (PIPE_BUF), not mixed with other writers' lines."""
 
 
 def in_thread(work: Callable[[], _T], *, name: str) -> futures.Future[_T]:
-    """What `work` comes to, in a thread of its own, for what may take as long as it likes: a pipe
-    that nobody empties, a mount that is gone. The end of the process does not wait for it, as it
-    does for an executor's threads."""
+    """Call `work` in a daemon thread and return a future of its result.
+
+    For calls that may block for ever: a pipe that nobody reads, a mount that is gone. The process
+    exits without waiting for the thread, unlike for the threads of an executor.
+    """
     done: futures.Future[_T] = futures.Future()
     done.set_running_or_notify_cancel()
 
     def run() -> None:
         try:
             done.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+        except BaseException as error:  # noqa: BLE001 - it is raised by `result`
             done.set_exception(error)
 
     threading.Thread(target=run, name=name, daemon=True).start()
@@ -104,9 +106,10 @@ def in_thread(work: Callable[[], _T], *, name: str) -> futures.Future[_T]:
 
 
 def write_lines(stream: IO[str], lines: list[str]) -> None:
-    """Write lines past the stream's own buffer, whose lock the end of the process waits for.
+    """Write lines directly to the stream's file descriptor, in pieces of whole lines.
 
-    Pieces end with a line. Raises OSError or ValueError.
+    The stream's own buffer has a lock for which the exit of the process would wait. Raises OSError
+    or ValueError.
     """
     try:
         fd = stream.fileno()
@@ -129,21 +132,21 @@ def _write_all(fd: int, data: bytes) -> None:
         data = data[os.write(fd, data) :]
 
 
-# --- One line a decision, off the way of the answer: a bounded ring that a thread writes out.
+# --- The decision log: one line for each decision, from a bounded ring that a thread writes out.
 
 
 _PAUSE = 0.1
 """Seconds between two writes."""
 _RING = 20_000
 _PATIENCE = 1.0
-"""Seconds that the end of the service waits for the last lines to be taken."""
+"""Seconds that the shutdown waits for the last lines to be written."""
 _MAX_URL = 2048
 
 
 class DecisionRecord(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag="decision"
 ):
-    """One line of the log; `event` is "decision", for readers of more than one kind."""
+    """One line of the decision log. Its `event` is "decision", to tell it from other lines."""
 
     time: datetime
     id: str
@@ -165,10 +168,10 @@ _Entry = tuple[float, Decision | WrittenDecision, str, str]
 
 
 class DecisionLog:
-    """Keeps what is to be written; drops, and counts, what comes too fast.
+    """A bounded queue of decisions to log. Drops, and counts, those that come too fast.
 
-    Nothing here can block or fail an answer: adding is an append, and OPA's two lessons
-    are kept, a ring without a bound runs out of memory, a drop uncounted goes unseen.
+    Adding a decision can neither block nor fail a response: it is an append. As OPA learned, a
+    queue without a limit runs out of memory, and a drop that is not counted goes unnoticed.
     """
 
     def __init__(
@@ -185,7 +188,7 @@ class DecisionLog:
         self._lost = 0
 
     def adjust(self, server: ServerConfig) -> None:
-        """Put other settings in force."""
+        """Apply changed settings."""
         self._all = server.log_decisions == "all"
         self.enabled: bool = server.log_decisions != "none"
         self._queries = server.log_queries
@@ -193,21 +196,21 @@ class DecisionLog:
         self._json = wants_json(server, self._stream)
 
     def samples(self) -> Iterable[Sample]:
-        """For /metrics."""
+        """Return the samples for /metrics."""
         written, dropped = self._elsewhere
         counts = {"written": self.written + written, "dropped": self.dropped + dropped}
         yield counter("gatekeeper_decision_log", "Lines of the decision log.", counts, "result")
 
     def count(self, written: int, dropped: int) -> None:
-        """Count lines of another process that answers for this one."""
+        """Count lines that a worker process wrote or dropped."""
         self._elsewhere = self._elsewhere[0] + written, self._elsewhere[1] + dropped
 
     def wants(self, decision: Decision | WrittenDecision) -> bool:
-        """Whether it is one of those that are logged."""
+        """Return whether the decision is to be logged."""
         return self.enabled and (self._all or not _welcome(decision))
 
     def add(self, decision: Decision | WrittenDecision, request: str, client: str) -> None:
-        """Note a decision for the log."""
+        """Queue a decision for the log."""
         if not self.wants(decision):
             return
         if len(self._ring) >= _RING:
@@ -218,7 +221,7 @@ class DecisionLog:
     def add_many(
         self, decisions: Sequence[Decision] | Sequence[WrittenDecision], request: str, client: str
     ) -> None:
-        """Note a batch; what the ring has no room for is counted as dropped."""
+        """Queue a batch; decisions that the ring has no room for are counted as dropped."""
         if not self.enabled:
             return
         now = self._clock.wall()
@@ -228,10 +231,10 @@ class DecisionLog:
         self._dropped += max(0, len(wanted) - room)
 
     async def run(self) -> None:
-        """Have it written until cancelled, then what is left.
+        """Write the log until cancelled, then what is left.
 
-        Where the log's reader has stopped, the ring fills up and what it has no room for is
-        dropped: only the writer waits.
+        If the log's reader stops reading, only the writing thread waits: the ring fills up, and
+        further decisions are dropped.
         """
         page: futures.Future[None] | None = None
         try:
@@ -244,15 +247,15 @@ class DecisionLog:
             futures.wait([last], _PATIENCE)
 
     def write(self) -> None:
-        """Write a pause's worth at once."""
+        """Write one page immediately."""
         self._put(self._page())
 
     def _page(self) -> list[str]:
-        """A pause's worth of lines; drops, and counts, what exceeds `log_rate`."""
+        """Take the lines for one write from the ring; drop, and count, what exceeds `log_rate`."""
         ring = self._ring
         lines = [self._line(ring.popleft()) for _ in range(min(len(ring), self._per_pause))]
         if len(ring) > self._per_pause:
-            # More than can be written at the next turn: the oldest are let go.
+            # More than the next write takes: drop the oldest.
             excess = len(ring) - self._per_pause
             for _ in range(excess):
                 ring.popleft()
@@ -260,20 +263,20 @@ class DecisionLog:
         return lines
 
     def _put(self, lines: list[str], *, after: futures.Future[None] | None = None) -> None:
-        # One page at a time: nobody else touches `written` and `_lost` while it writes.
+        # One page at a time: no other thread touches `written` and `_lost` meanwhile.
         if after is not None:
             after.result()
         try:
             write_lines(self._stream, lines)
         except (OSError, ValueError):
-            # The log's reader is gone: answers matter more than their log.
+            # The log's reader is gone. Responses go on without a log.
             self._lost += len(lines)
             return
         self.written += len(lines)
 
     @property
     def dropped(self) -> int:
-        """Lines that were never written."""
+        """Number of lines that were never written."""
         return self._dropped + self._lost
 
     def _line(self, entry: _Entry) -> str:
@@ -297,7 +300,7 @@ class DecisionLog:
             retry_at=decision.retry_at,
         )
         if self._json:
-            # T11: a JSON encoder escapes every control that a URL could smuggle in.
+            # T11: the JSON encoder escapes every control character that a URL may hold.
             return self._encoder.encode(record).decode() + "\n"
         shown = f" (line {record.line}: {record.rule})" if rule is not None else ""
         text = (
@@ -321,14 +324,14 @@ def _printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else "�" for c in text)
 
 
-# --- Spans of OpenTelemetry, where its API is installed and somebody collects them.
+# --- OpenTelemetry spans, if its API is installed and a provider is set.
 
 
 RequestHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 def tracing(version: str) -> Tracing | None:
-    """None without the API, and where no provider is set: then nothing is to be paid.
+    """Return the maker of spans, or None without OpenTelemetry's API or a provider.
 
     The provider must be set before the service is made, as `opentelemetry-instrument` does.
     """
@@ -343,7 +346,7 @@ def tracing(version: str) -> Tracing | None:
 
 
 class Tracing:
-    """Makes the spans. Only where the API is installed."""
+    """Makes the spans of requests and robots.txt fetches. Requires OpenTelemetry's API."""
 
     def __init__(self, provider: TracerProvider, version: str) -> None:
         from opentelemetry import propagate, trace  # noqa: PLC0415 - the extra `otel`
@@ -353,7 +356,7 @@ class Tracing:
         self._tracer = provider.get_tracer("gatekeeper", version)
 
     def around(self, answer: RequestHandler, router: Router) -> RequestHandler:
-        """A handler that answers as `answer` does, each time within a span; probes have none."""
+        """Wrap a handler so that each request has a span, except for probes."""
 
         async def traced(request: web.BaseRequest) -> web.StreamResponse:
             path = request.raw_path.partition("?")[0]
@@ -369,7 +372,7 @@ class Tracing:
                 self._answered(span, response.status)
                 return response
             except (Exception, asyncio.CancelledError) as error:
-                # The client hung up: nobody was answered.
+                # The client hung up, so there is no response.
                 span.set_attribute("error.type", type(error).__qualname__)
                 raise
             finally:
@@ -378,15 +381,15 @@ class Tracing:
         return traced
 
     def decided(self, decision: Decision) -> None:
-        """Say in the request's span what the answer was."""
+        """Add a decision to the span of the current request."""
         span = self._trace.get_current_span()
         span.set_attribute("gatekeeper.verdict", decision.verdict.value)
         span.set_attribute("gatekeeper.reason", decision.reason.value)
         span.set_attribute("gatekeeper.decision.id", decision.id)
 
     def retrieved(self, origin: str, retrieval: Retrieval, seconds: float) -> None:
-        """A span for a robots.txt fetch that is over, its wait for turns included."""
-        # Real time, as everywhere in a trace: spans of other processes stand beside it.
+        """Add a span for a finished robots.txt fetch, including its wait for turns."""
+        # Real time, since traces combine spans of several processes.
         end = time.time_ns()
         target = urls.parse(f"{origin}/robots.txt")
         attributes: dict[str, str | int | float] = {
@@ -422,7 +425,7 @@ class Tracing:
         if route is not None:
             name = f"{name} {route.path}"
             attributes["http.route"] = route.path
-            # Where the path has parameters they name hosts and leases: their pattern does.
+            # Parameters of a path name hosts and leases, so its pattern is recorded instead.
             attributes["url.path"] = route.path if "{" in route.path else path
         return self._tracer.start_span(
             name,

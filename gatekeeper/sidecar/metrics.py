@@ -1,4 +1,4 @@
-"""Counters for Prometheus: closed sets of labels, never a host or a URL (T10)."""
+"""Metrics for Prometheus. Labels have fixed sets of values, never a host or a URL (T10)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ _Key = TypeVar("_Key", bound=str | tuple[str, ...])
 
 
 def counter(name: str, text: str, values: float | Mapping[_Key, float], *labels: str) -> Sample:
-    """What only grows, as Prometheus wants it: a number, or numbers by the value of their label,
-    by a tuple of values where there are several. `labels` are their names.
+    """Return a counter: one number, or a mapping from the value of its label to a number.
+
+    With several labels, a key is a tuple of their values. `labels` are the names of the labels.
 
     >>> counter("leases_ended", "Leases ended, by how.", {"reported": 3}, "how").samples[0].value
     3
@@ -37,7 +38,7 @@ def counter(name: str, text: str, values: float | Mapping[_Key, float], *labels:
 
 
 def gauge(name: str, text: str, values: float | Mapping[_Key, float], *labels: str) -> Sample:
-    """What goes up and down; see `counter`."""
+    """Return a gauge; see `counter`."""
     return _filled(GaugeMetricFamily(name, text, labels=labels), values)
 
 
@@ -54,7 +55,7 @@ _BOUNDS = (0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
 class Histogram:
-    """Durations in fixed buckets."""
+    """A histogram of durations, with fixed buckets."""
 
     def __init__(self, name: str, text: str) -> None:
         self._name = name
@@ -63,18 +64,19 @@ class Histogram:
         self._sum = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Count one."""
+        """Count one duration."""
         self._counts[bisect_left(_BOUNDS, seconds)] += 1
         self._sum += seconds
 
     def counts(self) -> list[int]:
-        """How many fell into each bucket so far."""
+        """Return the number of observations in each bucket so far."""
         return list(self._counts)
 
     @staticmethod
     def quantile(counts: Sequence[int], share: float) -> float:
-        """The duration below which that share of so many observations lies, evenly spread within
-        their bucket; nan where there are none.
+        """Return the duration below which that share of the observations lies.
+
+        Observations count as evenly spread within their bucket. Return nan if there are none.
 
         >>> round(Histogram.quantile([0, 10] + [0] * 11, 0.5), 4)
         0.0055
@@ -89,7 +91,7 @@ class Histogram:
         return low
 
     def family(self) -> Metric:
-        """The buckets as Prometheus wants them: each with all that lie below it."""
+        """Return the histogram for Prometheus, with cumulative buckets."""
         total = 0
         buckets = []
         for bound, count in zip((*map(str, _BOUNDS), "+Inf"), self._counts, strict=True):
@@ -101,10 +103,10 @@ class Histogram:
 
 
 class Metrics(Collector):
-    """Plain numbers on the hot path, made into families when somebody scrapes.
+    """Counts requests in plain dictionaries, which become metric families at each scrape.
 
     prometheus_client's own counters take a lock and a label look-up, a microsecond each,
-    on every answer; a dictionary entry takes 50 ns.
+    for every response; a dictionary entry takes 50 ns.
     """
 
     def __init__(self, *, build: str) -> None:
@@ -125,32 +127,32 @@ class Metrics(Collector):
         self.registry.register(self)
 
     def add_source(self, source: Callable[[], Iterable[Sample]]) -> None:
-        """Read further samples at each scrape."""
+        """Include the samples that `source` returns in each scrape."""
         self._sources.append(source)
 
     def answered(self, route: str, method: str, status: int, count: int = 1) -> None:
-        """Count answers; `route` is the pattern of their path, never the path."""
+        """Count responses; `route` is the pattern of their path, never the path."""
         key = (route, method, status)
         self.requests[key] = self.requests.get(key, 0) + count
 
     def take_requests(self) -> dict[tuple[str, str, int], int]:
-        """How many were answered, by route, method and status; it begins anew."""
+        """Return the numbers of responses by route, method and status, and reset them."""
         taken, self.requests = self.requests, {}
         return taken
 
     def reloaded(self, *, ok: bool) -> None:
-        """Count one reload of the configuration; a failed one turns the gauge to 0 (T17)."""
+        """Count a reload of the configuration; a failed one sets the gauge to 0 (T17)."""
         self.reloads["success" if ok else "failure"] += 1
         self.last_reload_ok = ok
         if ok:
             self.last_reload_at = time.time()
 
     def render(self) -> bytes:
-        """The text that Prometheus scrapes."""
+        """Return the text that Prometheus scrapes."""
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Everything, as families."""
+        """Return every metric family; called by the registry."""
         yield self.queue_wait.family()
         yield self.robots_fetch.family()
         yield from self._own()
@@ -182,14 +184,14 @@ class Metrics(Collector):
         yield gauge("gatekeeper_build_info", "The version.", {self._build: 1.0}, "version")
 
 
-# --- What the gate counts, for Prometheus; the names are those of its neighbours' sidecars.
+# --- The counts of the gate. The names of the metrics follow those of comparable sidecars.
 
 
 _HOST_STATES = ("idle", "waiting", "blocked", "paused")
 
 
 def gate_samples(stats: GateStats, hosts: Mapping[str, int]) -> Iterable[Sample]:
-    """The samples of one scrape; `hosts` by their state."""
+    """Return the gate's samples for one scrape. `hosts`: the number of hosts in each state."""
     yield counter("gatekeeper_decisions", "Decisions given.", stats.decisions, "outcome", "reason")
     yield from _robots(stats)
     yield from _pacing(stats)

@@ -1,8 +1,8 @@
 """The process of the service: start, signals, draining, memory.
 
 start      bind, open the gate, listen, READY=1
-SIGTERM    unready at once; no new leases; after `drain_grace` open leases may be reported
-           and streams may end for `drain_timeout`; then no new connections; exit
+SIGTERM    unready immediately, no new leases; after `drain_grace`, wait up to `drain_timeout` for
+           reports of open leases and the end of streams; then no new connections; exit
 SIGHUP     read the configuration again
 """
 
@@ -69,26 +69,26 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """What the command knows and the service needs."""
+    """What the command passes to the service."""
 
     identity: str
     config: Config
     reread: Callable[[], Config]
-    """Read the configuration again; raises ConfigError."""
+    """Reads the configuration again. Raises ConfigError."""
     announce: Callable[[str, str, str | None], None]
-    """Told where the service listens, a curl line, and where the forward proxy listens, if any."""
+    """Called with the service's address, a curl command, and the forward proxy's URL or None."""
     sources: Callable[[], Mapping[str, str]] = dict
-    """Where each setting that was last read came from, by its dotted name."""
+    """Returns where each setting that was last read came from, by its dotted name."""
 
 
 def serve(options: ServeOptions) -> None:
-    """Run the service until SIGTERM or SIGINT, on uvloop where it is installed.
+    """Run the service until SIGTERM or SIGINT, on uvloop if that is installed.
 
-    Raises ConfigError before it listens, StorageError for a state file that is in use.
+    Raises ConfigError before it listens, and StorageError if the state file is in use.
     """
     check_config(options.config, options.identity)
     set_up(options.config.server)
-    gc.freeze()  # what was imported stays: ten milliseconds less of each full collection
+    gc.freeze()  # imported objects stay: saves ten milliseconds of each full collection
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_until_told(options))
@@ -116,7 +116,7 @@ async def _until_told(options: ServeOptions) -> None:
         else:
             early.append(True)
 
-    # From the first moment on: without a handler SIGHUP would be the end of the process.
+    # Before anything else: without a handler SIGHUP would end the process.
     loop.add_signal_handler(signal.SIGHUP, hang_up)
     loop.add_signal_handler(signal.SIGTERM, tell, signal.SIGTERM)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in `gatekeeper serve &`
@@ -126,14 +126,16 @@ async def _until_told(options: ServeOptions) -> None:
         if early:
             await _on_hangup(service)  # the file may have changed since it was read
         if await told is signal.SIGINT:
-            service.skip_grace()  # somebody sits at the terminal: no load balancer to wait for
+            service.skip_grace()  # Ctrl-C at a terminal: there is no load balancer to wait for
         _log.info("stopping: draining at most %g s", service.drain_seconds)
         notify("STOPPING=1", os.environ)
 
 
 async def _on_hangup(service: Service) -> None:
-    """SIGHUP: reload, and return when each process that answers follows; a bad file was logged,
-    counted, and changed nothing (T17)."""
+    """Reload on SIGHUP. Return when every worker follows.
+
+    A bad file is logged and counted, and changes nothing (T17).
+    """
     stamp = int(service.clock.monotonic() * 1e6)
     notify(f"RELOADING=1\nMONOTONIC_USEC={stamp}", os.environ)
     try:
@@ -141,13 +143,13 @@ async def _on_hangup(service: Service) -> None:
             await reload(service)
     finally:
         await service.settle()
-        # The manager waits for it, whatever the reload came to.
+        # The service manager waits for it, whether the reload succeeded or not.
         notify("READY=1", os.environ)
 
 
 @contextlib.asynccontextmanager
 async def running(options: ServeOptions) -> AsyncIterator[Service]:
-    """The service, listening; leaving it drains."""
+    """Run the service inside the context; leaving it drains."""
     config = with_state(options.config)
     given = activated_sockets(os.environ)
     own = [] if given else open_sockets(config.server)
@@ -185,11 +187,11 @@ def _service(
     names, proxies = addresses(sockets), addresses(proxy_sockets)
     tokens = read_tokens(config.server.token_file, warn=True)
     if (open_door := exposed_address(names + proxies) or open_to_others(sockets)) is not None:
-        # T5: a socket that was handed over listens where the manager put it.
+        # T5: a socket from the service manager listens wherever that put it.
         demand_credentials(config.server, tokens, where=open_door)
     for address, port in names + proxies:
         if (guard := internals(gate).guard) is not None:
-            guard.listens_on(address, port)  # T3: even an allowed range leaves us out
+            guard.listens_on(address, port)  # T3: refused even within an allowed range
     return Service(
         gate,
         config,
@@ -206,7 +208,7 @@ def _service(
 
 
 def _workers(config: Config, gate: Gatekeeper, sockets: list[socket.socket]) -> Workers | None:
-    """The processes that are to answer questions as well; None where none are."""
+    """Return the worker processes, or None if none are configured."""
     if not (count := config.server.workers):
         return None
     names = addresses(sockets)
@@ -214,7 +216,7 @@ def _workers(config: Config, gate: Gatekeeper, sockets: list[socket.socket]) -> 
 
 
 def _lease_book(config: Config) -> LeaseBook:
-    """The journal of open leases beside the state file; none where nothing is kept."""
+    """Open the journal of leases beside the state file; it has no file if state is in memory."""
     state = config.storage.path
     path = None if state is None else Path(state + "-leases")
     try:
@@ -232,7 +234,7 @@ async def _listening(
     context: ssl.SSLContext | None,
     workers: Workers | None,
 ) -> AsyncIterator[None]:
-    """Accept connections while inside; on the way out, drain within bounds (T16)."""
+    """Accept connections inside the context; on leaving it, drain for a limited time (T16)."""
     files = raise_file_limit()
     limit_accept_errors(asyncio.get_running_loop())
     memory = MemoryTrimmer(service.clock)
@@ -261,8 +263,8 @@ async def _listening(
             sites += [site(runners[0], one) for one in sockets]
         else:
             sites += [Acceptor(one, workers, backlog=files.backlog) for one in sockets]
-        # Requests wait in the backlog meanwhile: no lease is granted before the old ones
-        # are held again.
+        # Before any site starts, so no lease is granted until the old ones are held again.
+        # Requests wait in the backlog meanwhile.
         await service.leases.take_up(service.internals)
         async with contextlib.AsyncExitStack() as stack:
             if workers is not None:
@@ -286,7 +288,7 @@ def _connections(server: Server) -> Iterable[Sample]:
 
 
 def with_state(config: Config) -> Config:
-    """The configuration with the place of the sidecar's state filled in."""
+    """Return the configuration with `storage.path` filled in, and make its directory."""
     path = config.storage.path
     if path == MEMORY:
         path = None
@@ -304,28 +306,28 @@ def with_state(config: Config) -> Config:
 
 
 def state_path() -> Path:
-    """$STATE_DIRECTORY (systemd's), or the user's own place for state."""
+    """Return the default state file, in $STATE_DIRECTORY (systemd) or the user's own directory."""
     given = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
     if given:
         return Path(given) / "state.sqlite"
     try:
         home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    except RuntimeError as error:  # a user without a home, as in many a container
+    except RuntimeError as error:  # a user without a home, as in many containers
         raise ConfigError(f"there is no place for state ({error}): set storage.path") from error
     return Path(home) / "gatekeeper" / "state.sqlite"
 
 
-# --- Memory that many clients took goes back to the system once they are gone.
+# --- Memory is returned to the system after many clients have disconnected.
 
 
 MANY = 1000
-"""Connections lost, after which it is worth the while."""
+"""Lost connections after which memory is trimmed."""
 QUIET = 2.0
-"""Seconds in which no more than a few were lost since."""
+"""Seconds between two checks whether connections are still being lost."""
 
 
 def trim_memory() -> None:
-    """Collect garbage, and have the C library return what is free. Some ten milliseconds."""
+    """Collect garbage and make the C library return free memory. Takes about ten milliseconds."""
     gc.collect()
     try:
         trim = ctypes.CDLL(None).malloc_trim
@@ -335,24 +337,24 @@ def trim_memory() -> None:
 
 
 class MemoryTrimmer:
-    """Counts the connections that are lost, and acts after many."""
+    """Counts lost connections, and calls `act` after many, once few more are lost."""
 
     def __init__(self, clock: Clock, act: Callable[[], object] = trim_memory) -> None:
         self._clock = clock
         self._act = act
         self._lost = 0
         self._seen = 0
-        """Of those, when it was last looked."""
+        """Value of `_lost` at the latest check."""
         self._timer = SingleTimer(clock, self._look)
 
     def lost(self) -> None:
-        """A connection is gone."""
+        """Count a lost connection."""
         self._lost += 1
         if self._lost >= MANY and self._timer.when == math.inf:
             self._look_later()
 
     def close(self) -> None:
-        """Do nothing more. Idempotent."""
+        """Cancel the timer. Idempotent."""
         self._timer.cancel()
 
     def _look_later(self) -> None:
@@ -361,7 +363,7 @@ class MemoryTrimmer:
 
     def _look(self) -> None:
         if self._lost - self._seen >= MANY // 10:
-            self._look_later()  # it goes on: clients that come and go are no reason
+            self._look_later()  # clients still come and go: not yet
             return
         self._lost = 0
         self._act()

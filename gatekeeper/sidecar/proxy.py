@@ -1,9 +1,9 @@
-"""`gatekeeper serve --proxy PORT`: a forward proxy for plain http, for browsers above all.
+"""`gatekeeper serve --proxy PORT`: a forward proxy for plain http, mainly for browsers.
 
-Each request is decided, waits for its host's turn, and is dialled through the guard; redirects
-are passed back, so that the browser asks for the next hop here as well. Bounds are those of
-`/v1/fetch`. CONNECT is refused, since inside a tunnel nobody sees a path, and one connection may
-carry any number of requests; `server.proxy_connect = "host"` lets it through by host and port.
+Each request is decided, waits for its host's turn, and connects through the guard. Redirects
+are passed back, so the browser sends the next hop through the proxy as well. The limits are those
+of `/v1/fetch`. CONNECT is refused, since the paths inside a tunnel are hidden, and one connection
+may carry any number of requests; `server.proxy_connect = "host"` allows it by host and port.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
 
 _WHERE = "proxy"
-"""Its name among the paths of the metrics."""
+"""Value of the label `route` in the metrics."""
 _VIA = "1.1 gatekeeper"
 _OF_ONE_HOP = frozenset(
     {"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding"}
 ) | {"upgrade", "http2-settings"}
-"""Fields for the next recipient alone: RFC 9110 section 7.6.1."""
+"""Header fields of one hop only: RFC 9110 section 7.6.1."""
 _CONNECT: Final = 30.0
-"""Seconds for connecting to a site."""
+"""Seconds that connecting to a site may take."""
 _PIECE: Final = 65_536
 _AUTHORITY: Final = re.compile(r"[^/?#@\s\\]+:[0-9]{1,5}")
 _OURS = frozenset({"host", "user-agent", "content-length", "expect"}) | {
@@ -55,18 +55,18 @@ _OURS = frozenset({"host", "user-agent", "content-length", "expect"}) | {
     "signature-input",
     "signature-agent",
 }
-"""What a request gets anew: who sends it is the gate."""
+"""Header fields that the gate sets itself, since it is the sender of the request."""
 
 
 class Proxy:
-    """Answers what clients ask a proxy. `service`: whose gate, bounds and log it uses."""
+    """Handles proxy requests, with the gate, the limits and the log of `service`."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._tunnels = 0
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer one request; every error becomes a problem document."""
+        """Handle one request; every error becomes a problem document."""
         return await self._service.answer_by(request, self._act)
 
     async def _act(self, call: Call) -> web.StreamResponse:
@@ -88,7 +88,7 @@ class Proxy:
             service.clients.leave(call.client)
 
     async def _send(self, lease: Lease, call: Call, url: str, body: bytes) -> web.StreamResponse:
-        """Ask for it under its lease, and pass the answer on, whatever it is."""
+        """Send the request under its lease, and pass the site's response on."""
         service = self._service
         headers = end_to_end(call.request.headers, without=_OURS)
         _add(headers, "Accept-Encoding", "identity")
@@ -99,10 +99,10 @@ class Proxy:
             hold_while_read(lease, page)
             return await pass_on(service, call, page, lambda: _head(page, lease))
 
-    # -- tunnels, where the operator wants them ---------------------------------------
+    # -- tunnels, if the operator allows them -----------------------------------------
 
     async def _tunnel(self, call: Call, url: str) -> web.StreamResponse:
-        """Dial the host in its turn, and carry octets to and fro until one side ends."""
+        """Connect to the host in its turn, and relay octets until one side closes."""
         service = self._service
         if self._tunnels >= service.config.server.proxy_tunnels:
             raise Problem(503, "busy", "as many tunnels are open as may be (server.proxy_tunnels)")
@@ -121,8 +121,10 @@ class Proxy:
                 tunnel.close()
 
     async def _dial(self, lease: Lease, url: str) -> _Tunnel:
-        """A connection to the host of that URL, through the guard. The lease's slot is held while
-        it is open. Raises Problem 403 or 502."""
+        """Connect to the host of a URL through the guard. Raises Problem 403 or 502.
+
+        The lease holds its slot while the connection is open.
+        """
         inside, began = self._service.internals, time.monotonic()
         guard = inside.guard or Guard(self._service.config)
         try:
@@ -143,11 +145,11 @@ class Proxy:
         return tunnel
 
     async def _carry(self, tunnel: _Tunnel, call: Call) -> web.StreamResponse:
-        """The answer to CONNECT, and all that follows, within the bounds of the settings."""
+        """Answer CONNECT and relay octets both ways, within the limits of the settings."""
         server, loop = self._service.config.server, asyncio.get_running_loop()
         response = web.StreamResponse(status=200, headers={"X-Request-Id": call.id})
         await response.prepare(call.request)
-        response.force_close()  # no other request follows on it
+        response.force_close()  # no other request can follow on this connection
         from_client, size = octets_after(call.request), 0
 
         async def carry(
@@ -159,7 +161,7 @@ class Proxy:
             with suppress(OSError):
                 while piece := await read(_PIECE):
                     size += len(piece)
-                    if size > server.proxy_tunnel_bytes or limit.expired():  # in this very turn
+                    if size > server.proxy_tunnel_bytes or limit.expired():  # in this iteration
                         return
                     if received is not None:
                         received(len(piece))
@@ -180,27 +182,27 @@ class Proxy:
 
 
 class _Tunnel:
-    """A connection to a site, for its lease: in use until it is closed."""
+    """A connection to a site, in the form that `Lease.ends_with` expects."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
         self._callbacks: list[Callable[[], None]] = []
         self.read = reader.read
         self.received: Callable[[int], object] | None = None
-        """Told how many octets the site sent, where its host has a budget."""
+        """Called with the number of octets the site sent. None if its host has no budget."""
         self.closed = False
 
     async def write(self, piece: bytes) -> None:
-        """Send it to the site."""
+        """Send octets to the site."""
         self._writer.write(piece)
         await self._writer.drain()
 
     def add_callback(self, callback: Callable[[], None], /) -> None:
-        """Have that called once it is closed."""
+        """Call `callback` once the connection is closed."""
         self._callbacks.append(callback)
 
     def close(self) -> None:
-        """Nothing is carried any more."""
+        """Close the connection and call the callbacks."""
         self.closed = True
         self._writer.close()
         callbacks, self._callbacks = self._callbacks, []
@@ -211,7 +213,7 @@ class _Tunnel:
 async def _connected(
     guard: Guard, resolver: GuardedResolver, url: str
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """The first address of the host that answers, of those that the guard lets through."""
+    """Connect to the first address of the host that the guard allows and that accepts."""
     target = urls.parse(url)
     host = target.host.strip("[]")
     try:
@@ -243,8 +245,7 @@ def _is_address(host: str) -> bool:
 
 
 def _authority(request: web.BaseRequest) -> str:
-    """The URL that a tunnel is judged by: the front page of the origin, over https. Raises
-    Problem 400."""
+    """Return the URL by which a tunnel is decided: the https front page. Raises Problem 400."""
     authority = request.raw_path
     if _AUTHORITY.fullmatch(authority) is None:
         raise Problem(400, "not-a-proxy-request", "CONNECT wants `HOST:PORT`")
@@ -254,7 +255,7 @@ def _authority(request: web.BaseRequest) -> str:
 
 
 def _wanted(request: web.BaseRequest) -> str:
-    """The URL that is asked for, as it came. Raises Problem 400, 403 or 501."""
+    """Return the URL of a proxy request, unchanged. Raises Problem 400, 403 or 501."""
     if request.method == "CONNECT":
         raise Problem(
             403,
@@ -276,9 +277,11 @@ def _wanted(request: web.BaseRequest) -> str:
 
 
 def end_to_end(headers: Mapping[str, str], *, without: Iterable[str] = ()) -> list[tuple[str, str]]:
-    """The fields that a proxy passes on (RFC 9110 section 7.6.1), with its own in Via (section
-    7.6.3): neither those of one hop nor what Connection names, nor any that are meant for a proxy
-    or say what ours say."""
+    """Return the header fields that a proxy passes on, with its own entry in Via.
+
+    Left out are the fields of one hop, those that Connection names (RFC 9110 section 7.6.1), those
+    for a proxy, our own, and `without`. Via is added to (section 7.6.3).
+    """
     dropped = {*_OF_ONE_HOP, *without, "via"}
     via = [value for name, value in headers.items() if name.lower() == "via"]
     for name, value in headers.items():
@@ -293,13 +296,13 @@ def end_to_end(headers: Mapping[str, str], *, without: Iterable[str] = ()) -> li
 
 
 def _add(headers: list[tuple[str, str]], name: str, value: str) -> None:
-    """A field, unless there is one of that name."""
+    """Add a header field, unless there is one of that name."""
     if all(given.lower() != name.lower() for given, _ in headers):
         headers.append((name, value))
 
 
 def _head(page: aiohttp.ClientResponse, lease: Lease) -> list[tuple[str, str]]:
-    """Raises Problem 502 for a field of the site that can't be passed on."""
+    """Return the header fields of the response. Raises Problem 502 if one can't be passed on."""
     headers = end_to_end(page.headers, without=("content-length",))
     refuse_unsendable(headers)
     headers.extend(decision_headers(lease.decision).items())

@@ -1,4 +1,4 @@
-"""Reading the configuration again: all of what can change is swapped at once, or nothing."""
+"""Reload of the configuration: all settings that can change take effect together, or none."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 LIVE_TABLES: Final = frozenset({"guard", "pacing", "server", "host"})
-"""Tables of which a reload puts in force what `RESTART` does not name. What stands in any other
-is built into the files that are known, the storage, or the name under which we ask."""
+"""Tables whose settings a reload applies, apart from those in `RESTART`. All other tables affect
+the cached files, the storage, or the name that requests are sent under."""
 RESTART: Final = frozenset(
     {
-        # Scopes are made with these clocks, and leases stand in the order of their ends.
+        # Scopes are made with these clocks, and leases are sorted by their ends.
         "pacing.address_interval",
         "pacing.domain_interval",
         "pacing.lease_ttl",
-        # They belong to the open sockets, or to the log of the process.
+        # These belong to the open sockets, or to the log of the process.
         "server.host",
         "server.port",
         "server.proxy_port",
@@ -54,23 +54,23 @@ RESTART: Final = frozenset(
         "server.workers",
     }
 )
-"""Settings of those tables that need a restart. config.example.toml marks them."""
+"""Settings of `LIVE_TABLES` that need a restart. config.example.toml marks them."""
 
 
 def check_config(config: Config, identity: str) -> None:
-    """All that a start judges before it listens. Raises ConfigError.
+    """Check everything that a start checks before it listens. Raises ConfigError.
 
-    One function for `serve`, `config check` and a reload: what one of them took, another
-    would refuse otherwise (T17).
+    `serve`, `config check` and a reload share this function, so that they accept the same
+    configurations (T17).
     """
-    # The gate is only made, not opened: its parts read their settings and do nothing.
+    # The gate is made, but not opened: its parts only read their settings.
     storage = msgspec.structs.replace(config.storage, path=None)
     Gatekeeper(identity, config=msgspec.structs.replace(config, storage=storage))
     check_server(config)
 
 
 def check_server(config: Config) -> None:
-    """Raises ConfigError for settings that would make the service unsafe or unable."""
+    """Check the settings of the service itself. Raises ConfigError."""
     server = config.server
     check_workers(server)
     tokens = read_tokens(server.token_file)
@@ -81,7 +81,7 @@ def check_server(config: Config) -> None:
 
 
 def needs_restart(name: str) -> bool:
-    """Whether a change of the setting of that dotted name is in force after a restart only.
+    """Return whether a change of the setting, given by its dotted name, needs a restart.
 
     >>> needs_restart("guard.allow"), needs_restart("server.port"), needs_restart("cache.min_ttl")
     (False, True, True)
@@ -92,22 +92,22 @@ def needs_restart(name: str) -> bool:
 T = TypeVar("T")
 
 READ_DEADLINE = 10.0
-"""Seconds in which a reload reads the files of the configuration."""
+"""Seconds that a reload may take to read the files of the configuration."""
 _REMEDY = "see whether the disk or the network mount that holds them answers"
 
 
 class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reload came to: dotted names of the settings that differ."""
+    """The result of a reload: the dotted names of the settings that changed."""
 
     applied: list[str]
     needs_restart: list[str]
-    """Changed in the file, but in force only after a restart."""
+    """Settings that changed in the file, but take effect only after a restart."""
 
 
 class FileReader:
-    """Reads files beside the loop, for one reload at a time, which waits `READ_DEADLINE` at most.
+    """Reads files in a thread, for one reload at a time, within `READ_DEADLINE` seconds.
 
-    Of threads that do not come to an end, as at a mount that is gone, there is one at most.
+    At most one thread ever hangs, as at a mount that is gone: until it ends, `run` raises.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -123,7 +123,7 @@ class FileReader:
         self._turn.release()
 
     async def run(self, read: Callable[[], T]) -> T:
-        """What `read` returns or raises; ConfigError where it takes too long."""
+        """Return what `read` returns, in a thread. Raises ConfigError if it takes too long."""
         if self._reading is not None and not self._reading.done():
             raise ConfigError(f"an earlier reload has not read its files yet: {_REMEDY}")
         self._reading = reading = in_thread(read, name="reload")
@@ -137,10 +137,11 @@ class FileReader:
 
 
 async def reload(service: Service) -> Reloaded:
-    """Take over what may change while running. Raises ConfigError, having changed nothing.
+    """Read the configuration and apply what can change while running.
 
-    Whatever goes wrong is counted, turns the metric red, and is one line in the log (T17). Files
-    are read beside the loop, which goes on to answer however long that takes.
+    Raises ConfigError if anything fails: then nothing has changed, and the failure is counted,
+    shown by a metric, and logged as one line (T17). Files are read in a thread, so the loop
+    goes on answering however long that takes.
     """
     reread = service.reread
     if reread is None:
@@ -168,27 +169,27 @@ def _listed(names: list[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A configuration that was judged whole, before anything of it is in force."""
+    """A configuration that was checked completely, but is not in force yet."""
 
     merged: Config
-    """What will be in force: the new settings, and the old ones where a restart is needed."""
+    """The new settings, with the old value of each that needs a restart."""
     tokens: Tokens
     certificates: Certificates | None
-    """None: as they were."""
+    """None if unchanged."""
     applied: list[str]
     left: list[str]
 
 
 def _prepare(service: Service, reread: Callable[[], Config]) -> _Plan:
-    """Read and judge everything: alone, as a start would, and merged with what stays."""
+    """Read and check the configuration: as it is, and merged with the settings that stay."""
     config, old = reread(), service.config
     check_config(config, config.user_agent or service.gate.user_agent)
     _refuse_new_groups(old, config)
     merged = _merge(old, config)
-    check_workers(merged.server)  # how many there are stays, whatever the new file says
+    check_workers(merged.server)  # their number stays, whatever the new file says
     tokens = read_tokens(merged.server.token_file, warn=True)
     if service.exposed is not None:
-        # T5: the sockets stay where they are, whatever the new file says about `host`.
+        # T5: the sockets stay where they are, whatever the new `server.host`.
         demand_credentials(merged.server, tokens, where=service.exposed)
     certificates = None
     if service.certificates is not None:
@@ -198,7 +199,7 @@ def _prepare(service: Service, reread: Callable[[], Config]) -> _Plan:
 
 
 def _put_in_force(service: Service, plan: _Plan) -> Reloaded:
-    """No await, no grant and no file in between: nothing sees half of it (T17)."""
+    """Apply a plan without awaiting or reading files, so that nothing sees half of it (T17)."""
     applied, left = plan.applied, plan.left
     if service.certificates is not None and plan.certificates is not None:
         own, rest = service.certificates.take_over(plan.certificates)
@@ -209,7 +210,7 @@ def _put_in_force(service: Service, plan: _Plan) -> Reloaded:
 
 
 def _refuse_new_groups(old: Config, new: Config) -> None:
-    """A clock that hosts share begins with the process: no word may need one that is new."""
+    """Raise ConfigError for a rule with a new [[group]], whose clock needs a restart."""
     known = {group.name for group in old.group}
     for rule in new.host:
         if rule.group is not None and rule.group not in known:
@@ -220,7 +221,7 @@ def _refuse_new_groups(old: Config, new: Config) -> None:
 
 
 def _compare(old: Config, new: Config) -> tuple[list[str], list[str]]:
-    """The names that differ: those that can change now, and those that can't."""
+    """Return the names of changed settings: those that apply now, those that need a restart."""
     applied: list[str] = []
     left: list[str] = []
     for (name, before), (_, after) in zip(values_of(old), values_of(new), strict=True):
@@ -230,7 +231,7 @@ def _compare(old: Config, new: Config) -> tuple[list[str], list[str]]:
 
 
 def _merge(old: Config, new: Config) -> Config:
-    """The old configuration with everything from the new one that can change now."""
+    """Return the old configuration with every new setting that can change without a restart."""
     merged: dict[str, Any] = {}
     for field in msgspec.structs.fields(old):
         before, after = getattr(old, field.name), getattr(new, field.name)

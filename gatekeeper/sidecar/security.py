@@ -1,4 +1,4 @@
-"""Who may ask, how much, and over which TLS: addresses, tokens, limits of clients, certificates."""
+"""Authentication, per-client limits and TLS."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _log = logging.getLogger(__name__)
 
 
 UNIX = "unix:"
-"""How the place of a unix socket begins, where it is shown."""
+"""Prefix of the path of a unix socket in messages."""
 MIN_TOKEN = 32
 _MOST_OF_ONE = 2
 _MOST_TOKENS = 1000
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 _RESERVED = re.compile(r"token-[0-9]+|local|earlier|certificate")
-"""What clients without a name of their own are called."""
+"""Names that the service gives to clients without a name of their own."""
 ANY_LITERAL = "*"
-"""Among the accepted hosts: any IP address is, as it is no name that could be rebound."""
+"""Accepts every IP address as a Host header: only names can be rebound."""
 _SAME_SITE = (None, "same-origin", "none")
 
 
 class Networks:
-    """A set of CIDR ranges. Raises ConfigError naming the setting of a bad one."""
+    """A set of CIDR ranges. Raises ConfigError, with the name of the setting, for a bad one."""
 
     __slots__ = ("_ranges",)
 
@@ -67,7 +67,7 @@ _ALSO: Final = {Role.CRAWL: {Role.CHECK}, Role.ADMIN: {Role.CHECK}}
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A bearer token: whose it is, and what for."""
+    """A bearer token, its client's name, and its roles."""
 
     value: bytes = field(repr=False)
     name: str
@@ -75,7 +75,7 @@ class Token:
 
 
 class Tokens:
-    """Bearer tokens. Of each client at most two: one in use, and its successor (T6).
+    """Bearer tokens: at most two for each client, one in use and its successor (T6).
 
     A token given as bytes alone is a client called `token-1`, `token-2`, with every role.
 
@@ -105,14 +105,14 @@ class Tokens:
         return hash(self.tokens)
 
     def of(self, name: str) -> tuple[Token, ...]:
-        """The tokens of a client: at most two."""
+        """Return the tokens of a client, at most two."""
         return tuple(token for token in self.tokens if token.name == name)
 
     def match(self, header: str) -> Token | None:
-        """The token that an Authorization header carries; None for any other.
+        """Return the token in an Authorization header, or None if there is no valid one.
 
-        Looked up by a digest with a secret key: how long that takes does not depend on how
-        much of a token was right (T6), nor does it grow with their number.
+        Tokens are looked up by a digest with a secret key. The time that takes depends neither on
+        how much of a token was right (T6) nor on the number of tokens.
         """
         scheme, _, given = header.partition(" ")
         if scheme.lower() != "bearer":
@@ -128,11 +128,11 @@ class Tokens:
 
 
 def read_tokens(path: str | None, *, warn: bool = False) -> Tokens:
-    """The tokens in a file, one a line; `#` begins a comment. Raises ConfigError.
+    """Read the tokens in a file, one per line; `#` begins a comment. Raises ConfigError.
 
     A line is a token, or `name:role:token`; several roles are joined by commas. A file that
-    anybody but its owner may write to is refused; with `warn`, it is logged where others may
-    read it, as secrets that are mounted often are.
+    users other than its owner may write is refused. With `warn`, a warning is logged if others
+    may read it, as is often the case for mounted secrets.
     """
     if path is None:
         return Tokens()
@@ -156,7 +156,7 @@ def read_tokens(path: str | None, *, warn: bool = False) -> Tokens:
 
 
 def _tokens_of(lines: list[bytes]) -> Tokens:
-    """Raises ConfigError, which never holds a token."""
+    """Read the tokens in the lines of a file. Raises ConfigError, whose text holds no token."""
     found: list[bytes | Token] = []
     names: Counter[str] = Counter()
     for number, line in enumerate(lines, 1):
@@ -183,7 +183,7 @@ def _tokens_of(lines: list[bytes]) -> Tokens:
 
 
 def _token_of(line: bytes, number: int) -> Token:
-    """A line `name:role:token`. Bearer tokens hold no colon (RFC 6750 section 2.1)."""
+    """Read a line `name:role:token`. Bearer tokens hold no colon (RFC 6750 section 2.1)."""
     name, _, rest = line.decode("utf-8", "replace").partition(":")
     roles, _, value = rest.partition(":")
     known = {role.value: role for role in Role}
@@ -204,10 +204,10 @@ def _token_of(line: bytes, number: int) -> Token:
 
 
 class Admission:
-    """Lets requests in, or raises the Problem that says why not.
+    """Authenticates requests: returns the client's name, or raises a Problem.
 
-    `hosts` are the Host headers accepted; None on a unix socket, where no page of a
-    browser can knock (T4).
+    `hosts` are the accepted Host headers. None on a unix socket, which pages in a
+    browser can't reach (T4).
     """
 
     def __init__(
@@ -218,9 +218,9 @@ class Admission:
         self._hosts = hosts
 
     def admit(self, request: web.BaseRequest, needs: frozenset[Role] = ANY_ROLE) -> str:
-        """The client's name, for its bounds and the log. Raises Problem 401 or 403.
+        """Return the client's name, for its limits and the log. Raises Problem 401 or 403.
 
-        `needs`: the roles of which a token must have one. Without tokens everybody has all.
+        `needs`: the roles of which the token must have one. Without tokens every client has all.
         """
         return self.admit_by(request.headers, request.remote, request.transport, needs)
 
@@ -231,7 +231,7 @@ class Admission:
         transport: asyncio.Transport | None,
         needs: frozenset[Role] = ANY_ROLE,
     ) -> str:
-        """`admit`, by a request's headers, the address that it came from, and its connection."""
+        """`admit`, by the headers, the peer's address and the transport of a request."""
         self.check_browser(headers)
         client = self._client(headers.get("Authorization", ""), remote, transport, needs)
         if client is None:
@@ -239,11 +239,11 @@ class Admission:
         return client
 
     def admit_to_proxy(self, request: web.BaseRequest) -> str:
-        """The name of a client of the forward proxy. Raises Problem 401, 403 or 407.
+        """Return the name of a client of the forward proxy. Raises Problem 401, 403 or 407.
 
-        Its Host header is a site's, so that nothing follows from it: a page in a browser (T4) can't
-        send what a proxy is asked. The token stands in Proxy-Authorization, as `Bearer TOKEN` or as
-        the password of `Basic`, which is all that browsers know.
+        The Host header names a site, so it is not checked: a page in a browser can't send proxy
+        requests (T4). The token is in Proxy-Authorization, as `Bearer TOKEN` or as the password of
+        `Basic`, the only scheme that browsers support.
         """
         bearer = _as_bearer(request.headers.get("Proxy-Authorization", ""))
         client = self._client(bearer, request.remote, request.transport, CRAWL)
@@ -263,8 +263,10 @@ class Admission:
         transport: asyncio.Transport | None,
         needs: frozenset[Role],
     ) -> str | None:
-        """Who asks: by the token in the header, by certificate, or, where neither is wanted, by
-        address. None: it needs a token, and this is none."""
+        """Return the client's name: from its token, its certificate, or else its address.
+
+        Return None if a token is required, and the header holds none that is valid.
+        """
         if self._tokens:
             token = self._tokens.match(header)
             if token is not None:
@@ -277,12 +279,14 @@ class Admission:
 
     @property
     def tokens(self) -> Tokens:
-        """Those that are accepted; empty where none are asked for."""
+        """The accepted tokens; empty if none are required."""
         return self._tokens
 
     def check_browser(self, headers: Mapping[str, str]) -> None:
-        """Raises Problem 403 for what a page of somebody else sent: one whose name was rebound to
-        us has its own name in Host and Origin (T4)."""
+        """Raise Problem 403 for a request that a page of another site sent (T4).
+
+        If the site's name was rebound to our address, Host and Origin hold that name.
+        """
         hosts = self._hosts
         if hosts is None:
             return
@@ -298,7 +302,7 @@ class Admission:
             raise Problem(403, "origin", "requests from other sites are refused")
 
     def roles(self, headers: Mapping[str, str]) -> frozenset[Role]:
-        """What somebody who was admitted with these headers may do."""
+        """Return the roles of a client that was admitted with these headers."""
         token = self._tokens.match(headers.get("Authorization", "")) if self._tokens else None
         return ANY_ROLE if token is None else token.roles
 
@@ -314,7 +318,7 @@ class Admission:
 
 
 def _as_bearer(header: str) -> str:
-    """Basic credentials as those of a bearer: the password is the token (RFC 7617 section 2)."""
+    """Turn Basic credentials into a bearer token: the password (RFC 7617 section 2)."""
     scheme, _, value = header.partition(" ")
     if scheme.lower() != "basic":
         return header
@@ -326,7 +330,7 @@ def _as_bearer(header: str) -> str:
 
 
 def _no_token(headers: Mapping[str, str]) -> Problem:
-    """Says whether one came: a wrong one is wrong, whatever is wrong with it (T6)."""
+    """Return the 401 for a missing or a wrong token. It tells no more about a wrong one (T6)."""
     detail, challenge = "a bearer token is needed", 'Bearer realm="gatekeeper"'
     if headers.get("Authorization", "").lower().startswith("bearer "):
         detail = "the bearer token is none of server.token_file's"
@@ -358,7 +362,7 @@ def _is_literal(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether every address of a name or literal is this machine's own loopback."""
+    """Return whether every address of a host name or literal is a loopback address."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -366,21 +370,21 @@ def is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(str(entry[4][0])).is_loopback for entry in found)
 
 
-# --- Bounds on what one client may ask at once, and in a second (T8, T15).
+# --- Limits on the concurrent requests and the request rate of a client (T8, T15).
 
 
 _MAX_BUCKETS = 4096
 
 
 def _nobody(_client: str, _full: bool) -> None:
-    """Tells nobody."""
+    """Do nothing."""
 
 
 class ClientLimits:
-    """Counts requests under way by client, and meters them where a rate is set.
+    """Limits the concurrent requests of each client and, if configured, their rate.
 
-    Holds an entry only for a client with a request under way, and at most 4096 meters, of the
-    clients that asked last.
+    Counts are held only for clients with a request under way. Rate limits are held for at most
+    4096 clients, those with the latest requests.
     """
 
     def __init__(
@@ -389,24 +393,24 @@ class ClientLimits:
         clock: Clock,
         on_full: Callable[[str, bool], object] | None = None,
     ) -> None:
-        """`on_full(client, full)` is called when a client comes to have as many requests under
-        way as it may, and when it has one less again."""
+        """`on_full(client, full)` is called when a client reaches its limit of concurrent requests,
+        and when it falls below it again."""
         self._clock = clock
         self._on_full = on_full or _nobody
         self.adjust(server)
         self._busy: dict[str, int] = {}
         self._full_elsewhere: set[str] = set()
         self._meters: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Level and moment of each, the latest last."""
+        """Token buckets by client: level, and the monotonic moment of the level. Latest last."""
         self.refused: dict[str, int] = {"concurrency": 0, "rate": 0, "streams": 0}
 
     def adjust(self, server: ServerConfig) -> None:
-        """Put other bounds in force, for the requests to come."""
+        """Apply changed limits, for requests from now on."""
         self._most = server.client_concurrency
         self._rate = server.client_rate
 
     def samples(self) -> Iterable[Sample]:
-        """For /metrics; summed over clients, whose addresses are not ours to bound (T10)."""
+        """Return the samples for /metrics: sums, since client addresses are unbounded (T10)."""
         yield gauge(
             "gatekeeper_requests_under_way", "Requests being answered.", sum(self._busy.values())
         )
@@ -418,7 +422,7 @@ class ClientLimits:
         )
 
     def enter(self, client: str) -> None:
-        """Count one in; raises Problem 429 with Retry-After. Pair it with `leave`."""
+        """Count a request that begins. Raises Problem 429 with Retry-After. Pair with `leave`."""
         busy = self._busy.get(client, 0)
         if busy >= self._most:
             self.refused["concurrency"] += 1
@@ -435,22 +439,22 @@ class ClientLimits:
             self._on_full(client, True)
 
     def passes(self, client: str) -> bool:
-        """Whether one that is over at once may pass unmetered; else `enter` must judge it."""
+        """Return whether a request answered inline may skip `enter`: no limit can affect it."""
         if client in self._full_elsewhere:
             return False
         return self._rate is None and self._busy.get(client, 0) < self._most
 
     def full_elsewhere(self, client: str, full: bool) -> None:
-        """The process that counts a client's requests says that it has as many as it may."""
+        """Note whether a client is at its limit, as counted by the owner process."""
         (self._full_elsewhere.add if full else self._full_elsewhere.discard)(client)
 
     @property
     def full(self) -> list[str]:
-        """Clients that have as many requests under way as they may."""
+        """The clients at their limit of concurrent requests."""
         return [client for client, busy in self._busy.items() if busy >= self._most]
 
     def leave(self, client: str) -> None:
-        """Count one out."""
+        """Count a request that ends."""
         busy = self._busy[client] - 1
         if busy + 1 == self._most:
             self._on_full(client, False)
@@ -460,11 +464,14 @@ class ClientLimits:
             del self._busy[client]
 
     def stats(self) -> dict[str, int]:
-        """Requests under way, by client."""
+        """Return the number of requests under way, by client."""
         return dict(self._busy)
 
     def _meter(self, client: str, rate: float) -> None:
-        """A bucket of one second's worth of requests that fills at `rate`."""
+        """Take a token from the client's bucket. Raises Problem 429 if it is empty.
+
+        A bucket holds one second's worth of requests, at least one, and fills at `rate`.
+        """
         now = self._clock.monotonic()
         depth = max(1.0, rate)
         level, at = self._meters.get(client, (depth, now))
@@ -480,11 +487,11 @@ class ClientLimits:
         self._meters[client] = (level - 1.0, now)
         self._meters.move_to_end(client)
         if len(self._meters) > _MAX_BUCKETS:
-            # The one that asked longest ago is the nearest to full, and full as good as none.
+            # The bucket unused for the longest time is the fullest: full is as good as absent.
             self._meters.popitem(last=False)
 
 
-# --- The certificate of the listeners, which is renewed at the same path every few weeks.
+# --- The certificate of the listeners, whose files are replaced every few weeks.
 
 
 _OWN = ("tls_cert", "tls_key")
@@ -492,10 +499,10 @@ _SETTINGS = (*_OWN, "tls_client_ca")
 
 
 class Certificates:
-    """The TLS context of the open sockets, and what its files held when they were read.
+    """The TLS context of the open sockets, and the digests of the files it was made from.
 
-    `context` is None without TLS. `authorities`: those of clients, where not what the file holds
-    now. Raises ConfigError.
+    `context` is None without TLS. `authorities`: the CA certificates for clients in PEM, if not
+    those in the file. Raises ConfigError.
     """
 
     def __init__(self, server: ServerConfig, authorities: str | None = None) -> None:
@@ -510,16 +517,18 @@ class Certificates:
             self.context.sni_callback = self._show
 
     def _show(self, connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
-        """Asked once for each handshake, with a name or without: the sockets keep their context."""
+        """Switch a handshake to the current context, since the sockets keep their first one.
+
+        Called once for each handshake, also for one without a server name.
+        """
         if self._shown is not first:
             connection.context = self._shown
 
     def renewal(self, server: ServerConfig) -> Certificates | None:
-        """What the same paths hold now, loaded and found right; None where nothing differs.
-        The authorities are the old ones: a context takes no other while it is in force.
+        """Load the files again if they changed, and return the result. Return None otherwise.
 
-        Paths that `server` changes are not looked at: they need a restart. Raises
-        ConfigError.
+        The authorities stay the old ones: a context in use can't replace them. If `server` names
+        other paths, nothing is loaded, since that needs a restart. Raises ConfigError.
         """
         if any(getattr(server, name) != getattr(self._server, name) for name in _SETTINGS):
             return None
@@ -528,10 +537,11 @@ class Certificates:
         return Certificates(server, self._authorities)
 
     def take_over(self, new: Certificates) -> tuple[list[str], list[str]]:
-        """Show the new certificate from the next connection on. It reads nothing, and can't fail.
+        """Present the new certificate from the next connection on. Reads no files and can't fail.
 
-        Returns the settings whose files are in force now, and those that need a restart: who was
-        let in by an authority might resume the session after it was let go.
+        Return the settings whose files are in force now, and those that need a restart. The latter
+        is the case for `tls_client_ca`: a client admitted by an authority that was removed could
+        resume its TLS session.
         """
         before, now = self._seen, new._seen
         changed = [name for name in _SETTINGS if before.get(name) != now.get(name)]
@@ -555,13 +565,13 @@ def _digests(server: ServerConfig) -> dict[str, bytes]:
     return found
 
 
-# --- What only the service can judge about its configuration, before it listens.
+# --- Checks of the configuration that need the file system or the open sockets.
 
 
 def demand_credentials(server: ServerConfig, tokens: Tokens, *, where: str) -> None:
-    """T5: who listens where other machines, or other users, can reach it asks who they are.
+    """Require tokens or client certificates, for a listener that others can reach (T5).
 
-    Raises ConfigError that begins with `where`.
+    Raises ConfigError, whose text begins with `where`.
     """
     if tokens or server.tls_client_ca is not None:
         return
@@ -577,7 +587,7 @@ def demand_credentials(server: ServerConfig, tokens: Tokens, *, where: str) -> N
 
 
 def exposed_address(names: Iterable[tuple[str, int]]) -> str | None:
-    """Of addresses and ports really listened on, one that other machines can reach."""
+    """Describe the first address that other machines can reach. Return None if there is none."""
     for address, port in names:
         if not is_loopback(address):
             return f"{address} port {port}"
@@ -585,8 +595,10 @@ def exposed_address(names: Iterable[tuple[str, int]]) -> str | None:
 
 
 def tls_context(server: ServerConfig, authorities: str | None = None) -> ssl.SSLContext | None:
-    """The TLS that is configured, or None; `authorities` in PEM, if not those of the file. Raises
-    ConfigError."""
+    """Return the configured TLS context, or None without TLS. Raises ConfigError.
+
+    `authorities`: the CA certificates for clients in PEM, if not those in the file.
+    """
     if server.tls_cert is None or server.tls_key is None:
         if (server.tls_cert, server.tls_key, server.tls_client_ca) != (None, None, None):
             raise ConfigError("server.tls_cert and server.tls_key must be set together")
@@ -604,13 +616,13 @@ def tls_context(server: ServerConfig, authorities: str | None = None) -> ssl.SSL
                 context.load_verify_locations(cadata=plain.decode())
         except OSError as error:
             raise _unusable("tls_client_ca", server.tls_client_ca, error) from error
-        # Optional here and demanded for each request, so that probes need no certificate.
+        # Optional here and required for each request, so that probes need no certificate.
         context.verify_mode = ssl.CERT_OPTIONAL
     return context
 
 
 def load_pair(context: ssl.SSLContext, cert: str, key: str) -> None:
-    """Have the context show a certificate. Raises ConfigError that says which file is wrong."""
+    """Load certificate and key into a context. Raises ConfigError that names the wrong file."""
     shown, secret = _read_pem("tls_cert", cert), _read_pem("tls_key", key)
     if _CERTIFICATE not in shown and _CERTIFICATE in secret and _KEY in shown:
         raise ConfigError(
@@ -622,7 +634,7 @@ def load_pair(context: ssl.SSLContext, cert: str, key: str) -> None:
     encrypted: list[bool] = []
 
     def passphrase() -> str:
-        encrypted.append(True)  # asked of nobody: a service has no terminal
+        encrypted.append(True)  # nobody is asked: a service has no terminal
         return ""
 
     try:
@@ -673,7 +685,7 @@ def _unusable(setting: str, path: str, error: OSError) -> ConfigError:
 
 
 def accepted_hosts(server: ServerConfig, names: list[tuple[str, int]]) -> frozenset[str]:
-    """The Host headers to accept, exact, for the addresses listened on (T4)."""
+    """Return the exact Host headers to accept, for the addresses listened on (T4)."""
     default = 443 if server.tls_cert is not None else 80
     found: set[str] = {host.lower() for host in server.allowed_hosts}
     for address, port in names:

@@ -1,7 +1,7 @@
-"""`Service`: from a request to its answer, with everything that stands between.
+"""`Service` handles requests: admission, limits, routing, errors, logs and metrics.
 
-No web framework's router and middlewares: on the way of a warm `/v1/check` each layer
-would cost a tenth of the whole. What every request goes through stands in `handle`.
+It uses no router or middlewares of a web framework: for a warm `/v1/check` each such layer
+would cost a tenth of the total. `handle` is the path of every request.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _AT_ONCE = 250
-"""Requests that begin in one iteration of the loop."""
+"""Requests that begin in one iteration of the loop at most."""
 _log = logging.getLogger(__name__)
 
 ROUTES = (
@@ -90,9 +90,9 @@ _MAX_BACKGROUND = 1000
 
 
 class Service:
-    """The gate over HTTP. One object per process; `Lifecycle` starts and ends it.
+    """The gate over HTTP. One object per process; `process.running` starts and ends it.
 
-    `hosts` are the Host headers that are accepted, None on a unix socket.
+    `hosts` are the accepted Host headers, None on a unix socket.
     """
 
     def __init__(
@@ -113,9 +113,9 @@ class Service:
         sources: Callable[[], Mapping[str, str]] = dict,
         workers: Workers | None = None,
     ) -> None:
-        """`inside` stands for what `internals` gives of the gate. `addresses` are those listened
-        on, in place of `hosts`: the Host headers accepted follow from them and the configuration
-        in force. `sources` tells where its settings came from. `workers` answer questions."""
+        """`inside` replaces `internals(gate)`. `addresses` are those listened on; they replace
+        `hosts`: the accepted Host headers follow from them and the configuration in force.
+        `sources` returns where its settings came from. `workers` answer questions."""
         self.gate = gate
         self.internals: GateInternals = inside or internals(gate)
         self.version = version
@@ -129,16 +129,16 @@ class Service:
             config.server, self.clock, lease_book, keep_going=go_on, on_report=feed.reported
         )
         self.streams: OpenStreams = OpenStreams()
-        """Pages that are being fetched and passed on."""
+        """Pages being fetched and passed on."""
         self.learning: OriginLearner = OriginLearner(self.internals, self.clock)
         self.router: Router = Router(ROUTES)
         self.reread = reread
         self.file_reader: FileReader = FileReader(self.clock)
         self._read_sources = sources
         self.certificates = certificates
-        """The TLS of the listeners."""
+        """The certificates of the listeners."""
         self.exposed = exposed
-        """A listener that other machines can reach; None where there is none (T5)."""
+        """Description of a listener that others can reach, or None (T5)."""
         self._grace = True
         self._hosts, self._addresses = hosts, addresses
         self._workers = workers
@@ -148,7 +148,7 @@ class Service:
         on_full = None if workers is None else workers.client_full
         self.clients: ClientLimits = ClientLimits(config.server, self.clock, on_full)
         self.operators: OperatorState = OperatorState(self, feed)
-        """What feeds the pages for operators."""
+        """The state that the pages for operators show."""
         self.sessions: Sessions = Sessions(self.clock)
         self.take_over(config, tokens or Tokens())
         self.metrics.add_source(self._samples)
@@ -162,24 +162,24 @@ class Service:
         self._entrance = Entrance(_AT_ONCE)
         self._tracing = tracing(self.version)
         self.handle: RequestHandler = self._answer
-        """Answers one request; every error becomes a problem document."""
+        """Handles one request; every error becomes a problem document."""
         self.inline: Inline | None = self.answer_at_once if speedups.ON else None
-        """Answers what needs no waiting, where it is read; None where each request has a span."""
+        """Answers requests that need no waiting as soon as they are read. None with tracing."""
         if self._tracing is not None:
             self.inline = None
             self.handle = self._tracing.around(self._answer, self.router)
 
     @property
     def traced(self) -> bool:
-        """Whether each request has a span."""
+        """Whether each request has a tracing span."""
         return self._tracing is not None
 
     def take_over(
         self, config: Config, tokens: Tokens, *, restart_required: Sequence[str] = ()
     ) -> None:
-        """Put a checked configuration in force: all of it or, by raising first, nothing.
+        """Put a checked configuration in force: completely, or not at all if it raises.
 
-        `restart_required`: settings that differ in the file, and are in force after a restart.
+        `restart_required`: settings that changed in the file, but need a restart.
         """
         trusted = Networks(config.server.trusted_peers, setting="server.trusted_peers")
         hosts = self._hosts
@@ -189,7 +189,7 @@ class Service:
         self.config: Config = config
         self.restart_required: Sequence[str] = restart_required
         self.sources: Mapping[str, str] = self._read_sources()
-        """Where each setting in force came from, by its dotted name; others are defaults."""
+        """Where each setting in force came from, by its dotted name. Defaults are absent."""
         self.trusted_peers = trusted
         self.forward_auth_hosts: frozenset[str] = frozenset(
             host.lower() for host in config.server.forward_auth_hosts
@@ -202,31 +202,30 @@ class Service:
             self._workers.adopt()
 
     async def settle(self) -> None:
-        """Return when each process that answers follows what was said up to now, and what it
-        answered up to now is counted here."""
+        """Return when every worker follows this process, and its answers are counted here."""
         if self._workers is not None:
             await self._workers.settle()
 
     def serve(self) -> None:
-        """The sockets listen: questions are taken from now on."""
+        """Accept questions from now on; called when the sockets listen."""
         self.phase = "serving"
         self.operators.start()
 
     async def metrics_text(self) -> bytes:
-        """What Prometheus scrapes."""
+        """Return the text that Prometheus scrapes."""
         await self.settle()
-        # Every host is looked at: on a thread, since there may be a million of them.
+        # In a thread, since this iterates over every host, and there may be a million.
         self._host_states = await asyncio.to_thread(self.internals.host_states)
         return self.metrics.render()
 
     @property
     def ready(self) -> bool:
-        """Whether new questions are taken."""
+        """Whether new questions are accepted."""
         return self.phase == "serving" and self.gate.ready and self.leases.writable
 
     @property
     def unready(self) -> str:
-        """Why they are not, for people."""
+        """Why new questions are not accepted, for people."""
         if self.phase != "serving":
             return self.phase
         if (why := self.internals.storage_failing) is not None:
@@ -240,15 +239,15 @@ class Service:
 
     @property
     def session(self) -> aiohttp.ClientSession:
-        """The session of `/v1/fetch`, opened when first asked for."""
+        """The session of `/v1/fetch`, opened when first used."""
         if self._session is None:
             self._session = fetch.open_session(self)
         return self._session
 
     def background(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T] | None:
-        """Do it beside the answer; None where too much is being done already.
+        """Run a coroutine in the background and return its task. Return None if too many run.
 
-        The task belongs to the service: `close` ends it. The caller may await its result.
+        The service owns the task: `close` cancels it. The caller may await its result.
         """
         if len(self._tasks) >= _MAX_BACKGROUND or self.phase == "closed":
             work.close()
@@ -264,7 +263,7 @@ class Service:
             _log.warning("work in the background failed: %s", error)
 
     async def close(self) -> None:
-        """End what is still going on. Idempotent."""
+        """End leases, background work and streams. Idempotent."""
         self.phase = "closed"
         self.leases.close()
         await self.operators.close()
@@ -278,19 +277,19 @@ class Service:
             self._session = None
 
     def skip_grace(self) -> None:
-        """Leave out the time that load balancers are given to notice."""
+        """Skip `drain_grace`, the time for load balancers to notice."""
         self._grace = False
 
     @property
     def drain_seconds(self) -> float:
-        """Seconds that `drain` takes at most."""
+        """Maximum duration of `drain` in seconds."""
         server = self.config.server
         return server.drain_timeout + (server.drain_grace if self._grace else 0.0)
 
     async def drain(self, sites: Sequence[web.BaseSite | Acceptor]) -> None:
-        """Unready at once; then let what is open end, bounded; then no new connections.
+        """Become unready, wait a limited time for leases and streams to end, then stop listening.
 
-        The unready time lets a load balancer notice before connections are refused.
+        A load balancer notices the unready service before connections are refused.
         """
         server = self.config.server
         self.phase = "draining"
@@ -299,8 +298,8 @@ class Service:
             await self._workers.recall()
         if self._grace:
             await self.clock.sleep(server.drain_grace)
-        # Reports are taken meanwhile: the clients that hold leases often end with us. Neither
-        # leases nor streams grow any more (T16).
+        # Reports are accepted meanwhile: clients with leases often shut down with us. No new
+        # leases or streams begin (T16).
         with contextlib.suppress(TimeoutError):
             async with deadline(self.clock, server.drain_timeout):
                 await self.leases.drained()
@@ -311,8 +310,10 @@ class Service:
     def decided(
         self, decision: Decision, call: Call | InlineCall, written: WrittenDecision | None = None
     ) -> None:
-        """Log one decision and keep it for operators; the gate has counted it. `written`: what was
-        told, where `decision` only is like it."""
+        """Log a decision and show it to operators; the gate has counted it already.
+
+        `written`: the decision that was sent, if `decision` differs from it in URL and id.
+        """
         self._feed(decision, call.id, call.client, written)
         if self.log.enabled:
             self.log.add(written or decision, call.id, call.client)
@@ -320,7 +321,7 @@ class Service:
             self._tracing.decided(decision)
 
     def new_id(self) -> str:
-        """Names a request, in its answer and in the logs."""
+        """Return an id for a request, for its response and the logs."""
         return f"{self._prefix}{next(self._counter):x}"
 
     def _retrieved(self, origin: str, retrieval: Retrieval, seconds: float) -> None:
@@ -336,14 +337,14 @@ class Service:
         request: web.BaseRequest,
         act: Callable[[Call], Coroutine[Any, Any, web.StreamResponse]],
     ) -> web.StreamResponse:
-        """Answer a request: `act` says who asks, what it is counted as, and what the answer is."""
+        """Handle a request by `act`, which sets `client` and `where` of the call and responds."""
         call = Call(request, self.new_id(), "", "", {})
         try:
             response = await act(call)
-        except Exception as error:  # the one place where errors become answers
+        except Exception as error:  # the only place where errors become responses
             if _begun(request):
                 _break_off(request)
-                self._problem(error, call)  # of what nobody foresaw the log alone tells
+                self._problem(error, call)  # logs an unexpected error
                 raise ConnectionResetError("the answer broke off") from error
             response = self._problem(error, call).response(call.id)
         except asyncio.CancelledError:
@@ -368,14 +369,16 @@ class Service:
             if call.query and route.no_query:
                 read_query(call.query, Nothing)
             if Role.ADMIN in route.needs:
-                await self.settle()  # who looks at what happened sees all of it
+                await self.settle()  # so that operators see what workers did
             return await route.handler(self, call)
         finally:
             self.clients.leave(call.client)
 
     async def entered(self) -> None:
-        """Return when a request may be looked at: thousands may be read in one iteration of the
-        loop, and it must not be held up."""
+        """Wait until the request may begin.
+
+        Thousands may be read in one iteration of the loop, which must not block for so long.
+        """
         if (before := self._entrance.enter()) is not None:
             await before
             self._entrance.come_in()
@@ -389,11 +392,11 @@ class Service:
         remote: str | None,
         transport: asyncio.Transport,
     ) -> Octets | None:
-        """The response as octets to a whole request that waits for nothing: a warm check, a lease
-        that is free, a report. It costs half of what the usual way does. A large one is in pieces.
+        """Return the octets of the response to a request that needs no waiting, perhaps in pieces.
 
-        None changes nothing: the request goes the usual way, and so does whatever is odd about
-        one, since a refusal is explained in one place.
+        Such are a warm check, an immediate lease and a report. This costs half of the usual way.
+        Return None, without any effect, if the request has to be handled the usual way. That
+        includes every error, since only `handle` explains those.
         """
         path, _, query = target.partition("?")
         try:
@@ -435,11 +438,11 @@ class Service:
         )
 
     def _problem(self, error: Exception, call: Call) -> Problem:
-        """What an exception says to a client; what nobody foresaw is logged, not told."""
+        """Return the problem document for an exception. An unexpected one is only logged."""
         if isinstance(error, Problem):
             return error
         if isinstance(error, ConnectionError):
-            raise error  # the client is gone: nobody to answer
+            raise error  # the client is gone
         if isinstance(error, InvalidURL):
             return Problem(400, "invalid-url", str(error))
         if isinstance(error, ConfigError):
@@ -460,8 +463,10 @@ class Service:
         return Problem(500, "internal", f"an error of ours; the log names it {call.id}")
 
     def refusal(self, error: Denied) -> Problem:
-        """403 for a denial; for a deferral 429, or 503 where it is our own disk or the store of
-        the fleet, with Retry-After."""
+        """Return 403 for a denial. For a deferral return 429 with Retry-After.
+
+        It is a 503 instead if our own disk or the store of the fleet is the reason.
+        """
         decision = error.decision
         if not isinstance(error, Deferred):
             return Problem(403, "denied", decision.explain(), decision=decision)
@@ -475,7 +480,7 @@ class Service:
         )
 
     def too_late(self, error: LeaseTimeout, call: Call | None = None) -> Problem:
-        """429 for a turn that did not come within `wait`; it says what holds the host."""
+        """Return the 429 for a turn that did not come within `wait`, with what holds the host."""
         try:
             host = urls.parse(error.url).host
         except InvalidURL:
@@ -492,7 +497,7 @@ class Service:
         )
 
     def _holder(self, host: str, call: Call | None) -> Holder:
-        """The lease that holds the host; whose it is only for whom that concerns (T15)."""
+        """Describe the lease that holds the host; its client only to itself and admins (T15)."""
         held = self.leases.holding(host)
         if held is None:
             return Holder()
@@ -502,20 +507,20 @@ class Service:
         return Holder(held.granted_at, held.expires_at, held.client if told else None)
 
     def seconds_until(self, moment: object) -> str:
-        """A moment as a Retry-After header; 1 where none is known."""
+        """Return a moment as the value of a Retry-After header; 1 if there is none."""
         timestamp = getattr(moment, "timestamp", None)
         return retry_after(timestamp() - self.clock.wall() if timestamp is not None else 1.0)
 
 
 def _begun(request: web.BaseRequest) -> bool:
-    """The head of an answer is out: a second one would be read as part of the first's body."""
+    """Return whether part of a response was sent: a second response would end up in its body."""
     return request.writer.output_size > 0
 
 
 def _break_off(request: web.BaseRequest) -> None:
-    """A broken connection is the only true thing left to say.
+    """Reset the connection of a response that can't be completed.
 
-    By a reset: a plain close is the clean end of a body whose length nobody told.
+    A plain close would be the regular end of a body without a Content-Length.
     """
     transport = request.transport
     if transport is None:
@@ -528,7 +533,7 @@ def _break_off(request: web.BaseRequest) -> None:
 
 
 def _target(request: web.BaseRequest) -> tuple[str, str, str]:
-    """Path and query as they came; also of a request line with a whole URL in it."""
+    """Return the raw path and query, also if the request line holds a whole URL."""
     raw = request.raw_path
     if raw.startswith("/"):
         return raw.partition("?")
