@@ -1,7 +1,7 @@
-"""The URLs of each origin of a `PoliteQueue`, and what the queue asks of a gate.
+"""Parts of a `PoliteQueue`: the URLs of each origin, its waiting tasks, and the gate protocols.
 
-A few URLs of an origin are in memory, the most important first; the others wait in a scratch
-file of SQLite, in the same order.
+A few URLs of an origin are in memory, the highest priority first. The others wait in an SQLite
+scratch file, in the same order.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from gatekeeper.urls import host_of
 _log = logging.getLogger("gatekeeper.queue")
 
 _LOOKS = 64
-"""Origins looked at by `join` after which others of the loop have a go."""
+"""Origins that `join` examines before it yields to the event loop."""
 IN_MEMORY = 32
-"""URLs of one origin that are kept in memory; further ones wait in a file."""
+"""URLs of one origin that stay in memory; further ones wait in a file."""
 
 _arrivals = itertools.count()
 
 
 class Backlog:
-    """The URLs of one origin, the most important first, then first come first served.
+    """The URLs of one origin, the highest priority first, then first come, first served.
 
-    The first of them are in memory: whatever is put away comes after all that is here.
+    The first of them are in memory: every entry in the file comes after all entries in memory.
     """
 
     __slots__ = ("_arrivals", "_away", "_here", "_limit", "_number", "_overflow", "_worst")
@@ -54,7 +54,7 @@ class Backlog:
         limit: int,
         arrivals: Iterator[int] | None = None,
     ) -> None:
-        """`arrivals` counts the URLs of all backlogs of a queue."""
+        """`arrivals` numbers the URLs of all backlogs of a queue."""
         self._number = number
         self._arrivals = _arrivals if arrivals is None else arrivals
         self._overflow = overflow
@@ -62,7 +62,7 @@ class Backlog:
         self._here: list[Entry] = []
         self._away = 0
         self._worst: tuple[float, int] | None = None
-        """Nothing that is put away comes before this; None while nothing is."""
+        """No entry in the file comes before this; None while the file has none."""
 
     def __len__(self) -> int:
         return len(self._here) + self._away
@@ -70,8 +70,8 @@ class Backlog:
     def put(
         self, url: str, priority: float, data: Any = None, keep: KeptEntries | None = None
     ) -> None:
-        """Add at the end of its priority. Raises what `keep.add` does, and StorageError; then it
-        is not added."""
+        """Add a URL after those of the same priority. If it raises StorageError, or what `keep.add`
+        raises, the URL was not added."""
         entry = (-priority, next(self._arrivals), url, data)
         late = self._is_late(entry)
         if late or len(self._here) >= 2 * self._limit:
@@ -81,11 +81,12 @@ class Backlog:
         self._add(entry, late=late)
 
     def put_back(self, entry: Entry) -> None:
-        """Add where it belongs: an entry that was popped is the first again. Can't fail."""
+        """Put an entry that was popped back in its old place. Can't fail."""
         self._add(entry, late=self._is_late(entry))
 
     def _is_late(self, entry: Entry) -> bool:
-        """Does it come after all that is here, and have others to wait with?"""
+        """Return True if the entry belongs in the file: after all entries in memory, of which there
+        are enough."""
         if self._worst is not None:
             return entry[:2] > self._worst
         return len(self._here) >= self._limit and entry >= max(self._here)
@@ -108,7 +109,8 @@ class Backlog:
             self._worst = entry[:2]
 
     def pop(self) -> Entry:
-        """The first. Raises IndexError if there is none, or StorageError; it is there then."""
+        """Remove and return the first entry. Raises IndexError if there is none, or StorageError,
+        which removes nothing."""
         if not self._here and self._away:
             self._here = self._overflow.take(self._number, self._limit)
             self._away -= len(self._here)
@@ -116,42 +118,42 @@ class Backlog:
         return heapq.heappop(self._here)
 
     def rank(self) -> float:
-        """The rank of the first, 0 if there is none."""
+        """Return the rank of the first entry, its negative priority; 0 if there is none."""
         if self._here:
             return self._here[0][0]
         return 0.0 if self._worst is None else self._worst[0]
 
     def first(self) -> str | None:
-        """The URL of the first; None if there is none, or it is in the file."""
+        """Return the first entry's URL; None if there is none, or it is in the file."""
         return self._here[0][2] if self._here else None
 
 
 class QueueLease(Protocol):
-    """What the queue does with a lease."""
+    """A lease as the queue uses it."""
 
     @property
     def expires_at(self) -> datetime:
-        """When it ends by itself."""
+        """When the lease expires."""
 
     def enter(self) -> None:
-        """Let requests of this context adopt it."""
+        """Let requests of this context adopt the lease."""
 
     def leave(self) -> None:
-        """Undo `enter`, and end it."""
+        """Undo `enter`, and end the lease."""
 
     def give_back(self) -> None:
-        """End it unused."""
+        """End the lease unused."""
 
     data: Any
     """The payload of the URL."""
 
 
 class GrantingGate(Protocol):
-    """What the queue asks of every gate."""
+    """The part of a gate that the queue needs of every gate."""
 
     @property
     def clock(self) -> Clock:
-        """Where the gate reads the time."""
+        """The clock of the gate."""
 
     def acquire(
         self,
@@ -162,44 +164,45 @@ class GrantingGate(Protocol):
         user_agent: str | None = None,
         owned: bool = True,
     ) -> Coroutine[Any, Any, QueueLease]:
-        """The turn; raises Denied, Deferred or LeaseTimeout.
+        """Wait for a lease. Raises Denied, Deferred or LeaseTimeout.
 
-        `owned` False: it belongs to no task and is in no context before it is entered.
+        `owned` False: the lease belongs to no task and is in no context until it is entered.
         """
 
 
 class DistantGate(GrantingGate, Protocol):
-    """What the queue asks of a gate in another process: it answers in a round trip, and can't
-    call back. `at_a_glance` is False; a LeaseTimeout says in `retry_at` when the turn comes."""
+    """A gate in another process: it answers in a round trip, and can't call back.
+
+    `at_a_glance` is False. A LeaseTimeout has in `retry_at` when the turn comes."""
 
     @property
     def at_a_glance(self) -> bool:
-        """Whether it says without waiting what is known and whose turn it is."""
+        """True if the gate answers `peek` and `take` without waiting."""
 
     def look(self, url: str, *, priority: int = 0) -> Coroutine[Any, Any, QueueLease]:
-        """The turn, if it is now; raises Denied, Deferred, or LeaseTimeout."""
+        """Take a lease if the host is due now. Raises Denied, Deferred or LeaseTimeout."""
 
 
 class QueueGate(GrantingGate, Protocol):
-    """What the queue asks of a gate of this process."""
+    """A gate of this process."""
 
     def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
-        """The decision if it is known; never waits."""
+        """Return the decision if it is known, otherwise None. Never waits."""
 
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
-        """The decision, asking for robots.txt if need be."""
+        """Return the decision, fetching robots.txt if needed."""
 
     def take(self, url: str) -> QueueLease | None:
-        """The turn, if it can be had at once and that is known at a glance."""
+        """Grant a lease without waiting if cached data is enough to decide; otherwise None."""
 
     def when_due(
         self, host: str, callback: Callable[[], object], *, priority: float = 0
     ) -> Callable[[], None]:
-        """Call back once when the host is due; returns what undoes it."""
+        """Call back once when the host is due. Returns a function that cancels this."""
 
 
 def is_distant(gate: object) -> bool:
-    """Whether the gate is another process's. Raises TypeError for an object that is no gate."""
+    """Return True if the gate is in another process. Raises TypeError if it is not a gate."""
     distant = not getattr(gate, "at_a_glance", True)
     wanted = ("clock", "look", "acquire") if distant else _WANTED
     missing = [name for name in wanted if not hasattr(gate, name)]
@@ -215,24 +218,24 @@ _WANTED = ("clock", "peek", "check", "take", "acquire", "when_due")
 
 
 _ALL = 1 << 62
-"""More than there will ever be."""
+"""More than the number of URLs that will ever be put."""
 
 
 class QueueState(Enum):
     """What an origin waits for."""
 
     READY = auto()
-    """Nothing: its host is due, as far as is known, or its turn was had; the next `get` has it."""
+    """Nothing: its host is due as far as is known, or its turn was acquired. For the next `get`."""
     TRIED = auto()
-    """A `get` is about it."""
+    """A `get` is trying it."""
     WATCHED = auto()
-    """Its host is not due; the scheduler will say when."""
+    """Its host is not due; the scheduler calls back when it is."""
     WAITING = auto()
-    """Others ask its host too: its first URL waits in the scheduler with theirs."""
+    """Its first URL waits in the scheduler, since others ask for the same host."""
     COLD = auto()
-    """Its robots.txt is being asked for, or will be."""
+    """Its robots.txt is being fetched, or will be."""
     DEFERRED = auto()
-    """Not before a moment: the policy can't decide until then, or it needs a rest."""
+    """Not before some time: the policy can't decide earlier, or the origin backs off."""
     EMPTY = auto()
     """It has no more URLs, and is forgotten."""
 
@@ -242,53 +245,54 @@ _FOR_A_TURN = (QueueState.WATCHED, QueueState.WAITING, QueueState.COLD)
 
 @dataclass(frozen=True, slots=True)
 class HeldTurn:
-    """A turn that was had before a `get` came for it."""
+    """A turn that was acquired before a `get` asked for it."""
 
     entry: Entry
     lease: QueueLease
     end: Timer
-    """When it is given back, should none come."""
+    """Gives the turn back if no `get` comes."""
 
 
 class OriginQueue(msgspec.Struct, eq=False):
-    """The URLs of one origin."""
+    """The URLs of one origin, with its state in the queue."""
 
     origin: str
     host: str
     backlog: Backlog
     state: QueueState = QueueState.TRIED
     announced: bool = False
-    """It is the scheduler that says that the host is due."""
+    """The scheduler has called back that the host is due."""
     asked: bool = False
     """Its robots.txt was asked for since its last turn."""
     missed: bool = False
-    """When it was tried last, it was not the turn of its host."""
+    """At the last try, its host was not due."""
     setbacks: int = 0
-    """Times in a row that it was tried for nothing."""
+    """Tries in a row that did not get a URL out."""
     turns_by_waiting: int = 0
-    """Turns that are had by waiting in the scheduler, before it is tried again without."""
+    """Further turns to be acquired by waiting in the scheduler, before it is tried without."""
     waiting: tuple[Entry, asyncio.Task[QueueLease]] | None = None
-    """The URL that waits in the scheduler, and the task that does so."""
+    """The URL that waits in the scheduler, and the task that waits."""
     turn_held: HeldTurn | None = None
-    """A turn that was had, for the next `get`."""
+    """An acquired turn, for the next `get`."""
     _unwatch: Callable[[], None] | None = None
 
     def watched(self, unwatch: Callable[[], None] | None) -> None:
-        """The scheduler says when its host is due, until `unwatch` is called; None: it has."""
+        """Store the function that cancels the scheduler's watch; None: the watch has ended."""
         self._unwatch = unwatch
 
     def unwatch(self) -> None:
-        """Be told no more."""
+        """Cancel the watch, if there is one."""
         if self._unwatch is not None:
             self._unwatch()
             self._unwatch = None
 
     def rank(self) -> float:
-        """That of the URL which is next."""
+        """Return the rank of the next URL."""
         return self.backlog.rank() if self.turn_held is None else self.turn_held.entry[0]
 
     def turn_wanted(self) -> Choice | None:
-        """The turn without which no `get` has a URL of it; None where it may need none."""
+        """Return the turn without which no `get` gets a URL of this origin; None if it may need
+        none."""
         missed = self.state is QueueState.DEFERRED and self.missed
         if not missed and self.state not in _FOR_A_TURN:
             return None
@@ -298,8 +302,8 @@ class OriginQueue(msgspec.Struct, eq=False):
 
 
 class OriginQueues:
-    """Every origin that has URLs: those ready, by priority and then first come, and those
-    deferred, by time, with one timer for all of them.
+    """All origins that have URLs: ready ones by priority, then first come, first served, and
+    deferred ones by time, with one timer for all.
     """
 
     def __init__(
@@ -309,8 +313,8 @@ class OriginQueues:
         in_memory: int,
         joiners: Joiners,
     ) -> None:
-        """`path` and `in_memory` are those of `PoliteQueue`; `joiners` are told of each origin
-        that becomes ready, or is empty."""
+        """`path` and `in_memory` are those of `PoliteQueue`. `joiners` is notified of each origin
+        that becomes ready or empty."""
         self._clock = clock
         self._joiners = joiners
         self._in_memory = in_memory
@@ -318,7 +322,7 @@ class OriginQueues:
         self._queues: dict[str, OriginQueue] = {}
         self._numbers = itertools.count()
         self.arrivals: itertools.count[int] = itertools.count()
-        """Counts the URLs that are put."""
+        """Numbers the URLs that are put."""
         self._order = itertools.count()
         self._ready: list[tuple[float, int, OriginQueue]] = []
         self._deferred: list[tuple[float, int, OriginQueue]] = []
@@ -332,11 +336,11 @@ class OriginQueues:
 
     @property
     def overflowed(self) -> int:
-        """URLs in the file."""
+        """Number of URLs in the file."""
         return self._overflow.rows
 
     def get(self, origin: str) -> tuple[OriginQueue, bool]:
-        """The queue of an origin, and whether it is a new one."""
+        """Return the queue of an origin, and True if it was created now."""
         queued = self._queues.get(origin)
         if queued is not None:
             return queued, False
@@ -345,28 +349,28 @@ class OriginQueues:
         return queued, True
 
     def forget(self, queued: OriginQueue) -> None:
-        """It is empty."""
+        """Remove an origin that has no more URLs."""
         queued.unwatch()
         queued.state = QueueState.EMPTY
         self._queues.pop(queued.origin, None)
         self._joiners.emptied(queued)
 
     def ready(self, queued: OriginQueue, *, announced: bool = False) -> None:
-        """Its turn may be tried; `announced`: the scheduler says so."""
+        """Make an origin ready to be tried. `announced`: the scheduler called back for it."""
         queued.state = QueueState.READY
         queued.announced = announced
-        held = queued.turn_held  # a turn that was had does not keep: it goes before its like
+        held = queued.turn_held  # An acquired turn expires: it goes before others of its rank.
         rank = queued.backlog.rank() if held is None else held.entry[0]
         order = next(self._order) - (0 if held is None else _ALL)
         heapq.heappush(self._ready, (rank, order, queued))
         self._joiners.readied(queued)
 
     def raise_rank(self, queued: OriginQueue) -> None:
-        """A URL was added before all others of an origin that is ready: it moves forward."""
+        """Move a ready origin forward, since a URL was added before all its others."""
         heapq.heappush(self._ready, (queued.rank(), next(self._order), queued))
 
     def next_ready(self) -> OriginQueue | None:
-        """Take out the most important origin that is ready; None if there is none."""
+        """Take out the ready origin with the highest priority; None if none is ready."""
         while self._ready:
             queued = heapq.heappop(self._ready)[2]
             if queued.state is QueueState.READY:
@@ -375,17 +379,17 @@ class OriginQueues:
         return None
 
     def turns_wanted(self) -> Iterator[Choice | None]:
-        """The turns of which a `get` needs one, for each origin as `turn_wanted` says."""
+        """Return `turn_wanted` of each origin: a `get` needs one of these turns."""
         return (queued.turn_wanted() for queued in self._queues.values())
 
     def any_ready(self) -> bool:
-        """Would `next_ready` find one?"""
+        """Return True if `next_ready` would return an origin."""
         while self._ready and self._ready[0][2].state is not QueueState.READY:
             heapq.heappop(self._ready)
         return bool(self._ready)
 
     def defer(self, queued: OriginQueue, until: float) -> None:
-        """Not before that monotonic moment."""
+        """Do not try an origin before this monotonic time."""
         queued.state = QueueState.DEFERRED
         heapq.heappush(self._deferred, (until, next(self._order), queued))
         self._timer.set_no_later(until)
@@ -400,7 +404,7 @@ class OriginQueues:
             self._timer.set_no_later(self._deferred[0][0])
 
     def close(self) -> None:
-        """Forget everything."""
+        """Remove all origins."""
         self._timer.cancel()
         for queued in list(self._queues.values()):
             self.forget(queued)
@@ -412,22 +416,22 @@ class OriginQueues:
 class WaitingTasks:
     """Tasks that wait to be woken, first come, first served.
 
-    `nothing_to_do()` says whether waking one would be for nothing. To join, to be woken and to
-    leave cost the same however many wait.
+    `nothing_to_do()` returns True if waking one would be in vain. The cost of joining, waking and
+    leaving does not depend on the number of tasks.
     """
 
     def __init__(self, nothing_to_do: Callable[[], bool]) -> None:
         self._in_vain = nothing_to_do
         self.futures: OrderedDict[asyncio.Future[None], None] = OrderedDict()
-        """What they wait for. Read it only."""
+        """The futures that the tasks await. Read-only for others."""
         self._departures = Departures(Counters())
 
     def __len__(self) -> int:
         return len(self.futures)
 
     async def wait(self, begun: Callable[[], object] | None = None) -> None:
-        """Return when woken. A wake-up that a cancelled one got is passed on. `begun` is called
-        once it is among those who wait."""
+        """Return when woken. A task that is woken and cancelled passes the wake-up on. `begun` is
+        called once the task is among the waiting ones."""
         future: asyncio.Future[None]
         loop = asyncio.get_running_loop()
         if len(self.futures) < AT_ONCE:
@@ -440,17 +444,17 @@ class WaitingTasks:
         try:
             await future
         except BaseException as error:
-            error.__traceback__ = None  # the task keeps the error, and that all that stood here
+            error.__traceback__ = None  # It would keep the local variables alive with the task.
             self.futures.pop(future, None)
             self.wake()
             raise
 
     def left(self, future: asyncio.Future[None]) -> None:
-        """It was cancelled, and its task learns of it later: nobody wakes it."""
+        """Stop waking a future that is cancelled in a later iteration of the loop."""
         self.futures.pop(future, None)
 
     def wake(self) -> None:
-        """Wake the first, if there is something to wake it for."""
+        """Wake the first task, unless that would be in vain."""
         if self.futures and not self._in_vain():
             while self.futures:
                 future, _ = self.futures.popitem(last=False)
@@ -459,7 +463,7 @@ class WaitingTasks:
                     return
 
     def wake_all(self) -> None:
-        """Wake everybody, whatever for."""
+        """Wake all tasks unconditionally."""
         for future in self.futures:
             if not future.done():
                 future.set_result(None)
@@ -467,12 +471,12 @@ class WaitingTasks:
 
 
 class QueueStats(msgspec.Struct, frozen=True):
-    """What a queue holds, and what it did."""
+    """Sizes of a queue now, and counters since its start."""
 
     size: int
     """URLs that wait."""
     overflowed: int
-    """Of these, in the file."""
+    """URLs of `size` that are in the file."""
     origins: int
     unfinished: int
     """URLs put and not done."""
@@ -480,32 +484,33 @@ class QueueStats(msgspec.Struct, frozen=True):
     denied: int
     deferred: int
     missed: int
-    """Turns that somebody else got first."""
+    """Tries at which another request had taken the host's turn first."""
 
 
 class Joiners:
-    """Tasks in `join`: they wait for the end, and look at the origins that are ready while no turn
-    is out: whoever has one comes back with another `get`, which decides by itself; or waits among
-    the `putters` for room, which may have to be made.
+    """Tasks in `join`. They wait for the end, and examine ready origins for denied URLs.
+
+    They do so only while no turn is out, because a task that has a turn is expected to call `get`
+    again, which examines them itself; or while `putters` wait, for whom room may have to be made.
     """
 
     def __init__(self, putters: WaitingTasks, wake: Callable[[], object]) -> None:
         self._wake = wake
         self._putters = putters
         self.turns_out = 0
-        """Turns that were had and not left."""
+        """Turns that were given out and not left."""
         self._tasks = self._ends = 0
         self._news = asyncio.Event()
-        """The end, or an origin that is ready."""
+        """Set at the end, or when an origin is ready."""
         self._unseen: dict[OriginQueue, None] = {}
 
     def finish(self) -> None:
-        """Every URL is done."""
+        """Note that every URL is done."""
         self._ends += 1
         self._news.set()
 
     def readied(self, queued: OriginQueue) -> None:
-        """The origin is ready: it is for a `get` that waits, first of all."""
+        """Note that an origin is ready. A waiting `get` has precedence over `join`."""
         if self._tasks:
             self._unseen[queued] = None
             if not self.turns_out or self._putters.futures:
@@ -513,26 +518,28 @@ class Joiners:
         self._wake()
 
     def emptied(self, queued: OriginQueue) -> None:
-        """The origin has no more URLs."""
+        """Note that an origin has no more URLs."""
         self._unseen.pop(queued, None)
 
     def look(self) -> None:
-        """No turn is out now, or somebody waits for room: look at what came meanwhile."""
+        """Let `join` examine the origins that became ready, now that no turn is out or a `put`
+        waits for room."""
         if self._unseen:
             self._news.set()
 
     async def wait(
         self, queues: Iterable[OriginQueue], look: Callable[[OriginQueue], Awaitable[bool]]
     ) -> None:
-        """Return at the next end. `look` is called with each origin that is ready without a turn;
-        False: not again until it becomes ready anew. Raises what `look` does."""
+        """Return when every URL is done. `look` is called with each ready origin that has no
+        acquired turn; if it returns False, not again until the origin becomes ready again. Raises
+        what `look` raises."""
         ends, looked = self._ends, 0
         self._tasks += 1
         self._unseen.update((one, None) for one in queues if one.state is QueueState.READY)
         try:
             while self._ends == ends:
                 self._news.clear()
-                await asyncio.sleep(0)  # a `get` that was woken goes first
+                await asyncio.sleep(0)  # A `get` that was woken goes first.
                 while self._unseen and (not self.turns_out or self._putters.futures):
                     queued = self._unseen.popitem()[0]
                     if queued.state is not QueueState.READY:
@@ -548,19 +555,20 @@ class Joiners:
             self._tasks -= 1
             if not self._tasks:
                 self._unseen.clear()
-            elif self._unseen:  # what this one met with an error is for the others
+            elif self._unseen:  # The remaining origins are for the other tasks in `join`.
                 self._news.set()
 
 
 _MAX_CALLS = 100
-"""Asynchronous calls under way; with so many, `busy` says to wait."""
+"""Most asynchronous calls in flight. With so many, `busy` is True."""
 
 
 class DenialCallbacks:
-    """Calls `listener` with decisions, and `done` as each call has come to its end.
+    """Calls `listener` with decisions, and `done` after each call.
 
-    An asynchronous call runs in a task of its own, so that nobody who is cancelled cuts it
-    short. What a call raises is raised where it is told, or kept in `errors` by `failed`.
+    An asynchronous call runs in a task of its own, so that the cancellation of a `get` does not
+    interrupt it. Errors of a synchronous call are raised by `tell`. Errors of an asynchronous one
+    are stored in `errors`, and `failed` is called.
     """
 
     def __init__(
@@ -575,15 +583,15 @@ class DenialCallbacks:
         self._failed = failed
         self._tasks: set[asyncio.Task[None]] = set()
         self.errors: deque[BaseException] = deque()
-        """What asynchronous calls raised, for whoever takes it out."""
+        """Errors of asynchronous calls; a `get` takes them out."""
 
     @property
     def busy(self) -> bool:
-        """Are there so many calls under way that another one should wait?"""
+        """True if so many calls are in flight that another one should wait."""
         return len(self._tasks) >= _MAX_CALLS
 
     async def wait(self) -> None:
-        """Return when one of the calls under way has come to its end."""
+        """Return when one of the calls in flight has ended."""
         if self._tasks:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
@@ -612,7 +620,7 @@ class DenialCallbacks:
         self._done()
 
     async def close(self) -> None:
-        """Wait for the calls under way; cancelled itself, it cancels them."""
+        """Wait for the calls in flight. If this is cancelled, they are cancelled too."""
         tasks = self._tasks - {asyncio.current_task()}
         await asyncio.gather(*tasks, return_exceptions=True)
         while self.errors:

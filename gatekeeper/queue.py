@@ -1,9 +1,9 @@
 """`PoliteQueue`: put many URLs, get the next one whose host is due, with its lease.
 
-The URLs of one origin form an `OriginQueue`, which has a callback in the scheduler of its host:
-no task, no future and no timer of its own. A `get` takes the most important origin that is
-ready and that origin's first URL. What the others wait for is the business of `QueueWaits`, so
-that no `get` ever waits for one origin while another is ready.
+The URLs of one origin form an `OriginQueue`, which has a callback in the scheduler of its host,
+but no task, future or timer of its own. A `get` takes the ready origin with the highest priority,
+and that origin's first URL. `QueueWaits` handles what the other origins wait for, so no `get`
+ever waits for one origin while another is ready.
 """
 
 from __future__ import annotations
@@ -48,29 +48,29 @@ __all__ = ["PoliteQueue", "QueueGate", "QueueStats", "Turn"]
 _log = logging.getLogger(__name__)
 
 _MANY = 64
-"""URLs refused in a row after which others of the loop have a go."""
+"""URLs refused in a row after which a `get` yields to the event loop."""
 MAX_ASKING = 4_000
-"""Origins whose robots.txt is asked for at once: as many as the gate has room for, or silent hosts
-would delay those that answer."""
+"""Most origins whose robots.txt is asked for at the same time: as many as the gate has room for, or
+silent hosts would delay those that answer."""
 MAX_WAITING = 100
-"""Origins that wait for a turn in the scheduler at once: others get the turns of their hosts."""
+"""Most origins that wait for a turn in the scheduler, because others get their hosts' turns."""
 PATIENCE = 600.0
-"""Seconds to wait for a turn in the scheduler before the origin is looked at anew."""
+"""Seconds to wait for a turn in the scheduler before the origin is tried again."""
 FAR_PATIENCE = 30.0
-"""`PATIENCE` at a distant gate: an answer that comes by then says how far off the turn is."""
+"""`PATIENCE` at a distant gate, whose answer by then says how far off the turn is."""
 TURNS_BY_WAITING = 16
-"""Turns for which an origin that lost one waits in the scheduler at once."""
+"""Turns for which an origin waits in the scheduler after another request took its turn."""
 HOLD = 5.0
-"""Seconds for which a turn that was had by waiting is kept for a `get`."""
+"""Seconds for which a turn that was acquired by waiting is held for a `get`."""
 FIRST_PAUSE = 0.02
-"""Seconds that an origin rests which was tried for nothing; twice as long each time in a row."""
+"""First back-off in seconds of an origin that was tried in vain. It doubles each time in a row."""
 LAST_PAUSE = 10.0
-"""The longest such rest."""
+"""The longest such back-off."""
 NEAR = 2.0
-"""Seconds to a turn from which on an origin waits for it at a distant gate. That gate tells the
-moment in whole seconds, rounded up: one less is certain."""
+"""An origin waits at a distant gate for a turn that is at most this many seconds away. That gate
+rounds the time up to whole seconds, so one second less is certain."""
 RETRY = 60.0
-"""Seconds to wait where a deferral says no moment, or asking failed."""
+"""Seconds to wait if a deferral has no time, or asking failed."""
 _DOUBLINGS = 16
 
 
@@ -78,10 +78,10 @@ _Told = Callable[[Decision], object]
 
 
 class Turn:
-    """What `get` returns: a URL whose turn it is. Leaving `async with` is task_done.
+    """A URL whose turn it is, as returned by `get`. Leaving `async with` is task_done.
 
     `url` is the text that was put. Enter it soon, in the task that sends the request: the
-    lease is open already, and `lease.expires_at` says for how long.
+    lease is open already, and `lease.expires_at` is its end.
     """
 
     __slots__ = ("_entry", "_over", "_queue", "_queued", "lease")
@@ -100,21 +100,21 @@ class Turn:
 
     @property
     def url(self) -> str:
-        """As it was put."""
+        """The URL as it was put."""
         return self._entry[2]
 
     @property
     def origin(self) -> str:
-        """Scheme, host and port of the URL, as `Decision.origin` has them."""
+        """Scheme, host and port of the URL, like `Decision.origin`."""
         return self._queued.origin
 
     @property
     def data(self) -> Any:
-        """The payload that was put with it, or None."""
+        """The payload that was put with the URL, or None."""
         return self._entry[3]
 
     async def __aenter__(self) -> Any:
-        # Here, not in `get`: whoever only hands turns on does not collect their leases.
+        # Here, not in `get`: a task that only passes turns on must not collect their leases.
         self.lease.enter()
         return self.lease
 
@@ -122,7 +122,7 @@ class Turn:
         self.done()
 
     def done(self) -> None:
-        """Leave it, for those to whom a block does not fit. Idempotent."""
+        """End the turn, for code that can't use `async with`. Idempotent."""
         if not self._over:
             self._over = True
             self._queue._joiners.turns_out -= 1
@@ -132,7 +132,7 @@ class Turn:
                 self._queue._done(self._entry)
 
     async def give_back(self) -> None:
-        """Not used after all: the URL is put back where it was, the turn goes to the next."""
+        """Return an unused turn: the URL goes back to its place, the turn to the next request."""
         if not self._over:
             self._over = True
             try:
@@ -147,27 +147,26 @@ class Turn:
 class PoliteQueue:
     """An asyncio queue of URLs that gives each one out when its host is due.
 
-    `maxsize` bounds the URLs that wait (0: no bound): `put` waits for room. `on_denied`
-    is called once with the decision about each URL that may not be fetched, and that URL
-    is done then; if it is asynchronous, it runs beside the gets. What it raises, a `get`
-    raises. A deferred origin comes back by itself at its `retry_at`; `on_deferred`, which must not
-    raise, is called with each such decision. `path` is where the scratch file of long backlogs
-    goes; None: the system's temporary folder. Close the queue, or use it as an async context
-    manager.
+    `maxsize` limits the URLs that wait (0: no limit): `put` waits for room. `on_denied`
+    is called once with the decision about each URL that may not be fetched, which is then
+    done; if it is asynchronous, it runs beside the gets. What it raises is raised by a `get`.
+    A deferred origin is tried again at its `retry_at`; `on_deferred`, which must not raise, is
+    called with each such decision. `path` is the folder for the scratch file of long backlogs;
+    None: the system's temporary folder. Close the queue, or use it as an async context manager.
 
-    `data` given to `put` comes back as `lease.data` with its URL, whatever it had to wait for.
-    Of an origin with too many URLs for memory, plain values (None, bool, int, float, str, bytes,
-    lists, and dicts with text as keys) wait in the scratch file and come back as equal copies;
-    any other object stays in memory, 100,000 of them at most: `put` raises StorageError then.
+    The `data` given to `put` is returned as `lease.data` with its URL. If an origin has too many
+    URLs for memory, plain values (None, bool, int, float, str, bytes, lists, and dicts with text
+    keys) wait in the scratch file and come back as equal copies. Any other object stays in memory,
+    at most 100,000 of them; beyond that `put` raises StorageError.
 
-    `keep` is a file in which URLs, priorities and data outlive the process: a queue that is made
-    with it again begins with all that was put and not done, in order; kill -9 repeats what was in
-    hand. `data` has to be plain then (TypeError).
+    `keep` is a file in which URLs, priorities and data outlive the process. A queue that is created
+    with the file again starts with all URLs that were put and not done, in order. After kill -9 the
+    URLs whose turns were out are repeated. `data` has to be plain then (TypeError).
 
-    The gate may be a RemoteGatekeeper: the sidecar then says whose turn it is, and up to 100
-    origins wait there at once.
+    The gate may be a RemoteGatekeeper: the sidecar then decides whose turn it is, and up to 100
+    origins wait there at the same time.
 
-    Not safe to use from several event loops, like asyncio.Queue.
+    Like asyncio.Queue, not safe to use from several event loops.
 
     >>> async def main(gate) -> None:
     ...     async with PoliteQueue(gate) as queue:
@@ -192,7 +191,7 @@ class PoliteQueue:
             gate = internals(gate)
         distant = is_distant(gate)
         self._near = None if distant else cast("QueueGate", gate)
-        """The gate, if it is in this process and answers without a round trip."""
+        """The gate, if it is in this process and can answer without a round trip."""
         self._far = cast("DistantGate", gate) if distant else None
         self._graph: WaitGraph[Any] | None = getattr(gate, "waits", None)
         self._maxsize = maxsize
@@ -222,9 +221,9 @@ class PoliteQueue:
         await self.close()
 
     async def close(self) -> None:
-        """Drop what waits and end what asks. Those in `get`, `put` and `join` are let go:
-        GateClosed for the first two. Open turns may still be left. Returns when the last
-        asynchronous `on_denied` has. Idempotent.
+        """Drop the waiting URLs and stop asking for them. Tasks in `get` and `put` get GateClosed,
+        and `join` returns. Open turns may still be left. Returns when the last asynchronous
+        `on_denied` has returned. Idempotent.
         """
         if not self._closed:
             self._closed = True
@@ -243,26 +242,26 @@ class PoliteQueue:
 
     @property
     def maxsize(self) -> int:
-        """The most URLs that may wait; 0 or less: any number."""
+        """Most URLs that may wait; 0 or less: any number."""
         return self._maxsize
 
     def qsize(self) -> int:
-        """URLs that wait, whether their hosts are due or not."""
+        """Return the number of waiting URLs, whether their hosts are due or not."""
         return self._size
 
     def empty(self) -> bool:
-        """Does none wait?"""
+        """Return True if no URL waits."""
         return self._size == 0
 
     def full(self) -> bool:
-        """Would `put` wait?"""
+        """Return True if `put` would wait."""
         return 0 < self._maxsize <= self._size
 
     async def put(self, url: str, priority: int = 0, data: Any = None) -> None:
         """Add a URL; a higher priority goes first. `data` comes back as `lease.data`.
 
-        Raises InvalidURL, GateClosed, or StorageError where its origin has too many URLs for memory
-        and the scratch file can't be written, or has no place for `data`. Then it was not added.
+        Raises InvalidURL, GateClosed, or StorageError if its origin has too many URLs for memory
+        and the scratch file can't be written, or can't hold `data`. Then the URL was not added.
         """
         origin = urls.split(url)[0]
         while 0 < self._maxsize <= self._size and not self._closed:  # as `full`
@@ -270,7 +269,7 @@ class PoliteQueue:
         self._add(origin, url, priority, data)
 
     def put_nowait(self, url: str, priority: int = 0, data: Any = None) -> None:
-        """`put` without waiting. Raises asyncio.QueueFull as well."""
+        """Add a URL like `put`, without waiting. Raises asyncio.QueueFull if there is no room."""
         origin = urls.split(url)[0]
         if self.full() and not self._closed:
             raise asyncio.QueueFull
@@ -281,7 +280,7 @@ class PoliteQueue:
             self._refuse_if_closed()
         queued, new = self._queues.get(origin)
         before = queued.rank() if queued.state is QueueState.READY else 0.0
-        try:  # first of all: it may fail
+        try:  # Before anything changes, since it may fail.
             queued.backlog.put(url, priority, data, self._kept)
         except BaseException:
             if new:
@@ -303,7 +302,7 @@ class PoliteQueue:
 
     def _joined(self, queued: OriginQueue, before: float, rank: float, *, new: bool) -> None:
         if new:
-            # Tried at once: whether the file is known and the host due shows then.
+            # The first try shows whether the file is cached and the host due.
             self._queues.ready(queued)
         elif queued.state is QueueState.READY and rank < before:
             self._queues.raise_rank(queued)
@@ -315,15 +314,15 @@ class PoliteQueue:
     async def get(self) -> Turn:
         """Wait for the next URL whose host is due, and take its turn.
 
-        Cancelled, it leaves URL and turn as they were. Raises GateClosed, StorageError where the
+        If it is cancelled, URL and turn stay as they were. Raises GateClosed, StorageError if the
         scratch file can't be read (the URLs are kept, and tried again later), what `on_denied`
-        raised, or LeaseTimeout where it could never end: the calling task holds a lease or
-        response of each host that waits. The URLs stay; see `pacing.own_wait` for child tasks.
+        raised, or LeaseTimeout if it could never end: the calling task holds a lease or response
+        of each host that has URLs. The URLs stay; see `pacing.own_wait` for child tasks.
         """
         waiting: TurnWait[Any] | None = None
         entrance, getters = self._entrance, self._getters
         entered = late = entrance.crowded
-        if entered:  # first of all: many may begin in one iteration of the loop
+        if entered:  # First of all, since many tasks may start in one iteration of the loop.
             await entrance.line_up()
             entrance.come_in()
         try:
@@ -332,7 +331,7 @@ class PoliteQueue:
                     self._raise_what_there_is()
                     await self._callbacks.wait()
                     continue
-                # Who was let in late goes behind those who wait; what is ready woke one of them.
+                # A late task goes after the waiting ones, one of which was woken for what is ready.
                 queued = None if late and getters else self._queues.next_ready()
                 if queued is None:
                     free = entered or len(getters) < AT_ONCE
@@ -350,7 +349,7 @@ class PoliteQueue:
                 if lease is not None:
                     return self._taken(queued, entry, lease)
                 if self._denied > denied and self._denied % _MANY == 0:
-                    await asyncio.sleep(0)  # a backlog of refused URLs must not hold up the loop
+                    await asyncio.sleep(0)  # Many refused URLs must not block the loop.
         except asyncio.CancelledError:
             if waiting is not None:
                 waiting.cancelled()
@@ -360,17 +359,17 @@ class PoliteQueue:
                 self._graph.end(waiting)
 
     def _begin_wait(self, waiting: TurnWait[Any] | None) -> TurnWait[Any] | None:
-        """Raises LeaseTimeout where the wait could never end."""
+        """Record the wait for deadlock detection. Raises LeaseTimeout if it could never end."""
         if self._graph is None:
             return None
         held = inherited(asyncio.current_task())
         return self._graph.begin_any(waiting, held, self._queues.turns_wanted)
 
     def get_nowait(self) -> Turn:
-        """The next URL whose turn can be had now. Raises asyncio.QueueEmpty, and what `get` raises.
+        """Return a URL whose turn is now. Raises asyncio.QueueEmpty, and what `get` raises.
 
-        What can't be told at a glance is looked into in the background: to call it again
-        later is worth while as long as `empty()` is false.
+        What can't be decided without waiting is looked up in the background, so calling it again
+        later may succeed as long as `empty()` is false.
         """
         refusals = self._denied + _MANY
         while True:
@@ -398,10 +397,10 @@ class PoliteQueue:
             raise GateClosed("the queue is closed")
 
     def _try(self, queued: OriginQueue, *, turn: bool = True) -> tuple[Entry, QueueLease | None]:
-        """The first URL of the origin, and its turn if that is wanted and had without waiting.
+        """Pop the origin's first URL, and take its turn if `turn` and that needs no waiting.
 
-        Without one the origin waits for something; or it is TRIED still: the URL is welcome, but
-        only the scheduler knows whether it is its turn.
+        Without a turn, the origin now waits for something. Or it is still TRIED: the URL is
+        allowed, but only the scheduler knows whether its host is due.
         """
         if queued.turn_held is not None and (had := self._waits.take_held_turn(queued)) is not None:
             return had
@@ -430,7 +429,7 @@ class PoliteQueue:
     async def _insist(
         self, queued: OriginQueue, entry: Entry, check: Any = None
     ) -> QueueLease | None:
-        """Ask the scheduler, which answers without waiting for the turn; or `check` alone."""
+        """Ask the scheduler for the turn without waiting for it, or only `check` the URL."""
         lease = None
         try:
             if check is not None:
@@ -463,7 +462,7 @@ class PoliteQueue:
         return lease
 
     def _taken(self, queued: OriginQueue, entry: Entry, lease: QueueLease) -> Turn:
-        # No await since the lease was had: whoever is cancelled now has not got it.
+        # No await since the lease was granted, so a cancelled `get` never has one.
         self._got += 1
         self._joiners.turns_out += 1
         self._size -= 1
@@ -475,7 +474,7 @@ class PoliteQueue:
     # --- refusing -----------------------------------------------------------------------
 
     def _refused(self, queued: OriginQueue, entry: Entry, decision: Decision) -> None:
-        """Denied: the URL is done. Deferred: the origin comes back."""
+        """Handle a refusal: a denied URL is done, a deferred origin is tried again later."""
         if decision.verdict is Verdict.DEFER:
             queued.backlog.put_back(entry)
             self._waits.defer(queued, decision)
@@ -484,7 +483,7 @@ class PoliteQueue:
         self._size -= 1
         self._waits.go_on(queued)
         self._putters.wake()
-        # All counts are right by now: whatever comes of the call, it is made once.
+        # All counters are updated before the call, which is made once whatever it raises.
         try:
             if self._kept is not None:
                 self._kept.remove(entry)
@@ -503,9 +502,9 @@ class PoliteQueue:
             self._kept.remove(entry)
 
     def task_done(self) -> None:
-        """For code that was written for asyncio.Queue: leaving the turn has said it already.
+        """Do nothing, for code written for asyncio.Queue: leaving the turn is task_done already.
 
-        Raises ValueError if called more often than turns were had.
+        Raises ValueError if called more often than turns were given out.
         """
         if self._told_done >= self._got:
             raise ValueError("task_done() called more often than turns were had")
@@ -514,14 +513,14 @@ class PoliteQueue:
     async def join(self) -> None:
         """Wait until every URL that was put is done: left, denied, or dropped by `close`.
 
-        As with asyncio.Queue somebody has to get what may be fetched. What is denied needs no
-        `get`: while no turn is out or a `put` waits, `join` looks at the next URLs as `get` would.
+        As with asyncio.Queue, other tasks have to get the allowed URLs. Denied ones need no `get`:
+        while no turn is out or a `put` waits, `join` checks the next URLs as `get` would.
         """
         if self._unfinished > 0 and not self._closed:
             await self._joiners.wait(self._queues, self._refuse_if_denied)
 
     async def _refuse_if_denied(self, queued: OriginQueue) -> bool:
-        """For `join`: the next URL of an origin that is ready. False: it waits for a `get`."""
+        """For `join`: check the next URL of a ready origin. Return False if it needs a `get`."""
         while self._callbacks.busy:
             await self._callbacks.wait()
         check = getattr(self._far, "check", None)
@@ -538,7 +537,7 @@ class PoliteQueue:
         return False
 
     def stats(self) -> QueueStats:
-        """Counters and sizes."""
+        """Return counters and sizes."""
         return QueueStats(
             size=self._size,
             overflowed=self._queues.overflowed,
@@ -552,9 +551,9 @@ class PoliteQueue:
 
 
 class QueueWaits:
-    """What the origins that are not ready wait for. An entry handed over is kept, whatever happens,
-    and its origin is ready then or waits for the next thing; none is tried again without a pause
-    when nothing has changed."""
+    """What the origins that are not ready wait for. An entry that is passed in is never lost: its
+    origin becomes ready or waits for something else. No origin is tried again without a pause if
+    nothing has changed."""
 
     def __init__(
         self, gate: QueueGate | DistantGate, queues: OriginQueues, on_deferred: _Told | None
@@ -571,10 +570,10 @@ class QueueWaits:
         self._held_turns = 0
         self._closed = False
         self.deferred: int = 0
-        """Times that a decision deferred an origin."""
+        """How often a decision deferred an origin."""
 
     async def close(self) -> None:
-        """Wait for nothing more. Idempotent."""
+        """Stop all waits. Idempotent."""
         self._closed = True
         tasks = (*self._asking, *self._waiting)
         for task in tasks:
@@ -590,7 +589,7 @@ class QueueWaits:
     # --- the host's turn ----------------------------------------------------------------
 
     def place(self, queued: OriginQueue) -> None:
-        """Its first URL was given out: what does it wait for now?"""
+        """Decide what an origin waits for next, after its first URL was given out."""
         queued.setbacks, queued.asked, queued.missed = 0, False, False
         if not len(queued.backlog):
             self._queues.forget(queued)
@@ -599,16 +598,16 @@ class QueueWaits:
             try:
                 entry = queued.backlog.pop()
             except StorageError:
-                self.back_off(queued)  # the next get meets it itself
+                self.back_off(queued)  # The next `get` raises it.
             else:
                 self._wait_for_turn(queued, entry)
         elif self._is_due is not None and self._is_due(queued.host):
-            self._queues.ready(queued, announced=True)  # as it would be told, for less
+            self._queues.ready(queued, announced=True)  # Cheaper than an immediate callback.
         else:
             self.watch(queued)
 
     def go_on(self, queued: OriginQueue) -> None:
-        """Its first URL is done without a turn: the next may be tried at once."""
+        """Make an origin ready after its first URL was done without using a turn."""
         queued.setbacks, queued.asked, queued.missed = 0, False, False
         if len(queued.backlog):
             self._queues.ready(queued, announced=queued.announced)
@@ -616,10 +615,10 @@ class QueueWaits:
             self._queues.forget(queued)
 
     def watch(self, queued: OriginQueue) -> None:
-        """Have the scheduler say when its host is due."""
+        """Let the scheduler call back when the host is due."""
         if self._closed:
             return
-        if self._near is None:  # it can only be asked
+        if self._near is None:  # A distant gate can't call back.
             self._queues.ready(queued)
             return
         queued.state = QueueState.WATCHED
@@ -631,7 +630,7 @@ class QueueWaits:
 
         try:
             unwatch = self._near.when_due(queued.host, due, priority=-queued.rank())
-        except (LeaseTimeout, StorageError):  # no room for the host, or not to be read now
+        except (LeaseTimeout, StorageError):  # No room for the host, or the storage failed.
             self.back_off(queued)
             return
         if queued.state is QueueState.WATCHED:
@@ -644,7 +643,7 @@ class QueueWaits:
         return len(self._waiting) + self._held_turns < MAX_WAITING
 
     def missed(self, queued: OriginQueue, entry: Entry, retry_at: datetime | None = None) -> None:
-        """It could not have its turn, which comes at `retry_at` as far as the gate knows."""
+        """Handle a URL whose turn was not now. `retry_at`: when it comes, if the gate knows."""
         if self._closed:
             return
         queued.missed = True
@@ -652,7 +651,7 @@ class QueueWaits:
             return
         if self._near is not None and not queued.announced:
             queued.backlog.put_back(entry)
-            self.watch(queued)  # it may not have been due
+            self.watch(queued)  # It may not have been due.
         elif self._room:
             queued.turns_by_waiting = TURNS_BY_WAITING
             self._wait_for_turn(queued, entry)
@@ -661,8 +660,8 @@ class QueueWaits:
             self.back_off(queued)
 
     def _far_off(self, queued: OriginQueue, entry: Entry, retry_at: datetime | None) -> bool:
-        """Whether a distant gate says that its turn does not come soon: the origin then waits here,
-        and not in the sidecar's queue."""
+        """Return True if a distant gate says that the turn is not soon. The origin then waits here,
+        not in the sidecar's queue."""
         left = 0.0 if retry_at is None else retry_at.timestamp() - self._clock.wall()
         if self._near is not None or left <= NEAR:
             return False
@@ -671,7 +670,7 @@ class QueueWaits:
         return True
 
     def overtaken(self, queued: OriginQueue) -> None:
-        """A URL was put that goes before the one that waits in the scheduler: it waits instead."""
+        """Replace the URL that waits in the scheduler if one with a higher priority was put."""
         if queued.waiting is not None and queued.backlog.rank() < queued.waiting[0][0]:
             queued.turns_by_waiting += 1
             queued.waiting[1].cancel()
@@ -685,7 +684,7 @@ class QueueWaits:
         task = asyncio.ensure_future(turn)
         queued.waiting = entry, task
         self._waiting.add(task)
-        # A callback, not code behind an await: a task may be cancelled before it begins.
+        # A callback, not code after an await: a task may be cancelled before it starts.
         began = self._clock.monotonic()
         task.add_done_callback(partial(self._waited, queued, entry, began))
 
@@ -695,7 +694,7 @@ class QueueWaits:
         self._waiting.discard(task)
         queued.waiting = None
         if self._near is None and self._clock.monotonic() - began > NEAR:
-            queued.turns_by_waiting = 0  # its next turn is as far off: then it is asked when
+            queued.turns_by_waiting = 0  # Its next turn is as far off; it will be deferred.
         error = None if task.cancelled() else task.exception()
         lease = None if task.cancelled() or error is not None else task.result()
         if self._closed:
@@ -708,13 +707,13 @@ class QueueWaits:
             queued.backlog.put_back(entry)
             if overtaken:
                 self.place(queued)
-            else:  # the next get meets the obstacle by itself
+            else:  # The next `get` meets the same obstacle.
                 _log.debug("no turn for %s by waiting for it: %r", queued.origin, error)
                 queued.turns_by_waiting = 0
                 self.back_off(queued)
 
     def _hold(self, queued: OriginQueue, entry: Entry, lease: QueueLease) -> None:
-        """The turn is had: it is for the next get, if one comes soon."""
+        """Hold an acquired turn for the next `get`, if one comes soon."""
         left = lease.expires_at.timestamp() - self._clock.wall()
         end = self._clock.monotonic() + min(HOLD, left / 2)
         queued.turn_held = HeldTurn(entry, lease, self._clock.call_at(end, self._unused, queued))
@@ -722,7 +721,7 @@ class QueueWaits:
         self._queues.ready(queued)
 
     def take_held_turn(self, queued: OriginQueue) -> tuple[Entry, QueueLease] | None:
-        """The turn that was had for it, which is the caller's then."""
+        """Take out the turn that is held for an origin, or None."""
         turn_held, queued.turn_held = queued.turn_held, None
         if turn_held is None:
             return None
@@ -731,7 +730,7 @@ class QueueWaits:
         return turn_held.entry, turn_held.lease
 
     def _unused(self, queued: OriginQueue) -> None:
-        """Everybody is busy elsewhere: others shall have the turn."""
+        """Give a held turn back, since no `get` came for it."""
         had = self.take_held_turn(queued)
         if had is not None:
             queued.backlog.put_back(had[0])
@@ -744,9 +743,9 @@ class QueueWaits:
     # --- robots.txt ---------------------------------------------------------------------
 
     def ask(self, queued: OriginQueue) -> None:
-        """Its robots.txt is unknown: ask for it in the background."""
+        """Ask for the origin's robots.txt in the background, since it is not cached."""
         if queued.asked:
-            queued.asked = False  # it was told, and is forgotten again already
+            queued.asked = False  # It was fetched, and evicted again already.
             self.back_off(queued)
             return
         queued.state = QueueState.COLD
@@ -757,7 +756,7 @@ class QueueWaits:
         near = self._near
         while near and self._cold and len(self._asking) < MAX_ASKING and not self._closed:
             asking = self._ask_for(self._cold.popleft(), near)
-            # Nobody's child: whoever is in `get` now may hold leases, and does not wait for it.
+            # In an empty context: the task in `get` may hold leases, and does not wait for this.
             task = asyncio.get_running_loop().create_task(asking, context=Context())
             self._asking.add(task)
             task.add_done_callback(self._asked)
@@ -769,20 +768,20 @@ class QueueWaits:
     async def _ask_for(self, queued: OriginQueue, gate: QueueGate) -> None:
         try:
             decision = await gate.check(f"{queued.origin}/")
-        except Exception as error:  # noqa: BLE001 - whatever it is, the origin comes back
+        except Exception as error:  # noqa: BLE001 - the origin is tried again after any error
             _log.warning("asking %s for its robots.txt failed: %r", queued.origin, error)
             self._queues.defer(queued, self._clock.monotonic() + RETRY)
             return
         if decision.verdict is Verdict.DEFER:
-            self.defer(queued, decision)  # nobody could ask it now, for one
+            self.defer(queued, decision)  # It could not be reached, for example.
         else:
             queued.asked = True
             self.watch(queued)
 
-    # --- a moment -----------------------------------------------------------------------
+    # --- deferrals ----------------------------------------------------------------------
 
     def defer(self, queued: OriginQueue, decision: Decision) -> None:
-        """Not before the decision's `retry_at`."""
+        """Try an origin again at the decision's `retry_at`."""
         self.deferred += 1
         queued.missed = False
         wait = RETRY
@@ -793,7 +792,8 @@ class QueueWaits:
             self._on_deferred(decision)
 
     def back_off(self, queued: OriginQueue, least: float = 0.0) -> None:
-        """It was tried for nothing: not at once again, and later each time in a row."""
+        """Let an origin that was tried in vain pause, longer each time in a row, `least` seconds at
+        least."""
         pause = min(LAST_PAUSE, FIRST_PAUSE * 2 ** min(queued.setbacks, _DOUBLINGS))
         if least < LAST_PAUSE:
             queued.setbacks += 1
