@@ -1,4 +1,4 @@
-"""`gatekeeper check URL...`: the verdict, the line that decided, and the timing."""
+"""`gatekeeper check URL...`: the verdict, the deciding line and the timing of each URL."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class CheckedURL(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of `--json`: a decision, the timing, and the seconds it took to know."""
+    """One line of `--json`: a decision, the file's timing, and the seconds that the answer took."""
 
     decision: Decision
     timing: Timing | None
@@ -46,7 +46,7 @@ EXAMPLE = f"{NAME} check https://example.org/a https://example.org/b"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `check`."""
+    """Add the arguments of `check`."""
     parser.add_argument(
         "urls",
         nargs="+",
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit 0 if all may be fetched, 1 if any may not, 2 if any is no URL at all."""
+    """Exit 0 if all URLs may be fetched, 1 if any may not, 2 if any argument is not a URL."""
     log_to_stderr()
     settings = load(args)
     warn_if_anonymous(settings)
@@ -93,7 +93,7 @@ async def _check(settings: Settings, urls: list[str], *, as_json: bool) -> int:
 
 
 async def _timing(gate: Gatekeeper, decision: Decision) -> Timing | None:
-    """The timing of the file that answered; None where no file was consulted."""
+    """Return the timing in the file that decided, or None if no file was consulted."""
     if decision.state is None or not decision.origin or decision.robots_status is None:
         return None
     return Timing.of(await gate.policy(decision.url))
@@ -103,7 +103,7 @@ _COLOURS = {Verdict.ALLOW: "green", Verdict.DENY: "red", Verdict.DEFER: "yellow"
 
 
 def _lines(answer: CheckedURL) -> list[str]:
-    """The answer for people: the verdict first, what stands behind it indented."""
+    """Format an answer for people: the verdict, then the details, indented."""
     decision = answer.decision
     verdict = paint(f"{decision.verdict:<6}", _COLOURS[decision.verdict])
     lines = [f"{verdict} {decision.url}"]

@@ -14,7 +14,7 @@ EXAMPLE = f"{NAME} compose shop.txt blog.txt -o robots.txt"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `compose`."""
+    """Add the arguments of `compose`."""
     parser.add_argument(
         "fragments",
         nargs="+",
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit 0 with the file written, 1 with problems told and nothing written."""
+    """Exit 0 after writing the file, 1 after printing the problems and writing nothing."""
     log_to_stderr()
     if any(is_url(name) for name in args.fragments):
         args.parser.error(

@@ -1,6 +1,6 @@
-"""`gatekeeper config`, and the effective configuration: each value, and where it came from.
+"""`gatekeeper config`, and the effective configuration: each value and its source.
 
-Later wins: default, file, environment `GATEKEEPER_<SECTION>_<FIELD>`, flag.
+The last of these wins: default, file, environment `GATEKEEPER_<SECTION>_<FIELD>`, flag.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _FLAGS = {
     "server.proxy_port": "--proxy",
     "storage.path": "--storage",
 }
-"""Those that are not called as their setting."""
+"""Flags whose name differs from the name of their setting."""
 _NAMED = re.compile(r"(?:\[\[(host|group)\]\]|(user_agent|[a-z]+\.\w+)(\*?))(: | = )?")
-"""How the message of a setting's error begins."""
+"""Matches the setting at the start of an error message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value in force. `source` is "default", or names the file, variable or flag."""
+    """One effective value. `source` is "default", or names the file, variable or flag."""
 
     name: str
     value: object
@@ -58,7 +58,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """A checked configuration with the origin of each value.
+    """A checked configuration with the source of each value.
 
     >>> settings = Settings.load(None, environ={"GATEKEEPER_SERVER_PORT": "9000"})
     >>> settings.config.server.port, settings.source("server.port")
@@ -69,7 +69,7 @@ class Settings:
     sources: Mapping[str, str]
     path: str | None = None
     ignored: tuple[str, ...] = ()
-    """Variables that look like settings and are none."""
+    """Environment variables that look like settings but are not."""
 
     @classmethod
     def load(
@@ -80,9 +80,9 @@ class Settings:
         flags: Mapping[str, Any] | None = None,
         allow: tuple[str, ...] = (),
     ) -> Settings:
-        """Read and check everything. Raises ConfigError that names the culprit.
+        """Read and check all settings. Raises ConfigError, which names the wrong one's source.
 
-        `flags` are dotted names with values; `allow` is added to guard.allow.
+        `flags` maps dotted names to values; `allow` is added to guard.allow.
         """
         environ = os.environ if environ is None else environ
         path = path or environ.get(f"{PREFIX}CONFIG") or None
@@ -107,42 +107,43 @@ class Settings:
         return cls(config, sources, path, tuple(_strangers(environ)))
 
     def source(self, name: str) -> str:
-        """Where the value of a dotted name came from."""
+        """Return the source of the setting with a dotted name."""
         return self.sources.get(name, "default")
 
     def identity(self) -> str:
-        """The User-Agent in force: the one that was set, or the default one."""
+        """Return the effective User-Agent: the configured one or the default."""
         return self.config.user_agent or DEFAULT_IDENTITY
 
     def obeying(self) -> Settings:
-        """Settings without the operator's allow and deny: for what asks about the site alone."""
+        """Return settings without the operator's allow and deny, to ask about the site only."""
         rules = tuple(msgspec.structs.replace(rule, robots="obey") for rule in self.config.host)
         config = msgspec.structs.replace(self.config, host=rules)
         return dataclasses.replace(self, config=config)
 
     def blame(self, error: ConfigError) -> str:
-        """The message with the file, the variable or the flag that the value came from.
+        """Return the message with the file, variable or flag that the wrong value came from.
 
-        For what only the parts that use a setting can judge.
+        For errors that only the code which uses a setting can detect.
         """
         return _blamed(str(error), self.sources)
 
     def __iter__(self) -> Iterator[Setting]:
-        """Every value in force, in the order of the sections."""
+        """Iterate over every effective value, in the order of the sections."""
         for name, value in values_of(self.config):
             yield Setting(name, value, self.source(name))
 
 
 def agent_doubt(text: str) -> str | None:
-    """What its owner may not expect of a name that `agent_named` takes; None: nothing.
+    """Return a warning about a valid user agent whose product token may surprise; else None.
 
     >>> agent_doubt("my bot")
     "user agent 'my bot': rules are chosen for 'my'"
     """
     token = agent_named(text)
     rest = text.strip().partition(token)[2]
-    # A version and a comment follow a product (RFC 9110 10.1.5); digits in a token are common
-    # though RFC 9309 section 2.2.1 (RFC-10) has none, but a number alone names nobody.
+    # A product may be followed by a version and a comment (RFC 9110 10.1.5). Digits in a token are
+    # common although RFC 9309 section 2.2.1 (RFC-10) does not allow them, but a number alone is not
+    # a name.
     cut = text.startswith(token) and rest and not rest.lstrip().startswith(("(", "/"))
     if not cut and any(char.isalpha() for char in token):
         return None
@@ -150,7 +151,7 @@ def agent_doubt(text: str) -> str | None:
 
 
 def _read(path: str) -> dict[str, Any]:
-    """The file as a mapping, after it was checked alone, so that an error names it."""
+    """Return the file as a mapping, after checking it alone, so that an error names the file."""
     raw = read_toml(path)
     Config.from_dict(raw, source=path)
     return raw
@@ -181,7 +182,10 @@ def _from_flags(flags: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
 
 
 def _judge_addresses(allow: tuple[str, ...]) -> None:
-    """Alone, so that an error names the flag and not the file. Raises ConfigError."""
+    """Check --allow-address alone, so that an error names the flag and not the file.
+
+    Raises ConfigError.
+    """
     from gatekeeper.fetching.guard_policy import Guard  # noqa: PLC0415 - `--help` stays quick
 
     try:
@@ -192,14 +196,15 @@ def _judge_addresses(allow: tuple[str, ...]) -> None:
 
 
 def _blamed(message: str, sources: Mapping[str, str]) -> str:
-    """The message with the source of the setting that it begins with, if it has one."""
+    """Return the message with the source of the setting that it starts with, if there is one."""
     found = _NAMED.match(message)
     if found is None:
         return message
     table, name, several, joint = found.groups()
     name = table or name
     names = [one for one in sources if one.startswith(name)] if several else [name]
-    # A list may have two sources; what stands in a file was judged last.
+    # A list may have two sources. The flag's part was checked alone before, so the error is about
+    # the other one, which comes first.
     source = next((sources[one] for one in names if one in sources), "").partition(", ")[0]
     kind, _, where = source.partition(" ")
     if not where:
@@ -218,21 +223,21 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, st
             name, kind = known[variable]
             yield name, _from_text(text, name, kind, variable), f"environment {variable}"
         elif variable.startswith(sections):
-            # A misspelt setting that is silently not in force is worse than no start.
+            # Ignoring a misspelt setting silently would be worse than refusing to start.
             raise ConfigError(f"{variable}: no such setting{meant(variable)}")
 
 
 def meant(variable: str) -> str:
-    """How a sentence ends about a variable that is no setting: the one it may have meant."""
+    """Return the end of a sentence about an unknown variable: the one that may be meant."""
     close = difflib.get_close_matches(variable, list(_variables()), n=1, cutoff=0.8)
     return f"; did you mean {close[0]}?" if close else "; `gatekeeper config show` lists every one"
 
 
 def _strangers(environ: Mapping[str, str]) -> Iterator[str]:
-    """Variables with our prefix that nothing reads, in order.
+    """Yield, in order, the variables with our prefix that are not settings.
 
-    Only told, not refused: the prefix is a common word. And not those with which
-    Kubernetes and Docker tell every process where a service called gatekeeper is.
+    They are reported, not refused, since the prefix is a common word. The variables with which
+    Kubernetes and Docker announce a service called gatekeeper are left out.
     """
     links = (f"{PREFIX}PORT", f"{PREFIX}SERVICE_")
     known = (*_variables(), f"{PREFIX}CONFIG", f"{PREFIX}TOKEN", speedups.VARIABLE)
@@ -250,7 +255,7 @@ def _sections() -> dict[str, type[msgspec.Struct]]:
 
 
 def _variables() -> dict[str, tuple[str, Any]]:
-    """Each variable that is read: its dotted name and the type of its value."""
+    """Return the dotted name and the type of the setting of each environment variable."""
     found: dict[str, tuple[str, Any]] = {f"{PREFIX}USER_AGENT": ("user_agent", str)}
     for section, struct in _sections().items():
         for field in msgspec.structs.fields(struct):
@@ -260,13 +265,13 @@ def _variables() -> dict[str, tuple[str, Any]]:
 
 
 def _from_text(text: str, name: str, kind: Any, variable: str) -> object:
-    """A variable's text as the type its setting has. Raises ConfigError.
+    """Convert the text of a variable to the type of its setting. Raises ConfigError.
 
     A list is separated by commas, or written as in JSON.
     """
     parts = [part.strip() for part in text.split(",") if part.strip()]
     with suppress(msgspec.DecodeError):
-        # `[::1]`, a host, is none: it stays a text.
+        # A host such as `[::1]` is not JSON, and stays text.
         parts = msgspec.json.decode(text, type=list[Any])
     for given in (text, parts):
         with suppress(msgspec.ValidationError):
@@ -298,7 +303,7 @@ EXAMPLE = f"{NAME} config show --config gatekeeper.toml"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `config`."""
+    """Add the arguments of `config`."""
     parser.add_argument(
         "action",
         choices=("check", "show"),
@@ -307,7 +312,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit 0 if the configuration is right; a wrong one raises ConfigError (exit 2)."""
+    """Exit 0 if the configuration is valid; otherwise raise ConfigError (exit 2)."""
     settings = load(args)
     verify(settings)
     if args.action == "check":
@@ -320,7 +325,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def verify(settings: Settings) -> None:
-    """What only the parts that use a setting can judge. Raises ConfigError."""
+    """Make the checks that only the code which uses a setting can make. Raises ConfigError."""
     from gatekeeper.sidecar.reload import check_config  # noqa: PLC0415
 
     check_config(settings.config, settings.identity())
@@ -358,14 +363,14 @@ def _show(settings: Settings) -> None:
 
 
 def _shown(one: Setting) -> object:
-    """The value without what is secret."""
+    """Return the value without secrets."""
     if one.name == "fleet.url" and isinstance(one.value, str):
         return without_credentials(one.value)
     return one.value
 
 
 def _meaning(one: Setting, settings: Settings) -> list[str]:
-    """What follows from a value and does not show in it."""
+    """Return notes about consequences of a value that it does not show."""
     if one.name == "user_agent":
         identity = settings.identity()
         seen = [f"sites see {identity}"] if one.value is None else []

@@ -12,7 +12,7 @@ EXAMPLE = f"{NAME} diff https://example.org robots.txt --exit-code"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `diff`."""
+    """Add the arguments of `diff`."""
     parser.add_argument("old", metavar="OLD", help="a file, a URL, or - for stdin")
     parser.add_argument("new", metavar="NEW", help="a file, a URL, or - for stdin")
     parser.add_argument(
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit 0; with --exit-code 1 if any verdict changes; 2 for what can't be read."""
+    """Exit 0; with --exit-code 1 if any verdict changes; 2 for input that can't be read."""
     log_to_stderr()
     if [args.old, args.new, args.urls].count("-") > 1:
         args.parser.error("standard input can be read once")
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _robots(text: Text) -> RobotsTxt:
-    """The file; where there is none, one that says nothing."""
+    """Return the parsed file, or an empty one if the site has none."""
     return RobotsTxt.parse(b"") if text.robots is None else text.robots
 
 

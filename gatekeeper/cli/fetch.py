@@ -1,4 +1,4 @@
-"""`gatekeeper fetch URL...`: pages, each asked for politely; stops cleanly and resumes."""
+"""`gatekeeper fetch URL...`: fetch pages politely, stop cleanly and resume."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXAMPLE = f"{NAME} fetch -i urls.txt -o pages"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `fetch`."""
+    """Add the arguments of `fetch`."""
     parser.add_argument("urls", nargs="*", metavar="URL", help="`-` reads standard input")
     parser.add_argument(
         "-i", "--input", metavar="FILE", type=_path, help="URLs, one a line; # is a comment"
@@ -90,7 +90,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def _path(text: str) -> str:
-    if not text:  # "$DIR" of a shell that has none: not the folder one happens to be in
+    if not text:  # an unset "$DIR" in a shell must not mean the current folder
         raise argparse.ArgumentTypeError("it is empty; give a path, `.` for this folder")
     return text
 
@@ -103,12 +103,12 @@ def _concurrency(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit 0 if all was fetched, 1 if anything was not, 130 after Ctrl-C."""
+    """Exit 0 if every URL was fetched, 1 if any was not, 130 after Ctrl-C."""
     from gatekeeper.cli.crawl.progress import watcher  # noqa: PLC0415 - `--help` stays quick
     from gatekeeper.cli.crawl.runner import Job, crawl, rare_collections  # noqa: PLC0415
     from gatekeeper.sidecar.listening import loop_factory, raise_file_limit  # noqa: PLC0415
 
-    raise_file_limit()  # silent hosts hold one file each until they are given up
+    raise_file_limit()  # each silent host occupies one socket until its request times out
     log_to_stderr()
     if not args.urls and args.input is None:
         raise ConfigError("no URL; give some, or -i FILE, or `-` for standard input")

@@ -1,6 +1,6 @@
-"""`gatekeeper healthcheck`: for HEALTHCHECK and probes; asks the running sidecar.
+"""`gatekeeper healthcheck`: ask the running sidecar for its health, for HEALTHCHECK and probes.
 
-How a call names the sidecar of this machine, and how that is asked, stands here, too.
+The module also has the options that name the sidecar of this machine, and the client for it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ EXAMPLE = f"{NAME} healthcheck --ready"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `healthcheck`."""
+    """Add the arguments of `healthcheck`."""
     parser.add_argument("--ready", action="store_true", help="ask whether it takes questions")
     add_address(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit 0 if it answers 200, 1 if not."""
+    """Exit 0 if the sidecar answers 200, 1 if not."""
     server = server_of(args)
     path = "/readyz" if args.ready else "/healthz"
     try:
@@ -45,14 +45,14 @@ TIMEOUT = 2.0
 
 
 def add_address(parser: argparse.ArgumentParser) -> None:
-    """--host, --port, --socket."""
+    """Add --host, --port and --socket."""
     parser.add_argument("--host", help="where it listens, if not as configured")
     parser.add_argument("--port", type=whole, help="its port, if not as configured")
     parser.add_argument("--socket", metavar="PATH", help="its unix socket")
 
 
 def server_of(args: argparse.Namespace) -> ServerConfig:
-    """The settings of the sidecar that a call means. Raises ConfigError."""
+    """Return the settings of the sidecar that the arguments name. Raises ConfigError."""
     settings = load(
         args, server__host=args.host, server__port=args.port, server__socket=args.socket
     )
@@ -60,7 +60,7 @@ def server_of(args: argparse.Namespace) -> ServerConfig:
 
 
 def where(server: ServerConfig) -> str:
-    """The address at which a sidecar with these settings is asked, for people."""
+    """Return, for people, the address at which a sidecar with these settings is reached."""
     if server.socket is not None:
         return f"unix:{server.socket}"
     host = _reachable(server.host)
@@ -71,9 +71,9 @@ def where(server: ServerConfig) -> str:
 def ask(
     server: ServerConfig, path: str, *, token: str | None = None, certified: bool = False
 ) -> tuple[int, bytes]:
-    """Status and body of a GET. Raises OSError where there is no answer.
+    """Send a GET request, and return the status and the body. Raises OSError if none comes.
 
-    `certified`: only who has the configured certificate is asked, as for a `token` it has to be.
+    With `certified` the server must present the configured certificate; required with a `token`.
     """
     headers = {"Connection": "close"} | ({"Authorization": f"Bearer {token}"} if token else {})
     connection = _connection_to(server, certified=certified)
@@ -94,7 +94,7 @@ def _connection_to(server: ServerConfig, *, certified: bool) -> http.client.HTTP
     if server.tls_cert is None:
         return http.client.HTTPConnection(host, server.port, timeout=TIMEOUT)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # an address of this machine need not stand in it
+    context.check_hostname = False  # the certificate need not name an address of this machine
     if certified:
         context.load_verify_locations(server.tls_cert)
     else:
@@ -103,7 +103,7 @@ def _connection_to(server: ServerConfig, *, certified: bool) -> http.client.HTTP
 
 
 def _reachable(host: str) -> str:
-    """An address to dial for an address to listen on: `0.0.0.0` means this machine too."""
+    """Return the address to connect to for a listening address; `0.0.0.0` is this machine."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -1,7 +1,7 @@
-"""`gatekeeper history ORIGIN`: what a site's robots.txt said, and when.
+"""`gatekeeper history ORIGIN`: the past versions of a site's robots.txt.
 
-Reads the storage of a gate, which may be running meanwhile; what that one put within the
-last `storage.flush_interval` is not there yet.
+The command reads the storage of a gate, which may be running at the same time. What that gate
+wrote within the last `storage.flush_interval` is not there yet.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from gatekeeper.storage import HistoryEntry, schema
 from gatekeeper.urls import parse
 
 MAX_COMPARED = 4_000_000
-"""Pairs of lines that a comparison looks at; above, a text counts as replaced whole."""
+"""Maximum pairs of lines to compare; for more, the whole text is shown as replaced."""
 
 
 class FileVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """One version, as `--json` shows it."""
+    """One version of a file, as `--json` prints it."""
 
     first_seen: str
     last_seen: str
     outcome: str
     status: int | None = None
     size: int
-    """Bytes of the text."""
+    """Size of the text in bytes."""
     sha256: str | None = None
-    """Of those bytes; null: there was no file."""
+    """The digest of the text; null if there was no file."""
     confirmed: bool | msgspec.UnsetType = msgspec.UNSET
-    """With --at: seen both before and after that moment, else before it only."""
+    """With --at: true if seen both before and after that time, false if only before it."""
     text: str | msgspec.UnsetType | None = msgspec.UNSET
     diff: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class HistoryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`--json`: an origin and its versions, oldest first."""
+    """The output of `--json`: an origin and its versions, oldest first."""
 
     origin: str
     versions: list[FileVersion]
@@ -56,7 +56,7 @@ EXAMPLE = f"{NAME} history https://example.org --at 2026-11-20T12:00:00Z"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `history`."""
+    """Add the arguments of `history`."""
     parser.add_argument("origin", metavar="ORIGIN", help="scheme and host, or any URL of the site")
     parser.add_argument(
         "--at",
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit 0 if there is something to show, 1 if nothing is known (of that moment)."""
+    """Exit 0 if there is a version to show, 1 if none is known (of that time)."""
     settings = load(args, storage__path=args.storage)
     origin = parse(args.origin).origin
     path = _state_file(settings.config.storage.path)
@@ -175,7 +175,7 @@ def _version(spell: HistoryEntry) -> FileVersion:
 
 
 def _print_text(connection: sqlite3.Connection, spell: HistoryEntry, at: float) -> None:
-    """The facts on stderr, the text itself, octet for octet, on stdout."""
+    """Print the description on stderr, and the unchanged bytes of the text on stdout."""
     confirmed = "" if at <= spell.last_seen else " (not asked again before that moment)"
     print(_line(spell) + confirmed, file=sys.stderr)
     body = schema.text_of(connection, spell.body_hash)
@@ -199,11 +199,11 @@ def _print_changes(connection: sqlite3.Connection, spells: Sequence[HistoryEntry
 def _change(
     connection: sqlite3.Connection, before: HistoryEntry, after: HistoryEntry
 ) -> Iterable[str]:
-    """A unified diff, every line ended and safe for a terminal."""
+    """Yield a unified diff; each line ends with a newline and is safe for a terminal."""
     old, new = (_text_lines(connection, spell) for spell in (before, after))
     names = (f"last seen {_time(before.last_seen)}", f"first seen {_time(after.first_seen)}")
     if len(old) * len(new) > MAX_COMPARED:
-        # Comparing takes time of the square, and worse where a site means it to.
+        # The time to compare grows with the square of the lines, and faster for hostile texts.
         yield f"--- {names[0]}\n+++ {names[1]}\n@@ -1,{len(old)} +1,{len(new)} @@\n"
         yield from (f"-{line}" for line in old)
         yield from (f"+{line}" for line in new)
@@ -220,7 +220,7 @@ def _text_lines(connection: sqlite3.Connection, spell: HistoryEntry) -> list[str
 
 
 def _printable(text: str) -> str:
-    """A site's text must not steer the reader's terminal, nor reorder what is read."""
+    """Escape characters with which a site's text could control the terminal or reorder text."""
     return "".join(
         char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
         for char in text

@@ -1,4 +1,4 @@
-"""`gatekeeper identity new|show|directory|page`: the key that signs, and what is published."""
+"""`gatekeeper identity new|show|directory|page`: the signing key, and the pages to publish."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXAMPLE = f"{NAME} identity new bot.pem"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `identity`."""
+    """Add the arguments of `identity`."""
     parser.add_argument(
         "action",
         choices=("new", "show", "directory", "page"),
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit 0; 2 for a key that can't be made or read, or settings that are missing."""
+    """Exit 0; 2 if a key can't be made or read, or if settings are missing."""
     if (args.action == "new") != (args.file is not None):
         args.parser.error("`new` needs the file of the key; the others take it from [identity] key")
     if args.action in {"new", "show"} and args.output is not None:
@@ -81,7 +81,7 @@ def _new(args: argparse.Namespace) -> int:
 
 
 def _published(config: IdentityConfig) -> list[PublicKey]:
-    """The key that signs, and those beside it. Raises ConfigError."""
+    """Return the signing key, then the other published keys. Raises ConfigError."""
     files = [*([config.key] if config.key is not None else []), *config.also]
     if not files:
         raise ConfigError(f"identity.key is not set; `{NAME} identity new FILE` makes one")
@@ -131,7 +131,7 @@ _PAGE = """<!doctype html>
 
 
 def bot_page(settings: Settings) -> str:
-    """The page about the bot, of what is configured: HTML without scripts and outer resources."""
+    """Return the page about the bot as HTML without scripts or external resources."""
     agent = settings.identity()
     name = product_token(agent)
     config = settings.config

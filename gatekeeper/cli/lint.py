@@ -1,4 +1,4 @@
-"""`gatekeeper lint PATH|URL...`: what is wrong, or surprising, in a robots.txt."""
+"""`gatekeeper lint PATH|URL...`: report what is wrong or surprising in a robots.txt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXAMPLE = f"{NAME} lint https://example.org/robots.txt"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `lint`."""
+    """Add the arguments of `lint`."""
     parser.add_argument(
         "sources",
         nargs="+",
@@ -50,7 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit 0 if no error was found, 1 if one was, 2 if there was nothing to read."""
+    """Exit 0 if no error was found, 1 if one was, 2 if there was nothing to read.
+
+    With --strict warnings count as errors do. With --diff: exit 1 if anything would change.
+    """
     log_to_stderr()
     _check_call(args)
     ignored = _ignored(args.ignore)
@@ -87,11 +90,11 @@ def _check_call(args: argparse.Namespace) -> None:
 
 
 def _ignored(given: Iterable[str]) -> frozenset[str]:
-    """The codes; raises GatekeeperError for what is none."""
+    """Return the codes to ignore. Raises GatekeeperError for an unknown one."""
     codes = [code.strip() for each in given for code in each.split(",") if code.strip()]
     for code in codes:
         if code not in CODES:
-            import difflib  # noqa: PLC0415 - for those who err
+            import difflib  # noqa: PLC0415 - needed for mistakes only
 
             near = difflib.get_close_matches(code, CODES, 1)
             meant = f"; did you mean {near[0]}?" if near else "; docs/lint.md lists them all"
@@ -116,7 +119,7 @@ def _report(text: Text, ignored: frozenset[str]) -> LintReport:
 
 
 def _mended(settings: Settings, text: Text, ignored: frozenset[str]) -> Text:
-    """The text with its fixes applied, in its file, too."""
+    """Apply the fixes to the text and to its file, and return the fixed text."""
     body = _fixed(settings, text, ignored)
     if body == text.body:
         return text
@@ -147,15 +150,15 @@ def _unified(name: str, old: bytes, new: bytes) -> Iterator[str]:
     yield from difflib.unified_diff(before, after, name, name, lineterm="")
 
 
-# --- What `gatekeeper lint` prints: for people, as JSON, for GitHub Actions, as SARIF.
+# --- output: for people, as JSON, for GitHub Actions, as SARIF -------------------------------
 
 
 _WIDTH = 100
-"""Characters of a line that are shown."""
+"""Maximum characters of a line to show."""
 
 
 class LintReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`--json`: everything found in one text."""
+    """The output of `--json`: all findings in one text."""
 
     source: str
     size: int
@@ -170,7 +173,7 @@ _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "c
 
 
 def _print_text(report: LintReport, lines: list[str]) -> None:
-    """For people; `lines` are those of the text."""
+    """Print a report for people; `lines` are the lines of the text."""
     name = "stdin" if report.source == "-" else report.source
     if report.missing:
         print(f"{name}: there is no file, so everything is welcome")
@@ -189,7 +192,7 @@ def _print_text(report: LintReport, lines: list[str]) -> None:
 
 
 def _marked(finding: Finding, line: str) -> list[str]:
-    """The line, and a mark below what the finding is about; nothing where there is nothing."""
+    """Return the line and a marker line below it; nothing if the finding marks no characters."""
     start, end = finding.column - 1, finding.end_column - 1
     if start == end:
         return []
@@ -208,7 +211,7 @@ _GITHUB = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: 
 
 
 def _print_github(report: LintReport) -> None:
-    """Workflow commands, which GitHub Actions shows beside the lines."""
+    """Print workflow commands, which GitHub Actions shows next to the lines."""
     for finding in report.findings:
         told = {"title": f"robots.txt ({finding.code})", "file": report.source}
         if finding.line:
@@ -231,7 +234,7 @@ _SARIF = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "
 
 
 def _sarif(reports: Iterable[LintReport]) -> dict[str, Any]:
-    """SARIF 2.1.0 (OASIS), which code hosts take for their lists of findings."""
+    """Return a SARIF 2.1.0 document (OASIS), the format in which code hosts accept findings."""
     rules = [
         {
             "id": code,
@@ -268,7 +271,7 @@ def _result(source: str, finding: Finding) -> dict[str, Any]:
 
 
 def _uri(source: str) -> str:
-    """A URI reference (RFC 3986) for a path as it was given."""
+    """Return a URI reference (RFC 3986) for a source as it was given."""
     if is_url(source):
         return source
     from urllib.parse import quote  # noqa: PLC0415

@@ -14,7 +14,7 @@ EXAMPLE = f"{NAME} mcp --user-agent 'examplebot/1.0 (+https://example.org/bot)'"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `mcp`."""
+    """Add the arguments of `mcp`."""
     parser.add_argument(
         "--http",
         metavar="PORT",
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until the client hangs up, or Ctrl-C."""
+    """Serve until the client disconnects, or until Ctrl-C."""
     try:
         from gatekeeper.integrations.mcp import serving  # noqa: PLC0415
     except ModuleNotFoundError as error:
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
     async def serve() -> None:
         config, where = settings.config, args.gate
-        # A sidecar says who it is.
+        # A sidecar has an identity of its own.
         agent = settings.identity() if where is None else config.user_agent
         token = os.environ.get(TOKEN)
         async with serving(agent, config=config, gate=where, token=token, wait=args.wait) as server:

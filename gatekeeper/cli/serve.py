@@ -1,4 +1,4 @@
-"""`gatekeeper serve`: the sidecar."""
+"""`gatekeeper serve`: run the sidecar."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXAMPLE = f"{NAME} serve --socket /run/gatekeeper/gatekeeper.sock"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `serve`."""
+    """Add the arguments of `serve`."""
     parser.add_argument("--host", metavar="H", help="address to listen on (127.0.0.1)")
     parser.add_argument("--port", metavar="P", type=whole, help="port (8750); 0 takes a free one")
     parser.add_argument("--socket", metavar="PATH", help="a unix socket instead, mode 0600")
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT; exit 0 when every lease and stream has ended."""
+    """Serve until SIGTERM or SIGINT; exit 0 when all leases and streams have ended."""
 
     def read() -> Settings:
         return load(
@@ -74,13 +74,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _announce_json(where: str, curl: str, proxy: str | None) -> None:
-    """Say where it listens, as one line of JSON."""
+    """Print the listening address as one line of JSON."""
     said = {"listening": where, "try": curl} | ({} if proxy is None else {"proxy": proxy})
     print(json_text(said), flush=True)
 
 
 def _announce(where: str, curl: str, proxy: str | None) -> None:
-    """Said once it listens; a program reads the address from the first line."""
+    """Print the listening address; programs read it from the first line."""
     print(f"{NAME}: listening on {where}")
     print(f"try: {curl}", flush=True)
     if proxy is not None:

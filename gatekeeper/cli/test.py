@@ -1,4 +1,4 @@
-"""`gatekeeper test FILE|URL --expect CASES.toml`: does a robots.txt say what it should?"""
+"""`gatekeeper test FILE|URL --expect CASES.toml`: compare a robots.txt with expected verdicts."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One `[[case]]`: what is expected of a URL."""
+    """One `[[case]]`: the expected verdict for a URL."""
 
     url: str
-    """Absolute, or a path with its query."""
+    """An absolute URL, or a path with its query."""
     allowed: bool
     agent: str = "*"
     """A product token; `*` is a robot that the file does not name."""
     line: int | None = None
-    """The line that decides, counting from 1; 0: no rule does; None: any."""
+    """The deciding line, counting from 1; 0: no rule decides; None: any."""
 
 
 class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,10 +38,10 @@ class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A case, and what the file says."""
+    """A case, and the actual verdict of the file."""
 
     where: str
-    """`cases.toml, case 3`, or the sitemap."""
+    """The source of the case: `cases.toml, case 3`, or the sitemap."""
     case: Case
     allowed: bool
     rule: Rule | None
@@ -49,7 +49,7 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`--json`: how many cases there were, and those that differ."""
+    """The output of `--json`: the number of cases, and the cases that differ."""
 
     source: str
     cases: int
@@ -60,7 +60,7 @@ EXAMPLE = f"{NAME} test robots.txt --expect cases.toml --sitemap sitemap.xml"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `test`."""
+    """Add the arguments of `test`."""
     parser.add_argument("source", metavar="FILE|URL", help="a file, a URL, or - for stdin")
     parser.add_argument(
         "--expect",
@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit 0 if all is as expected, 1 if something differs, 2 if there is nothing to test."""
+    """Exit 0 if all verdicts are as expected, 1 if any differs, 2 if there is nothing to test."""
     log_to_stderr()
     if not args.expect and not args.sitemap:
         args.parser.error("nothing is expected: give --expect or --sitemap")
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _cases(name: str) -> list[tuple[str, Case]]:
-    """Raises GatekeeperError for what is no file of cases."""
+    """Read a file of cases, with the source of each. Raises GatekeeperError for an invalid one."""
     try:
         text = tomllib.loads(read_bounded(name).decode("utf-8-sig"))
         cases = msgspec.convert(text, Cases).case

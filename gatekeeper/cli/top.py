@@ -1,4 +1,4 @@
-"""`gatekeeper top`: the overview of a running sidecar, and the hosts that wait, in a terminal."""
+"""`gatekeeper top`: the overview of a running sidecar and its busiest hosts, in a terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EXAMPLE = f"{NAME} top --every 5"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `top`."""
+    """Add the arguments of `top`."""
     add_address(parser)
     parser.add_argument(
         "--every", metavar="SECONDS", type=seconds, default=2.0, help="between two looks (2)"
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit 0 when it is interrupted or has looked once, 1 if the sidecar does not answer."""
+    """Exit 0 when interrupted or after one look, 1 if the sidecar does not answer."""
     server, token = server_of(args), os.environ.get(TOKEN)
     try:
         if args.json:
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _again(server: ServerConfig, token: str | None, before: Group) -> Group:
-    """Another look; what was seen before, and that it is old, where there is no answer."""
+    """Return a fresh display, or the previous one, marked as old, if there is no answer."""
     from rich.console import Group  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
@@ -79,9 +79,9 @@ def _again(server: ServerConfig, token: str | None, before: Group) -> Group:
 
 
 def seen(server: ServerConfig, token: str | None) -> dict[str, Any]:
-    """What the sidecar says: `overview`, and `hosts`, those first for which most wait.
+    """Return the sidecar's `overview` and its `hosts`, the ones with most waiters first.
 
-    Raises OSError where it does not answer, or refuses to.
+    Raises OSError if the sidecar does not answer or refuses to.
     """
     path = f"/v1/hosts?sort=-waiting&per_page={_HOSTS}"
     return {"overview": _ask(server, "/v1/overview", token), "hosts": _ask(server, path, token)}
@@ -97,7 +97,7 @@ def _ask(server: ServerConfig, path: str, token: str | None) -> Any:
 
 
 def shown(told: dict[str, Any]) -> Group:
-    """What `seen` gives, for a terminal. Texts of sites steer it as little as they do a page."""
+    """Return the result of `seen` as a display. Texts of sites can't control the terminal."""
     from rich.console import Group  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
