@@ -1,1 +1,1 @@
-"""What `gatekeeper fetch` is made of: the crawl, its manifest, bodies, WARC and progress."""
+"""The parts of `gatekeeper fetch`: crawl, manifest, bodies, WARC files and progress."""

@@ -1,7 +1,7 @@
-"""The manifest: one JSON line for every URL that is done with, and the memory of a crawl.
+"""The manifest: one JSON line for every finished URL. With it a later run resumes the crawl.
 
-A line is written once what it speaks of is on disk, in one call: whatever stops the
-process, the file ends in whole lines and at most one torn one, which the next run cuts off.
+A line is written in one call, after the body that it describes is on disk. However the process
+ends, the file has whole lines and at most one torn line at its end, which the next run cuts off.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gatekeeper.errors import StorageError
 # --- the folder ------------------------------------------------------------------------------
 
 NO_LINK: Final = getattr(os, "O_NOFOLLOW", 0)
-"""For os.open: fail at a symbolic link. 0 where the system has no such thing (Windows)."""
+"""Flag of os.open: fail at a symbolic link. 0 on systems without such a flag (Windows)."""
 _DIRECTORY: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _FROM_ABOVE: Final = {os.open, os.rename, os.unlink} <= os.supports_dir_fd
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_LINK | getattr(os, "O_BINARY", 0)
@@ -33,21 +33,23 @@ _At = tuple[str, int | None]
 
 
 class Folder:
-    """A directory, and the files in the directories that it holds.
+    """A directory, and the files in its subdirectories. No symbolic link in it is followed.
 
-    Each method raises StorageError that names the file.
+    Each method raises StorageError, which names the file.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def create(self, directory: str, name: str) -> IO[bytes]:
-        """A new, empty file, whatever had its name before; the directory is made as needed."""
+        """Create an empty file in a subdirectory, replacing a file or link of that name.
+
+        The subdirectory is created if needed.
+        """
         return self._do(lambda one: os.fdopen(_created(one, name), "w+b"), directory)
 
     def store(self, data: bytes, place: tuple[str, str], to: tuple[str, str]) -> None:
-        """A new file with that content: whole in the one place (its directory, its name) before
-        it is moved to the other."""
+        """Write a new file at `place` (its subdirectory and name), then move it to `to`."""
 
         def write(one: _At, other: _At) -> None:
             descriptor = _created(one, place[1])
@@ -63,11 +65,11 @@ class Folder:
         self._do(write, place[0], to[0])
 
     def move(self, place: tuple[str, str], to: tuple[str, str]) -> None:
-        """Move a file (its directory, its name), over another one or a link of that name."""
+        """Move a file (its subdirectory and name), replacing a file or link of the new name."""
         self._do(lambda one, other: _replace(one, place[1], other, to[1]), place[0], to[0])
 
     def remove(self, directory: str, name: str) -> None:
-        """Remove a file; one that is not there is no error."""
+        """Remove a file, if it exists."""
 
         def unlink(one: _At) -> None:
             with suppress(FileNotFoundError):
@@ -76,7 +78,7 @@ class Folder:
         self._do(unlink, directory)
 
     def _do(self, action: Callable[..., _T], *directories: str) -> _T:
-        """Call it with where each directory is, made as needed."""
+        """Call `action` with the location of each subdirectory, which is created if needed."""
         opened: list[int] = []
         try:
             return action(*[self._at(directory, opened) for directory in directories])
@@ -90,7 +92,10 @@ class Folder:
                 os.close(descriptor)
 
     def _at(self, directory: str, opened: list[int]) -> _At:
-        """What a name in the directory begins with, and the descriptor that it starts from."""
+        """Return the prefix for names in a subdirectory, and the descriptor they are relative to.
+
+        A descriptor that is opened for this is added to `opened`.
+        """
         path = f"{self.path}{os.sep}{directory}"
         if not _FROM_ABOVE:
             Path(path).mkdir(exist_ok=True)
@@ -115,7 +120,7 @@ def _created(at: _At, name: str) -> int:
 
 
 def _write(descriptor: int, data: bytes) -> None:
-    """Write all of it: in one call, as a rule."""
+    """Write all of the data, usually in one call."""
     written = os.write(descriptor, data)
     while written < len(data):
         written += os.write(descriptor, memoryview(data)[written:])
@@ -126,7 +131,7 @@ def _replace(one: _At, name: str, other: _At, to: str) -> None:
 
 
 def refuse_links(folder: Path, *names: str) -> None:
-    """Raise StorageError for a symbolic link in the folder whose name begins so."""
+    """Raise StorageError if the folder has a symbolic link whose name starts with one of these."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith(names) and entry.is_symlink():
@@ -143,23 +148,23 @@ def _link(path: Path) -> StorageError:
 
 
 class Result(StrEnum):
-    """What came of a URL."""
+    """The outcome of a URL."""
 
     FETCHED = "fetched"
-    """An answer came, whatever its status, and its body is stored."""
+    """A response arrived, with any status, and its body is stored."""
     DENIED = "denied"
-    """It may not be fetched; the decision says by which line. Final, unless the guard or an
-    override of the operator's refused it: those are asked about again by every run."""
+    """The URL may not be fetched; the decision names the line. Final, unless the guard or an
+    operator's override refused it: every run asks about those again."""
     FAILED = "failed"
-    """No answer, one that could not be read, or nothing but requests to wait; tried again by
-    the next run. Or no URL at all: that will not change, and is said once."""
+    """No response, an unreadable one, or only responses that ask to wait; the next run tries again.
+    Or the text is not a URL: that will not change, and is reported once."""
 
 
 class WarcPlace(msgspec.Struct, frozen=True):
-    """Where a page stands in a WARC file, in bytes."""
+    """The position of a page in a WARC file, in bytes."""
 
     file: str
-    """Relative to the manifest."""
+    """The path of the WARC file, relative to the manifest."""
     offset: int
     end: int
 
@@ -168,46 +173,46 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of the manifest. Durations are seconds, sizes bytes, times UTC."""
 
     url: str
-    """The URL that was given, in its normal form."""
+    """The given URL, in its normal form."""
     outcome: Result
     at: datetime
-    """When its last request was sent, or when it was decided that none would be."""
+    """When its last request was sent, or when it was decided not to send one."""
     status: int | None = None
     final_url: str | None = None
-    """Where redirects led; None if there were none."""
+    """The URL that redirects led to; None if there were none."""
     redirects: tuple[tuple[int, str], ...] = ()
-    """Each hop's status, and where it led."""
+    """The status of each hop, and the URL it led to."""
     decision: Decision | None = None
-    """The answer for the last hop."""
+    """The decision for the last hop."""
     tries: int = 1
-    """Requests for the last hop; 0: what was given is no URL that could be asked for."""
+    """Requests for the last hop; 0: the given text is not a URL that could be requested."""
     elapsed: float | None = None
-    """From sending the last request to the head of its response."""
+    """Time from sending the last request to the head of its response."""
     took: float | None = None
-    """From sending the last request to the end of the body."""
+    """Time from sending the last request to the end of the body."""
     size: int | None = None
-    """Bytes of the body. None of a fetched URL: redirected to a page that another entry has."""
+    """Size of the body. None for a fetched URL that redirected to the page of another entry."""
     sha256: str | None = None
-    """Of the body as stored."""
+    """The digest of the body as stored."""
     truncated: bool = False
     """The body was longer than --max-body; the rest was not read."""
     content_type: str | None = None
     content_encoding: str | None = None
-    """Set where the body is stored as it was sent, and was encoded."""
+    """The encoding of a body that is stored in encoded form, as it was sent."""
     file: str | None = None
-    """The body, relative to the manifest."""
+    """The file with the body, relative to the manifest."""
     warc: WarcPlace | None = None
     signals: dict[str, Any] | None = None
-    """What the response's headers say about the use of it."""
+    """What the response headers say about the use of the page."""
     error: str | None = None
     where: str | None = None
-    """Of a text that is no URL: the file and the line it was read from, "urls.txt:6"."""
+    """For a text that is not a URL: the file and the line it was read from, "urls.txt:6"."""
 
     @property
     def refused(self) -> bool:
-        """Whether it is settled that this will not be fetched: its site's word, or no URL at all.
+        """True if the URL will not be fetched later either: its site denies it, or it is not a URL.
 
-        What this machine's own configuration refused is not: the next run may have another one.
+        A refusal by our own configuration is not final: the next run may have another one.
         """
         if not self.tries:
             return True
@@ -216,19 +221,18 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 _OUR_OWN = frozenset({Reason.BLOCKED, Reason.OPERATOR})
-"""Refusals by the guard and by the operator's overrides: asking again costs no request."""
+"""Refusals by the guard and by the operator's overrides. Asking again costs no request."""
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Entry).decode
 
 
 class Manifest:
-    """The lines written so far, as far as a later run needs to know them.
+    """The manifest file, and what a run has to know about the URLs that are done.
 
-    `archive` is the WARC file of this run, as a WarcPlace names it; "" if it is a new one.
-    `retry_denied`: what an earlier run was denied is not done with.
-    Memory: 16 bytes and a set's slot for every URL that is done. Open it with `with`, and
-    under a lock.
+    `archive` is the WARC file of this run, as a WarcPlace names it; "" if it is new. With
+    `retry_denied`, URLs that an earlier run was denied count as not done. Memory: 16 bytes and a
+    slot in a set for every URL that is done. Use it as a context manager, while holding the lock.
     """
 
     def __init__(
@@ -237,9 +241,9 @@ class Manifest:
         self.path = path
         self._retry_denied = retry_denied
         self.unreadable: int = 0
-        """Lines in the middle that are no entries; they are left alone."""
+        """Lines that are not entries; they are left unchanged."""
         self.warc_places: dict[str, WarcPlace] = {}
-        """The last page in each WARC file."""
+        """The position of the last page in each WARC file."""
         self._archive = archive
         self._fetched: set[bytes] = set()
         self._refused: set[bytes] = set()
@@ -248,7 +252,7 @@ class Manifest:
 
     def __enter__(self) -> Manifest:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Appended to by this process alone, so that what is read is all there is.
+        # Only this process appends to the file, so reading it once gives all entries.
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | NO_LINK, 0o644)
         for line in self._whole_lines(self._file):
             try:
@@ -263,20 +267,20 @@ class Manifest:
             self._file = None
 
     def done(self, url: str) -> bool:
-        """Whether that URL was refused, or fetched, be it as a hop of a redirect; or is none."""
+        """Return True if the URL was refused, or fetched, possibly as a hop, or is not a URL."""
         key = digest(url)
         return key in self._fetched or key in self._refused
 
     def fetched(self, url: str) -> bool:
-        """Whether its page is had."""
+        """Return True if the page of the URL was fetched."""
         return digest(url) in self._fetched
 
     def unarchived(self, url: str) -> bool:
-        """Whether its page was fetched by a run that did not put it into this run's WARC."""
+        """Return True if the page was fetched by a run that did not write it to this WARC file."""
         return digest(url) in self._elsewhere
 
     def write(self, entry: Entry) -> bytes:
-        """Append a line, whole; the line."""
+        """Append the line of an entry in one call, and return the line."""
         if self._file is None:
             raise ValueError("the manifest is not open")
         line = _encode(entry) + b"\n"
@@ -287,7 +291,7 @@ class Manifest:
     def _learn(self, entry: Entry) -> None:
         if entry.warc is not None:
             self.warc_places[entry.warc.file] = entry.warc
-        # Of several lines about one URL the last one stands.
+        # If there are several lines about one URL, the last one counts.
         again, own = self._retry_denied and entry.tries > 0, digest(entry.url)
         if entry.refused and not again:
             self._refused.add(own)
@@ -297,7 +301,7 @@ class Manifest:
             self._fetched.add(own)
             if entry.size is None:
                 return
-            # Only who has the page may vouch for where it was found.
+            # Hops count as fetched only if this entry has the page that they led to.
             hops = [digest(hop) for _, hop in entry.redirects]
             self._fetched.update(hops)
             if self._archive is not None and (
@@ -306,7 +310,7 @@ class Manifest:
                 self._elsewhere.update((own, *hops))
 
     def _whole_lines(self, descriptor: int) -> Iterator[bytes]:
-        """Every line that has its end; what follows the last one is cut off the file."""
+        """Yield every line that ends with a newline, and cut the rest off the file."""
         end = 0
         with os.fdopen(os.dup(descriptor), "rb") as file:
             for line in file:
@@ -318,7 +322,7 @@ class Manifest:
 
 @lru_cache(maxsize=4096)
 def digest(url: str) -> bytes:
-    """What stands for a URL in memory: 16 bytes, however long it is."""
+    """Return the 16 bytes that represent a URL of any length in memory."""
     return hashlib.blake2b(url.encode(), digest_size=16).digest()
 
 
@@ -326,17 +330,18 @@ def digest(url: str) -> bytes:
 
 
 class Trails:
-    """The URLs of one run, each part of one way: of a given URL over its redirects to its end.
+    """The redirect chains of one run. Each URL belongs to the chain of one given URL.
 
-    `longest` bounds the ways that wait for one another in a row. Memory: a dictionary's slot
-    and 16 bytes for every URL met, an entry for every way that waits.
+    A chain that leads into the chain of another URL waits for the outcome of that one. `longest`
+    limits how many chains wait for one another in a row. Memory: a slot in a dictionary and 16
+    bytes for every URL seen, and an entry for every chain that waits.
     """
 
     def __init__(self, longest: int) -> None:
         self._longest = longest
-        # None while the way that it is part of has no end.
+        # None while the chain of the URL is unfinished.
         self._outcomes: dict[bytes, Result | None] = {}
-        # Hops only, while their way has no end; a given URL is part of its own.
+        # The given URL of each hop in an unfinished chain; given URLs belong to their own chain.
         self._owners: dict[bytes, bytes] = {}
         self._leaders: dict[bytes, bytes] = {}
         self._followers: dict[bytes, list[Entry]] = {}
@@ -345,24 +350,24 @@ class Trails:
         return digest(url) in self._outcomes
 
     def begin(self, url: str) -> None:
-        """A given URL sets out."""
+        """Start the chain of a given URL."""
         self._outcomes[digest(url)] = None
 
     def extend(self, url: str, hop: str) -> None:
-        """Its redirects go on to a URL that no other way holds, or held."""
+        """Add a hop, which no other chain has or had, to the chain of a URL."""
         key = digest(hop)
         self._outcomes[key] = None
         self._owners[key] = digest(url)
 
     def outcome(self, url: str) -> Result | None:
-        """What the way that it is part of came to; None: there is none, or no end yet."""
+        """Return the outcome of the chain of a URL; None: it has no chain, or an unfinished one."""
         return self._outcomes.get(digest(url))
 
     def follow(self, entry: Entry) -> str | None:
-        """Keep an entry until the way that its last redirect led into has its end.
+        """Hold back an entry until the chain that its last redirect led into is finished.
 
-        The problem instead, and nothing kept, if that end would wait for this one, or if
-        too many wait for one another.
+        Return None, or a problem if that chain waits for this one, or if too many chains wait
+        for one another; then the entry is not held back.
         """
         url, hop = entry.redirects[-1][1], digest(entry.redirects[-1][1])
         own, leader = digest(entry.url), self._owners.get(hop, hop)
@@ -378,28 +383,28 @@ class Trails:
         return None
 
     def end(self, entry: Entry) -> list[Entry]:
-        """A way has its end; the entries that waited for it, saying the same."""
+        """Finish the chain of an entry, and return the waiting entries, with the same outcome."""
         own = digest(entry.url)
         if own in self._outcomes:
             self._outcomes[own] = entry.outcome
         self._leaders.pop(own, None)
         for _, url in entry.redirects:
             hop = digest(url)
-            # A hop of those that follow somebody is that one's.
+            # A hop of an entry that followed another chain belongs to that chain.
             if self._owners.get(hop) == own:
                 del self._owners[hop]
                 self._outcomes[hop] = entry.outcome
         return [self._as(entry, waited) for waited in self._followers.pop(own, ())]
 
     def _as(self, leader: Entry, follower: Entry) -> Entry:
-        """The follower's entry: its own way and the rest of the leader's, to the same end.
+        """Return the follower's entry: its own hops, the rest of the leader's, the same outcome.
 
-        Without size and file: those are the leader's, and counted once.
+        It has no size and no file: the leader's entry has them, and they are counted once.
         """
         met = follower.redirects[-1][1]
         way = [leader.url, *(url for _, url in leader.redirects)]
         redirects = follower.redirects + leader.redirects[way.index(met) :]
-        if len(redirects) > self._longest:  # as it would have come to alone
+        if len(redirects) > self._longest:  # the follower would have failed alone, too
             return msgspec.structs.replace(
                 follower, outcome=Result.FAILED, error=f"more than {self._longest} redirects"
             )

@@ -1,4 +1,4 @@
-"""What one crawl is given: where its URLs come from, how far it goes, what its files are called."""
+"""The input of a crawl: the sources of its URLs, its limits, and the names of its files."""
 
 from __future__ import annotations
 
@@ -16,28 +16,30 @@ from gatekeeper.urls import MAX_URL
 
 _BLOCK = 65_536
 _LONGEST_URL = 4 * MAX_URL
-"""Bytes: a character of UTF-8 takes four at most, so what is cut here is no URL anyway."""
+"""Bytes. A UTF-8 character has four at most, so a line that is cut here is too long for a URL."""
 _LONGEST_LINE = 16 * 1024 * 1024
 
 
 class Given(NamedTuple):
-    """One URL as it was given, or what was meant to be one."""
+    """One URL as it was given; its text may not be a valid URL."""
 
     text: str
     file: str | None = None
-    """None: an argument."""
+    """The file that it was read from; None for an argument."""
     line: int = 0
 
     @property
     def where(self) -> str | None:
-        """The file and the line, as editors and compilers write them."""
+        """The file and the line, as editors and compilers write them; None for an argument."""
         return f"{self.file}:{self.line}" if self.file is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A list of URLs that can be read: the file is open, so that nothing else is begun for one
-    that isn't there."""
+    """A list of URLs that is open for reading.
+
+    It is opened first, so that a crawl whose list does not exist creates nothing.
+    """
 
     name: str
     descriptor: int
@@ -45,10 +47,9 @@ class Listed:
 
 @contextmanager
 def opened(file: str | None) -> Iterator[Listed | None]:
-    """The list that -i names; `-` is standard input, None none.
+    """Open the list that -i names; `-` is standard input, None is no list.
 
-    Raises OSError for a file that can't be read, ConfigError for a standard input that is
-    closed.
+    Raises OSError for a file that can't be read, ConfigError if standard input is closed.
     """
     if file is None:
         yield None
@@ -60,10 +61,10 @@ def opened(file: str | None) -> Iterator[Listed | None]:
 
 
 async def given(arguments: Iterable[str], listed: Listed | None) -> AsyncIterator[Given]:
-    """Every URL: the arguments, then the lines of the list; `-` is standard input.
+    """Yield every URL: the arguments, where `-` is standard input, then the lines of the list.
 
-    Blank lines and lines that begin with `#` are left out. Raises OSError for a file that
-    can't be read, ConfigError for one that holds no lines, or a standard input that is closed.
+    Blank lines and lines that start with `#` are skipped. Raises OSError for a file that can't be
+    read, ConfigError for one with an endless line, or if standard input is closed.
     """
     for argument in arguments:
         if argument == "-":
@@ -92,17 +93,17 @@ async def _urls(listed: Listed) -> AsyncIterator[Given]:
 
 
 async def _blocks(descriptor: int) -> AsyncIterator[bytes]:
-    """What is read, as it comes, without a thread that would outlive a Ctrl-C.
+    """Yield blocks as they arrive, without a thread that would outlive a Ctrl-C.
 
-    A read that was announced never blocks, so the descriptor needn't be made non-blocking:
-    the shell shares it, and on a terminal our own output does.
+    A read that the loop has announced never blocks. So the descriptor need not be made
+    non-blocking, which would affect the shell and, on a terminal, our own output.
     """
     wait = _announced if _can_be_watched(descriptor) else _at_once
     while True:
         await wait(descriptor)
         try:
             block = os.read(descriptor, _BLOCK)
-        except BlockingIOError:  # somebody else who shares it was quicker
+        except BlockingIOError:  # another process that shares the descriptor has read the data
             continue
         if not block:
             return
@@ -110,9 +111,9 @@ async def _blocks(descriptor: int) -> AsyncIterator[bytes]:
 
 
 def _can_be_watched(descriptor: int) -> bool:
-    """Whether the loop can say when it is readable: pipes, sockets, terminals.
+    """Return True if the loop can watch the descriptor: a pipe, a socket or a terminal.
 
-    Regular files and devices as /dev/null never make anyone wait, and epoll refuses them.
+    Reading regular files and devices such as /dev/null never blocks, and epoll refuses them.
     """
     loop = asyncio.get_running_loop()
     try:
@@ -134,14 +135,14 @@ async def _announced(descriptor: int) -> None:
 
 
 async def _at_once(_: int) -> None:
-    await asyncio.sleep(0)  # a long file must not keep the crawl from its turns, or Ctrl-C out
+    await asyncio.sleep(0)  # reading a long file must not hold up the crawl or a Ctrl-C
 
 
 def _nothing() -> None: ...
 
 
 class _Lines:
-    """Lines out of blocks. Of one that is too long for a URL only the beginning comes."""
+    """Splits blocks into lines. A line that is too long for a URL is cut."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -150,7 +151,7 @@ class _Lines:
         self._first = True
 
     def feed(self, block: bytes) -> Iterator[bytes]:
-        """Every line that ends in this block. Raises ConfigError where none ever does."""
+        """Yield every line that ends in this block. Raises ConfigError if a line has no end."""
         *ended, rest = block.split(b"\n")
         for piece in ended:
             self._add(piece)
@@ -158,7 +159,7 @@ class _Lines:
         self._add(rest)
 
     def rest(self) -> bytes:
-        """The line that has begun; the next one begins after it."""
+        """Return the line read so far, and start the next one."""
         line, self._begun, self._skipped = self._begun, b"", 0
         if self._first:
             self._first, line = False, line.removeprefix(BOM)
@@ -181,14 +182,14 @@ STATE = "gatekeeper.db"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How far one crawl goes."""
+    """The limits of one crawl."""
 
     concurrency: int = 100
     """Requests in flight, over all hosts."""
     max_body: int = 10 * 1024 * 1024
-    """Bytes of a body that are read."""
+    """Bytes read of one body."""
     redirects: int = 10
     tries: int = 3
-    """Requests for one URL, where it fails or the host asks to wait."""
+    """Requests for one URL, if they fail or the host asks to wait."""
     grace: float = 10.0
-    """Seconds that running requests have to end once the crawl is stopped."""
+    """Seconds that running requests have to finish once the crawl is stopped."""
