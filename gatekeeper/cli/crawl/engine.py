@@ -1,4 +1,4 @@
-"""The crawl: URLs in, each asked for in its host's turn, an entry out for every one."""
+"""The crawl: request each given URL when its host is due, and produce one entry for each."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from gatekeeper.queue import PoliteQueue, Turn
 
 
-# --- one URL and its answer ------------------------------------------------------------------
+# --- one URL and its response ----------------------------------------------------------------
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The head of a response, and what its body will be stored with."""
+    """The head of a response, and the details to store with its body."""
 
     status: int
     headers: Any
@@ -55,7 +55,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Story(msgspec.Struct, frozen=True):
-    """The URL that was given, where it was redirected, how often it was tried."""
+    """A given URL with its redirects and the number of tries."""
 
     url: str
     redirects: tuple[tuple[int, str], ...] = ()
@@ -63,31 +63,31 @@ class Story(msgspec.Struct, frozen=True):
 
     @property
     def last(self) -> str:
-        """The URL that is asked for now."""
+        """The URL to request now."""
         return self.redirects[-1][1] if self.redirects else self.url
 
     def redirected(self, status: int, url: str) -> Story:
-        """It went on to another URL."""
+        """Return the story after a redirect to another URL."""
         return Story(self.url, (*self.redirects, (status, url)), self.tries)
 
     def tried_again(self) -> Story:
-        """It will be asked for once more."""
+        """Return the story with one more try."""
         return Story(self.url, self.redirects, self.tries + 1)
 
     def passed(self, url: str) -> bool:
-        """Whether that URL is part of it already."""
+        """Return True if the URL is already part of this redirect chain."""
         return url == self.url or any(url == hop for _, hop in self.redirects)
 
     def denied(self, decision: Decision, at: datetime) -> Entry:
-        """It may not be fetched."""
+        """Return the entry of a URL that may not be fetched."""
         return self._entry(Result.DENIED, at, decision=decision)
 
     def failed(self, error: str, at: datetime, **more: Any) -> Entry:
-        """It could not be fetched."""
+        """Return the entry of a URL that could not be fetched."""
         return self._entry(Result.FAILED, at, error=error, **more)
 
     def fetched(self, answer: Answer, decision: Decision, **stored: Any) -> Entry:
-        """It was, and is stored as said."""
+        """Return the entry of a fetched URL; `stored` describes its body."""
         return self._entry(
             Result.FETCHED,
             answer.at,
@@ -117,12 +117,12 @@ class Story(msgspec.Struct, frozen=True):
 _log = logging.getLogger(__name__)
 
 _PLAIN = re.compile(r"https?://[a-z0-9.-]+(?::[0-9]+)?(?:/(?!\.)[A-Za-z0-9._~-]*)+")
-"""URLs that yarl sends as they are; most of them."""
+"""Matches URLs that yarl sends unchanged; most URLs are of this kind."""
 _ACCEPT = "text/html, application/xhtml+xml, */*;q=0.8"
 
 
 def headers_of(*, record: bool) -> dict[str, str]:
-    """What a crawl's session sends with each request; `record`: for a WARC, as it was sent."""
+    """Return the header fields of every request. `record`: for a WARC, with uncompressed bodies."""
     headers: dict[str, str] = {hdrs.ACCEPT: _ACCEPT}
     if record:
         headers[hdrs.ACCEPT_ENCODING] = "identity"
@@ -132,14 +132,14 @@ def headers_of(*, record: bool) -> dict[str, str]:
 async def exchange(
     session: aiohttp.ClientSession, lease: Lease, body: Body, *, clock: Clock, record: bool
 ) -> Answer:
-    """Send, take the head, and take the body: a redirect's only if all is to be recorded.
+    """Send a request and receive the response. A redirect's body is read only with `record`.
 
-    Raises what aiohttp raises where no answer came, or not the whole of a page.
+    Raises aiohttp's errors if no response arrives or if the body of a page is incomplete.
     """
-    # The session reads a plain text faster than it looks through a URL for what could be in it.
+    # The session handles a plain string faster than a URL object.
     url = lease.url if _PLAIN.fullmatch(lease.url) else URL(lease.url, encoded=True)
     started, at = clock.monotonic(), utc(clock.wall())
-    # Tries are counted, and the times of one are written down: the queue brings the URL back.
+    # The request is not retried here: the crawl counts and times each try, and retries by its queue.
     request = session.get(url, allow_redirects=False, middlewares=(send_once,))
     async with request as response:
         elapsed = clock.monotonic() - started
@@ -152,7 +152,7 @@ async def exchange(
         elif record:
             await _receive_spare(body, response.content)
         if body.cut or (location is not None and not record):
-            response.close()  # the rest is not wanted
+            response.close()  # the rest of the body is not needed
         return Answer(
             status=response.status,
             headers=response.headers,
@@ -166,7 +166,7 @@ async def exchange(
 
 
 async def _receive_spare(body: Body, content: aiohttp.StreamReader) -> None:
-    """The body of a redirect, as far as it comes: nothing but the record depends on it."""
+    """Receive the body of a redirect as far as it arrives; only the WARC record needs it."""
     try:
         await body.receive(content)
     except TimeoutError:
@@ -179,13 +179,13 @@ _SILENT = page_signals({}, "")
 
 
 def _said(response: aiohttp.ClientResponse) -> dict[str, Any] | None:
-    """What its header says about the use of the page; None without such a header."""
+    """Return what the response header says about the use of the page; None if nothing."""
     if response.status != 402 and PAGE_FIELDS.isdisjoint(map(str.lower, response.headers)):
         return None
     try:
         found = signals(response)
-    except Exception:  # noqa: BLE001 - one URL's error is its own
-        # A field that can't be read is not the end of its page.
+    except Exception:  # noqa: BLE001 - an error of one URL must not end the crawl
+        # The page is stored even if one of its header fields can't be read.
         _log.exception("%s: its header fields can't be read", mask(str(response.url), query=False))
         return None
     if found == _SILENT:
@@ -199,14 +199,14 @@ def _said(response: aiohttp.ClientResponse) -> dict[str, Any] | None:
 
 _ASKED_TO_WAIT = frozenset({429, 503})
 _PATIENCE = 0.25
-"""Seconds to connect after which a request leaves its worker's place to another."""
+"""Seconds of connecting after which another worker is started in place of the one that waits."""
 _STANDING_IN = 19
-"""Workers that stand in for such requests, for each of the usual ones."""
+"""Maximum of such additional workers for each regular one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where results are put; any part may be missing."""
+    """Where results are stored; any part may be None."""
 
     manifest: Manifest | None = None
     folder: Folder | None = None
@@ -216,8 +216,8 @@ class Place:
 class Crawl:
     """One crawl over one polite session.
 
-    Redirects are followed as requests of their own: each hop is decided by the file of the
-    host that it leads to, and takes that host's turn. No page is asked for twice.
+    Redirects are followed as separate requests: each hop is decided by the robots.txt of the host
+    that it leads to, and is paced with that host. No page is requested twice.
     """
 
     def __init__(
@@ -239,44 +239,45 @@ class Crawl:
         self._limits = limits
         self._place = place
         self._on_entry = on_entry
-        # Told of a URL that has to be asked for again, when its host has been told, too.
+        # Called with a URL that will be requested again, after its failure was reported to the gate.
         self._on_setback = on_setback
         self.stopped_by: str | None = None
-        """What ended it before its end, in the word that `stop` was given."""
+        """Why the crawl ended early: the word that was passed to `stop`."""
         self._trails = Trails(limits.redirects)
-        # Only URLs that were redirected or failed once; the others are what they are called.
+        # Only URLs that were redirected or tried before; the story of any other URL is the URL.
         self._stories: dict[str, list[Story]] = {}
         self._again: deque[str] = deque()
         self._more = asyncio.Event()
         self._calm = asyncio.Event()
         self._calm.set()
         self._stop = asyncio.Event()
-        # What each worker asks for that is at work.
+        # The URL that each busy worker is fetching.
         self._busy: dict[asyncio.Task[Any] | None, str] = {}
-        # Hosts that don't even accept must not take the places of those that answer.
+        # Hosts that do not accept connections must not occupy the workers of those that answer, so
+        # additional workers are started while requests connect slowly.
         self._workers: set[asyncio.Task[None]] = set()
         self._idle: set[asyncio.Task[None]] = set()
-        """Those that wait for a turn."""
+        """Workers that wait for a turn."""
         usual = limits.concurrency
         self._spare = within_files(usual * (1 + _STANDING_IN)) - usual
-        """How many more may stand in."""
+        """How many more additional workers may be started."""
         self._surplus = 0
-        """How many are to end, since those they stood in for have come back."""
+        """How many workers should end, since the slow connections they replaced are over."""
         self._writing = asyncio.Lock()
 
     @property
     def in_flight(self) -> list[str]:
-        """The URLs that are being fetched at this moment."""
+        """The URLs that are being fetched now."""
         return list(self._busy.values())
 
     def stop(self, because: str | None = None) -> None:
-        """Take no more turns; let what runs come to its end. Idempotent: the first word stands."""
+        """Start no more requests, and let running ones finish. Idempotent: the first word counts."""
         if not self._stop.is_set():
             self.stopped_by = because
             self._stop.set()
 
     async def run(self, source: AsyncIterator[Given]) -> None:
-        """Return when every URL has its entry, or soon after `stop`."""
+        """Crawl until every URL has its entry, or until shortly after `stop`."""
         async with self.queue, asyncio.TaskGroup() as group:
             feeders = [group.create_task(self._feed(source)), group.create_task(self._feed_again())]
             self._group = group
@@ -292,7 +293,8 @@ class Crawl:
                 await self._wind_up()
 
     def _add_worker(self) -> None:
-        # Nobody's child: one that stands in for another must not seem to wait for its lease.
+        # An empty context: an additional worker must not look like a child of the worker that
+        # started it, which would seem to wait for its parent's lease.
         worker = self._group.create_task(self._work(), context=Context())
         self._workers.add(worker)
         worker.add_done_callback(self._workers.discard)
@@ -305,19 +307,19 @@ class Crawl:
             for worker in self._workers:
                 worker.cancel()
 
-    # -- taking URLs in
+    # -- reading URLs
 
     async def _feed(self, source: AsyncIterator[Given]) -> None:
         async for given in source:
             try:
                 taken = self._take(given)
             except GatekeeperError:
-                raise  # the manifest, say: nothing that one URL brought about
-            except Exception as error:  # noqa: BLE001 - one URL's error is its own
+                raise  # not caused by this URL, but by the manifest, for example
+            except Exception as error:  # noqa: BLE001 - an error of one URL must not end the crawl
                 taken = None
                 self._refuse(_own_error(given.text, error), given.where)
             if taken is not None:
-                # What is under way goes first, so that it never piles up.
+                # Redirects and retries are queued first, so that they never pile up.
                 if not self._calm.is_set():
                     await self._calm.wait()
                 self.hosts.add(*taken)
@@ -326,7 +328,7 @@ class Crawl:
         self._stop_if_done()
 
     async def _feed_again(self) -> None:
-        """Redirects and second tries; workers that put would wait for themselves."""
+        """Queue redirects and retries. With a full queue, workers that did so would wait for ever."""
         while True:
             await self._more.wait()
             while self._again:
@@ -341,8 +343,7 @@ class Crawl:
             self.stop()
 
     def _take(self, given: Given) -> tuple[str, str] | None:
-        """The URL to put into the queue, counted, and its origin; None for one that needs no
-        asking."""
+        """Count a URL and return it for the queue, with its origin; None: it need not be fetched."""
         raw = given.text
         try:
             target = urls.parse(raw)
@@ -355,13 +356,13 @@ class Crawl:
         self._trails.begin(url)
         self.tally.take_in()
         if target.userinfo or "@" in target.path:
-            # The guard has to see the credentials, and a decision shows them masked.
+            # The guard has to see the credentials, and decisions show them masked.
             self._stories.setdefault(_shown(raw), []).append(Story(url))
             url = raw
         return url, target.origin
 
     def _refuse(self, error: InvalidURL, where: str | None) -> None:
-        """What is no URL is said once, and to no later run again."""
+        """Record a text that is not a URL. It is reported once, and not again by later runs."""
         if not self._skip(error.url):
             self._trails.begin(error.url)
             self.tally.take_in()
@@ -369,7 +370,7 @@ class Crawl:
             self._finish(story.failed(problem, self._now(), where=where))
 
     def _skip(self, url: str) -> bool:
-        """Whether it was taken in already, by this run or, to its end, by an earlier one."""
+        """Return True, and count the URL as skipped, if this or an earlier run has dealt with it."""
         unarchived = refused = False
         if url not in self._trails:
             manifest = self._place.manifest
@@ -386,7 +387,7 @@ class Crawl:
         self._more.set()
 
     def _story(self, shown: str) -> Story:
-        """The story so far of a URL that comes out of the queue."""
+        """Take the story so far of a URL that comes out of the queue."""
         stories = self._stories.get(shown)
         if stories is None:
             return Story(shown)
@@ -395,7 +396,7 @@ class Crawl:
             del self._stories[shown]
         return story
 
-    # -- asking
+    # -- requests
 
     async def _work(self) -> None:
         task: Any = asyncio.current_task()
@@ -409,7 +410,7 @@ class Crawl:
                 turn = await self.queue.get()
             finally:
                 self._idle.discard(task)
-            # No await since the turn was had, so nobody cancels this task as an idle one.
+            # There is no await after the turn was taken, so this task is not cancelled as idle.
             self._busy[task] = turn.url
             self.tally.begin()
             try:
@@ -419,7 +420,7 @@ class Crawl:
                 del self._busy[task]
 
     def _stand_in(self) -> bool:
-        """A request takes long to connect: another worker in its place, if there may be one."""
+        """Start a worker in place of one that is slow to connect; return False if none is allowed."""
         if self._spare <= 0 or self._stop.is_set():
             return False
         self._spare -= 1
@@ -427,7 +428,7 @@ class Crawl:
         return True
 
     def _come_back(self) -> None:
-        """It has connected, or has failed to: there is one worker too many now."""
+        """End one worker, since a slow request has connected or has failed to."""
         self._spare += 1
         if self._idle:
             self._idle.pop().cancel()
@@ -435,13 +436,13 @@ class Crawl:
             self._surplus += 1
 
     async def _ask(self, turn: Turn) -> None:
-        """One request, in its turn, and what follows from it."""
+        """Send the request of one turn, and handle its outcome."""
         url = turn.url
         self.hosts.drop(url, turn.origin)
         story = self._story(_shown(url))
         spool = self._place.warc is not None
         limit = self._limits.max_body
-        # What is asked for now is what came out of the queue, but for credentials.
+        # `story.last` is the URL that came out of the queue, without credentials.
         folder, origin = self._place.folder, turn.origin
         with Body(story.last, folder, limit=limit, spool=spool, origin=origin) as body:
             try:
@@ -450,17 +451,17 @@ class Crawl:
                         self._session, lease, body, clock=self._clock, record=spool
                     )
                     decision = lease.decision
-            except Deferred as error:  # not for good: it must not be noted as denied
+            except Deferred as error:  # temporary: the URL must not be recorded as denied
                 await self._settle_failure(url, story, error)
-            except Denied as error:  # the file changed between the turn and the request
+            except Denied as error:  # robots.txt changed between the turn and the request
                 self._finish(story.denied(error.decision, self._now()))
             except InvalidURL as error:
                 self._fail(story, str(error))
             except (aiohttp.ClientError, OSError) as error:
                 await self._settle_failure(url, story, error)
             except GatekeeperError:
-                raise  # the disk, say: nothing that one URL brought about
-            except Exception as error:  # noqa: BLE001 - one URL's error is its own
+                raise  # not caused by this URL, but by a full disk, for example
+            except Exception as error:  # noqa: BLE001 - an error of one URL must not end the crawl
                 self._fail(story, _own_error(url, error).problem)
             else:
                 await self._settle(url, story, answer, decision, body)
@@ -468,21 +469,21 @@ class Crawl:
     async def _settle(
         self, url: str, story: Story, answer: Answer, decision: Decision, body: Body
     ) -> None:
-        """Follow it, ask again, or store it. Whatever it says, it belongs in the WARC."""
+        """Follow a redirect, retry, or store the page. The WARC file gets every response."""
         warc = await self._archive(answer, body)
         if answer.location is not None:
             self._follow(url, story, answer, decision)
         elif answer.status not in _ASKED_TO_WAIT:
             self._finish(self._store(story, answer, decision, body, warc))
         elif story.tries < self._limits.tries:
-            self._go_on(url, story.tried_again())  # in a turn after the block
+            self._go_on(url, story.tried_again())  # its next turn comes after the block
             await self._on_setback(url)
         else:
             error = f"answered {answer.status}, try {story.tries} of {self._limits.tries}"
             self._finish(story.failed(error, answer.at, status=answer.status, warc=warc))
 
     def _follow(self, url: str, story: Story, answer: Answer, decision: Decision) -> None:
-        """Put where the redirect leads into the queue, or say why not."""
+        """Queue the target of a redirect, or finish the URL if it can't be followed."""
         if len(story.redirects) >= self._limits.redirects:
             self._fail(story, f"more than {self._limits.redirects} redirects")
             return
@@ -491,10 +492,10 @@ class Crawl:
         except InvalidURL as error:
             self._fail(story, f"redirected to no URL: {error.problem}")
             return
-        except Exception as error:  # noqa: BLE001 - one URL's error is its own
+        except Exception as error:  # noqa: BLE001 - an error of one URL must not end the crawl
             self._fail(story, _own_error(answer.location or "", error).problem)
             return
-        if led_to.userinfo:  # refused, and never sent (T1), as everywhere
+        if led_to.userinfo:  # credentials in URLs are refused everywhere, and never sent (T1)
             self._fail(story, f"redirected to {led_to.origin} with credentials in the URL")
             return
         target = led_to.url
@@ -512,22 +513,22 @@ class Crawl:
             problem = self._trails.follow(story.fetched(answer, decision))
             if problem is not None:
                 self._fail(start, problem)
-        else:  # new, or denied: then its file is asked once more, in this URL's name
+        else:  # new, or denied before: then robots.txt decides again, in this URL's name
             self._trails.extend(story.url, target)
             self._go_on(target, story)
 
     async def _settle_failure(self, url: str, story: Story, error: Exception) -> None:
-        """Try again in a later turn, or give up."""
+        """Retry in a later turn, or give up."""
         if story.tries < self._limits.tries:
             self._go_on(url, story.tried_again())
             await self._on_setback(url)
-        elif isinstance(error, aiohttp.ClientResponseError):  # the status in it is aiohttp's own
+        elif isinstance(error, aiohttp.ClientResponseError):  # its status is aiohttp's invention
             self._fail(story, unreadable(error.message))
         else:
             self._fail(story, f"{type(error).__name__}: {error}".rstrip(": "))
 
     async def _archive(self, answer: Answer, body: Body) -> WarcPlace | None:
-        """Append the answer to the WARC file, if there is one."""
+        """Append the response to the WARC file, if there is one."""
         if self._place.warc is None or answer.warc is None:
             return None
         write = self._place.warc.write
@@ -540,7 +541,7 @@ class Crawl:
                 try:
                     await asyncio.wait([writing])
                 except asyncio.CancelledError as error:
-                    # The thread goes on: neither file nor body may be closed under it.
+                    # The thread goes on: neither the file nor the body may be closed until it ends.
                     cancelled = error
             if cancelled is not None:
                 raise cancelled
@@ -549,7 +550,7 @@ class Crawl:
     def _store(
         self, story: Story, answer: Answer, decision: Decision, body: Body, warc: WarcPlace | None
     ) -> Entry:
-        """The file, then the line that vouches for it; the WARC has it already."""
+        """Store the body, then return its entry; the WARC file has the response already."""
         kind = answer.headers.get(hdrs.CONTENT_TYPE, "").partition(";")[0].strip().lower()
         encoding = answer.headers.get(hdrs.CONTENT_ENCODING) if self._place.warc else None
         return story.fetched(
@@ -578,10 +579,13 @@ class Crawl:
         return utc(self._clock.wall())
 
     def _finish(self, entry: Entry) -> None:
-        """Note it, and whatever waited for its end: in that order, or a crawl that is killed
-        in between would take the page for had."""
+        """Record an entry, then the entries that waited for it.
+
+        In this order, since a crawl that is killed in between would otherwise resume as if the
+        page had been fetched.
+        """
         ended = [entry]
-        for one in ended:  # it grows meanwhile
+        for one in ended:  # the list grows during the loop
             if self._place.manifest is not None:
                 self._place.manifest.write(one)
             self.tally.add(one)
@@ -591,21 +595,21 @@ class Crawl:
 
 
 def _own_error(url: str, error: Exception) -> InvalidURL:
-    """What nobody foresaw, as an error of that URL alone: the crawl goes on."""
+    """Log an unexpected error, and return it as an error of one URL, so that the crawl goes on."""
     _log.error("%s: an error of gatekeeper's own", urls.mask(url, query=False), exc_info=error)
     return InvalidURL(urls.mask(url), f"an error of gatekeeper's own ({type(error).__name__})")
 
 
 def _shown(url: str) -> str:
-    """The URL as a decision about it shows it."""
+    """Return the URL as a decision shows it."""
     return urls.mask(url) if "@" in url else url
 
 
 class _Connecting:
-    """Told by the guarded connector when a worker's request begins and ends to connect."""
+    """Callback of the guarded connector for the start and the end of a worker's connecting."""
 
     def __init__(self, clock: Clock, late: Callable[[], bool], over: Callable[[], object]) -> None:
-        """`late` is called where it takes long; `over` at the end, where that was true."""
+        """`late` is called if connecting takes long; `over` at its end, if `late` returned True."""
         self._clock = clock
         self._late = late
         self._over = over
