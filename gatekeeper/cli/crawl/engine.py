@@ -139,7 +139,7 @@ async def exchange(
     # The session handles a plain string faster than a URL object.
     url = lease.url if _PLAIN.fullmatch(lease.url) else URL(lease.url, encoded=True)
     started, at = clock.monotonic(), utc(clock.wall())
-    # The request is not retried here: the crawl counts and times each try, and retries by its queue.
+    # The request is sent only once: the crawl counts and times each try, and retries by its queue.
     request = session.get(url, allow_redirects=False, middlewares=(send_once,))
     async with request as response:
         elapsed = clock.monotonic() - started
@@ -239,7 +239,7 @@ class Crawl:
         self._limits = limits
         self._place = place
         self._on_entry = on_entry
-        # Called with a URL that will be requested again, after its failure was reported to the gate.
+        # Called with a URL that will be requested again, after its failure was reported.
         self._on_setback = on_setback
         self.stopped_by: str | None = None
         """Why the crawl ended early: the word that was passed to `stop`."""
@@ -271,7 +271,7 @@ class Crawl:
         return list(self._busy.values())
 
     def stop(self, because: str | None = None) -> None:
-        """Start no more requests, and let running ones finish. Idempotent: the first word counts."""
+        """Start no more requests; let running ones finish. Idempotent: the first call counts."""
         if not self._stop.is_set():
             self.stopped_by = because
             self._stop.set()
@@ -328,7 +328,7 @@ class Crawl:
         self._stop_if_done()
 
     async def _feed_again(self) -> None:
-        """Queue redirects and retries. With a full queue, workers that did so would wait for ever."""
+        """Queue redirects and retries. If workers did, a full queue would block them for ever."""
         while True:
             await self._more.wait()
             while self._again:
@@ -343,7 +343,7 @@ class Crawl:
             self.stop()
 
     def _take(self, given: Given) -> tuple[str, str] | None:
-        """Count a URL and return it for the queue, with its origin; None: it need not be fetched."""
+        """Count a URL, and return it with its origin for the queue; None: no need to fetch it."""
         raw = given.text
         try:
             target = urls.parse(raw)
@@ -370,7 +370,7 @@ class Crawl:
             self._finish(story.failed(problem, self._now(), where=where))
 
     def _skip(self, url: str) -> bool:
-        """Return True, and count the URL as skipped, if this or an earlier run has dealt with it."""
+        """Count a URL as skipped, and return True, if this or an earlier run has dealt with it."""
         unarchived = refused = False
         if url not in self._trails:
             manifest = self._place.manifest
@@ -420,7 +420,7 @@ class Crawl:
                 del self._busy[task]
 
     def _stand_in(self) -> bool:
-        """Start a worker in place of one that is slow to connect; return False if none is allowed."""
+        """Start a worker in place of one that is slow to connect; return False if no more may."""
         if self._spare <= 0 or self._stop.is_set():
             return False
         self._spare -= 1

@@ -1,6 +1,6 @@
-"""What a crawl writes of the pages themselves: a file a page, or records of a WARC file.
+"""The pages of a crawl on disk: one file per page, or records of a WARC file.
 
-WARC: ISO 28500, "WARC file format" 1.1; one gzip member a record (its annex D).
+WARC: ISO 28500, "WARC file format" 1.1, with one gzip member per record (its annex D).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from gatekeeper import urls
 from gatekeeper.cli.crawl.manifest import Folder, WarcPlace
 from gatekeeper.errors import ConfigError, StorageError
 
-# --- a file a page ---------------------------------------------------------------------------
+# --- one file per page -----------------------------------------------------------------------
 
 _PARTS = ".parts"
 _SMALL = 1 << 16
-"""Bytes of a body that stay in memory: a hundred workers hold 6 MiB at most."""
+"""Bytes of a body that stay in memory; for a hundred workers 6 MiB at most."""
 _SPOOLED = 1 << 20
 _UNSAFE = re.compile(r"[^A-Za-z0-9.\-]+")
 _LONGEST = 60
@@ -53,10 +53,10 @@ _EXTENSIONS = {
 
 
 def name_for(url: str, content_type: str) -> str:
-    """Where the body of a URL goes: a folder a host, a name that nothing in it can break.
+    """Return the path for the body of a URL: a folder per host, and a safe file name.
 
-    Only letters, digits, dots and hyphens of the URL are used, cut to a bound, never first
-    a dot; the digest makes it unique, and the same for the same URL in every run.
+    Only letters, digits, dots and hyphens of the URL are used, up to a limit, and no dot comes
+    first. A digest makes the name unique, and the same for the same URL in every run.
 
     >>> name_for("https://example.com/a/..%2f../r%20v.php?x=1", "text/html")
     'example.com/r-20v.php-fc8ed5d2b6e1d8cd.html'
@@ -65,7 +65,7 @@ def name_for(url: str, content_type: str) -> str:
 
 
 def _place(origin: str, path: str, digest: str, content_type: str) -> tuple[str, str]:
-    """The folder, and the name in it."""
+    """Return the folder, and the file name in it."""
     last = path.partition("?")[0].rstrip("/").rpartition("/")[2]
     stem = _UNSAFE.sub("-", last).strip(".-")[:_LONGEST].rstrip(".-") or "index"
     return _folder_of(origin), f"{stem}-{digest[:16]}{_EXTENSIONS.get(content_type, '.bin')}"
@@ -81,20 +81,20 @@ def _digest(url: str) -> str:
 
 
 class Body:
-    """A body while it arrives: in memory while it is small, then a file in `folder`'s `.parts`; a
-    spooled one; or none at all.
+    """A body that is being received.
 
-    Use it as a context: a body that was not kept leaves nothing behind. Writing is to the page
-    cache, at once.
+    With a `folder` it is in memory while it is small, then in a file in `.parts`; with `spool` in
+    a spooled temporary file; otherwise it is only counted. Use it as a context manager: a body that
+    was not kept leaves nothing behind. Writes are synchronous, to the page cache.
     """
 
     def __init__(
         self, url: str, folder: Folder | None, *, limit: int, spool: bool, origin: str | None = None
     ) -> None:
-        """`origin` is that of the URL, where it is known."""
+        """`limit`: bytes to receive at most; `origin`: the origin of the URL, if it is known."""
         self.size: int = 0
         self.cut: str | None = None
-        """Why the end of it is missing, if it is, in the words of WARC-Truncated."""
+        """Why the body is incomplete, as a value of WARC-Truncated; None if it is complete."""
         self._url = url
         self._origin = origin
         self._folder = folder
@@ -104,7 +104,7 @@ class Body:
         self._hash = hashlib.sha256()
         self._file: IO[bytes] | None = None
         self._pieces: list[bytes] = []
-        """What came before there is a file."""
+        """The parts received before the file was created."""
 
     def __enter__(self) -> Body:
         if self._folder is None and self._spool:
@@ -113,18 +113,18 @@ class Body:
 
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
-            with contextlib.suppress(OSError):  # of a body that nobody keeps
+            with contextlib.suppress(OSError):  # the body is discarded anyway
                 self._file.close()
             if self._folder is not None:
                 self._folder.remove(_PARTS, self._name)
 
     @property
     def sha256(self) -> str:
-        """Of what was taken so far, in hexadecimal."""
+        """The digest of the bytes received so far, in hexadecimal."""
         return self._hash.hexdigest()
 
     async def receive(self, content: aiohttp.StreamReader) -> None:
-        """Take the body as it comes; stop reading at the limit."""
+        """Receive the body; stop reading at the limit."""
         while piece := await content.readany():
             room = self._limit - self.size
             self._write(piece[:room])
@@ -143,7 +143,7 @@ class Body:
                 self._to_file(self._folder)
 
     def _to_file(self, folder: Folder) -> IO[bytes]:
-        """Its file, with all that came so far."""
+        """Create the file, and write everything received so far."""
         self._file = file = folder.create(_PARTS, self._name)
         self._append(file, b"".join(self._pieces))
         self._pieces.clear()
@@ -153,12 +153,12 @@ class Body:
         try:
             file.write(piece)
         except OSError as error:
-            # Not the host's fault: it must not look like a failed request.
+            # A local error must not look like a failed request.
             where = "temporary file" if self._folder is None else self._folder.path / _PARTS
             raise StorageError(f"{where}: {error.strerror}") from error
 
     def open(self) -> IO[bytes]:
-        """What was taken, from its beginning."""
+        """Return the bytes received, as a file at its beginning."""
         file = self._file
         if file is None and self._folder is not None:
             file = self._to_file(self._folder)
@@ -169,7 +169,10 @@ class Body:
         return file
 
     def keep(self, content_type: str) -> str | None:
-        """Put it in its place, over an earlier body of the same URL; its name there."""
+        """Move the body to its final place, replacing an earlier one; return its path there.
+
+        Return None if there is no folder.
+        """
         if self._folder is None:
             return None
         origin, url = self._origin, self._url
@@ -193,12 +196,12 @@ _MAGIC = b"WARC/1."
 _GZIP = b"\x1f\x8b"
 _END = b"\r\n\r\n"
 _BLOCK = 16 * 1024
-"""Bytes read at once; what they unpack to is at most a thousand times as much."""
+"""Bytes read in one call; they decompress to at most a thousand times as much."""
 _LONGEST_HEADER = 1024 * 1024
 
 
 class Damaged(ValueError):
-    """What stands at `offset` is neither a record nor the beginning of one."""
+    """Raised if the bytes at `offset` are neither a record nor the beginning of one."""
 
     def __init__(self, offset: int) -> None:
         super().__init__(f"damaged at byte {offset:,}")
@@ -206,16 +209,16 @@ class Damaged(ValueError):
 
 
 def is_compressed(file: IO[bytes]) -> bool:
-    """Whether every record of it is a gzip member."""
+    """Return True if every record of the file is a gzip member."""
     file.seek(0)
     return file.read(len(_GZIP)) == _GZIP
 
 
 def record_ends(file: IO[bytes], offset: int = 0) -> Iterator[int]:
-    """The end of each whole record from `offset` on, where one must begin.
+    """Yield the end of each complete record from `offset` on, where a record must begin.
 
-    What follows the last one, if anything, is the beginning of a record that the file is too
-    short for. Raises Damaged where it is something else.
+    Any bytes after the last one are the beginning of an incomplete record. Raises Damaged if they
+    are something else.
     """
     return (_member_ends if is_compressed(file) else _plain_ends)(file, offset)
 
@@ -249,7 +252,7 @@ def _plain_ends(file: IO[bytes], offset: int) -> Iterator[int]:
 
 
 def _content(file: IO[bytes], offset: int) -> int | None:
-    """The end of the content of the record at `offset`; None where the file ends before."""
+    """Return the end of the content of the record at `offset`; None if the file ends before it."""
     file.seek(offset)
     line = file.readline(_LONGEST_HEADER)
     if not line.startswith(_MAGIC[: len(line)]):
@@ -275,7 +278,7 @@ _RENAMED = "X-Archive-Orig-Transfer-Encoding"
 
 
 class WarcHead:
-    """What a record needs of a response, taken before its connection is given back."""
+    """The parts of a response that a record needs, read before its connection is released."""
 
     def __init__(self, response: aiohttp.ClientResponse, at: datetime) -> None:
         request = response.request_info
@@ -286,7 +289,7 @@ class WarcHead:
         version = response.version
         self.protocol: str = f"HTTP/{version.major}.{version.minor}" if version else "HTTP/1.1"
         self.status_line: str = f"{response.status} {response.reason or ''}".rstrip()
-        # Latin-1 gives back the very octets, whatever was meant by them.
+        # Latin-1 preserves the bytes, whatever their encoding is.
         raw = (
             (name.decode("latin-1"), value.decode("latin-1"))
             for name, value in response.raw_headers
@@ -299,12 +302,12 @@ class WarcHead:
 
 
 class Response(aiohttp.ClientResponse):
-    """A response that knows the address it came from, even after its connection was freed."""
+    """A response that knows its peer's address even after its connection was released."""
 
     peer: str | None = None
 
     async def start(self, connection: Connection) -> Self:
-        """Note the address, before a short body frees the connection."""
+        """Record the address before a short body releases the connection."""
         transport = connection.transport
         found = transport.get_extra_info("peername") if transport is not None else None
         self.peer = found[0] if isinstance(found, tuple) else None
@@ -313,7 +316,7 @@ class Response(aiohttp.ClientResponse):
 
 
 def warc_writer() -> Any:
-    """warcio's writer, which comes with an extra. Raises ConfigError where it is not there."""
+    """Return the writer class of warcio, an extra. Raises ConfigError if it is not installed."""
     try:
         from warcio.warcwriter import WARCWriter  # noqa: PLC0415 - an extra
     except ImportError as error:
@@ -325,13 +328,13 @@ def warc_writer() -> Any:
 
 
 class Warc:
-    """One WARC file, appended to. Open it with `with`, and under a lock.
+    """One WARC file, opened for appending. Use it as a context manager, while holding the lock.
 
-    `name` is what its places are called; `last` is the last one of them that a manifest knows.
-    Nothing whole is ever cut off: only the beginning of a record that its writer was killed
-    over. A file that somebody else began, one that is damaged, and one that is not what the
-    manifest speaks of raise ConfigError, and stay as they are. Writing is synchronous; call it
-    from a thread, one record at a time.
+    `name` is the file's name in the manifest, `last` the position of the last page that the
+    manifest has for it. Only the incomplete record of a writer that was killed is ever cut off. A
+    file of another program, a damaged file, and one that does not match the manifest raise
+    ConfigError and stay unchanged. Writing is synchronous: call it from a thread, one record at a
+    time.
     """
 
     def __init__(
@@ -368,7 +371,7 @@ class Warc:
             self._file = None
 
     def _checked_end(self, file: IO[bytes]) -> int:
-        """The end of its last whole record."""
+        """Return the end of the last complete record. Raises ConfigError for an unusable file."""
         if not self._begun_by_us(file):
             raise self._unusable("is not of this crawl")
         last = self._last
@@ -389,7 +392,7 @@ class Warc:
         )
 
     def _begun_by_us(self, file: IO[bytes]) -> bool:
-        """Whether it begins with a warcinfo of this program, of whatever version."""
+        """Return True if the file starts with a warcinfo record of any version of this program."""
         from warcio.archiveiterator import ArchiveIterator  # noqa: PLC0415 - an extra
         from warcio.exceptions import ArchiveLoadFailed  # noqa: PLC0415
 
@@ -407,7 +410,7 @@ class Warc:
 
     @contextmanager
     def _whole(self, file: IO[bytes]) -> Iterator[None]:
-        """Half a record would spoil all that follow."""
+        """Undo an incomplete write, which would make all later records unreadable."""
         offset = file.tell()
         try:
             yield
@@ -420,8 +423,10 @@ class Warc:
     def write(
         self, head: WarcHead, body: IO[bytes], *, size: int, cut: str | None = None
     ) -> WarcPlace:
-        """Append the request and the response; where they stand. `cut`: why the body ends
-        before its end, as WARC-Truncated names it."""
+        """Append the request and the response, and return their position.
+
+        `cut`: why the body is incomplete, as a value of WARC-Truncated.
+        """
         file = self._file
         if file is None:
             raise ValueError("the WARC file is not open")

@@ -1,4 +1,4 @@
-"""One crawl from its arguments to its exit code: files, session, signals, progress, summary."""
+"""One crawl from arguments to exit code: files, session, signals, progress and summary."""
 
 from __future__ import annotations
 
@@ -48,42 +48,42 @@ from gatekeeper.urls import mask
 MAX_WAIT = "max_wait"
 INTERRUPTED_BY_SIGNAL = "interrupted"
 _MOST_HELD = 1_000
-"""Origins that are looked at and named to machines; people are shown the first 20."""
+"""Maximum origins to name in the JSON summary; people are shown the first 20."""
 
 
 class HeldUp(msgspec.Struct, frozen=True):
-    """An origin whose URLs could not be asked for."""
+    """An origin with URLs that could not be requested."""
 
     origin: str
     urls: int
     reason: str
-    """One word: a decision's reason, or `turn` where only the interval stood in the way."""
+    """One word: a decision's reason, or `turn` if only the interval was in the way."""
     why: str
     retry_at: datetime | None
-    """From when on it may be asked; None: not before somebody says so."""
+    """The time from which it may be requested; None: not before an operator allows it."""
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """What a crawl came to: with --json, the last line on stderr. Sizes are bytes."""
+    """The summary of a crawl; with --json the last line on stderr. Sizes are bytes."""
 
     fetched: int
     denied: int
     failed: int
     skipped: int
     refused_before: int
-    """Those of the skipped that an earlier run was denied, or that are no URLs."""
+    """Skipped URLs that an earlier run was denied, or that are not URLs."""
     bytes: int
     unfinished: int
-    """URLs that have no entry: the next run asks for them."""
+    """URLs without an entry: the next run requests them."""
     complete: bool
-    """Whether the list was read to its end."""
+    """True if the list was read to its end."""
     stopped: str | None
-    """`max_wait`, `interrupted`, or None: it came to its end."""
+    """Why the crawl ended early: `max_wait` or `interrupted`; else None."""
     held_up: tuple[HeldUp, ...]
-    """The origins that most of the unfinished URLs wait for."""
+    """The origins with the most unfinished URLs."""
 
     def lines(self, *, max_wait: float, resumes: bool, most: int = 20) -> list[str]:
-        """What is said of it under the summary of what was done; nothing of a whole one."""
+        """Return the lines about unfinished URLs, for people; none if the crawl is complete."""
         if not self.unfinished and self.complete:
             return []
         parts = [f"{self.unfinished:,} unfinished"] if self.unfinished else []
@@ -111,11 +111,11 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 async def ending(
     tally: Tally, hosts: Hosts, gate: Gatekeeper, clock: Clock, stopped: str | None
 ) -> Ending:
-    """How it stands, as far as the gate knows it: no site is asked."""
+    """Return the summary of a crawl from what the gate knows, without any request."""
     held = []
     for turn in await hosts.busiest(gate, clock, _MOST_HELD):
         holdup = turn.holdup
-        # That it was not its turn yet is worth a word only where this ended the crawl.
+        # An interval that has not passed is worth mentioning only if it ended the crawl.
         if holdup is not None and (holdup.reason != TURN or stopped == MAX_WAIT):
             held.append(
                 HeldUp(turn.origin, turn.waiting, str(holdup.reason), holdup.text, holdup.until)
@@ -142,14 +142,14 @@ INTERRUPTED = 130
 _SHOWN_TURNS = 8
 _MAX_QUEUED = 1_000_000
 _BETWEEN_COLLECTIONS = 20_000
-"""Objects that are made and not freed before the collector looks at them: some megabytes."""
+"""New objects after which the garbage collector runs; they take some megabytes."""
 _FOR_ROOM = 300.0
-"""Seconds for which a crawl waits for room on the disk, if --max-wait is not less."""
+"""Seconds for which a crawl waits for room on the disk, or --max-wait if that is less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one call of the command is to do. Times are seconds."""
+    """The arguments of one crawl. Times are seconds."""
 
     identity: str
     config: Config
@@ -162,19 +162,21 @@ class Job:
     max_wait: float = 3600.0
     as_json: bool = False
     retry_denied: bool = False
-    """Ask again for what an earlier run was denied."""
+    """Ask again about URLs that an earlier run was denied."""
 
     @property
     def manifest(self) -> Path | None:
-        """Where the crawl remembers what is done: in the folder, or beside the WARC file."""
+        """The path of the manifest: in the output folder, or next to the WARC file."""
         if self.output is not None:
             return self.output / MANIFEST
         return self.warc.with_name(f"{self.warc.name}.{MANIFEST}") if self.warc else None
 
     @property
     def kept_config(self) -> Config:
-        """The configuration, with a place beside the manifest for the hosts' clocks: a crawl
-        that resumes still owes them their wait (promise 8)."""
+        """The configuration, with a storage path next to the manifest unless one is set.
+
+        It stores the hosts' clocks, so that a resumed crawl still waits for them (promise 8).
+        """
         if self.manifest is None or self.config.storage.path is not None:
             return self.config
         name = self.manifest.name.removesuffix(MANIFEST) + STATE
@@ -184,7 +186,7 @@ class Job:
 
     @property
     def archive(self) -> str | None:
-        """The WARC file as the manifest calls it: two of one name are two."""
+        """The path of the WARC file in the manifest, which tells apart files of the same name."""
         if self.warc is None or self.manifest is None:
             return None
         warc, folder = self.warc.resolve(), self.manifest.parent.resolve()
@@ -196,8 +198,11 @@ class Job:
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Let the garbage collector leave what was imported alone, and look after new objects rarely: a
-    page's own are freed as it ends, and a hundred pages under way are not garbage."""
+    """Run the garbage collector rarely, and not over imported modules.
+
+    Reference counting frees the objects of a page when it ends, and a hundred pages in progress
+    are not garbage.
+    """
     before = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(_BETWEEN_COLLECTIONS, *before[1:])
@@ -209,20 +214,20 @@ def rare_collections() -> Iterator[None]:
 
 
 async def crawl(job: Job, progress: Progress, *, clock: Clock | None = None, **session: Any) -> int:
-    """Do it; the exit code. Further arguments go to `polite_session`.
+    """Run a crawl and return the exit code. `session` arguments are passed to `polite_session`.
 
-    Raises ConfigError, StorageError or OSError for what can't be used or read.
+    Raises ConfigError, StorageError or OSError for files that can't be used or read.
     """
     clock = clock or SystemClock()
     async with AsyncExitStack() as stack:
-        listed = stack.enter_context(opened(job.input))  # nothing is begun for one not there
+        listed = stack.enter_context(opened(job.input))  # create nothing if the list is missing
         place = _place(job, stack)
         client = await stack.enter_async_context(
             polite_session(
                 user_agent=job.identity,
                 config=job.kept_config,
                 clock=clock,
-                # A host that does not even accept must not keep one of the workers for long.
+                # A host that does not accept connections must not occupy a worker for long.
                 timeout=aiohttp.ClientTimeout(
                     total=job.timeout, sock_connect=job.config.fetch.connect_timeout
                 ),
@@ -247,9 +252,9 @@ async def crawl(job: Job, progress: Progress, *, clock: Clock | None = None, **s
 
 
 def _place(job: Job, stack: AsyncExitStack) -> Place:
-    """Open what is written to; what of it belongs to nobody else meanwhile is changed then."""
+    """Lock the output files, then open and repair them."""
     if job.warc is not None:
-        warc_writer()  # an extra: before anything is made
+        warc_writer()  # raises if the extra is missing, before any file is created
     _lock(job, stack)
     path = job.manifest
     if path is None:
@@ -274,10 +279,10 @@ def _place(job: Job, stack: AsyncExitStack) -> Place:
 
 
 def _lock(job: Job, stack: AsyncExitStack) -> None:
-    """Keep other processes out of the folder and of the WARC file before either is read: the
-    end of a record that one of them is writing would look like one that was torn.
+    """Lock the folder and the WARC file before either is read.
 
-    Raises StorageError that names the file and its holder.
+    Otherwise a record that another process is writing would look like a torn one. Raises
+    StorageError, which names the file and the process that holds the lock.
     """
     if job.output is not None:
         _make_folder("-o", job.output, job.output)
@@ -288,13 +293,13 @@ def _lock(job: Job, stack: AsyncExitStack) -> None:
         _make_folder("--warc", job.warc, job.warc.parent)
     for path in (job.output and job.output / MANIFEST, job.warc):
         if path is not None:
-            real = path.resolve()  # whatever it is called by
+            real = path.resolve()  # one lock for all names of a file
             lock = FileLock(real.with_name(f"{real.name}.lock"), guarded=path)
             stack.callback(lock.release)
 
 
 def _make_folder(option: str, given: Path, folder: Path) -> None:
-    """Make it unless it is there. Raises ConfigError that names the option and the remedy."""
+    """Create a folder if needed. Raises ConfigError, which names the option and the remedy."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
@@ -344,13 +349,13 @@ def _work(
 async def _interruptible(
     work: Crawl, progress: Progress, grace: float
 ) -> AsyncIterator[Callable[[], bool]]:
-    """The first Ctrl-C (or SIGTERM) stops the crawl cleanly; the second one cancels it, and
-    whatever it was at comes out as KeyboardInterrupt.
+    """Stop the crawl cleanly at the first Ctrl-C (or SIGTERM), and cancel it at the second.
 
-    Both go through the loop: a KeyboardInterrupt that Python raises wherever it happens to be
-    can fall between two callbacks and take one with it, and its task would wait for ever.
-    A Ctrl-C that is ignored from the start stays ignored: it is meant for what runs in the
-    foreground (POSIX, Shell Command Language, section 2.11).
+    A cancelled crawl raises KeyboardInterrupt. Yields a function that returns True after the first
+    signal. Both signals are handled by the loop: a KeyboardInterrupt that Python raises at any
+    point of the code may interrupt a callback of the loop, whose task would then wait for ever. If
+    SIGINT is ignored from the start, it stays ignored: the shell does that for background jobs
+    (POSIX, Shell Command Language, section 2.11).
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     caught: list[int] = []
@@ -371,27 +376,27 @@ async def _interruptible(
         try:
             loop.add_signal_handler(number, stop, number)
         except (NotImplementedError, RuntimeError, ValueError):
-            continue  # Windows, or not the main thread: KeyboardInterrupt ends it at once
+            continue  # Windows, or not the main thread: KeyboardInterrupt ends the crawl
         before[number] = handler
     try:
         yield lambda: bool(caught)
     except BaseException:
         if len(caught) < 2:
-            raise  # somebody else's
+            raise  # not caused by a second signal
     finally:
         for each, handler in before.items():
             loop.remove_signal_handler(each)
             if handler is not None:
                 signal.signal(each, handler)
     if len(caught) > 1:
-        # Where the work ended in the same moment, the cancellation has yet to come.
+        # If the work ended at the same moment, the cancellation is still to be delivered.
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(0)
         raise KeyboardInterrupt
 
 
 def _farewell(in_flight: Sequence[str], grace: float) -> str:
-    """What is waited for after a Ctrl-C, and how to end that too."""
+    """Return the message after a Ctrl-C: what is waited for, and how to end that wait."""
     if not in_flight:
         return "stopping"
     more = f" and {len(in_flight) - 1:,} more" if len(in_flight) > 1 else ""
@@ -404,7 +409,7 @@ def _farewell(in_flight: Sequence[str], grace: float) -> str:
 async def _watched(
     work: Crawl, job: Job, listed: Listed | None, gate: Gatekeeper, progress: Progress, clock: Clock
 ) -> None:
-    """Run the crawl, and show how it goes until it ends."""
+    """Run the crawl, and show its progress until it ends."""
     speed = Speedometer()
     try:
         async with asyncio.TaskGroup() as group:
@@ -417,7 +422,7 @@ async def _watched(
 
 
 def _first(error: BaseException) -> BaseException:
-    """The error that ended the tasks; the command says it in one line."""
+    """Return the error that ended a task group; the command prints it as one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -431,9 +436,9 @@ async def _watch(
     speed: Speedometer,
     max_wait: float,
 ) -> None:
-    """Show the state of things again and again; stop what only waits, and for too long.
+    """Show the progress periodically; stop a crawl that has only waited for `max_wait` seconds.
 
-    Raises StorageError where what it waits for is room on the disk.
+    Raises StorageError if the crawl waits for room on the disk for too long.
     """
     before, moved_at, written_at = (-1, -1), 0.0, 0.0
     while True:
@@ -453,8 +458,8 @@ async def _watch(
             )
         turns = await work.hosts.busiest(gate, clock, _SHOWN_TURNS)
         progress.show(tally, turns, speed.read(now, tally, turns))
-        # Nothing moved since the last look: is there anything that soon will? Each of a host's
-        # deferrals may be short: they are one wait, which began with what moved last.
+        # If nothing moved since the last look, stop unless a turn comes in time. The deferrals of a
+        # host may each be short; together they are one wait, which started with the last move.
         left = max(0.0, max_wait - (now - moved_at))
         idle = tally.complete and not tally.in_flight and moved == before and len(work.hosts)
         if idle and await work.hosts.soonest(gate, clock, left) > left:
@@ -464,8 +469,10 @@ async def _watch(
 
 
 def _say_summary(job: Job, tally: Tally, end: Ending) -> None:
-    """For people on stdout, under the lines or the bar. For machines in the last line on
-    stderr: stdout holds entries alone."""
+    """Print the summary: for people on stdout, with --json as the last line on stderr.
+
+    With --json stdout has nothing but entries.
+    """
     if job.as_json:
         print(json_text(end, sys.stderr), file=sys.stderr, flush=True)
         return
