@@ -1,4 +1,4 @@
-"""The progress of a crawl: a live display on a terminal, plain lines elsewhere."""
+"""The progress display of a crawl: live on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from gatekeeper.pacing.waiting import ClockView
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper
 
-# --- what holds a crawl up -------------------------------------------------------------------
+# --- why hosts wait --------------------------------------------------------------------------
 
 
 TURN = "turn"
-"""The reason of a host that nothing holds up: its next turn comes, that is all."""
+"""The reason of a host that only waits for its interval to pass."""
 _MOST_TOLD = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Holdup:
-    """Why an origin is not asked now, and from when on it may be."""
+    """Why an origin may not be requested now, and when it may be."""
 
     reason: str
     """One word for machines: a decision's reason, or TURN."""
     text: str
-    """The same for people."""
+    """The reason for people."""
     until: datetime | None = None
-    """None: until somebody ends it."""
+    """When the hold-up ends; None: when an operator ends it."""
 
     @classmethod
     def of(cls, decision: Decision) -> Holdup:
-        """What a deferral says. Its file is asked for again only at that moment."""
+        """Return the hold-up of a deferral. Its file is not fetched again before that time."""
         text = decision.reason.replace("_", " ")
         if decision.state is State.UNREACHABLE:
             text = f"robots.txt: {text}"
@@ -59,7 +59,7 @@ class Holdup:
 
 
 class Told:
-    """Says of an origin that it is waited for: once for each reason, and not of too many."""
+    """Reports origins that the crawl waits for: once per reason, and only a limited number."""
 
     def __init__(self, say: Callable[[str], object], *, most: int = _MOST_TOLD) -> None:
         self._say = say
@@ -67,7 +67,7 @@ class Told:
         self._told: set[tuple[str, str]] = set()
 
     def tell(self, origin: str, holdup: Holdup, slowed: str = "") -> None:
-        """Say it, unless it was said, or it is but the next turn; and how slow it is after."""
+        """Report a hold-up and the slower pace after it, unless it was reported or is only TURN."""
         key = origin, holdup.reason
         if holdup.reason == TURN or key in self._told or len(self._told) > self._most:
             return
@@ -81,71 +81,71 @@ class Told:
 # --- counts ----------------------------------------------------------------------------------
 
 _MOST_CAUSES = 10_000
-"""Distinct causes kept for each outcome; what comes after is counted together."""
+"""Distinct causes counted for each outcome; later ones are counted together as other causes."""
 _OTHERS = ("", "other causes")
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts; bounded, however many URLs there are."""
+    """The counts of a crawl. Memory is bounded, however many URLs there are."""
 
     total: int = 0
-    """URLs taken in so far."""
+    """URLs read so far, without the skipped ones."""
     complete: bool = False
-    """No more will come in."""
+    """True when the whole list was read."""
     skipped: int = 0
-    """URLs of which an earlier run was done, or that were given twice."""
+    """URLs that an earlier run has dealt with, or that were given twice."""
     unarchived: int = 0
-    """Those of them whose pages are not in the WARC file of this run."""
+    """Skipped URLs whose pages are not in the WARC file of this run."""
     refused: int = 0
-    """Those of them that an earlier run was denied, or that are no URLs."""
+    """Skipped URLs that an earlier run was denied, or that are not URLs."""
     begun: int = 0
-    """Turns that were had."""
+    """Turns taken."""
     in_flight: int = 0
     done: int = 0
     """URLs with an outcome."""
     size: int = 0
-    """Bytes of bodies."""
+    """Bytes of all bodies."""
     outcomes: Counter[Result] = field(default_factory=Counter)
     statuses: Counter[int] = field(default_factory=Counter)
     causes: dict[Result, Counter[tuple[str, str]]] = field(default_factory=dict)
-    """For each outcome but fetched: how often which host, and why."""
+    """Counts of (host, reason) for each outcome except fetched."""
 
     @property
     def waiting(self) -> int:
-        """URLs without an outcome that are not being fetched at this moment."""
+        """URLs without an outcome that are not being fetched now."""
         return self.total - self.done - self.in_flight
 
     @property
     def clean(self) -> bool:
-        """Whether everything was fetched, now or before."""
+        """True if every URL was fetched, by this run or an earlier one."""
         return self.done == self.total == self.outcomes[Result.FETCHED] and not self.refused
 
     def take_in(self) -> None:
-        """One more URL that is to have an outcome."""
+        """Count a URL that will have an outcome."""
         self.total += 1
 
     def skip(self, *, unarchived: bool, refused: bool) -> None:
-        """A URL needs no asking; see `unarchived` and `refused`."""
+        """Count a URL that need not be fetched; see the attributes `unarchived` and `refused`."""
         self.skipped += 1
         self.unarchived += unarchived
         self.refused += refused
 
     def end_list(self) -> None:
-        """No more will come in."""
+        """Record that the whole list was read."""
         self.complete = True
 
     def begin(self) -> None:
-        """A request goes out, until `leave`."""
+        """Count a request as in flight until `leave`."""
         self.begun += 1
         self.in_flight += 1
 
     def leave(self) -> None:
-        """It is over, whatever came of it."""
+        """Count a request as finished, whatever its outcome."""
         self.in_flight -= 1
 
     def add(self, entry: Entry) -> None:
-        """Count one outcome."""
+        """Count the outcome of a URL."""
         self.done += 1
         self.outcomes[entry.outcome] += 1
         self.size += entry.size or 0
@@ -157,8 +157,10 @@ class Tally:
         causes[key if key in causes or len(causes) < _MOST_CAUSES else _OTHERS] += 1
 
     def summary(self, *, most: int = 20, kept: bool = True) -> list[str]:
-        """What is said at the end, a line each: what was denied by which line first. `kept`:
-        whether the pages are stored anywhere."""
+        """Return the lines of the final summary: counts, then denied and failed URLs by cause.
+
+        `kept`: whether the pages are stored anywhere; `most`: causes to list for each outcome.
+        """
         lines = [self._fetched()]
         if not kept and self.size:
             lines.append("the pages were not kept: give -o DIR or --warc FILE for that")
@@ -193,7 +195,7 @@ class Tally:
 
 
 def cause(entry: Entry) -> str:
-    """Why a URL was not fetched, in words: the deciding line where there is one."""
+    """Return in words why a URL was not fetched: the deciding line, if there is one."""
     if entry.error is not None:
         return entry.error
     return _by(entry.decision) if entry.decision is not None else ""
@@ -211,13 +213,13 @@ def _by(decision: Decision) -> str:
 
 
 def no_url(entry: Entry) -> str:
-    """A text that is no URL, and where it stands: "urls.txt:6: 'not a url'"."""
+    """Return a text that is not a URL, with its file and line: "urls.txt:6: 'not a url'"."""
     shown = quoted(entry.url)
     return f"{entry.where}: {shown}" if entry.where else shown
 
 
 def _subject(entry: Entry) -> str:
-    """What a line of the summary is about: a host, or the text that is no URL."""
+    """Return the subject of a line of the summary: a host, or the text that is not a URL."""
     if not entry.tries:
         return no_url(entry)
     try:
@@ -229,36 +231,36 @@ def _subject(entry: Entry) -> str:
 # --- speed -----------------------------------------------------------------------------------
 
 _WINDOW = 60.0
-"""Seconds over which a rate is taken: long enough for hosts that answer once in a while."""
+"""Seconds over which a rate is measured, long enough for hosts with long intervals."""
 
 
 _LEAST = 1.0
-"""Seconds before which no rate is shown."""
+"""Seconds before the first rate is shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """The rates of the last minute, and the time that is left at them."""
+    """The rates of the last minute, and the remaining time at these rates."""
 
     urls: float
-    """URLs that came to their end, a second."""
+    """URLs finished per second."""
     size: float
-    """Bytes of bodies, a second."""
+    """Bytes of bodies per second."""
     left: float | None
-    """Seconds; None where it can't be told: the total or the rate is not known."""
+    """Seconds that remain; None if the total or the rate is not known."""
 
 
 class Speedometer:
-    """Reads the counts of a crawl again and again. Memory: the samples of one minute."""
+    """Computes rates from regular samples of the counts. Memory: the samples of one minute."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int, int]] = deque()
 
     def read(self, now: float, tally: Tally, turns: Sequence[NextTurn]) -> Speed | None:
-        """How fast it goes, `now` being seconds of any one clock; None at the beginning.
+        """Take a sample at `now` (seconds of any clock), and return the speed; None at first.
 
-        No crawl ends before its slowest host: what is left is at least the time that a host
-        of `turns` needs for those that wait for it, each an interval after the last one.
+        No crawl ends before its slowest host: the remaining time is at least the time that a host
+        of `turns` needs for its waiting URLs, one per interval.
         """
         samples = self._samples
         samples.append((now, tally.done, tally.size))
@@ -280,33 +282,34 @@ def _left(tally: Tally, rate: float, turns: Sequence[NextTurn]) -> float | None:
     return left if 0 < left < math.inf else None
 
 
-# --- what is shown ---------------------------------------------------------------------------
+# --- displays --------------------------------------------------------------------------------
 
 _COLOURS = {Result.FETCHED: "green", Result.DENIED: "yellow", Result.FAILED: "red"}
 _LEFT_OUT = 11
-"""States that are not said while they stay the same: then one line is a minute."""
+"""Unchanged states that are not printed between two that are: one line per minute remains."""
 
 
 @dataclass(frozen=True, slots=True)
 class NextTurn:
-    """An origin that somebody waits for."""
+    """An origin with waiting URLs, and when its next turn comes."""
 
     host: str
-    """With its port, where that is not the scheme's own."""
+    """The host, with its port if that is not the scheme's default."""
     seconds: float
-    """Until its next turn, as far as is known; 0: now."""
+    """Seconds until its next turn, as far as is known; 0: now."""
     waiting: int
+    """URLs that wait for it."""
     origin: str = ""
     holdup: Holdup | None = None
-    """The last of what it has to wait for, if there is anything."""
+    """The hold-up that ends last, if there is any."""
     interval: float = 0.0
     """Seconds between two of its turns, as far as is known."""
     slowed: str = ""
-    """How far its refusals have slowed it, and until when."""
+    """How much its refusals have slowed it down, and until when."""
 
     @property
     def problem(self) -> str:
-        """What keeps it waiting, if that is more than that others were just asked."""
+        """Why it waits, if for more than its interval; else how it is slowed down, or ""."""
         if self.holdup is not None and self.holdup.reason != TURN:
             return self.holdup.text
         return self.slowed
@@ -317,7 +320,7 @@ class NextTurn:
 
 
 def watcher(*, quiet: bool, stream: TextIO | None = None) -> Progress:
-    """What fits: nothing, a live display on a terminal with rich, or plain lines."""
+    """Return the suitable display: none if `quiet`, live on a terminal with rich, else lines."""
     stream = stream or sys.stderr
     if quiet:
         return Progress()
@@ -330,10 +333,10 @@ def watcher(*, quiet: bool, stream: TextIO | None = None) -> Progress:
 
 
 class Progress:
-    """What is told how a crawl goes while it runs. This one shows nothing of it."""
+    """The interface of progress displays. This class displays nothing but messages."""
 
     every: float = 5.0
-    """Seconds between two `show`s."""
+    """Seconds between two calls of `show`."""
 
     def __enter__(self) -> Self:
         return self
@@ -342,18 +345,18 @@ class Progress:
         pass
 
     def entry(self, entry: Entry) -> None:
-        """One URL is done with."""
+        """Display the outcome of one URL."""
 
     def show(self, tally: Tally, turns: Sequence[NextTurn], speed: Speed | None = None) -> None:
-        """The state of things, the hosts whose turns come next, and how fast it goes."""
+        """Display the counts, the hosts whose turns come next, and the speed."""
 
     def say(self, text: str) -> None:
-        """Show a text that was asked for, at once: whoever presses Ctrl-C reads along."""
+        """Print a message immediately, such as the answer to a Ctrl-C."""
         print(text, file=sys.stderr, flush=True)
 
 
 class Plain(Progress):
-    """A line for every URL, and one for the state of things every few seconds."""
+    """Prints a line for every URL, and one with the counts every few seconds."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -364,14 +367,14 @@ class Plain(Progress):
         self._stream.flush()
 
     def entry(self, entry: Entry) -> None:
-        """Say what came of it."""
+        """Print the outcome of one URL."""
         word, line = str(entry.outcome), line_of(entry)
-        if line.startswith(word):  # of a page that was fetched the status stands there
+        if line.startswith(word):  # the line of a fetched page starts with its status
             line = paint(word, _COLOURS[entry.outcome], self._stream) + line[len(word) :]
         print(line, file=self._stream)
 
     def show(self, tally: Tally, turns: Sequence[NextTurn], speed: Speed | None = None) -> None:
-        """Say how far it is, once there is anything to say; less often while nothing moves."""
+        """Print the counts, once there are any; less often while nothing changes."""
         if not (tally.total or tally.skipped or tally.complete):
             return
         state = state_of(tally)
@@ -385,12 +388,12 @@ class Plain(Progress):
         self.say(text)
 
     def say(self, text: str) -> None:
-        """A line of its own."""
+        """Print a message on a line of its own."""
         print(text, file=self._stream, flush=True)
 
 
 class Live(Progress):
-    """A bar and the hosts whose turns come next, redrawn in place; needs rich."""
+    """A progress bar and the hosts whose turns come next, redrawn in place. Needs rich."""
 
     every: float = 0.5
 
@@ -399,7 +402,7 @@ class Live(Progress):
         from rich.live import Live as RichLive  # noqa: PLC0415
 
         self._console = Console(file=stream)
-        # Drawn when told to: a thread of rich's own would race with the crawl's numbers.
+        # Redrawn by `show` only: a thread of rich would race with the crawl's counts.
         self._live = RichLive(console=self._console, auto_refresh=False)
 
     def __enter__(self) -> Self:
@@ -410,19 +413,19 @@ class Live(Progress):
         self._live.stop()
 
     def entry(self, entry: Entry) -> None:
-        """Print what was not fetched above the bar; the rest moves it."""
+        """Print a URL that was not fetched above the bar."""
         if entry.outcome is not Result.FETCHED:
             self.say(line_of(entry), _COLOURS[entry.outcome])
 
     def say(self, text: str, style: str | None = None) -> None:
-        """Print it above the bar."""
+        """Print a message above the bar."""
         from rich.text import Text  # noqa: PLC0415 - an extra
 
-        # Not `print(..., style=)`: that would colour the bar below as well.
+        # Not `print(..., style=)`, which would colour the bar as well.
         self._console.print(Text(text, style or ""), soft_wrap=True)
 
     def show(self, tally: Tally, turns: Sequence[NextTurn], speed: Speed | None = None) -> None:
-        """Redraw."""
+        """Redraw the bar and the hosts."""
         self._live.update(self._picture(tally, turns, speed), refresh=True)
 
     def _picture(self, tally: Tally, turns: Sequence[NextTurn], speed: Speed | None) -> Any:
@@ -430,7 +433,7 @@ class Live(Progress):
         from rich.table import Table  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
 
-        # Until the list was read to its end nobody knows the total: the bar pulses.
+        # The total is unknown until the whole list was read; until then the bar pulses.
         bar = ProgressBar(
             total=tally.total if tally.complete else None, completed=tally.done, width=40
         )
@@ -442,14 +445,14 @@ class Live(Progress):
                 f"{turn.waiting:,} waiting",
                 Text(turn.problem),
             )
-        frame = Table.grid()  # a bar alone does not end its line
+        frame = Table.grid()  # a bar outside a grid does not end its line
         for row in (bar, Text(f"{state_of(tally)}{_pace(speed)}"), rows):
             frame.add_row(row)
         return frame
 
 
 def state_of(tally: Tally) -> str:
-    """Done, denied, waiting, failed, in one line."""
+    """Return the counts in one line: done, fetched, denied, failed, waiting, in flight, bytes."""
     total = f"{tally.total:,}" if tally.complete else f"{tally.total:,}+"
     return (
         f"{tally.done:,}/{total} done: {tally.outcomes[Result.FETCHED]:,} fetched, "
@@ -459,7 +462,7 @@ def state_of(tally: Tally) -> str:
 
 
 def _pace(speed: Speed | None) -> str:
-    """How fast it goes and how long it takes, as the end of a line."""
+    """Return the speed and the remaining time as the end of a line."""
     if speed is None:
         return ""
     rate = f"{speed.urls:.3g}" if speed.urls < 1_000 else f"{speed.urls:,.0f}"
@@ -468,7 +471,7 @@ def _pace(speed: Speed | None) -> str:
 
 
 def line_of(entry: Entry) -> str:
-    """One URL's outcome in one line."""
+    """Return the outcome of one URL in one line."""
     if entry.outcome is not Result.FETCHED:
         return f"{entry.outcome} {_names(entry)}: {cause(entry)}"
     size = f" {entry.size:,} bytes" if entry.size is not None else ""
@@ -483,7 +486,7 @@ def _names(entry: Entry) -> str:
 
 
 def octets(number: float) -> str:
-    """A size as people say it, in decimal units.
+    """Format a size for people, in decimal units.
 
     >>> octets(999), octets(1_500), octets(2_345_678)
     ('999 bytes', '1.5 kB', '2.3 MB')
@@ -498,7 +501,7 @@ def octets(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A waiting time as people say it.
+    """Format a waiting time for people.
 
     >>> duration(0), duration(3.2), duration(75), duration(7205)
     ('now', '3.2 s', '1:15', '2:00:05')
@@ -514,7 +517,7 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-# --- the hosts that are waited for -----------------------------------------------------------
+# --- hosts with waiting URLs -----------------------------------------------------------------
 
 
 _NEVER = float("inf")
@@ -524,12 +527,14 @@ _REASONS = {
     "budget": Reason.BUDGET,
 }
 _HELD = frozenset({"pause"})
-"""Kinds of clock that no time ends, but somebody."""
+"""Kinds of clock that end only when an operator ends them."""
 
 
 class Hosts:
-    """How many URLs wait for each origin: two of one host have files of their own, and one
-    may be deferred while the other is not. Memory: an entry for each origin that is waited for.
+    """The number of URLs that wait for each origin.
+
+    Two origins of a host have separate files, and one may be deferred while the other is not.
+    Memory: an entry for each origin with waiting URLs.
     """
 
     def __init__(self) -> None:
@@ -539,13 +544,13 @@ class Hosts:
         return len(self._waiting)
 
     def add(self, url: str, origin: str | None = None) -> None:
-        """One more URL waits for its origin, here and below for those who know it."""
+        """Count a URL as waiting. Pass its origin, here and in `drop`, if it is known."""
         origin = origin or urls.split(url)[0]
         count, _ = self._waiting.get(origin, (0, url))
         self._waiting[origin] = (count + 1, url)
 
     def drop(self, url: str, origin: str | None = None) -> None:
-        """One of them waits no longer."""
+        """Count a URL as no longer waiting."""
         origin = origin or urls.split(url)[0]
         count, some = self._waiting.get(origin, (0, url))
         if count > 1:
@@ -554,13 +559,13 @@ class Hosts:
             self._waiting.pop(origin, None)
 
     async def busiest(self, gate: Gatekeeper, clock: Clock, most: int) -> list[NextTurn]:
-        """The origins that most URLs wait for, the one whose turn comes first in front."""
+        """Return the `most` origins with the most waiting URLs, sorted by their next turn."""
         names = heapq.nlargest(most, self._waiting, key=lambda name: self._waiting[name][0])
         turns = [await self._turn(name, gate, clock) for name in names]
         return sorted(turns, key=lambda turn: (turn.seconds, turn.host))
 
     async def soonest(self, gate: Gatekeeper, clock: Clock, enough: float) -> float:
-        """Seconds until the first turn of any; one within `enough` ends the search."""
+        """Return the seconds until the first turn of any origin; stop at one within `enough`."""
         best = _NEVER
         for origin in tuple(self._waiting):
             best = min(best, (await self._turn(origin, gate, clock)).seconds)
@@ -569,7 +574,7 @@ class Hosts:
         return best
 
     async def turn(self, url: str, gate: Gatekeeper, clock: Clock) -> NextTurn:
-        """When the turn of that URL's origin comes, whether or not it waits for it already."""
+        """Return the next turn of the origin of a URL, which need not be waiting itself."""
         return await self._turn(urls.parse(url).origin, gate, clock)
 
     async def _turn(self, origin: str, gate: Gatekeeper, clock: Clock) -> NextTurn:
@@ -577,7 +582,7 @@ class Hosts:
         wall, seconds, holdup, interval = clock.wall(), 0.0, None, 0.0
         slowed = ""
         views: Iterable[ClockView] = ()
-        with suppress(StorageError):  # nothing can be read: the decision says so
+        with suppress(StorageError):  # if the storage can't be read, the decision says so
             views = await gate.why(urls.parse(origin).host)
         for view in views:
             if view.decides:
