@@ -1,7 +1,7 @@
-"""The Gate protocol, and aiohttp's client middleware written against it.
+"""The `Gate` and `HeldLease` protocols, and the aiohttp client middleware for any gate.
 
-`Gatekeeper` (embedded) and `RemoteGatekeeper` (a sidecar's client) both satisfy `Gate`;
-whatever is written against it runs over either.
+`Gatekeeper` (embedded) and `RemoteGatekeeper` (a sidecar's client) both satisfy `Gate`; code that
+is written against it works with either.
 """
 
 from __future__ import annotations
@@ -38,52 +38,52 @@ from gatekeeper.urls import UrlCache, sendable, url_of
 
 
 class ConnectionInUse(Protocol):
-    """What a request travels on, as long as somebody holds it: aiohttp's Connection, for one."""
+    """A connection in use by a request, such as aiohttp's `Connection`."""
 
     @property
     def closed(self) -> bool:
-        """Nothing travels on it any more."""
+        """Whether the connection is no longer in use."""
 
     def add_callback(self, callback: Callable[[], None], /) -> None:
-        """Have that called once it is free, or dropped."""
+        """Call `callback` once the connection is released or dropped."""
 
 
 class HeldLease(Protocol):
     """The right to send one request, while it is held.
 
-    Three moments matter to a host's clock: the head of the response, what came of the
-    request, and the end of the connection. Each call is idempotent and never waits.
+    Three events matter to a host's clock: the head of the response, the outcome of the request,
+    and the end of the connection. Each call is idempotent and never waits.
     """
 
     @property
     def url(self) -> str:
-        """The URL the lease was granted for, in its normal form."""
+        """The URL that the lease was granted for, in its normal form."""
 
     @property
     def decision(self) -> Decision:
-        """The answer at the moment of the grant."""
+        """The decision at the moment of the grant."""
 
     @property
     def user_agent(self) -> str | None:
-        """The name that it was asked for under, as it was given; None: the gate's own."""
+        """The name that the lease was requested for, as given; None: the gate's own."""
 
     @property
     def counts_bytes(self) -> bool:
-        """Has its host a budget for which the bytes of the response count?"""
+        """Whether its host has a budget that the bytes of the response count for."""
 
     def received(self, size: int) -> None:
-        """So many bytes of the response came; for those that no report tells of."""
+        """Count bytes of the response for the host's budget, if no report has a `size`."""
 
     def claim(self, url: str) -> bool:
-        """Take the lease for a request to `url`; true for the first matching claim."""
+        """Use the lease for a request to `url`. Return True for the first claim that matches."""
 
     def head(self) -> None:
-        """The head of the response is here: the interval counts from now."""
+        """Note that the head of the response has arrived: the interval counts from now."""
 
     def answered(
         self, status: int, *, retry_after: str | None = None, rate_limit: str | None = None
     ) -> None:
-        """`head` and `report` in one: the head is here, and says so much."""
+        """Call `head` and `report` in one: the head has arrived, with this status and fields."""
 
     def report(
         self,
@@ -94,50 +94,50 @@ class HeldLease(Protocol):
         size: int | None = None,
         rate_limit: str | None = None,
     ) -> None:
-        """Say what came of the request; the first report is final.
+        """Report the outcome of the request; the first report is final.
 
-        `elapsed` is seconds to the response head, `retry_after` the header as it came
-        or seconds, `size` the body's bytes, `rate_limit` the RateLimit header as it came.
+        `status` is the HTTP status, None if there was no response; `elapsed` the seconds to the
+        response's head; `retry_after` the Retry-After header, unparsed, or seconds; `size` the
+        body's bytes; `rate_limit` the RateLimit header, unparsed.
         """
 
     def ends_with(
         self, connection: ConnectionInUse | None, then: Callable[[], None] | None = None
     ) -> None:
-        """The slot is held until that connection is free, however long it takes; None: it is.
+        """Hold the slot until the connection is free, then end the lease; None: end it now.
 
-        `then` is called at that moment, before the slot is given on.
+        `then` is called at that moment, before the slot is passed on.
         """
 
     def lasts_with(
         self, connection: ConnectionInUse | None, then: Callable[[], None] | None = None
     ) -> None:
-        """The slot is held until that connection is free, even if the block of the lease is
-        left before; a block that is left later ends it then.
+        """Hold the slot until both the connection is free and the lease's block is left.
 
-        `then` is called when the connection is free, at once if it is None.
+        `then` is called when the connection is free; immediately if `connection` is None.
         """
 
     def end(self) -> None:
-        """The connection is free again: the slot goes to the next in line."""
+        """End the lease: its slot goes to the next waiter."""
 
 
 class Gate(Protocol):
-    """What a crawler asks, wherever the gate runs."""
+    """The methods of a gate that crawlers and integrations use, wherever the gate runs."""
 
     @property
     def user_agent(self) -> str | None:
-        """The name whose rules apply where a question names no other; None: not known."""
+        """The name whose rules apply if a question has no other; None: not known."""
 
     async def allowed(self, url: str, *, user_agent: str | None = None) -> bool:
-        """Whether the URL may be fetched now."""
+        """Return True if the URL may be fetched now."""
 
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
-        """Whether the URL may be fetched now, and why."""
+        """Decide whether the URL may be fetched now, and why."""
 
     def check_many(
         self, urls: Iterable[str], *, user_agent: str | None = None
     ) -> AsyncIterator[Decision]:
-        """Decisions in the order of the URLs; origins are asked in parallel."""
+        """Yield a decision about each URL, in order; robots.txt files are fetched in parallel."""
 
     def lease(
         self,
@@ -147,7 +147,7 @@ class Gate(Protocol):
         timeout: float | None = None,
         user_agent: str | None = None,
     ) -> AbstractAsyncContextManager[HeldLease]:
-        """The right to send one request, once the host's turn has come."""
+        """Wait for the host's turn; the lease is the right to send one request to the URL."""
 
     async def try_acquire(
         self,
@@ -157,35 +157,38 @@ class Gate(Protocol):
         user_agent: str | None = None,
         owned: bool = True,
     ) -> HeldLease | NotYet:
-        """The lease if it can be had now; it ends by `end`."""
+        """Grant a lease if the host's turn is now; end it with `end`. Else return NotYet."""
 
 
 # --- the time a request may take ------------------------------------------------------------
 #
-# aiohttp's own total timeout runs from the call to the last byte, and so counts the wait for a
-# turn as well. A `RequestDeadline` runs while a hop is under way or its body is read, and stands
-# still between hops. One timer serves all requests of a session.
+# aiohttp's own total timeout runs from the call to the last byte, so it includes the wait for a
+# turn. A `RequestDeadline` runs only while a hop is under way or its body is read, and stops
+# between hops. One timer serves all requests of a session.
 
 
 class RequestDeadline(msgspec.Struct, eq=False):
-    """How many seconds one request, with its redirects, may still spend on the network."""
+    """The seconds that one request, with its redirects, may still spend on the network."""
 
     among: SharedTimer
+    """The timer of all requests of the session."""
     left: float | None
-    """None: no limit; over, where not above zero."""
+    """Seconds left while the deadline is stopped; None: no limit; zero or less: the time is over.
+    """
     ends: float = math.inf
-    """While they run: the moment at which they are over."""
+    """While the deadline runs: the monotonic time at which it fires."""
     _under_way: int = 0
-    """Hops that were sent and whose connection is not free; more than one where somebody
-    tries again while the first answer's body still comes."""
+    """Hops that were sent and whose connection is not free; more than one if the request is
+    retried while the body of the first response is still being read."""
     _task: asyncio.Task[object] | None = None
     _before: int = 0
+    """The task's pending cancellations when the hop began."""
     _deadline: Deadline | None = None
     _response: Callable[[], ClientResponse | None] | None = None
-    """The response whose body is read, weakly: one that is dropped frees its connection."""
+    """Weak reference to the response whose body is read: a dropped one frees its connection."""
 
     def begin(self, task: asyncio.Task[object] | None) -> None:
-        """A hop goes out, from the task: the seconds run."""
+        """Start counting: the task sends a hop."""
         left = self.left
         if left is None or task is None:
             return
@@ -193,25 +196,26 @@ class RequestDeadline(msgspec.Struct, eq=False):
         self._before = task.cancelling()
         self._under_way += 1
         if self._under_way > 1:
-            return  # they run
+            return  # it is running already
         among = self.among
         among.set(self, among.clock.monotonic() + left)
 
     def watch(self, response: ClientResponse) -> None:
-        """The head is here: they run on until `stop`, when the connection is free."""
+        """Watch the body of a response: the deadline runs until `stop`, when its connection is
+        free."""
         self._response = ref(response)
         if self._deadline is not None and self._fired():
-            self.due(self.ends)  # whoever caught our cancellation and went on
+            self.due(self.ends)  # the handler caught our cancellation and went on
 
     def let_go(self) -> None:
-        """Free the connection of an earlier attempt, of which nobody reads on: the next one
-        would wait for its slot."""
+        """Release the connection of an earlier attempt, whose response is read no further: the
+        next attempt would wait for its slot."""
         held, self._response = self._response, None
         if held is not None and (response := held()) is not None:
             response.release()
 
     def stop(self) -> None:
-        """A hop is over; with the last one they stand still."""
+        """End a hop; with the last one the deadline stops."""
         self._response = None
         if self._under_way > 1:
             self._under_way -= 1
@@ -222,9 +226,9 @@ class RequestDeadline(msgspec.Struct, eq=False):
             self.left = self.ends - among.clock.monotonic()
 
     def ran_out(self, error: BaseException) -> bool:
-        """The hop failed with that error; whether it did because the time was over.
+        """End a hop that failed with the error. Return True if the deadline caused the error.
 
-        A cancellation that came from elsewhere in the same moment is not swallowed.
+        A cancellation from elsewhere at the same moment is not swallowed.
         """
         self.stop()
         task = self._task
@@ -236,7 +240,7 @@ class RequestDeadline(msgspec.Struct, eq=False):
         )
 
     def _fired(self) -> bool:
-        """Whether the task was cancelled by us, which is taken back."""
+        """Return True if the deadline cancelled the task, and take the cancellation back."""
         limit, self._deadline = self._deadline, None
         if limit is None or self._task is None:
             return False
@@ -247,7 +251,7 @@ class RequestDeadline(msgspec.Struct, eq=False):
         return True
 
     def due(self, now: float) -> None:
-        """The time is over: end what is under way, the hop or the body."""
+        """Called by the timer when the time is over: end the hop, or the reading of its body."""
         self.among.drop(self)
         self.left = 0.0
         if self._response is not None:
@@ -261,22 +265,22 @@ class RequestDeadline(msgspec.Struct, eq=False):
 
 
 class Unlimited:
-    """What stands for a `RequestDeadline` where nobody but aiohttp counts a request's time."""
+    """Used instead of a `RequestDeadline` for a session whose timeouts only aiohttp keeps."""
 
     def begin(self, task: asyncio.Task[object] | None) -> None:
-        """A hop goes out."""
+        """Do nothing when a hop is sent."""
 
     def watch(self, response: ClientResponse) -> None:
-        """The head is here."""
+        """Do nothing when the head arrives."""
 
     def let_go(self) -> None:
-        """Another attempt begins: who made the last one looks after its connection."""
+        """Do nothing before another attempt: its caller releases the earlier connection."""
 
     def stop(self) -> None:
-        """A hop is over."""
+        """Do nothing when a hop ends."""
 
     def ran_out(self, error: BaseException) -> bool:
-        """Never."""
+        """Return False: no error comes from a deadline."""
         return False
 
 
@@ -285,22 +289,22 @@ UNLIMITED = Unlimited()
 
 # --- the middleware -------------------------------------------------------------------------
 
-_SWITCHING = 101  # a websocket lives on for as long as it likes
+_SWITCHING = 101  # a websocket stays open for as long as it likes, without a deadline
 _MAX_OFFERED = 256
-_RATE_LIMIT = type(RETRY_AFTER)("RateLimit")  # looked up without folding its case each time
+_RATE_LIMIT = type(RETRY_AFTER)("RateLimit")  # an istr: its case is folded once, not per look-up
 
 open_leases: ContextVar[tuple[HeldLease, ...]] = ContextVar("gatekeeper_open_leases", default=())
 """The leases that `async with gate.lease(...)` holds open in this context, oldest first."""
 
 
 held_leases: ContextVar[tuple[Any, ...]] = ContextVar("gatekeeper_held_leases", default=())
-"""The leases that belong to tasks of this context without a block, oldest first."""
+"""The leases without a block that belong to tasks of this context, oldest first."""
 
 
 def hold_in_context(lease: Any) -> None:
-    """Let tasks that are started from here know of a lease that no block surrounds."""
+    """Make a lease without a block visible to tasks that are started from this context."""
     before = held_leases.get()
-    if before:  # most have one at a time
+    if before:  # most tasks hold one lease at a time
         before = tuple(one for one in before if not one.ended) if len(before) > 1 else before
         if len(before) == 1 and before[0].ended:
             before = ()
@@ -308,8 +312,9 @@ def hold_in_context(lease: Any) -> None:
 
 
 def inherited(task: asyncio.Task[object] | None) -> list[Any]:
-    """The open leases of other tasks under which this one was started: a task's context is a
-    copy, made when it is started, of that of the task which starts it.
+    """Return the open leases of other tasks that this task was started under.
+
+    A task's context is a copy of the context that started it.
     """
     blocks, others = open_leases.get(), held_leases.get()
     if not blocks and not others:
@@ -319,7 +324,7 @@ def inherited(task: asyncio.Task[object] | None) -> list[Any]:
 
 
 def adopt(url: str) -> HeldLease | None:
-    """The open lease of this context that was taken for this URL, if any; once."""
+    """Claim and return the open lease of this context for the URL. None if there is none."""
     for lease in reversed(open_leases.get()):
         if lease.claim(url):
             return lease
@@ -327,17 +332,19 @@ def adopt(url: str) -> HeldLease | None:
 
 
 TakeLease = Callable[[str, "asyncio.Task[object] | None"], HeldLease | None]
-"""The URL's lease for the task, if it can be had at once; None says nothing."""
+"""Grants a lease for the URL to the task if that needs no waiting. None: wait for it instead."""
 
 
 class WaitForLease(Protocol):
-    """How a lease is had once its turn has come."""
+    """Waits for a lease."""
 
     def __call__(
         self, url: str, owner: asyncio.Task[object] | None, /, *, user_agent: str | None = None
     ) -> Coroutine[Any, Any, HeldLease]:
-        """The URL's lease for the task, under that name (None: the gate's own). Raises as
-        `Gate.lease`."""
+        """Wait for the URL's lease, for the task and the name (None: the gate's own).
+
+        Raises as entering `Gate.lease` does.
+        """
 
 
 DeadlineMiddleware = Callable[
@@ -347,27 +354,26 @@ DeadlineMiddleware = Callable[
 
 
 def _nothing_at_once(_url: str, _owner: asyncio.Task[object] | None) -> None:
-    """No lease of a gate that can't see at a glance whether one is to be had."""
+    """Grant no lease without waiting: the default `take`, for a gate that has to be asked."""
 
 
 def _unheard(_lease: HeldLease, _error: BaseException) -> None:
-    """Nobody wants to know why a request failed."""
+    """Ignore a failed request: the default `unreached`."""
 
 
 def gate_middleware(gate: Gate) -> ClientMiddlewareType:
-    """A client middleware: every hop is decided, paced and reported.
+    """Make an aiohttp client middleware that decides, paces and reports every hop.
 
-    aiohttp calls it once a redirect hop, so a hop to another host is decided by that
-    host's file and takes that host's turn. The slot is held
-    until the connection is released. A plain session's `total` timeout covers the
-    waiting; `polite_session` leaves it out.
+    aiohttp calls it once per redirect hop, so a hop to another host is decided by that host's file
+    and takes that host's turn. The slot is held until the connection is released. The `total`
+    timeout of a plain session includes the wait for a turn; that of `polite_session` does not.
 
-    A request that has no User-Agent of its own is sent with the gate's (aiohttp's default
-    counts as none); one that has is judged by that one, whatever the gate is called.
+    A request without a User-Agent of its own is sent with the gate's (aiohttp's default counts as
+    none). A request with one is decided by the rules for that one.
 
-    Raises Denied or Deferred before a byte is sent, LeaseTimeout where waiting could
-    never end, InvalidURL for a URL that is not http or https, or that would be sent to
-    another host than its text names (`yarl.URL(..., encoded=True)`).
+    The request raises Denied or Deferred before a byte is sent, LeaseTimeout if waiting could never
+    end, and InvalidURL for a URL that is not http or https, or that would be sent to another host
+    than its text names (`yarl.URL(..., encoded=True)`).
     """
 
     def wait(
@@ -387,17 +393,18 @@ def gate_middleware_with(
     lapsed: Callable[[HeldLease], bool] | None = None,
     signer: Signer | None = None,
 ) -> DeadlineMiddleware:
-    """`gate_middleware` for requests that have a deadline of their own, given how leases are had.
+    """Make the middleware of `gate_middleware` for requests with deadlines of their own.
 
-    No context lists their leases. `url_cache` reads the URLs, if anything of ours does, `unreached`
-    is told what failed, `lapsed` gives back what may not be used any more, `signer` signs.
+    `take` and `wait` grant its leases, which are not listed in any context. `url_cache` is the one
+    that parsed the requests' URLs, if any did. `unreached` is called with a lease and the error of
+    its failed request; `lapsed` gives back a lease whose hold ended; `signer` signs requests.
     """
     offered, spelt, current_task = _Offered(), url_cache or UrlCache(), asyncio.current_task
 
     async def pass_gate(
         own: RequestDeadline | Unlimited, request: ClientRequest, handler: ClientHandlerType
     ) -> ClientResponse:
-        loop, url = request.loop, request.url  # asyncio would ask for the process's number first
+        loop, url = request.loop, request.url  # `get_running_loop` is a system call before 3.12
         task = current_task(loop)
         sent = request.headers.get(USER_AGENT)
         ours = sent is not None and sent == gate.user_agent
@@ -429,8 +436,8 @@ def gate_middleware_with(
                 raise TimeoutError from None
             raise
         redirected = response.status in REDIRECTS
-        # The next hop takes a turn of its own, and could wait for this one for ever. Else an
-        # adopted lease lasts until both its block and its connection are done with.
+        # The next hop takes a turn of its own, which must not wait for this lease. Without a
+        # redirect, an adopted lease lasts until both its block and its connection have ended.
         _until_free(response, own, lease, in_block=adopted is not None and not redirected)
         if redirected:
             offered.note(response)
@@ -440,7 +447,7 @@ def gate_middleware_with(
 
 
 def _tell(lease: HeldLease, response: ClientResponse) -> None:
-    """The head of the answer is here."""
+    """Report the head of the response."""
     headers = response.headers
     lease.answered(
         response.status,
@@ -455,8 +462,11 @@ async def _in_time(
     lease: HeldLease,
     request: ClientRequest,
 ) -> ClientResponse:
-    """Send it while the hold of its lease lasts. Raises HoldLapsed, before a byte is sent, where it
-    had to wait or was stopped for longer between grant and connection, or a block came."""
+    """Send the request if the hold of its lease lasts until the connection is made.
+
+    Raises HoldLapsed before a byte is sent if connecting took longer than the hold lasts, or if a
+    block began meanwhile.
+    """
     look = before_send.set(partial(lapsed, lease))
     try:
         return await handler(request)
@@ -464,7 +474,7 @@ async def _in_time(
         before_send.reset(look)
 
 
-# What libraries send where nobody said who asks.
+# Default User-Agents of libraries, sent if the caller set none.
 _LIBRARY = re.compile(
     r"Python/[0-9.]+ aiohttp/\S+|python-(?:httpx2?|requests|urllib3)/\S+|Python-urllib/\S+"
     r"|Scrapy/\S+ \(\+https?://scrapy\.org\)"
@@ -472,13 +482,13 @@ _LIBRARY = re.compile(
 
 
 def unnamed(sent: str | None) -> bool:
-    """Whether a User-Agent is none, or a library's default, which says nobody's name."""
+    """Return True if a User-Agent is missing or a library's default, which names no crawler."""
     return sent is None or _LIBRARY.fullmatch(sent) is not None
 
 
 @lru_cache(maxsize=1024)
 def other_agent(sent: str | None, own: str | None) -> str | None:
-    """The User-Agent of a request, if rules of its own may be meant for it; None: the gate's."""
+    """Return the User-Agent of a request if it names another agent than the gate's; else None."""
     if sent is None or unnamed(sent) or (own is not None and _same_agent(sent, own)):
         return None
     return sent
@@ -489,12 +499,12 @@ def _same_agent(one: str, other: str) -> bool:
 
 
 async def judge_adopted(lease: HeldLease, sent: str | None, gate: Gate, url: str) -> None:
-    """See that a request under another name than the lease that it adopts is welcome, too.
+    """Check that a request with another User-Agent than that of its adopted lease is allowed.
 
-    The turn is the same for all. Raises Denied or Deferred.
+    The host's turn is the same for every agent. Raises Denied or Deferred.
     """
     if sent is None or unnamed(sent):
-        return  # it is sent under the lease's
+        return  # it is sent with the lease's name
     if not _same_agent(sent, lease.user_agent or gate.user_agent or lease.decision.user_agent):
         refuse(await gate.check(url, user_agent=sent))
 
@@ -502,9 +512,10 @@ async def judge_adopted(lease: HeldLease, sent: str | None, gate: Gate, url: str
 def _identify(
     request: ClientRequest, lease: HeldLease, gate: Gate | None, signer: Signer | None
 ) -> None:
-    """Say who sends a request, now that it leaves; `gate` is None where it is under its name.
+    """Set the request's User-Agent and sign it, just before it is sent.
 
-    One without a name of its own is sent under the one whose rules allow it.
+    A request without a name is sent under the name whose rules allowed it. `gate` is None if the
+    request has the gate's own name already.
     """
     if gate is not None and unnamed(request.headers.get(USER_AGENT)):
         name = lease.user_agent or gate.user_agent or lease.decision.user_agent
@@ -516,9 +527,9 @@ def _identify(
 def _until_free(
     response: ClientResponse, own: RequestDeadline | Unlimited, lease: HeldLease, *, in_block: bool
 ) -> None:
-    """Let the deadline run, and the lease last, until the response's connection is free.
+    """Keep the deadline running and the lease open until the response's connection is free.
 
-    `in_block`: the lease belongs to a block, which may be left later.
+    `in_block`: the lease belongs to a block, which may be left later than that.
     """
     connection = response.connection
     counted = connection is not None and response.status != _SWITCHING
@@ -530,7 +541,7 @@ def _until_free(
     else:
         lease.ends_with(connection, stop)
     if counted:
-        own.watch(response)  # it may close the connection, so it comes last
+        own.watch(response)  # last, as it may close the connection
     else:
         own.stop()
 
@@ -538,9 +549,9 @@ def _until_free(
 def counting_bytes(
     lease: HeldLease, response: ClientResponse, then: Callable[[], None] | None = None
 ) -> Callable[[], None]:
-    """What counts the bytes of the body, as they were decoded, once the connection is free, and
-    calls `then`."""
-    content = response.content  # not the response: that ends its connection when it is dropped
+    """Return a callback for when the connection is free: it calls `then`, and counts the decoded
+    bytes of the body for the lease."""
+    content = response.content  # not the response: dropping that releases its connection
 
     def count() -> None:
         if then is not None:
@@ -551,16 +562,16 @@ def counting_bytes(
 
 
 class _Offered(dict[tuple[str | None, str], str]):
-    """Credentials that redirects named, for whom, and the URL that held them.
+    """URLs with credentials that redirects led to, by host and Authorization header.
 
-    aiohttp takes them out of a Location and sends them as Authorization: neither a middleware
-    nor a connector sees them in the URL. So the next hop is known by its header, and the gate
-    is asked about the URL as the site wrote it, which the guard refuses (T1: each hop). Who
-    follows no redirects leaves them here: they are few, and the oldest go first.
+    aiohttp removes the credentials from a Location and sends them as Authorization, so neither a
+    middleware nor a connector sees them in the URL. The next hop is recognised by its header, and
+    the gate is asked about the URL as the site wrote it, which the guard refuses (T1: each hop). A
+    caller that does not follow redirects leaves entries here: at most 256, the oldest are evicted.
     """
 
     def note(self, response: ClientResponse) -> None:
-        """Look where a redirect leads; no await lies between it and the next hop."""
+        """Remember where a redirect leads; there is no await between this and the next hop."""
         location = response.headers.get(LOCATION) or response.headers.get(URI)
         if location is None or "@" not in location:
             return
@@ -568,16 +579,16 @@ class _Offered(dict[tuple[str | None, str], str]):
             url = response.url.join(url_of(location))
             if url.raw_user is None and url.raw_password is None:
                 return
-            for encoding in ("latin1", "utf-8"):  # aiohttp's for a URL, and for anything else
+            for encoding in ("latin1", "utf-8"):  # aiohttp's for a URL's and for other credentials
                 sent = encode_basic_auth(url.user or "", url.password or "", encoding)
                 self[url.raw_host, sent] = str(url)
         except ValueError:
-            pass  # aiohttp can send no such thing either
+            pass  # aiohttp can't follow such a redirect either
         while len(self) > _MAX_OFFERED:
             del self[next(iter(self))]
 
     def taken_by(self, request: ClientRequest) -> str | None:
-        """The URL that the request has its credentials from, if a redirect gave them."""
+        """Return the URL whose credentials the request carries, if a redirect gave them."""
         sent = request.headers.get(AUTHORIZATION)
         return None if sent is None else self.pop((request.url.raw_host, sent), None)
 
@@ -585,26 +596,26 @@ class _Offered(dict[tuple[str | None, str], str]):
 def _failed(
     error: BaseException, lease: HeldLease, own: RequestDeadline | Unlimited, started: float
 ) -> bool:
-    """Report the failure and end the lease; whether it failed because its time was over."""
+    """Report the failure and end the lease. Return True if its deadline caused the failure."""
     late = own.ran_out(error)
-    # It may have left, so it counts as sent; the clock runs from the failure. What the
-    # guard refused or the caller cancelled says nothing about the host.
+    # The request may have been sent, so the clock runs from the failure. A refusal of the guard or
+    # a cancellation by the caller proves nothing about the host.
     failed = late or (isinstance(error, ClientError | OSError) and not isinstance(error, Denied))
     try:
         elapsed = asyncio.get_running_loop().time() - started
         lease.report(elapsed=elapsed if failed else None)
     finally:
-        # One that was adopted too: a second attempt (aiohttp makes one by itself where a kept
-        # connection broke) takes a turn of its own, and would wait for this one.
+        # An adopted lease too: a second attempt (aiohttp makes one by itself if a reused connection
+        # broke) takes a turn of its own, and would wait for this lease.
         lease.end()
     return late
 
 
 async def enter_detached(turn: AbstractAsyncContextManager[HeldLease]) -> HeldLease:
-    """Take a lease that ends with its connection, not with a block.
+    """Enter a lease that ends with its connection, not with a block.
 
-    Entering puts it among the context's open leases; a request sent for it must not be
-    adopted by another, so it is claimed at once and taken off the list again.
+    Entering adds it to the context's open leases. No other request may adopt it, so it is claimed
+    immediately and removed from them again.
     """
     before = open_leases.get()
     lease = await turn.__aenter__()
@@ -614,12 +625,12 @@ async def enter_detached(turn: AbstractAsyncContextManager[HeldLease]) -> HeldLe
 
 
 def signals(response: ClientResponse, *, user_agent: str | None = None) -> PageSignals:
-    """What a response's header says about use, indexing and licences.
+    """Read a response's header fields about use, indexing and licences.
 
     X-Robots-Tag, Robots-Tag, Content-Usage, TDM fields, licence links, and whether a licence or a
-    payment is asked for (SIG-03, SIG-15, SIG-16, SIG-18 to SIG-21), for `user_agent`, or else for
-    the agent that the request named. They speak of what may be done with the page; they never
-    change whether it may be fetched.
+    payment is required (SIG-03, SIG-15, SIG-16, SIG-18 to SIG-21). They are read for `user_agent`;
+    the default is the request's User-Agent. They restrict what may be done with the page, never
+    whether it may be fetched.
 
     >>> async def main(session) -> None:
     ...     async with session.get("https://example.org/") as response:
@@ -631,12 +642,12 @@ def signals(response: ClientResponse, *, user_agent: str | None = None) -> PageS
     return page_signals(response.headers, agent, url=url, status=response.status)
 
 
-# --- mistakes of a caller that no type checker looked at ------------------------------------
+# --- wrong argument types, for callers that use no type checker -----------------------------
 
 
 def refuse_one_text(urls: Iterable[str]) -> None:
-    """Raise TypeError for a text, of which each character would be a URL, and what can't be read
-    one by one.
+    """Raise TypeError for a single text, which would yield a URL per character, and for anything
+    that is not iterable.
 
     >>> refuse_one_text("https://example.org/")
     Traceback (most recent call last):
@@ -661,12 +672,12 @@ _FIELD = _NUMBER | {str}
 def wrong_report(
     status: object, elapsed: object, retry_after: object, size: object
 ) -> TypeError | None:
-    """What is wrong with the types of a report; None: nothing is.
+    """Return a TypeError that describes the wrong argument of a report. None if all are right.
 
     >>> wrong_report("200", None, None, None)
     TypeError("status must be an int such as 200, not the str '200': give int(status)")
     """
-    # By class first: each request has a report, and nearly all are right.
+    # The classes first, as that is fast: each request has a report, and nearly all are right.
     if (
         status.__class__ in _WHOLE
         and elapsed.__class__ in _NUMBER
@@ -698,16 +709,17 @@ def _wrong(name: str, value: object, wanted: str, kind: str) -> TypeError:
 
 
 class Unentered:
-    """A name of the lease on the class of its request: looked at there it tells the remedy.
+    """Descriptor for an attribute of a lease on the class of its request, which was not entered:
+    reading it raises an AttributeError with the remedy.
 
-    A descriptor for the usual names, as `__getattr__` would slow every other one down. It stands
-    behind `if not TYPE_CHECKING`: a type checker finds the mistake by itself.
+    A descriptor for the common names, as `__getattr__` would slow every other attribute down. It is
+    used inside `if not TYPE_CHECKING`, as a type checker finds the mistake by itself.
     """
 
     __slots__ = ()
 
     def __get__(self, request: object, owner: type) -> Self:
-        """Itself for the class; else raises AttributeError, as for any name that is missing."""
+        """Return the descriptor for the class; raise AttributeError for an instance."""
         if request is None:
             return self
         raise AttributeError(

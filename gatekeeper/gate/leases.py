@@ -1,4 +1,7 @@
-"""Leases: a decision and a turn joined, held, reported and ended."""
+"""`Lease`, the right to send one request, and `LeaseManager`, which grants leases.
+
+A lease joins a decision and a turn of the host: it is held, reported and ended.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +45,10 @@ from gatekeeper.pacing.waiting import EVERYTHING, Entrance, received
 from gatekeeper.urls import Target, url_of
 
 _LOOK_UP = 0.5
-"""Seconds that the address of a host may take whose lease of an earlier run is held again."""
+"""Seconds that a DNS look-up may take when a lease of an earlier process is restored."""
 
 _MOST_ASKING: Final = 4_000
-"""Origins that are asked for in the background at once: as many as the gate has room for."""
+"""Origins whose files are fetched in the background at the same time: as many as a gate admits."""
 _log = logging.getLogger(__name__)
 _HELD = frozenset({Reason.HOST_BLOCKED, Reason.HOST_PAUSED})
 
@@ -53,8 +56,18 @@ _HELD = frozenset({Reason.HOST_BLOCKED, Reason.HOST_PAUSED})
 class Lease(msgspec.Struct, eq=False):
     """The right to send one request to `url`, until `expires_at`.
 
-    Report what came of it, so that the host's clock, back-off and latency are right; the
-    first report is final, and leaving `async with gate.lease(...)` ends the lease.
+    Report the outcome with `report`, so that the host's clock, back-off and latency are right; the
+    first report is final. Leaving `async with gate.lease(...)` ends the lease; one from `acquire`
+    or `try_acquire` ends with `end`. A lease that is left without a report counts as sent and
+    unanswered.
+
+    >>> async def main(gate, session) -> None:
+    ...     async with gate.lease("https://example.org/page") as lease:
+    ...         async with session.get(lease.url) as response:
+    ...             lease.report(
+    ...                 status=response.status,
+    ...                 retry_after=response.headers.get("Retry-After"),
+    ...             )
     """
 
     _manager: LeaseManager
@@ -62,26 +75,28 @@ class Lease(msgspec.Struct, eq=False):
     url: str
     host: str
     owner: asyncio.Task[object] | None
-    """The task that would wait for itself if it asked for another one."""
+    """The task that holds the lease, which would wait for itself if it asked for another one of
+    the host; None if no task does."""
     _answer: Decision | CachedOrigin | UnbuiltDecision
-    """The decision, or what it can be had from: few look at it, so it is built when one does."""
+    """The decision, or what it is built from when it is first read: few callers read it."""
     _number: int = 0
+    """Number in the id of a decision that is built later."""
     _head_at: float | None = None
     _claimed: bool = False
     _left: bool = False
-    """Its block was left while the connection was in use."""
+    """Whether its block was left while the connection was in use."""
     _then: Callable[[], None] | None = None
     """Called when the connection is free."""
     data: Any = None
-    """The payload of a URL that came out of a `PoliteQueue`; yours to use otherwise."""
+    """The payload of a URL from a `PoliteQueue`; otherwise free for the caller's use."""
     _by_hand: bool = False
-    """Whether and when its request is sent is its holder's affair, unless it is claimed."""
+    """Whether the caller decides when the request is sent; False if the middleware sends it."""
     user_agent: str | None = None
-    """The name that it was asked for under, as it was given; None: the gate's own."""
+    """The name that the lease was requested for, as given; None: the gate's own."""
 
     @property
     def decision(self) -> Decision:
-        """The answer at the moment of the grant."""
+        """The decision at the moment of the grant."""
         answer = self._answer
         if isinstance(answer, UnbuiltDecision):
             self._answer = answer = answer.build()
@@ -96,61 +111,61 @@ class Lease(msgspec.Struct, eq=False):
 
     @property
     def origin(self) -> str:
-        """Whose robots.txt decided."""
+        """The origin whose robots.txt decided."""
         return self._answer.origin
 
     @property
     def started_at(self) -> float:
-        """Monotonic seconds of the grant."""
+        """Monotonic time of the grant, in seconds."""
         return self._grant.start_at
 
     @property
     def awaits_head(self) -> bool:
-        """Its request is known to have been sent, and nothing was heard of it."""
+        """Whether its request is known to have been sent, and has no response yet."""
         grant = self._grant
         return grant.open and not grant.headed and (self._claimed or not self._by_hand)
 
     @property
     def expires_at(self) -> datetime:
-        """When the lease ends by itself and counts as used (aware, UTC)."""
+        """When the lease expires and counts as used (aware, UTC)."""
         clock = self._manager.clock
         return utc(clock.wall() + self._grant.expires_at - clock.monotonic())
 
     @property
     def holdings(self) -> Holdings[Lease]:
-        """Where the open leases of its gate are known by their owners."""
+        """The open leases of its gate, by owner."""
         return self._manager.holdings
 
     @property
     def scopes(self) -> tuple[str, ...]:
-        """What it holds a slot of: its host, and the clocks that the host shares."""
+        """Scopes of which it holds a slot: its host, and the clocks that the host shares."""
         grant = self._grant
         return (grant.scope.name, *(other.name for other in grant.others), EVERYTHING)
 
     @property
     def headed(self) -> bool:
-        """The head of its response is here, as far as is known: no interval waits for it."""
+        """Whether the head of its response has arrived, so that no interval waits for it."""
         return self._grant.headed
 
     @property
     def ended(self) -> bool:
-        """Whether the slot was given back, or the time is over."""
+        """Whether the slot was given back, or the lease expired."""
         return not self._grant.open
 
     def claim(self, url: str) -> bool:
-        """Take the lease for a request to `url`; true for the first matching claim."""
+        """Use the lease for a request to `url`. Return True for the first claim that matches."""
         if self._claimed or not self._grant.open:
             return False
-        # aiohttp sends what yarl makes of a text, and yarl unescapes some of it: both sides
-        # are put into that form before they are compared.
+        # aiohttp sends the URL that yarl parses, and yarl unescapes parts of it: both URLs are
+        # brought into that form before they are compared.
         self._claimed = url == self.url or _as_sent(url) == _as_sent(self.url)
         return self._claimed
 
     def enter(self) -> None:
-        """Let requests of this context adopt it; the current task is its owner from now on.
+        """Let requests of this context adopt the lease, and make the current task its owner.
 
-        For a lease that one task asked for and another one uses: it leaves no trace in the
-        context of the first.
+        For a lease that one task requested and another one uses; the context of the first task is
+        left unchanged.
         """
         if not self._grant.open:
             return
@@ -160,9 +175,9 @@ class Lease(msgspec.Struct, eq=False):
             open_leases.set((*held, self))
 
     def leave(self) -> None:
-        """Undo `enter`, and end it. Without a report it counts as sent and unanswered.
+        """Undo `enter` and end the lease. Without a report it counts as sent and unanswered.
 
-        Where the body of its response still comes, the slot is held until the connection is free.
+        If its response is still being read, the slot is held until the connection is free.
         """
         held = open_leases.get()
         if held and held[-1] is self:
@@ -180,7 +195,7 @@ class Lease(msgspec.Struct, eq=False):
                 self.end()
 
     def head(self) -> None:
-        """The head of the response is here: the interval counts from now."""
+        """Note that the head of the response has arrived: the interval counts from now."""
         if self._head_at is None:
             manager = self._manager
             self._head_at = now = manager.now()
@@ -190,7 +205,7 @@ class Lease(msgspec.Struct, eq=False):
     def answered(
         self, status: int, *, retry_after: str | None = None, rate_limit: str | None = None
     ) -> None:
-        """`head` and `report` in one: the head is here, and says so much."""
+        """Call `head` and `report` in one: the head has arrived, with this status and fields."""
         grant, manager = self._grant, self._manager
         now = manager.now()
         manager.faults.answered(self._answer.origin, now)
@@ -208,14 +223,15 @@ class Lease(msgspec.Struct, eq=False):
         size: int | None = None,
         rate_limit: str | None = None,
     ) -> None:
-        """Say what came of the request; the first report is final.
+        """Report the outcome of the request; the first report is final.
 
-        `status` is the HTTP status (None: no answer), `elapsed` seconds to the response
-        head, `retry_after` the Retry-After header as it came, or seconds, `size` bytes,
-        `rate_limit` the RateLimit header as it came (HTTP-11; Retry-After goes first). Raises
-        TypeError for anything else, such as a status that is text.
+        `status` is the HTTP status, None if there was no response; `elapsed` the seconds to the
+        response's head; `retry_after` the Retry-After header, unparsed, or seconds; `size` the
+        body's bytes; `rate_limit` the RateLimit header, unparsed (HTTP-11; Retry-After takes
+        precedence). Raises TypeError for an argument of another type, such as a status that is
+        text.
         """
-        # Few reports need a second look, and each request has one.
+        # Only unusual arguments are validated: every request has a report, so it has to be fast.
         if (
             status.__class__ is not int
             or elapsed is not None
@@ -235,10 +251,10 @@ class Lease(msgspec.Struct, eq=False):
         now = None
         if status is not None:
             answer, manager = self._answer, self._manager
-            # A lease had at once is of an origin whose file is fresh: nothing to be learnt there.
+            # Without a built decision the origin's file is fresh, and pages prove nothing new.
             if answer.__class__ is Decision:
                 manager.questions.note_page(answer.origin, ok=200 <= status < 400)
-            if self._head_at is None:  # else that was told of when it came
+            if self._head_at is None:  # else `head` reported the answer
                 now = manager.now()
                 manager.faults.answered(answer.origin, now)
         grant.report(status, elapsed, retry_after, size, rate_limit, now)
@@ -247,27 +263,27 @@ class Lease(msgspec.Struct, eq=False):
 
     @property
     def counts_bytes(self) -> bool:
-        """Has its host a budget for which the bytes of the response count?"""
+        """Whether its host has a budget that the bytes of the response count for."""
         return self._grant.scope.settings.budget is not None
 
     def received(self, size: int) -> None:
-        """So many bytes of the response came; for those that no report tells of."""
+        """Count bytes of the response for the host's budget, if no report has a `size`."""
         received(self._grant, size)
 
     def renew(self, seconds: float) -> None:
-        """Put the end `seconds` from now."""
+        """Move the end of the lease to `seconds` from now."""
         self._grant.renew(seconds)
 
     def lapsed(self) -> bool:
-        """Did what a ledger granted run out, or a block come, before it was sent? Then it has
-        ended unused."""
+        """Return True, and end the lease unused, if the ledger's grant expired or a block began
+        before the request was sent."""
         if not self._grant.stale:
             return False
         self.give_back()
         return True
 
     def give_back(self) -> None:
-        """End it unused: nothing was sent. The slot is free at once, the clock stays."""
+        """End the lease unused: nothing was sent. The slot is freed, the host's clock stays."""
         try:
             self._grant.give_back()
         finally:
@@ -276,9 +292,9 @@ class Lease(msgspec.Struct, eq=False):
     def ends_with(
         self, connection: ConnectionInUse | None, then: Callable[[], None] | None = None
     ) -> None:
-        """The slot is held until that connection is free, however long it takes; None: it is.
+        """Hold the slot until the connection is free, then end the lease; None: end it now.
 
-        `then` is called at that moment, before the slot is given on.
+        `then` is called at that moment, before the slot is passed on.
         """
         self._then = then
         if connection is None:
@@ -292,10 +308,9 @@ class Lease(msgspec.Struct, eq=False):
     def lasts_with(
         self, connection: ConnectionInUse | None, then: Callable[[], None] | None = None
     ) -> None:
-        """The slot is held until that connection is free, even if the block of the lease is
-        left before; a block that is left later ends it then.
+        """Hold the slot until both the connection is free and the lease's block is left.
 
-        `then` is called when the connection is free, at once if it is None.
+        `then` is called when the connection is free; immediately if `connection` is None.
         """
         if connection is None:
             if then is not None:
@@ -306,7 +321,7 @@ class Lease(msgspec.Struct, eq=False):
         connection.add_callback(self._unused)
 
     def _unused(self) -> None:
-        """The connection is free: the block may still be open."""
+        """Connection callback of `lasts_with`: the block may still be open."""
         self._grant.hold_while(None)
         if self._left:
             self._freed()
@@ -316,7 +331,7 @@ class Lease(msgspec.Struct, eq=False):
             then()
 
     def _freed(self) -> None:
-        """The connection is free: one callback for both, since each request has it."""
+        """Connection callback of `ends_with`: call `then`, and end the lease."""
         then, self._then = self._then, None
         try:
             if then is not None:
@@ -325,7 +340,7 @@ class Lease(msgspec.Struct, eq=False):
             self.end()
 
     def end(self) -> None:
-        """The connection is free again: the slot goes to the next who waits."""
+        """End the lease: its slot goes to the next waiter. Idempotent."""
         try:
             self._grant.release()
         finally:
@@ -342,10 +357,10 @@ def _as_sent(url: str) -> URL | None:
 
 
 class LeaseRequest(msgspec.Struct, eq=False):
-    """What `gate.lease()` returns: entering waits for the turn, leaving ends the lease.
+    """The result of `gate.lease()`: entering waits for the turn, leaving ends the lease.
 
-    Very many may begin in one iteration of the loop. Whoever has to wait outside first awaits the
-    request itself: a coroutine, of three times its size, is made once it is let in.
+    Very many requests may begin in one iteration of the loop. One that has to wait at the entrance
+    is itself awaited; the coroutine, three times as large, is made when it is let in.
     """
 
     _manager: LeaseManager
@@ -354,12 +369,12 @@ class LeaseRequest(msgspec.Struct, eq=False):
     _timeout: float | None
     _agent: str | None
     _owned: bool | None = None
-    """None: a block surrounds it. Else `acquire` asked: does it belong to the current task?"""
+    """None for `async with`; for `acquire`, whether the lease belongs to the current task."""
     _held: Any = None
-    """The lease. Before, where it is awaited itself: None at first, False outside, and then the
-    coroutine that waits for the turn."""
+    """The lease. Before that, if the request itself is awaited: None at first, False at the
+    entrance, and then the coroutine that waits for the turn."""
 
-    if TYPE_CHECKING:  # as checkers have to see it, to take this for a context manager
+    if TYPE_CHECKING:  # this form makes it a context manager for type checkers
 
         async def __aenter__(self) -> Lease: ...
 
@@ -375,7 +390,7 @@ class LeaseRequest(msgspec.Struct, eq=False):
             self._held.leave()
 
     async def _wait(self, *, entered: bool = False) -> Lease:
-        """The lease as soon as it can be had."""
+        """Wait for the lease."""
         manager, owned = self._manager, self._owned
         owner = None if owned is False else asyncio.current_task(manager.loop)
         lease = manager.take(self._url, owner) if self._agent is None else None
@@ -409,32 +424,33 @@ class LeaseRequest(msgspec.Struct, eq=False):
         return self
 
     def __next__(self) -> object:
-        """What the task waits for next; StopIteration with the lease."""
+        """Return the future that the task waits for next; raise StopIteration with the lease."""
         if self._held is None:
             self._held = False
-            return next(self._manager.entrance.line_up().__await__())  # itself, marked as awaited
+            # The future itself, marked as awaited.
+            return next(self._manager.entrance.line_up().__await__())
         if self._held is False:
             self._held = self._wait(entered=True)
         return self._held.send(None)
 
     def send(self, _: None) -> object:
-        """What makes a coroutine of it, with `throw` and `close`: a task can be made of it."""
+        """Resume it. With `throw` and `close` this makes it a coroutine, which a task can run."""
         return next(self)
 
     def throw(self, *error: Any) -> object:
-        """The task is cancelled."""
+        """Raise the error in it: the task is cancelled."""
         if not self._held:
             raise error[0]
         return self._held.throw(*error)
 
     def close(self) -> None:
-        """The task is dropped."""
+        """Close it: the task is dropped."""
         if self._held:
             self._held.close()
 
 
 class _Asked(msgspec.Struct, eq=False):
-    """What a caller asks of the scheduler: three objects a waiter, where closures would be ten."""
+    """A caller's request to the scheduler: three objects per waiter; closures would be ten."""
 
     questions: GateQuestions
     url: str
@@ -442,22 +458,25 @@ class _Asked(msgspec.Struct, eq=False):
     agent: str | None
     owner: asyncio.Task[object] | None
     decision: Decision
-    """The one at the grant, once that was made."""
+    """The decision before the turn; once the lease is granted, the one at the grant."""
 
     def admit(self) -> Offer:
-        """Called at the moment of the grant; no await lies between it and the engine."""
+        """Decide again at the moment of the grant; there is no await between this and the engine.
+
+        Raises Denied or Deferred.
+        """
         self.decision, offer = self.questions.offer(self.url, self.target, self.agent)
         if offer is not REFETCH:
             refuse(self.decision)
         return offer
 
     def refetch(self) -> Coroutine[Any, Any, None]:
-        """Ask for the file, to which the turn belongs."""
+        """Fetch the origin's expired file, for which the turn is used first."""
         return self.questions.ask(self.questions.learn, self.target, self.owner)
 
 
 class LeaseManager:
-    """Joins the answer and the turn into leases."""
+    """Grants leases: joins a decision about a URL and a turn of its host."""
 
     def __init__(
         self,
@@ -470,8 +489,8 @@ class LeaseManager:
         waits: WaitGraph[Lease],
         dns: HostAddresses | None,
     ) -> None:
-        """`faults` is told who answers; `waits` finds circles among the tasks that wait; `dns`,
-        if any, looks up the addresses whose clocks hosts share. Make it in the gate's loop."""
+        """`faults` is notified of responses; `waits` finds cycles among waiting tasks; `dns`, if
+        any, looks up the addresses whose clocks hosts share. Create it in the gate's loop."""
         self.questions = questions
         self.decider = decider
         self.clock = clock
@@ -482,9 +501,8 @@ class LeaseManager:
             *(faults, clock, self._unheard), busy=lambda: scheduler.busy, forgive=scheduler.forgive
         )
         self.entrance: Entrance = Entrance()
-        self.loop: asyncio.AbstractEventLoop = (
-            asyncio.get_running_loop()
-        )  # to ask for it is a system call before 3.12
+        # Stored, as `get_running_loop` makes a system call before Python 3.12.
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self._waits = waits
         self._dns = dns
         self._scheduler = scheduler
@@ -492,15 +510,15 @@ class LeaseManager:
         self._recall = decider.recall_lease
         self._numbers = decider.numbers
         self._asking: dict[str, asyncio.Task[None]] = {}
-        """Origins that `attempt` has asked for in the background."""
+        """Origins whose file `attempt` fetches in the background, with the task that does."""
 
     def take(self, url: str, owner: asyncio.Task[object] | None) -> Lease | None:
-        """The lease that can be had at once, where what is cached suffices to know; else None.
+        """Grant a lease without waiting, if cached data is enough to decide. Return None otherwise.
 
-        The check before and the one at the grant are the same moment here.
+        The decision before the turn and the one at the grant are the same here.
         """
-        # Nobody goes before those who came first; and a host that shares the clock of its address
-        # has no turn before that is looked up.
+        # Earlier waiters go first, and a host that shares the clock of its address gets no turn
+        # before the address is looked up.
         if self.entrance.crowded or self._dns is not None:
             return None
         origin = self._recall(url)
@@ -510,7 +528,7 @@ class LeaseManager:
         try:
             grant = self._take(url, host, interval)
         except StorageError:
-            return None  # `wait` says why
+            return None  # `wait` raises the deferral
         if grant is None:
             return None
         lease = Lease(self, grant, url, host, owner, origin, next(self._numbers))
@@ -521,8 +539,8 @@ class LeaseManager:
     def _take_first(
         self, url: str, owner: asyncio.Task[object] | None, target: Target | None = None
     ) -> Lease | None:
-        """`take` of an origin whose decisions are not kept yet: one is made, if it is its turn.
-        `target`: the URL as it was read, of an origin whose file is known."""
+        """Take a lease of an origin whose decisions are not cached yet: one is made, if it is the
+        host's turn. `target`: the parsed URL, of an origin with a record."""
         if target is None:
             ordinary = urls.split_ordinary(url)
             record = None if ordinary is None else self.decider.records.get(ordinary[0])
@@ -560,15 +578,15 @@ class LeaseManager:
         user_agent: str | None = None,
         entered: bool = False,
     ) -> Lease:
-        """Decide, wait for the turn, decide again at the grant: what `take` could not give.
+        """Decide, wait for the turn, and decide again at the grant, if `take` returned None.
 
-        `entered`: the caller came in through the entrance.
+        `entered`: the caller has passed the entrance. Raises as entering `Gatekeeper.lease` does.
         """
         refuse_everybody(user_agent)
         end = None if timeout is None else self.clock.monotonic() + timeout
         if not entered and timeout != 0 and (before := self.entrance.enter()) is not None:
             await before
-            before, entered = None, True  # many may wait below, and would keep it
+            before, entered = None, True  # drop the future: many waiters below would keep theirs
         if entered:
             self.entrance.come_in()
         target = urls.parse(url)
@@ -582,7 +600,7 @@ class LeaseManager:
             decision = self._welcome(url, target, known, user_agent)
             scopes = () if self._dns is None else await self._locate(target, end)
             if waiting is not None:
-                self._waits.check(waiting)  # others may have joined in the meantime
+                self._waits.check(waiting)  # other waiters may have joined in the meantime
 
             asked = _Asked(self.questions, url, target, user_agent, owner, decision)
             grant = await self._scheduler.acquire(
@@ -599,7 +617,7 @@ class LeaseManager:
             why = unkept if isinstance(error, StorageError) else error
             raise Deferred(self.questions.no_turn(url, target, user_agent, why)) from error
         except asyncio.CancelledError as error:
-            error.__traceback__ = None  # the task keeps the error, and that what stood here
+            error.__traceback__ = None  # the task keeps the error, and it would keep this frame
             if waiting is not None:
                 waiting.cancelled()
             raise
@@ -622,7 +640,7 @@ class LeaseManager:
             if decision is None or (self._dns is not None and not self._dns.knows(target)):
                 return self._look_up(url, target, agent)
             try:
-                # Nothing below waits but for a store: file and address are at hand.
+                # File and address are cached: this waits for nothing but a fleet's store.
                 lease = await self.wait(
                     url, owner, priority=priority, timeout=0, user_agent=user_agent
                 )
@@ -638,14 +656,14 @@ class LeaseManager:
         return lease
 
     def _look_up(self, url: str, target: Target, agent: str) -> NotYet:
-        """Have the origin's file, and its address, asked for in the background."""
+        """Fetch the origin's file and its address in the background; return when to ask again."""
         if target.origin not in self._asking and len(self._asking) < _MOST_ASKING:
-            # Nobody's child: whoever tries may hold leases, and does not wait for it.
+            # In an empty context: the caller may hold leases, and does not wait for the task.
             task = self.loop.create_task(self._learn(target), context=Context())
             self._asking[target.origin] = task
             task.add_done_callback(lambda _: self._asking.pop(target.origin, None))
         held = self._scheduler.held(target.host)
-        if held is not None and held[1] != PARKED:  # the file can't be asked for earlier, either
+        if held is not None and held[1] != PARKED:  # the file can't be fetched earlier, either
             why, until = self._scheduler.held_up(target.host)
             return not_yet(self.clock.wall(), why, utc(until) if until else None)
         decision = self.decider.unknown(url, target, agent, self.questions.moment())
@@ -664,7 +682,7 @@ class LeaseManager:
         return [(one.origin, one.started_at) for one in everybody if one.awaits_head]
 
     async def close(self) -> None:
-        """End what asks in the background."""
+        """Cancel the background fetches."""
         self.uplink.close()
         tasks = list(self._asking.values())
         for task in tasks:
@@ -672,21 +690,23 @@ class LeaseManager:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def hold(self, url: str, seconds: float, user_agent: str | None) -> Lease:
-        """A lease that an earlier run gave out and that has not ended. See `Scheduler.hold`.
+        """Restore a lease that an earlier process granted and that is open. See `Scheduler.hold`.
 
-        Its decision is the one that can be given now without asking anybody: DEFER, where the
-        file is not known any more.
+        Its decision is the one from cached data: DEFER, if the file is not cached any more.
         """
         target = urls.parse(url)
         scopes: tuple[str, ...] = ()
-        with contextlib.suppress(LeaseTimeout):  # the host's own slot is held all the same
+        with contextlib.suppress(LeaseTimeout):  # then only the host's own slot is held
             scopes = await self._locate(target, self.clock.monotonic() + _LOOK_UP)
         grant = await self._scheduler.hold(target.url, target.host, seconds, scopes=scopes)
         decision, _ = self.questions.offer(url, target, user_agent)
         return self._lease(grant, target, None, decision, user_agent)
 
     async def _locate(self, target: Target, end: float | None) -> tuple[str, ...]:
-        """The scopes of the target's addresses; none where no clock belongs to an address."""
+        """Return the scopes of the target's addresses; empty if no clock belongs to an address.
+
+        Raises LeaseTimeout at the monotonic time `end`.
+        """
         if self._dns is None:
             return ()
         seconds = None if end is None else max(0.0, end - self.clock.monotonic())
@@ -701,15 +721,17 @@ class LeaseManager:
     def _welcome(
         self, url: str, target: Target, known: Decision | Record, user_agent: str | None
     ) -> Decision:
-        """The decision before there is a turn. Raises Denied, Deferred or LeaseTimeout where it is
-        in the way of one."""
+        """Return the decision before the turn.
+
+        Raises Denied, Deferred, LeaseTimeout or BudgetSpent if it rules out a turn.
+        """
         agent = self.questions.token(user_agent)
         decision = self.questions.decide(url, target, known, agent)
         if decision.reason is Reason.OWN_LEASE:
             raise LeaseTimeout(target.url, f"{urls.mask(target.url)}: {decision.note}")
         if decision.reason not in _HELD or self._scheduler.held(target.host) is None:
             refuse(decision)
-        # Else the file waits for the end of the host's block, as this lease will.
+        # Otherwise the file waits for the end of the host's block, and so will this lease.
         if (why := self._scheduler.unkept(target.host)) is not None:
             refuse(self.questions.no_turn(url, target, user_agent, why))
         if (spent := self._scheduler.budget_spent(target.host)) is not None:
@@ -719,7 +741,10 @@ class LeaseManager:
     async def _known_within(
         self, url: str, target: Target, end: float | None, user_agent: str | None
     ) -> Decision | Record:
-        """What decides about the URL, asked for if need be. Raises LeaseTimeout."""
+        """Return the decision or the record for the URL, fetched if need be.
+
+        Raises LeaseTimeout at the monotonic time `end`.
+        """
         agent = self.questions.token(user_agent)
         decision = self.decider.recall(url, agent, self.clock)
         if decision is not None:
@@ -729,7 +754,7 @@ class LeaseManager:
             async with deadline(self.clock, left):
                 return await self.questions.known(url, target, agent)
         except TimeoutError:
-            self._scheduler.refuse_unknown(target.host)  # the storage may be why
+            self._scheduler.refuse_unknown(target.host)  # raises if the storage is the cause
             why = self._scheduler.lateness(target.host)[1]
             text = f"{target.url}: its robots.txt did not come within {number(left or 0.0)} s{why}"
             raise LeaseTimeout(target.url, text) from None

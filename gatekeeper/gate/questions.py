@@ -1,7 +1,7 @@
-"""Questions about URLs: the decision, once the file that it needs is known.
+"""`GateQuestions`: decisions about URLs, after the files that they need were fetched.
 
-`GateQuestions` joins the directory of files and the decider. A file that is not known is asked for
-on behalf of the task that asks, so that no task waits for what it holds itself (`deadlock`).
+It joins the directory of files and the decider. A file that is not cached is fetched on behalf of
+the asking task, so that no task waits for a lease that it holds itself (`deadlock`).
 """
 
 from __future__ import annotations
@@ -37,31 +37,32 @@ from gatekeeper.urls import Target
 _log = logging.getLogger(__name__)
 
 WINDOW = 1000
-"""URLs of `check_many` that are looked at ahead of the one being answered."""
+"""URLs that `check_many` reads ahead of the one being answered."""
 
 Known = TypeVar("Known")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateStats:
-    """What a gate counts. All counters run since it was made."""
+    """Counters and gauges of a gate. The counters run since it was made."""
 
     guarded: bool
-    """The requests go through our guard; False: through a session that was handed in."""
+    """Whether robots.txt requests go through the guard; False with a session from the caller."""
     warm_allowed: int
-    """Answers of `allowed` that built no Decision."""
+    """True answers of `allowed` for which no Decision was built."""
     warm_denied: int
+    """False answers of `allowed` for which no Decision was built."""
     decisions: dict[tuple[Verdict, Reason], int]
     """Decisions built, by verdict and reason."""
     directory: DirectoryStats
     pacing: PacingStats
     guard: GuardStats | None
     fleet: FleetStats | None = None
-    """None where the gate is alone."""
+    """None without a fleet."""
 
 
 class GateQuestions:
-    """Asks the directory for files and the decider for decisions."""
+    """Answers questions: gets files from the directory and decisions from the decider."""
 
     def __init__(
         self,
@@ -73,8 +74,8 @@ class GateQuestions:
         waits: WaitGraph[Any],
         dns: HostAddresses | None,
     ) -> None:
-        """`agent` is the product token of the gate's own name; `waits` finds circles among the
-        tasks that wait; `dns`, if any, looks up the addresses whose clocks hosts share."""
+        """`agent` is the product token of the gate's own name; `waits` finds cycles among waiting
+        tasks; `dns`, if any, looks up the addresses whose clocks hosts share."""
         self._decider = decider
         self._directory = directory
         self._clock = clock
@@ -82,35 +83,39 @@ class GateQuestions:
         self._agent = agent
         self._waits = waits
         self._dns = dns
-        self._loop = asyncio.get_running_loop()  # to ask for it is a system call before 3.12
+        # Stored, as `get_running_loop` makes a system call before Python 3.12.
+        self._loop = asyncio.get_running_loop()
 
     def moment(self) -> Moment:
-        """Now."""
+        """Return the current time, by both clocks."""
         return Moment(self._monotonic(), self._clock.wall())
 
     def token(self, user_agent: str | None) -> str:
-        """The product token of a name; None: the gate's own. Raises ConfigError."""
+        """Return the product token of a name; None: the gate's own. Raises ConfigError."""
         return self._agent if user_agent is None else token_of(user_agent)
 
     # --- one URL ------------------------------------------------------------------------
 
     async def check(self, url: str, target: Target, agent: str) -> Decision:
-        """The decision, by the file of the URL's origin, which is asked for if need be.
+        """Decide about a URL, after fetching its origin's file if need be.
 
-        For a URL that `Decider.recall` said nothing of.
+        Call it if `Decider.recall` returned None.
         """
         known = await self.known(url, target, agent)
         return self.decide(url, target, known, agent)
 
     def decide(self, url: str, target: Target, known: Decision | Record, agent: str) -> Decision:
-        """The decision now, by what `known` gave."""
+        """Decide now, by the result of `self.known`."""
         if isinstance(known, Decision):
             return known
         return self._decider.decide_by(known, url, target, agent, self.moment())
 
     async def known(self, url: str, target: Target, agent: str) -> Decision | Record:
-        """What decides about a URL: the record of its origin, which is asked for if need be; or
-        the decision itself, where that is none of the file's, or the file could never come."""
+        """Return the record of the URL's origin, fetched if need be.
+
+        Return a decision instead if the guard or the operator decides, or if the file could never
+        come, as it would wait for the asking task.
+        """
         directory = self._directory
         record = directory.recall(target.origin)
         if record is not None and self._answers(record, agent):
@@ -125,14 +130,14 @@ class GateQuestions:
             return self._decider.held_back(url, target, agent, held, whose, self.moment())
 
     def peek(self, url: str, target: Target, agent: str) -> Decision | None:
-        """The decision as far as it is known; None: the file is needed first."""
+        """Decide from cached data. None if the file is needed first."""
         record = self._directory.peek(target.origin)
         return self._decider.decide(url, target, agent, record, self.moment())
 
     def offer(self, url: str, target: Target, user_agent: str | None) -> tuple[Decision, Offer]:
-        """The decision at the moment of a grant, and the interval that the text asks for then.
+        """Return the decision at the moment of a grant, and the file's interval at that moment.
 
-        REFETCH where the file is hard-expired: the turn goes to it. Never waits.
+        REFETCH in place of the interval: the file has hard-expired and gets the turn. Never waits.
         """
         agent, decider, moment = self.token(user_agent), self._decider, self.moment()
         found = decider.find(url, agent, moment.now)
@@ -149,7 +154,10 @@ class GateQuestions:
     def offer_allowed(
         self, url: str, target: Target, made: list[Decision | UnbuiltDecision]
     ) -> Offer:
-        """`offer`, of what is allowed and nothing else. The decision is appended to `made`."""
+        """Return the interval as `offer` does if the URL is allowed, else REFETCH.
+
+        The decision, or the inputs to build it from, is appended to `made`.
+        """
         record, moment = self._directory.peek(target.origin), self.moment()
         if record is not None:
             asked = self._decider.allowed_steadily(record, url, target, moment)
@@ -163,21 +171,21 @@ class GateQuestions:
     def no_turn(
         self, url: str, target: Target, user_agent: str | None, why: str | NoTurn
     ) -> Decision:
-        """DEFER, since no turn of the host can be had; see `Decider.no_turn`."""
+        """Return DEFER, as the host grants no turn; see `Decider.no_turn`."""
         return self._decider.no_turn(url, target, self.token(user_agent), why, self.moment())
 
     # --- many URLs ----------------------------------------------------------------------
 
     async def check_all(self, raws: Iterable[str], agent: str) -> list[Decision]:
-        """What `check_many` gives, as a list."""
+        """Return the decisions of `check_many` as a list."""
         async with aclosing(self.check_many(raws, agent)) as decisions:
             return [decision async for decision in decisions]
 
     async def check_many(self, raws: Iterable[str], agent: str) -> AsyncGenerator[Decision, None]:
-        """Decisions in the order of the URLs; unknown origins are asked in parallel.
+        """Yield a decision about each URL, in order; robots.txt files are fetched in parallel.
 
-        A slow one holds up only what comes after it. Each is asked once for all its URLs among the
-        `WINDOW` that are looked at ahead.
+        A slow origin delays only the URLs after it. An origin is asked once for all its URLs among
+        the `WINDOW` that are read ahead.
         """
         refuse_one_text(raws)
         asker = asyncio.current_task(self._loop)
@@ -207,7 +215,7 @@ class GateQuestions:
                         del users[found], asking[found]
                     found = self._settle(url, agent, known)
                 yield found
-        finally:  # whoever stops early leaves no task behind
+        finally:  # a caller that stops early leaves no task behind
             for task in asking.values():
                 task.cancel()
             await asyncio.gather(*asking.values(), return_exceptions=True)
@@ -215,15 +223,15 @@ class GateQuestions:
     async def _ask_for(
         self, origin: str, asker: asyncio.Task[object] | None, agent: str
     ) -> Record | WaitsForItself:
-        """What is known of an origin, in a task of its own; the leases that count are the
-        asker's."""
+        """Get the record of an origin, in a task of its own, on behalf of the task `asker`: the
+        leases of `asker` are those that it must not wait for."""
         try:
             return await self.record(urls.parse(f"{origin}/"), asker, agent)
         except WaitsForItself as error:
             return error
 
     def _answer(self, url: str, agent: str) -> Decision | str:
-        """The decision, or the origin that has to be asked first."""
+        """Return the decision, or the origin whose file is needed first."""
         try:
             decision = self._decider.recall(url, agent, self._clock)
             if decision is not None:
@@ -236,7 +244,7 @@ class GateQuestions:
             return self._instead(url, agent, error)
 
     def _settle(self, url: str, agent: str, known: Record | WaitsForItself) -> Decision:
-        """The decision, now that the origin was asked."""
+        """Return the decision after the origin was asked."""
         try:
             target = urls.parse(url)
             moment = self.moment()
@@ -248,9 +256,10 @@ class GateQuestions:
             return self._instead(url, agent, error)
 
     def _instead(self, url: str, agent: str, error: Exception) -> Decision:
-        """The decision about a URL of many whose question failed: none of the others is lost.
+        """Return the decision about a URL of a batch whose question failed, to keep the others.
 
-        Raises what is not about this URL: the gate is closed, or the caller gave no text.
+        Re-raise errors that do not concern the URL: the gate is closed, or the caller passed
+        something other than text.
         """
         if isinstance(error, InvalidURL):
             return self._decider.invalid(url, error.problem, agent)
@@ -275,10 +284,7 @@ class GateQuestions:
         return self._decider.policy(record, standing.text, agent)
 
     async def source(self, url: str) -> bytes | None:
-        """The octets of the robots.txt that `robots` is parsed from; None where there is none.
-
-        Raises InvalidURL.
-        """
+        """Return the bytes that `robots` parses; None if there is no text. Raises InvalidURL."""
         record = await self._record_of(url)
         return None if record.text is None else record.text.body()
 
@@ -289,21 +295,24 @@ class GateQuestions:
         self._known(target, await self.ask(self._directory.refresh, target, task))
 
     async def learn(self, origin: str) -> None:
-        """Ask the origin for its file if need be."""
+        """Fetch the origin's file unless it is cached."""
         await self._directory.get(origin)
 
     def note_page(self, origin: str, *, ok: bool) -> None:
-        """A page of the origin answered; `ok`: with 2xx or 3xx. Is the site generally up (RFC
-        9309 section 2.3.1.4; RFC-38, VND-05)?"""
+        """Note that a page of the origin answered; `ok`: with 2xx or 3xx.
+
+        It shows whether a site with an unreachable robots.txt is up in general (RFC 9309 section
+        2.3.1.4; RFC-38, VND-05).
+        """
         self._directory.note_page(origin, ok)
 
     async def record(
         self, target: Target, task: asyncio.Task[object] | None, agent: str | None = None
     ) -> Record:
-        """What is known of the target's origin, asked for, on behalf of the task, if need be; and
-        made ready for decisions about the agent.
+        """Return the record of the target's origin, ready for decisions about the agent.
 
-        Raises WaitsForItself where that could never come, as the task holds what it waits for.
+        It is fetched on behalf of the task if need be. Raises WaitsForItself if it could never
+        come, as the task holds the lease that it waits for.
         """
         directory = self._directory
         record = directory.at_hand(target.origin)
@@ -319,10 +328,10 @@ class GateQuestions:
         target: Target,
         task: asyncio.Task[object] | None,
     ) -> Known:
-        """`await get(target.origin)`, which waits for the origin's robots.txt, for the task.
+        """Await `get(target.origin)`, which waits for the origin's robots.txt, for the task.
 
-        Raises WaitsForItself where the file could not come before a lease of the task ends,
-        or has not come for so long because of one that the task was started under.
+        Raises WaitsForItself if the file can't come before a lease of the task ends, or if a lease
+        that the task was started under has delayed it for too long.
         """
         outer = self._waits.current(asyncio.current_task(self._loop))
         if task is None:
@@ -344,8 +353,8 @@ class GateQuestions:
                 self._waits.for_turn(waiting)
 
     def _under(self, task: asyncio.Task[object] | None) -> list[Any]:
-        """The leases under which the task was started; those of another gate hold no slots of this
-        one's hosts."""
+        """Return this gate's leases that the task was started under. Leases of another gate hold no
+        slots of this gate's hosts."""
         found = inherited(task)
         if not found:
             return found
@@ -353,9 +362,10 @@ class GateQuestions:
         return [one for one in found if getattr(one, "holdings", None) is holdings]
 
     async def begin_wait(self, target: Target, task: asyncio.Task[object]) -> TurnWait[Any] | None:
-        """Note that the task waits for the target's host; None where that is in nobody's way.
+        """Note that the task waits for the target's host. None if it holds no lease and was started
+        under none.
 
-        Raises WaitsForItself where it could never end.
+        Raises WaitsForItself if the wait could never end.
         """
         holdings, under = self._waits.holdings, self._under(task)
         mine = bool(holdings.first) and bool(holdings.of(task))
@@ -367,13 +377,12 @@ class GateQuestions:
         return self._waits.begin(task, target.url, target.host, near, under)
 
     def fresh(self, origin: str, agent: str) -> Record | None:
-        """The record, if it answers about the agent at once: nothing about it is due to be asked
-        again, nor to be made ready."""
+        """Return the record if it is fresh and answers about the agent without waiting."""
         record = self._directory.recall(origin)
         return record if record is not None and self._answers(record, agent) else None
 
     def _answers(self, record: Record, agent: str) -> bool:
-        """See `fresh`."""
+        """Return True if the record is usable, fresh and prepared for the agent."""
         return (
             record.usable(now := self._monotonic())
             and now < record.fresh_until
@@ -381,10 +390,10 @@ class GateQuestions:
         )
 
     async def _record_of(self, url: str) -> Record:
-        """What is known of the URL's origin, asked for if need be.
+        """Return the record of the URL's origin, fetched if need be.
 
-        Raises LeaseTimeout where it would have to wait for a lease of the asking task, or
-        for the end of a host's block or pause.
+        Raises LeaseTimeout if it would have to wait for a lease of the calling task, or for the end
+        of a host's block or pause.
         """
         target = urls.parse(url)
         return self._known(target, await self.record(target, asyncio.current_task(self._loop)))
