@@ -1,1 +1,1 @@
-"""Thin adapters for other crawlers, one file each."""
+"""Integrations with other crawlers and HTTP clients, one module each."""

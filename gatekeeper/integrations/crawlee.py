@@ -1,10 +1,11 @@
-"""Crawlee for Python, polite in one line: `polite_crawler(BeautifulSoupCrawler, gate, ...)`.
+"""Polite crawls with Crawlee in one line: `polite_crawler(BeautifulSoupCrawler, gate, ...)`.
 
-polite_crawler        a crawler with the two below (and a polite browser, for PlaywrightCrawler)
-PoliteRequestManager  gives out a request when its host is due, with its lease: no request waits
-                      in a worker of the crawler's
-PoliteHttpClient      decides each redirect hop, takes a lease for requests that come without
-                      one, and reports what came back
+polite_crawler        creates a crawler with the two below (for PlaywrightCrawler, its browser is
+                      polite as well)
+PoliteRequestManager  returns a request when its host is due, with its lease: no request waits in a
+                      worker of the crawler
+PoliteHttpClient      decides each redirect hop, acquires a lease for requests that have none, and
+                      reports responses
 """
 
 from __future__ import annotations
@@ -50,30 +51,31 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 MOST_HELD: Final = 10_000
-"""Requests taken out of the crawler's own queue that may wait for their turns."""
+"""Maximum number of requests that are taken from the inner manager and wait for their turns."""
 _AT_ONCE: Final = 100
-"""Of these, so many are taken out before anybody else has a go."""
+"""Maximum number of requests that are taken from the inner manager at a time."""
 _LOOK: Final = 0.5
-"""Seconds for which `is_empty` waits for a turn: the crawler would not look again before."""
+"""Seconds for which `is_empty` waits for a turn: the crawler does not call it more often."""
 _UNUSED: Final = 5.0
-"""Seconds for which a turn is kept that no worker takes: the crawler is paused, or full."""
+"""Seconds after which a turn is given back that no worker uses: the crawler is paused or full."""
 _RETRY: Final = 60.0
+"""Seconds until a request that is deferred for its own User-Agent is queued again."""
 
 
 # --- requests -------------------------------------------------------------------------------
 
 
 class PoliteRequestManager(RequestManager):
-    """For a crawler's `request_manager`: gives each request out when its host is due.
+    """A crawler's `request_manager` that returns each request when its host is due.
 
-    `inner` keeps the requests (None: crawlee's default request queue); up to `most_held` of them
-    wait here for the turns of their hosts. `fetch_next_request` gives None instead of waiting, and
-    `is_finished` stays false while something waits. A request that is denied goes to
-    `on_skipped_request(url, "robots_txt")` and is done, as is one that would wait for more than
-    `max_wait` seconds: its robots.txt can't be had, or its host is blocked for longer.
+    `inner` stores the requests (default: crawlee's default request queue); up to `most_held` of
+    them wait here for their hosts. `fetch_next_request` returns None instead of waiting, and
+    `is_finished` returns False while requests wait. A denied request is passed to
+    `on_skipped_request(url, "robots_txt")` and marked as handled. So is a request that would wait
+    for more than `max_wait` seconds, because its robots.txt is unreachable or its host is blocked.
 
-    The request has its lease when it is given out, and `PoliteHttpClient` or `polite_route` use it;
-    what is reclaimed or failed has ended it.
+    A returned request has its lease, which `PoliteHttpClient` or `polite_route` uses. The lease
+    ends when the request is marked as handled or reclaimed.
     """
 
     def __init__(
@@ -93,27 +95,27 @@ class PoliteRequestManager(RequestManager):
         self._shown: Any = None
         self._queue: PoliteQueue | None = None
         self._held: dict[int, Request] = {}
-        """Those that wait, by their identity, in the order in which they came."""
+        """Requests that wait, by their `id()`, in the order in which they were added."""
         self._at_hand: deque[Turn] = deque()
-        """Turns that were had while looking, for the workers that come for them."""
+        """Turns that `is_empty` acquired, for the next calls of `fetch_next_request`."""
         self._turns: dict[str, Turn] = {}
-        """Of the requests that were given out, by their unique keys."""
+        """Turns of the requests that were returned, by their unique keys."""
         self._first: set[str] = set()
-        """Unique keys of those that are to be given out before others."""
+        """Unique keys of requests that were added to the forefront."""
         self._later: set[asyncio.Handle] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def inner(self) -> RequestManager:
-        """What keeps the requests."""
+        """Return the manager that stores the requests."""
         if self._inner is None:
             self._inner = await RequestQueue.open()
         return self._inner
 
     def tell(self, skipped: OnSkipped) -> None:
-        """Have that called with each request that is not sent."""
+        """Set the callback for each request that is skipped."""
         self._on_skipped = skipped
 
-    # -- what the crawler adds, and what became of it ----------------------------------
+    # -- adding and finishing requests --------------------------------------------------
 
     async def add_request(self, request: str | Request, *, forefront: bool = False) -> Any:
         """Add a request."""
@@ -127,7 +129,7 @@ class PoliteRequestManager(RequestManager):
     async def add_requests(
         self, requests: Sequence[str | Request], *, forefront: bool = False, **options: Any
     ) -> None:
-        """Add requests; the options are the inner manager's."""
+        """Add requests. `options` are those of the inner manager."""
         found = self._transform_requests(requests)
         if forefront:
             self._first.update(one.unique_key for one in found)
@@ -135,12 +137,12 @@ class PoliteRequestManager(RequestManager):
         await self._refill()
 
     async def mark_request_as_handled(self, request: Request) -> Any:
-        """It is done; its lease ends."""
+        """Mark a request as handled and end its lease."""
         self._done(request)
         return await (await self.inner()).mark_request_as_handled(request)
 
     async def reclaim_request(self, request: Request, *, forefront: bool = False) -> Any:
-        """It failed and is tried again, in another turn; its lease ends."""
+        """End the lease of a request that failed, and queue it for another attempt."""
         self._done(request)
         if forefront:
             self._first.add(request.unique_key)
@@ -161,25 +163,25 @@ class PoliteRequestManager(RequestManager):
         except StorageError as error:
             _log.error("what came of %s could not be kept: %s", turn.url, error)
 
-    # -- what the crawler asks ----------------------------------------------------------
+    # -- fetching requests --------------------------------------------------------------
 
     async def get_handled_count(self) -> int:
-        """Requests that are done."""
+        """Return the number of handled requests."""
         return await (await self.inner()).get_handled_count()
 
     async def get_total_count(self) -> int:
-        """Requests that are done or not."""
+        """Return the number of all requests."""
         return await (await self.inner()).get_total_count()
 
     async def is_finished(self) -> bool:
-        """Is nothing left to do? What waits for its turn is."""
+        """Return True if no request is waiting, in flight or stored."""
         if self._held or self._turns:
             return False
         return await (await self.inner()).is_finished()
 
     async def is_empty(self) -> bool:
-        """Can no request be given out now? Looks for half a second, as the crawler does not look
-        again sooner. Each False has found a turn more, so that no worker comes in vain."""
+        """Return True if no host becomes due within half a second (the crawler does not call it
+        more often). Each False has acquired another turn, so that every worker finds a request."""
         await self._refill()
         turn = await self._next(_LOOK)
         if turn is None:
@@ -189,7 +191,7 @@ class PoliteRequestManager(RequestManager):
         return False
 
     async def fetch_next_request(self) -> Request | None:
-        """One whose host is due, with its lease; None: there is none now."""
+        """Return a request whose host is due, with its lease, or None if there is none now."""
         await self._refill()
         while True:
             turn = self._at_hand.popleft() if self._at_hand else await self._next(0)
@@ -204,19 +206,19 @@ class PoliteRequestManager(RequestManager):
             return request
 
     async def drop(self) -> None:
-        """Forget everything, and remove what keeps it."""
+        """Discard all requests and drop the inner manager."""
         await self._forget()
         await (await self.inner()).drop()
 
     async def purge(self) -> None:
-        """Forget every request, but those of a named queue: crawlee never purges one by itself."""
+        """Discard all requests, except those of a named queue, which crawlee never purges."""
         await self._forget()
         inner = await self.inner()
         if not (isinstance(inner, RequestQueue) and inner.name is not None):
             await inner.purge()
 
     async def close(self) -> None:
-        """Give what waits back to the inner manager. It may be used again."""
+        """Return waiting requests to the inner manager. This manager can be used again."""
         held = await self._forget()
         inner = await self.inner()
         for request in reversed(held):
@@ -239,7 +241,7 @@ class PoliteRequestManager(RequestManager):
     # -- waiting -------------------------------------------------------------------------
 
     async def _refill(self) -> None:
-        """Have what may wait wait for its turns."""
+        """Take requests from the inner manager, up to the limits, and queue them by host."""
         inner = await self.inner()
         for _ in range(min(_AT_ONCE, self._most - len(self._held))):
             request = await inner.fetch_next_request()
@@ -255,7 +257,7 @@ class PoliteRequestManager(RequestManager):
         self._first.discard(request.unique_key)
         try:
             url = request.url
-            if self._agent(request) is not None:  # others ask by what anybody may ask for
+            if self._agent(request) is not None:  # `_welcome` decides it by its own User-Agent
                 url = f"{urls.parse(url).origin}/robots.txt"
             self._queue.put_nowait(url, int(first), request)
         except InvalidURL as error:
@@ -264,7 +266,8 @@ class PoliteRequestManager(RequestManager):
         self._held[id(request)] = request
 
     async def _next(self, seconds: float) -> Turn | None:
-        """A turn with its lease, if one comes in time. Refused requests are skipped meanwhile."""
+        """Return a turn with its lease, or None if there is none within `seconds`. Refused requests
+        are skipped meanwhile."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while self._queue is not None and len(self._held) > len(self._at_hand):
@@ -292,7 +295,8 @@ class PoliteRequestManager(RequestManager):
         return None
 
     async def _welcome(self, request: Request, turn: Turn) -> bool:
-        """Whether a request under a name of its own may be sent; the queue asked for the gate's."""
+        """Return True if a request may be sent with its own User-Agent, if it has one; the queue
+        decided it for the gate's. Otherwise skip the request or queue it again later."""
         agent = self._agent(request)
         if agent is None:
             return True
@@ -309,7 +313,7 @@ class PoliteRequestManager(RequestManager):
         return False
 
     def _agent(self, request: Request) -> str | None:
-        """The request's own User-Agent, if that is another one than the gate's."""
+        """Return the request's own User-Agent if it differs from the gate's, else None."""
         return other_agent(request.headers.get("user-agent"), self._gate.user_agent)
 
     async def _skip(self, request: Request, why: str) -> None:
@@ -320,7 +324,7 @@ class PoliteRequestManager(RequestManager):
             await self._on_skipped(request.url, "robots_txt")
 
     async def _give_back(self, turn: Turn) -> None:
-        """No worker came for it: others may have the turn."""
+        """Give a turn back that no worker has used, so that others can use it."""
         if turn in self._at_hand:
             self._at_hand.remove(turn)
             await turn.give_back()
@@ -339,7 +343,7 @@ class PoliteRequestManager(RequestManager):
         self._later.add(handle)
 
 
-# --- both at once ---------------------------------------------------------------------------
+# --- crawlers -------------------------------------------------------------------------------
 
 _Crawler = TypeVar("_Crawler")
 
@@ -353,15 +357,15 @@ def polite_crawler(
     max_wait: float = MAX_WAIT,
     **options: Any,
 ) -> _Crawler:
-    """A crawler of that class (HttpCrawler, BeautifulSoupCrawler, PlaywrightCrawler ...) whose
-    requests take turns.
+    """Create a crawler of a class (HttpCrawler, BeautifulSoupCrawler, PlaywrightCrawler ...) whose
+    requests are decided and paced by the gate.
 
-    `request_manager` keeps the requests; `max_wait` is `PoliteRequestManager`'s. The further
-    `options` are the crawler's own. A PlaywrightCrawler has its pages routed through the gate,
-    names itself as the gate does, and blocks service workers; it makes up no fingerprints.
+    `request_manager` stores the requests; `max_wait` is that of `PoliteRequestManager`. Further
+    `options` are passed to the crawler. A PlaywrightCrawler has its pages routed through the gate,
+    sends the gate's User-Agent, blocks service workers, and generates no fingerprints.
 
-    Raises ConfigError for `respect_robots_txt_file=True`: the gate decides, and crawlee would ask
-    for each file a second time, in no turn.
+    Raises ConfigError for `respect_robots_txt_file=True`: the gate decides, and crawlee would fetch
+    each robots.txt a second time, without a lease.
 
     >>> async def main(gate) -> None:
     ...     crawler = polite_crawler(HttpCrawler, gate, max_requests_per_crawl=100)
@@ -394,11 +398,11 @@ def polite_crawler(
 
 
 def _prepare_browser(gate: Gatekeeper | RemoteGatekeeper, options: dict[str, Any]) -> None:
-    """Options of a PlaywrightCrawler: no service workers, no made-up names."""
+    """Set options of a PlaywrightCrawler: no service workers, no generated fingerprints."""
     if "browser_pool" in options:
-        return  # its contexts are made elsewhere; the routes see to both
+        return  # its contexts are created elsewhere; `polite_route` handles both
     options.setdefault("fingerprint_generator", None)
-    options.setdefault("use_incognito_pages", True)  # a profile would fetch icons, past any route
+    options.setdefault("use_incognito_pages", True)  # a profile fetches icons, bypassing routes
     context = {"service_workers": "block", **(options.get("browser_new_context_options") or {})}
     if gate.user_agent is not None:
         context.setdefault("user_agent", gate.user_agent)

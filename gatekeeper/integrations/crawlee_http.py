@@ -1,4 +1,4 @@
-"""`PoliteHttpClient`, which `gatekeeper.integrations.crawlee` gives to a crawler."""
+"""`PoliteHttpClient`, the HTTP client that `gatekeeper.integrations.crawlee` passes to crawlers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from gatekeeper.urls import url_of
 _log = logging.getLogger(__name__)
 
 OnSkipped = Callable[[str, Any], Awaitable[None]]
-"""As `crawler.on_skipped_request` takes it: the URL, and "robots_txt"."""
+"""A callback as for `crawler.on_skipped_request`, called with the URL and "robots_txt"."""
 
 _PIECE: Final = 65_536
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -61,23 +61,23 @@ _OF_THE_ORIGIN = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 
 class RequestDenied(Denied, ContextPipelineInterruptedError):
-    """Denied; crawlee drops the request, as one that should not be processed."""
+    """Denied, for crawlee: it drops the request without processing it."""
 
 
 class RequestInvalidURL(InvalidURL, ContextPipelineInterruptedError):
-    """InvalidURL; crawlee drops the request, as one that should not be processed."""
+    """InvalidURL, for crawlee: it drops the request without processing it."""
 
 
 class RequestDeferred(Deferred, RequestThrottledError):
-    """Deferred; crawlee tries again later."""
+    """Deferred, for crawlee: it retries the request later."""
 
 
 class RequestLeaseTimeout(LeaseTimeout, RequestThrottledError):
-    """LeaseTimeout; crawlee tries again later."""
+    """LeaseTimeout, for crawlee: it retries the request later."""
 
 
 def _as_theirs(error: GatekeeperError) -> GatekeeperError:
-    """The error as crawlee takes it."""
+    """Convert an error to the class that derives from crawlee's as well."""
     if isinstance(error, Deferred):
         return RequestDeferred(error.decision)
     if isinstance(error, Denied):
@@ -88,20 +88,21 @@ def _as_theirs(error: GatekeeperError) -> GatekeeperError:
 
 
 class PoliteHttpClient(HttpClient):
-    """For a crawler's `http_client`: each request and redirect hop is decided, paced and reported.
+    """A crawler's `http_client` that decides, paces and reports each request and redirect hop.
 
-    The lease lasts until the body was read, or the stream is closed. `timeout` counts the network
-    alone. A request that has no User-Agent of its own is sent with the gate's. Where the gate has
-    a signing key, each hop is signed.
+    A lease lasts until the body has been read or the stream is closed. Time spent waiting for a
+    lease does not count towards `timeout`. A request without a User-Agent of its own is sent with
+    the gate's. If the gate has a signing key, each hop is signed.
 
-    Requests go over connections of its own, each address judged where it is dialled (`guarded`);
-    `verify` is an SSLContext, or False for no checks, `resolver` looks names up (None: as the gate
-    does). An HTTP client of crawlee's in its place (`ImpitHttpClient(follow_redirects=False)`: it
-    must not follow them itself) judges no address, and a proxy none either: that raises ConfigError
-    unless you say `guarded=False`.
+    By default the client has its own connections, and the guard checks each address that it
+    connects to (`guarded` is True). `verify` is an SSLContext, or False to disable verification.
+    `resolver` resolves names; by default that of the gate is used. With an HTTP `client` of crawlee
+    (`ImpitHttpClient(follow_redirects=False)`: it must not follow redirects itself), or with a
+    proxy, no addresses are checked: that raises ConfigError unless you pass `guarded=False`.
 
-    Raises `gatekeeper.Denied`, `Deferred`, `LeaseTimeout` and `InvalidURL`, which are errors of
-    crawlee's as well; more than `max_redirects` raise crawlee's HttpClientStatusCodeError.
+    Requests raise `gatekeeper.Denied`, `Deferred`, `LeaseTimeout` and `InvalidURL`, which are
+    errors of crawlee as well. More than `max_redirects` redirects raise crawlee's
+    HttpClientStatusCodeError.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class PoliteHttpClient(HttpClient):
 
     @property
     def guarded(self) -> bool:
-        """Whether every address is judged where it is dialled; else only the URLs are."""
+        """Whether the guard checks each address that is connected to; otherwise URLs only."""
         return self._client is None
 
     def tell(
@@ -149,8 +150,8 @@ class PoliteHttpClient(HttpClient):
         skipped: OnSkipped | None = None,
         cleanup: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Have these called: with each request whose redirect leads to what is denied; when the
-        client is closed, at the end of each run."""
+        """Set callbacks: `skipped` for each request that is denied, such as by a redirect, and
+        `cleanup` for when the client is closed at the end of each run."""
         self._on_skipped = skipped or self._on_skipped
         self._on_cleanup = cleanup or self._on_cleanup
 
@@ -163,7 +164,7 @@ class PoliteHttpClient(HttpClient):
         statistics: Any = None,
         timeout: timedelta | None = None,
     ) -> HttpCrawlingResult:
-        """Fetch a page, redirects followed; crawlee calls it."""
+        """Fetch a page, following redirects. Called by crawlee."""
         wanted = _Wanted(request.method, request.url, request.headers, request.payload)
         try:
             page = await self._travel(wanted, session, proxy_info, timeout, stream=False)
@@ -190,7 +191,7 @@ class PoliteHttpClient(HttpClient):
         proxy_info: Any = None,
         timeout: timedelta | None = None,
     ) -> HttpResponse:
-        """Fetch a URL, redirects followed."""
+        """Fetch a URL, following redirects."""
         wanted = _Wanted(method, url, headers, payload)
         page = await self._travel(wanted, session, proxy_info, timeout, stream=False)
         return page.response
@@ -207,7 +208,8 @@ class PoliteHttpClient(HttpClient):
         proxy_info: Any = None,
         timeout: timedelta | None = None,
     ) -> AsyncIterator[HttpResponse]:
-        """Fetch a URL, and read its body in pieces; the lease is held meanwhile."""
+        """Fetch a URL, following redirects, to read its body in pieces. The lease is held until the
+        context is left."""
         wanted = _Wanted(method, url, headers, payload)
         page = await self._travel(wanted, session, proxy_info, timeout, stream=True)
         try:
@@ -216,7 +218,7 @@ class PoliteHttpClient(HttpClient):
             await page.close()
 
     async def cleanup(self) -> None:
-        """Close the connections; what is open of leases ends. It may be used again."""
+        """Close the connections and end open leases. The client can be used again."""
         for body in list(self._bodies):
             body.free()
         session, self._session = self._session, None
@@ -232,7 +234,7 @@ class PoliteHttpClient(HttpClient):
     async def _travel(
         self, wanted: _Wanted, session: Any, proxy: Any, timeout: timedelta | None, *, stream: bool
     ) -> _Page:
-        """The page at the end of the redirects."""
+        """Return the page at the end of the redirects."""
         if proxy is not None:
             accept_unguarded(self._config, self._accepted, "a proxy")
             if self._client is None:
@@ -259,7 +261,7 @@ class PoliteHttpClient(HttpClient):
                 target = urls.redirected(wanted.url, location)
             except InvalidURL as error:
                 if not location.strip().lower().startswith(("http:", "https:", "/")):
-                    return page  # another scheme: nothing that could be followed
+                    return page  # a redirect to another scheme is not followed
                 await page.close()
                 raise _as_theirs(error) from error
             await page.close()
@@ -277,7 +279,7 @@ class PoliteHttpClient(HttpClient):
         *,
         stream: bool,
     ) -> _Page:
-        """One request, under its lease."""
+        """Send one request under its lease."""
         stack = AsyncExitStack()
         headers = wanted.headers | {
             name.lower(): value for name, value in hop.headers(wanted.method, wanted.url).items()
@@ -293,7 +295,7 @@ class PoliteHttpClient(HttpClient):
                 by_network=isinstance(error, Exception) and not refused,
                 unconnected=error if isinstance(error, _UNCONNECTED) else None,
             )
-            if isinstance(error, Denied):  # an address
+            if isinstance(error, Denied):  # the guard refused the address
                 raise _as_theirs(self._names.denied(wanted.url, sent)) from error
             raise
         body = hop.answered(response.status_code, usual_names(response.headers))
@@ -321,7 +323,7 @@ class PoliteHttpClient(HttpClient):
         *,
         stream: bool,
     ) -> AbstractAsyncContextManager[Any]:
-        """The request, sent when entered."""
+        """Return a context manager that sends the request when it is entered."""
         client = self._client
         if client is None:
             return self._own(wanted, headers, session)
@@ -380,7 +382,7 @@ class PoliteHttpClient(HttpClient):
 
 
 def _follows_by_httpx(client: HttpClient) -> bool:
-    """Whether it is crawlee's client over httpx, and follows redirects."""
+    """Return True if the client is crawlee's httpx client and follows redirects."""
     options = getattr(client, "_async_client_kwargs", None)
     if hasattr(client, "_follow_redirects") or not isinstance(options, dict):
         return False
@@ -388,7 +390,7 @@ def _follows_by_httpx(client: HttpClient) -> bool:
 
 
 class _Wanted:
-    """What is asked for; each redirect changes it."""
+    """A request to be sent; each redirect changes it."""
 
     def __init__(self, method: str, url: str, headers: Any, payload: bytes | None) -> None:
         self.method = method
@@ -399,7 +401,7 @@ class _Wanted:
         self.payload = payload
 
     def redirected(self, status: int, url: str) -> None:
-        """Ask there next, as the Fetch standard says (section 4.4, HTTP-redirect fetch)."""
+        """Change the request as the Fetch standard specifies (section 4.4, HTTP-redirect fetch)."""
         gone: frozenset[str] = frozenset()
         if (status in (301, 302) and self.method == "POST") or (
             status == 303 and self.method not in ("GET", "HEAD")
@@ -415,19 +417,19 @@ class _Wanted:
 
 
 class _Page:
-    """An answer, and what holds it open."""
+    """A response, and the stack that keeps its connection and lease open."""
 
     def __init__(self, response: Any, stack: AsyncExitStack) -> None:
         self.response = response
         self._stack = stack
 
     async def close(self) -> None:
-        """Give the connection and the lease back. Idempotent."""
+        """Release the connection and the lease. Idempotent."""
         await self._stack.aclose()
 
 
 class _Counted:
-    """A response whose body is read in pieces, which are counted."""
+    """A response that counts the bytes of its body as they are read."""
 
     def __init__(self, response: Any, body: BodyInUse) -> None:
         self._response = response
@@ -437,14 +439,14 @@ class _Counted:
         return getattr(self._response, name)
 
     async def read_stream(self) -> AsyncIterator[bytes]:
-        """The body in pieces."""
+        """Yield the body in pieces."""
         async for piece in self._response.read_stream():
             self._body.came(len(piece))
             yield piece
 
 
 class _Response:
-    """An answer of aiohttp's as crawlee's HttpResponse."""
+    """A response of aiohttp as crawlee's HttpResponse."""
 
     def __init__(self, answer: aiohttp.ClientResponse) -> None:
         self._answer = answer
@@ -453,18 +455,18 @@ class _Response:
 
     @property
     def http_version(self) -> str:
-        """Such as HTTP/1.1."""
+        """The HTTP version, such as HTTP/1.1."""
         version = self._answer.version
         return "HTTP/1.1" if version is None else f"HTTP/{version.major}.{version.minor}"
 
     @property
     def status_code(self) -> int:
-        """The status."""
+        """The status code."""
         return self._answer.status
 
     @property
     def headers(self) -> HttpHeaders:
-        """The header."""
+        """The header fields."""
         return self._headers
 
     async def load(self) -> None:
@@ -472,13 +474,13 @@ class _Response:
         self._data = await self._answer.read()
 
     async def read(self) -> bytes:
-        """The body. Raises RuntimeError for a streamed one."""
+        """Return the body. Raises RuntimeError if it is streamed."""
         if self._data is None:
             raise RuntimeError("use read_stream for the body of a response from stream")
         return self._data
 
     async def read_stream(self) -> AsyncIterator[bytes]:
-        """The body in pieces. Raises RuntimeError where it was read already."""
+        """Yield the body in pieces. Raises RuntimeError if it has been read already."""
         if self._data is not None or self._answer.content.at_eof():
             raise RuntimeError("the body was read already")
         async for piece in self._answer.content.iter_chunked(_PIECE):

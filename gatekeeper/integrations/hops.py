@@ -1,8 +1,8 @@
-"""What the integrations share: one request under a lease, and the guard where it is dialled.
+"""Shared code of the integrations: a request under a lease, and the guard for its connections.
 
-Each hop of a request, the first as well as what a redirect leads to, is begun (decided, and its
-turn waited for), sent by the library, and told: the head of its answer or its failure. The lease
-lasts until the body was read, closed or dropped.
+Each hop of a request, the initial URL as well as the target of each redirect, has three steps.
+`begin` decides it and waits for its lease; the library sends it; and the head of the response or
+the failure is reported. The lease lasts until the body has been read, closed or dropped.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ from gatekeeper.middleware import (
 from gatekeeper.sync import SyncGatekeeper, SyncLease
 
 Call = Callable[[Callable[[], object]], object]
-"""Calls a callback, now or later."""
+"""A function that calls a callback, immediately or later."""
 
 _MOST_SECONDS = 60.0
-"""Seconds for connecting where the caller sets no limit."""
+"""Timeout for connecting, in seconds, if the caller sets none."""
 _LEAST_SECONDS = 0.001
-"""Seconds for connecting where none are left: a socket takes 0 for not to wait, and says so with an
-error that is no timeout."""
+"""Timeout for connecting if no time is left: 0 would make the socket non-blocking, whose error is
+not a timeout."""
 
 
 class HopErrors:
-    """The errors of a library that are ours as well: subclasses of both.
+    """The error classes of an integration: each derives from our error and from the library's.
 
-    `base` is what the library raises for a request that failed; `module` where the four classes
-    can be imported from, under these names.
+    `base` is the library's error for failed requests. `module` is the name of the module from which
+    the four classes can be imported under these names.
     """
 
     def __init__(self, module: str, base: type[Exception]) -> None:
@@ -86,7 +86,8 @@ class HopErrors:
         )
 
     def of(self, error: GatekeeperError, request: object) -> GatekeeperError:
-        """The error as the library's users expect it."""
+        """Convert an error to the corresponding class, with the attribute `request` set. Errors of
+        other kinds are returned unchanged."""
         found: GatekeeperError = error
         if isinstance(error, Denied):
             kind = self.deferred if isinstance(error, Deferred) else self.denied
@@ -101,38 +102,40 @@ class HopErrors:
 
 
 class BodyInUse:
-    """What a response's body is read from, for its lease: in use until it is freed or dropped."""
+    """The body of a response, for its lease: in use until it is freed or garbage-collected."""
 
     __slots__ = ("__weakref__", "_call", "_call_later", "_callbacks", "_size", "closed")
 
     def __init__(self, call: Call, call_later: Call) -> None:
-        """Both call in the gate's loop; `call_later` from any thread, not before this returns."""
+        """Both functions call a callback in the gate's loop. `call_later` can be called from any
+        thread, and returns before the callback runs."""
         self._call = call
         self._call_later = call_later
         self._callbacks: list[Callable[[], object]] = []
         self.closed: bool = False
-        """Nothing travels on it any more."""
+        """Whether the body has been freed."""
         self._size = [0]
 
     def came(self, size: int) -> None:
-        """So many bytes more were read of it."""
+        """Add to the number of bytes that were read."""
         self._size[0] += size
 
     def counting(self, received: Callable[[int], object]) -> Callable[[], object]:
-        """What tells how many came, without keeping this."""
+        """Return a callback that passes the number of bytes to `received`. It has no reference to
+        this object."""
         size = self._size
         return lambda: received(size[0])
 
     def add_callback(self, callback: Callable[[], object], /) -> None:
-        """Have that called, in the gate's loop, once it is free, or dropped."""
+        """Register a callback for the gate's loop, called once the body is freed or dropped."""
         self._callbacks.append(callback)
 
     def free(self) -> None:
-        """The body was read to its end, or is not wanted any more. Idempotent."""
+        """Note that the body was read to its end or is not needed any more. Idempotent."""
         self._end(self._call)
 
     def __del__(self) -> None:
-        self._end(self._call_later)  # a collector may be at work anywhere
+        self._end(self._call_later)  # a garbage collection can run in any thread, at any point
 
     def _end(self, call: Call) -> None:
         self.closed = True
@@ -143,27 +146,28 @@ class BodyInUse:
 
 @dataclass(slots=True, eq=False)
 class Hop:
-    """One request that was let in, with its lease."""
+    """A request that may be sent, with its lease."""
 
     lease: HeldLease
     user_agent: str | None
-    """The User-Agent to send in the place of the library's own; None: the request has one."""
+    """The User-Agent to send instead of the library's default; None if the request has one."""
     call: Call
     call_later: Call
     adopted: bool
-    """The lease was open already."""
+    """Whether the lease was already open in this context."""
     unreached: Callable[[BaseException], object]
-    """Told, in the gate's loop, why the request could not be connected."""
+    """Called in the gate's loop with the reason why connecting failed."""
     signer: Signer | None
     started: float = field(default_factory=time.monotonic)
 
     def headers(self, method: str, url: str) -> dict[str, str]:
-        """What to add to the request's headers, or put in the place of its own: who sends it."""
+        """Return headers that identify the sender, to add to the request's or replace them."""
         signed = {} if self.signer is None else self.signer.headers(method, url)
         return signed if self.user_agent is None else signed | {"User-Agent": self.user_agent}
 
     def answered(self, status: int, headers: Mapping[str, str]) -> BodyInUse:
-        """The head is here: the interval counts from now. Free the body that this gives."""
+        """Report the head of the response: the interval counts from now. Return the body, which the
+        caller must free."""
         limit = http_fields.rate_limit_of(headers)
         self.lease.answered(status, retry_after=headers.get("Retry-After"), rate_limit=limit)
         lease, body = self.lease, BodyInUse(self.call, self.call_later)
@@ -176,9 +180,10 @@ class Hop:
         return body
 
     def failed(self, *, by_network: bool, unconnected: BaseException | None = None) -> None:
-        """No head came. `by_network`: it may have been sent, and the host did not answer; else it
-        was refused or cancelled here, which says nothing about the host. `unconnected`: the
-        library's error, where it could not be connected: it may be our own uplink."""
+        """Report that there was no response head, and end the lease. `by_network`: the request may
+        have been sent and the host did not respond; otherwise it was refused or cancelled locally,
+        which says nothing about the host. `unconnected`: the library's error if connecting failed,
+        which may be due to our own uplink."""
         if unconnected is not None and (why := by_system(unconnected)) is not None:
             self.call(partial(self.unreached, why))
         try:
@@ -189,24 +194,24 @@ class Hop:
 
 
 def by_system(error: BaseException) -> OSError | None:
-    """What the system raised, under the errors of a library."""
+    """Return the operating system's error in the chain of causes of a library's error, if any."""
     one: BaseException | None = error
-    for _ in range(32):  # a chain may be a ring
+    for _ in range(32):  # the chain may be cyclic
         if one is None or isinstance(one, TimeoutError | socket.gaierror):
             return one
         if isinstance(one, OSError) and one.errno is not None:
             return one
-        if isinstance(number := getattr(one, "osError", None), int):  # as Twisted names it
+        if isinstance(number := getattr(one, "osError", None), int):  # an error of Twisted
             return OSError(number, str(one))
-        one = one.__cause__ or one.__context__  # also where httpcore suppresses it
+        one = one.__cause__ or one.__context__  # httpcore suppresses the context
     return None
 
 
 async def begin(gate: Gate, url: str, sent: str | None) -> Hop:
-    """Decide a request and wait for its turn. `sent`: its User-Agent.
+    """Decide a request and acquire its lease. `sent`: its User-Agent, if it has one.
 
-    An open lease of this context for this URL is used, or one that was handed out for it. Raises
-    what `gate.lease` raises.
+    Uses a lease that is open in this context for this URL, or one that was handed out for it.
+    Raises the errors of `gate.lease`.
     """
     lease = adopt(url)
     adopted = lease is not None
@@ -217,13 +222,13 @@ async def begin(gate: Gate, url: str, sent: str | None) -> Hop:
             lease = await enter_detached(gate.lease(url, user_agent=agent))
         else:
             await _judged(lease, _judge_handed_out(lease, sent, gate, url))
-        lease.claim(url)  # it is sent from here: that nothing is heard of it then says something
+        lease.claim(url)  # from here on, a missing response counts against the host
     else:
         await _judged(lease, judge_adopted(lease, sent, gate, url))
     loop = asyncio.get_running_loop()
 
     def call_later(callback: Callable[[], object]) -> None:
-        with suppress(RuntimeError):  # the loop is closed, and the gate with it
+        with suppress(RuntimeError):  # the loop is closed, so the gate is as well
             loop.call_soon_threadsafe(callback)
 
     name = name_to_send(lease, gate.user_agent, sent)
@@ -240,8 +245,9 @@ async def _judged(lease: HeldLease, judging: Coroutine[Any, Any, None]) -> None:
 
 
 async def _judge_handed_out(lease: HeldLease, sent: str | None, gate: Gate, url: str) -> None:
-    """See that the request is welcome under its own name, and where the lease was taken for
-    another URL of the host (its robots.txt, say, which anybody may ask for)."""
+    """Raise if the request is denied for its own User-Agent, or if the lease was acquired for
+    another URL of the host (such as its robots.txt, which is never denied) and this one is denied.
+    """
     if _key(lease.url) == _key(url):
         await judge_adopted(lease, sent, gate, url)
         return
@@ -252,19 +258,19 @@ def _call(callback: Callable[[], object]) -> None:
     callback()
 
 
-# --- leases that a scheduler took for whoever sends the request -----------------------------
+# --- leases that a scheduler acquires for the code that sends the request -------------------
 
 _handed_out: WeakKeyDictionary[Any, dict[str, list[HeldLease]]] = WeakKeyDictionary()
 
 
 def hand_out(gate: Gate, url: str, lease: HeldLease) -> None:
-    """Let the next request for the URL that is begun at this gate use the lease, in whatever task
-    it is. Take it back when the request is done."""
+    """Offer a lease to the next request for the URL that begins at this gate, in any task. Call
+    `take_back` when the request is done."""
     _handed_out.setdefault(gate, {}).setdefault(_key(url), []).append(lease)
 
 
 def take_back(gate: Gate, url: str, lease: HeldLease) -> bool:
-    """Whether the lease that was handed out for the URL was not used; nobody will any more."""
+    """Withdraw a lease that was handed out. Return True if it was not used."""
     waiting = _handed_out.get(gate, {})
     found = waiting.get(_key(url), [])
     unused = lease in found
@@ -290,7 +296,7 @@ def _key(url: str) -> str:
 
 
 def begin_sync(gate: SyncGatekeeper, url: str, sent: str | None) -> Hop:
-    """`begin`, for a thread."""
+    """`begin` for threads."""
     lease: HeldLease | None = adopt(url)
     adopted = lease is not None
     if lease is None:
@@ -304,54 +310,55 @@ def begin_sync(gate: SyncGatekeeper, url: str, sent: str | None) -> Hop:
             lease.end()
             raise
     name = name_to_send(lease, gate.user_agent, sent)
-    # Asked for in the loop, which takes a while, only where there is one.
+    # A call into the loop takes a while, so it is made only if there is a key.
     signer = None if gate.config.identity.key is None else gate.do(_signer)
     inner = lease.inner if isinstance(lease, SyncLease) else lease
 
     def told(error: BaseException) -> None:
-        gate.do(lambda asked: _unreached(asked, inner, error))  # in the gate's loop already
+        gate.do(lambda asked: _unreached(asked, inner, error))  # runs in the gate's loop already
 
     return Hop(lease, name, gate.post, gate.post, adopted, told, signer)
 
 
 def _unreached(gate: Any, lease: object, error: BaseException) -> None:
-    """A sidecar has an uplink of its own: that this process reaches nobody is not its affair."""
+    """Report a failure to connect. A sidecar has its own uplink, so it is not notified."""
     if isinstance(gate, Gatekeeper):
         internals(gate).unreached(lease, error)
 
 
 def _signer(gate: Any) -> Signer | None:
-    """What signs the requests of a gate; a sidecar's client has no key."""
+    """Return the signer for requests of a gate. A sidecar's client has no key."""
     return internals(gate).signer if isinstance(gate, Gatekeeper) else None
 
 
 def name_to_send(lease: HeldLease, own: str | None, sent: str | None) -> str | None:
-    """The User-Agent to send where a request has none of its own (`sent` is none, or a library's
-    default): the one whose rules allow it. `own`: the gate's. None: the request has one."""
+    """Return the User-Agent to send if a request has none of its own (`sent` is None or a library's
+    default): the one whose rules allow it. `own`: the gate's. Return None if it has one."""
     return (lease.user_agent or own or lease.decision.user_agent) if unnamed(sent) else None
 
 
 class GuardedNames:
-    """The guard where an integration dials: which addresses a host may be dialled at.
+    """The guard for an integration's connections: resolves a host to its allowed addresses.
 
-    The answers are those that are dialled, so that rebinding finds no gap. Make it for a gate; its
-    methods are called in the gate's loop.
+    The integration connects to exactly the returned addresses, so DNS rebinding can't bypass the
+    guard. An object belongs to one gate; call its methods in the gate's loop.
     """
 
     def __init__(self, config: Config, resolver: AbstractResolver | None = None) -> None:
-        """`config`: its `[guard]`, where the gate has no guard of its own (a sidecar's client, or
-        one that was given a session). `resolver` None: the gate's, or the system's."""
+        """`config`: its `[guard]` section applies if the gate has no guard of its own (a sidecar's
+        client, or a gate that was given a session). `resolver`: by default that of the gate, or the
+        system's."""
         self._config = config
         self._given = resolver
         self._guard: Guard | None = None
         self._deny: Callable[[str, str, str], Decision] | None = None
         self._resolver: AbstractResolver | None = None
         self._own: str | None = None
-        """The gate's User-Agent, which is sent where a request has no name of its own."""
+        """The gate's User-Agent, which is sent if a request has none of its own."""
 
     async def addresses(self, gate: Any, host: str, port: int) -> list[tuple[str, int]]:
-        """Address and port, in the order in which to try them. Raises AddressRefused where the
-        guard refuses them all, and OSError where the name has none."""
+        """Return pairs of address and port in the order in which to try them. Raises AddressRefused
+        if the guard refuses all of them, and OSError if the name has none."""
         guard, resolver = self._of(gate)
         try:
             socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host.strip("[]"))
@@ -359,7 +366,7 @@ class GuardedNames:
             found = await self._resolved(resolver, host, port)
             return [(one["host"], one["port"]) for one in found]
         if guard.refuses_address(host.strip("[]"), port) is not None:
-            raise AddressRefused  # no resolver is asked about a literal
+            raise AddressRefused  # a literal is not resolved, so the guard checks it here
         return [(host.strip("[]"), port)]
 
     async def _resolved(self, resolver: AbstractResolver, host: str, port: int) -> Any:
@@ -370,25 +377,25 @@ class GuardedNames:
         except OSError as error:
             if isinstance(error, socket.gaierror):
                 raise
-            # aiodns has errors of its own, which say no more than that.
+            # aiodns raises its own errors, without further information.
             raise socket.gaierror(socket.EAI_AGAIN, str(error)) from error
 
     def dialled(self) -> None:
-        """One of them is about to be dialled: it is counted."""
+        """Count a connection attempt, which is about to be made."""
         if self._guard is not None:
             self._guard.dialled()
 
     def denied(self, url: str, sent: str | None, note: str = BLOCKED_NOTE) -> Denied:
-        """The error for what the guard refused, as everywhere: one word (T2). `note`: what the
-        URL's own text shows."""
+        """Return the error for a request that the guard refused, with the uniform note (T2) unless
+        `note` describes a reason that is visible in the URL's text."""
         deny = self._deny or refused_request
         name = self._own if sent is None or unnamed(sent) else sent
         return Denied(deny(url, name or "", note))
 
     def refuse_url(self, gate: Any, url: str, sent: str | None) -> None:
-        """Raise Denied for a URL whose text the guard refuses, and InvalidURL for what is none. A
-        gate with a guard of its own decides that itself; a sidecar goes by its own settings, this
-        by those given here."""
+        """Raise Denied for a URL whose text the guard refuses, and InvalidURL for a malformed one.
+        The guard is that of the gate, or else one with the settings given here; a sidecar decides
+        by its own settings in addition."""
         guard, _ = self._of(gate)
         if (refusal := guard.refuses_url(url)) is not None:
             urls.parse(url)
@@ -407,16 +414,16 @@ class GuardedNames:
         return self._guard, self._resolver
 
     async def close(self) -> None:
-        """Release the system's resolver, if it was used."""
+        """Close the resolver, if it was used."""
         if self._resolver is not None:
             await self._resolver.close()
             self._resolver = None
 
 
 class Attempts:
-    """The addresses of a host in turn, with the seconds that connecting to each may take.
+    """Iterates over the addresses of a host, with the timeout for connecting to each.
 
-    Those that fail go into `failures`, in the order in which they were tried.
+    The caller appends the error of each failed attempt to `failures`.
     """
 
     def __init__(
@@ -426,23 +433,24 @@ class Attempts:
         timeout: float | None,
         began: float,
     ) -> None:
-        """`timeout`: seconds for all of them, counted from `began` (`time.monotonic`)."""
+        """`timeout`: seconds for all attempts together, counted from `began` (`time.monotonic`)."""
         self._names = names
         self._found = found
         self._end = None if timeout is None else began + timeout
         self.failures: list[Exception] = []
 
     def __iter__(self) -> Iterator[tuple[str, int, float]]:
-        """Address, port and seconds; each is counted as dialled."""
+        """Yield address, port and timeout in seconds; each attempt is counted by the guard."""
         for number, (address, port) in enumerate(self._found):
             left = _MOST_SECONDS if self._end is None else self._end - time.monotonic()
             self._names.dialled()
             yield address, port, max(_LEAST_SECONDS, left / (len(self._found) - number))
 
     def failure(self) -> Exception | None:
-        """What to raise once all have failed; None: the host has no address.
+        """Return the error to raise once all attempts have failed, or None if there was no address.
 
-        Of several, that of one which was reached and said no: our own uplink is not lost then.
+        An address that was reached and refused the connection takes precedence: it shows that our
+        own uplink works.
         """
         for error in self.failures:
             if isinstance(by_system(error), ConnectionError):
@@ -451,14 +459,14 @@ class Attempts:
 
 
 def config_of(gate: Any) -> Config:
-    """The settings of a gate, by which its requests are guarded; the defaults where it has none."""
+    """Return a gate's settings, by which its requests are guarded, or else the defaults."""
     config = getattr(gate, "config", None)
     return config if isinstance(config, Config) else Config()
 
 
 def accept_unguarded(config: Config, guarded: bool | None, what: str) -> None:
-    """Raise ConfigError for what takes the guard from the socket, unless the user said that it
-    may: `guarded=False`, or guard.mode = "url-only" in the gate's settings (T19)."""
+    """Raise ConfigError for `what` bypasses the guard at the socket, unless the user accepts that
+    by `guarded=False` or by guard.mode = "url-only" in the gate's settings (T19)."""
     if guarded is not False and config.guard.mode != "url-only":
         raise ConfigError(
             f"{what} dials by itself, so that the guard can only judge URLs: say guarded=False "
@@ -467,6 +475,7 @@ def accept_unguarded(config: Config, guarded: bool | None, what: str) -> None:
 
 
 def usual_names(headers: Mapping[str, str]) -> dict[str, str]:
-    """The header fields that a lease is told of, for a library that writes all names small."""
+    """Return the header fields that a lease evaluates, with their usual capitalization, for a
+    library that converts all names to lower case."""
     usual = {"retry-after": "Retry-After", "ratelimit": "RateLimit", "age": "Age"}
     return {usual[name]: value for name, value in headers.items() if name in usual}

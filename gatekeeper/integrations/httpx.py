@@ -32,20 +32,21 @@ RequestInvalidURL: type[InvalidURL] = _ERRORS.invalid
 class PoliteTransport(
     AsyncHopTransport, httpx.AsyncBaseTransport, httpx=httpx, httpcore=httpcore, errors=_ERRORS
 ):
-    """For `httpx.AsyncClient(transport=...)`: each hop is decided, paced and reported.
+    """A transport for `httpx.AsyncClient` that decides, paces and reports each request, redirects
+    included.
 
-    `gate` is a `Gatekeeper` or `RemoteGatekeeper`; close it after the client. The lease is held
-    until the response is closed or dropped. Timeouts do not count the waiting. A request that has
-    no User-Agent of its own is sent with the gate's.
+    `gate` is a `Gatekeeper` or `RemoteGatekeeper`; close it after the client. A lease is held until
+    its response is closed or dropped. Time spent waiting for a lease does not count towards httpx's
+    timeouts. A request without a User-Agent of its own is sent with the gate's.
 
-    Requests go over connections of its own, each address judged where it is dialled (`guarded`):
-    `verify` and `cert` as of httpx, and what httpcore's AsyncConnectionPool takes (`http2`,
-    `local_address`, `uds` apart), are its options. A `transport` of yours in their place judges
-    no address: that raises ConfigError unless you say `guarded=False`. `resolver` looks names up;
-    None: as the gate does.
+    By default the transport has its own connection pool, and the guard checks each address that it
+    connects to (`guarded` is True). Its `options` are `verify` and `cert` as in httpx, and those of
+    httpcore's AsyncConnectionPool such as `http2` and `local_address`; unix sockets (`uds`) are
+    refused. `resolver` resolves names; by default that of the gate is used. With a `transport` of
+    your own no addresses are checked: that raises ConfigError unless you pass `guarded=False`.
 
-    Raises `gatekeeper.Denied`, `Deferred`, `LeaseTimeout` and `InvalidURL`, which are
-    `httpx.RequestError` as well.
+    Requests raise `gatekeeper.Denied`, `Deferred`, `LeaseTimeout` and `InvalidURL`, which are
+    subclasses of `httpx.RequestError` as well.
 
     >>> async def main(gate) -> None:
     ...     async with httpx.AsyncClient(transport=PoliteTransport(gate)) as client:
@@ -56,7 +57,7 @@ class PoliteTransport(
 class SyncPoliteTransport(
     HopTransport, httpx.BaseTransport, httpx=httpx, httpcore=httpcore, errors=_ERRORS
 ):
-    """For `httpx.Client(transport=...)`: `PoliteTransport` over a `SyncGatekeeper`.
+    """A transport for `httpx.Client`: like `PoliteTransport`, with a `SyncGatekeeper`.
 
     >>> def main(gate) -> None:
     ...     with httpx.Client(transport=SyncPoliteTransport(gate)) as client:

@@ -32,8 +32,8 @@ RequestInvalidURL: type[InvalidURL] = _ERRORS.invalid
 class PoliteTransport2(
     AsyncHopTransport, httpx2.AsyncBaseTransport, httpx=httpx2, httpcore=httpcore2, errors=_ERRORS
 ):
-    """For `httpx2.AsyncClient(transport=...)`: all that `gatekeeper.integrations.httpx` says of its
-    `PoliteTransport` holds of it, with the names of httpx2 and httpcore2.
+    """A transport for `httpx2.AsyncClient`. See `gatekeeper.integrations.httpx.PoliteTransport`,
+    which it equals but for the names of httpx2 and httpcore2.
 
     >>> async def main(gate) -> None:
     ...     async with httpx2.AsyncClient(transport=PoliteTransport(gate)) as client:
@@ -44,7 +44,7 @@ class PoliteTransport2(
 class SyncPoliteTransport2(
     HopTransport, httpx2.BaseTransport, httpx=httpx2, httpcore=httpcore2, errors=_ERRORS
 ):
-    """For `httpx2.Client(transport=...)`: `PoliteTransport` over a `SyncGatekeeper`.
+    """A transport for `httpx2.Client`: like `PoliteTransport`, with a `SyncGatekeeper`.
 
     >>> def main(gate) -> None:
     ...     with httpx2.Client(transport=SyncPoliteTransport(gate)) as client:

@@ -1,6 +1,6 @@
 """Tools for agents over the Model Context Protocol: `may_i_fetch`, `fetch` and `explain`.
 
-`gatekeeper mcp` serves them; `build` makes the server round a session of your own.
+`gatekeeper mcp` serves them; `build` creates a server for a session of your own.
 """
 
 from __future__ import annotations
@@ -48,16 +48,17 @@ __all__ = [
 ]
 
 MAX_BYTES: Final = 5_000_000
-"""The most of one body that is ever read, whatever a call asks for."""
+"""Maximum of `max_bytes`."""
 USUAL_BYTES: Final = 100_000
+"""Default of `max_bytes`."""
 MOST_FETCHES: Final = 64
-"""Calls of `fetch` that may be under way at once."""
+"""Maximum number of concurrent calls of `fetch`."""
 WAIT: Final = 60.0
-"""Seconds for a call: turns, those of redirects as well, and the network together."""
+"""Timeout of a call in seconds, including the waits for leases (those of redirects as well)."""
 _ASKING: Final = 2.0
-"""Seconds for asking what held a call up."""
+"""Timeout in seconds for finding out what delayed a call."""
 _LOOKED_AT: Final = 1024
-"""Bytes at the beginning of a body that tell whether it is text."""
+"""Number of bytes at the start of a body that are examined to detect binary data."""
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=60.0)
 _INSTRUCTIONS = (
     "Fetches web pages as their sites ask for: each robots.txt is obeyed, and its pace. Ask "
@@ -67,10 +68,10 @@ _INSTRUCTIONS = (
 
 
 class Permission(BaseModel):
-    """What `may_i_fetch` answers; also what stands beside the text of a refused `fetch`."""
+    """The result of `may_i_fetch`, and the structured content of a refused `fetch`."""
 
     url: str
-    """The one that was judged: of a redirect, where it led."""
+    """The URL that was decided; the target of the redirect if one was refused."""
     allowed: bool
     verdict: str
     """allow, deny or defer."""
@@ -78,19 +79,19 @@ class Permission(BaseModel):
     why: str
     """One line for people: the verdict, and the line of robots.txt that decided."""
     user_agent: str
-    """The name whose rules apply."""
+    """The product token whose rules apply."""
     line: int | None
-    """Of robots.txt: the one that decided."""
+    """The number of the line of robots.txt that decided."""
     retry_at: str | None
-    """Of a deferral: when to ask again (RFC 3339)."""
+    """When to ask again after a deferral (RFC 3339)."""
 
 
 class ExplainedURL(BaseModel):
-    """What `explain` answers."""
+    """The result of `explain`."""
 
     answer: Permission
     rule: str | None
-    """The line of robots.txt that decided, as it stands there."""
+    """The text of the line of robots.txt that decided."""
     line: int | None
     crawl_delay: float | None
     """Seconds that the site asks for between two requests."""
@@ -101,17 +102,17 @@ class ExplainedURL(BaseModel):
 
 
 class FetchedPage(BaseModel):
-    """What `fetch` answers."""
+    """The result of `fetch`."""
 
     url: str
-    """The last one, after redirects."""
+    """The final URL, after redirects."""
     status: int
     content_type: str
     content: str
     size: int
-    """Bytes that were read."""
+    """Number of bytes that were read."""
     truncated: bool
-    """The body goes on: ask with a larger max_bytes for more."""
+    """Whether the body is longer: call with a larger max_bytes for more."""
 
 
 def _permission(decision: Decision) -> Permission:
@@ -138,11 +139,11 @@ async def serving(
     wait: float = WAIT,
     **session: Any,
 ) -> AsyncIterator[MCPServer[Any]]:
-    """The server over one gate for all that is asked: a polite session's own or, with `gate`, a
-    sidecar's at that address (see `RemoteGatekeeper`; `token` is its bearer token).
+    """Create a server and its gate: that of a polite session or, with `gate`, the sidecar at that
+    address (see `RemoteGatekeeper`; `token` is its bearer token).
 
-    `user_agent` is who fetches; None, with a sidecar alone, is whoever the sidecar is. Raises
-    ConfigError where nobody knows. `wait`: seconds that a call may take.
+    `user_agent` is the identity to fetch as. With a sidecar it may be None, to use the sidecar's.
+    Raises ConfigError if neither is known. `wait`: the timeout of a call in seconds.
     """
     if gate is None:
         if user_agent is None:
@@ -154,7 +155,7 @@ async def serving(
         if remote.user_agent is None:
             raise ConfigError(f"{gate} does not say who it is: start it first, or give a name")
         middlewares = (*session.pop("middlewares", ()), remote.middleware)
-        # aiohttp's total time would count the wait for a turn as well; `wait` is ours.
+        # aiohttp's total timeout would include the wait for a lease; `wait` limits both.
         session.setdefault("timeout", _TIMEOUT)
         async with plain_session(
             remote.user_agent, config=config, middlewares=middlewares, **session
@@ -165,8 +166,8 @@ async def serving(
 def build(
     session: aiohttp.ClientSession, gate: AgentGate | None = None, *, wait: float = WAIT
 ) -> MCPServer[Any]:
-    """The server over a `polite_session`, or over any guarded session whose middleware is that of
-    the `gate`. `wait`: seconds that a call may take."""
+    """Create a server for a `polite_session`, or for a guarded session with the middleware of
+    `gate`. `wait`: the timeout of a call in seconds."""
     tools = _Tools(session, gate or session_gate(session), wait)
     server: MCPServer[Any] = MCPServer("gatekeeper", instructions=_INSTRUCTIONS)
     for tool in (tools.may_i_fetch, tools.explain, tools.fetch):
@@ -175,15 +176,15 @@ def build(
 
 
 class AgentGate(Gate, Protocol):
-    """A gate that tells the clocks of a host as well: `Gatekeeper` and `RemoteGatekeeper` do."""
+    """A gate with the method `why`, such as `Gatekeeper` and `RemoteGatekeeper`."""
 
     async def why(self, host: str) -> Sequence[ClockView]:
-        """Every clock of the host, each with where it came from."""
+        """Return every clock of the host, each with its origin."""
 
 
 class _Tools:
-    """The three tools, over one session and its gate. A refusal is a result that is an error: text
-    for the model, and the decision behind it as a `Permission`."""
+    """The three tools, for one session and its gate. A refusal is returned as an error result: a
+    text for the model, and the decision as a `Permission`."""
 
     def __init__(self, session: aiohttp.ClientSession, gate: AgentGate, wait: float) -> None:
         self._session = session
@@ -192,7 +193,7 @@ class _Tools:
         self._fetching = 0
 
     async def may_i_fetch(self, url: str) -> Annotated[CallToolResult, Permission]:
-        """Whether robots.txt lets this URL be fetched now, and which line of it decided."""
+        """Check whether robots.txt allows this URL to be fetched now, and which line decided."""
 
         async def answer() -> Permission:
             return _permission(await self._gate.check(url))
@@ -200,8 +201,8 @@ class _Tools:
         return await self._result(url, answer())
 
     async def explain(self, url: str) -> Annotated[CallToolResult, ExplainedURL]:
-        """Why this URL may be fetched or not, how often its host may be asked, and what its host
-        waits for at this moment."""
+        """Explain why this URL may be fetched or not, how often its host may be requested, and what
+        the host currently waits for."""
 
         async def answer() -> ExplainedURL:
             decision = await self._gate.check(url)
@@ -225,8 +226,8 @@ class _Tools:
         max_bytes: Annotated[int, Field(ge=1, le=MAX_BYTES)] = USUAL_BYTES,
         form: Literal["text", "markdown", "raw"] = "markdown",
     ) -> Annotated[CallToolResult, FetchedPage]:
-        """Fetch a page in its host's turn, redirects included. A page that robots.txt denies is
-        not fetched; one whose turn does not come in time is an error that says when it may."""
+        """Fetch a page when its host is due, following redirects. A page that robots.txt denies is
+        not fetched. If its host is not due in time, the error says when to ask again."""
         if self._fetching >= MOST_FETCHES:
             return _error(f"{MOST_FETCHES} pages are being fetched: wait for one of them")
         self._fetching += 1
@@ -236,7 +237,7 @@ class _Tools:
             self._fetching -= 1
 
     async def _result(self, url: str, work: Coroutine[Any, Any, BaseModel]) -> CallToolResult:
-        """What came of the work, within `wait` seconds."""
+        """Run the work within `wait` seconds, and convert its result or error."""
         try:
             async with asyncio.timeout(self._wait):
                 found = await work
@@ -254,7 +255,7 @@ class _Tools:
         return CallToolResult(content=[text], structured_content=found.model_dump(mode="json"))
 
     async def _late(self, url: str) -> str:
-        """What to say of a call that took too long: what its host waits for, too."""
+        """Return the message for a call that timed out, including what its host waits for."""
         text = f"{urls.mask(url)} did not come within {self._wait:g} s: its turn, or its server"
         with contextlib.suppress(GatekeeperError, TimeoutError):
             async with asyncio.timeout(_ASKING):
@@ -273,14 +274,14 @@ class _Tools:
             truncated = len(body) > most
             if truncated:
                 del body[most:]
-                response.close()  # no more of it is wanted
+                response.close()  # the rest is not needed
         kind = response.content_type
         encoding = _encoding(response)
         if b"\0" in body[:_LOOKED_AT] and not encoding.startswith("utf-16"):
             raise _NoText(f"{response.url} is no text ({kind}): it can't be shown")
         text = body.decode(encoding, errors="replace")
         if form != "raw" and ("html" in kind or kind == "application/xhtml+xml"):
-            # Some seconds for the longest: other calls go on meanwhile.
+            # A long page takes some seconds, so the conversion runs in a thread.
             text = await asyncio.to_thread(as_text, text, markdown=form == "markdown")
         return FetchedPage(
             url=str(response.url),
@@ -292,13 +293,13 @@ class _Tools:
         )
 
     async def _refuse_at_once(self, url: str) -> None:
-        """Raises Denied, before anything is sent, for what is denied now (aiohttp would take
-        credentials out of a URL before the gate saw them), and LeaseTimeout where the host is not
-        due within `wait` seconds: an agent can do something else until then."""
+        """Raise Denied, before anything is sent, for a URL that is denied (aiohttp would remove
+        credentials from a URL before the gate sees them), and LeaseTimeout if the host is not due
+        within `wait` seconds, so that the agent can do something else until then."""
         refuse(await self._gate.check(url))
         latest = datetime.now(UTC) + timedelta(seconds=self._wait)
         clocks: Sequence[ClockView] = ()
-        with contextlib.suppress(SidecarError):  # the lease will say what is wrong
+        with contextlib.suppress(SidecarError):  # acquiring the lease raises the error
             clocks = await self._gate.why(urls.parse(url).host)
         for clock in clocks:
             if clock.kind == "pause" or (
@@ -308,7 +309,7 @@ class _Tools:
 
 
 class _NoText(Exception):
-    """What came is nothing that can be shown as text."""
+    """The response can't be shown as text."""
 
 
 def _error(text: str, permission: Permission | None = None) -> CallToolResult:
@@ -323,7 +324,7 @@ _ENCODINGS = re.compile(
     r"utf-(8|16|16-le|16-be)|ascii|latin-1|iso8859-[0-9]+|cp(125[0-8]|866|874|932|949|950)|koi8-[ru]"
     r"|gb(2312|k|18030)|big5(hkscs)?|euc_(jp|kr)|shift_jis|iso2022_jp|mac-roman|mac-cyrillic"
 )
-"""Those of web pages: others that Python knows fail, or take very long for a long text."""
+"""Encodings that web pages use. Others that Python supports may fail, or take very long."""
 
 
 def _encoding(response: aiohttp.ClientResponse) -> str:
@@ -337,7 +338,7 @@ def _encoding(response: aiohttp.ClientResponse) -> str:
 _HIDDEN = frozenset(
     {"script", "style", "noscript", "template", "svg", "title", "textarea", "iframe"}
 )
-"""Elements of which people read nothing, or nothing of the page's."""
+"""Elements whose content is not visible as text of the page."""
 _BLOCKS = frozenset(
     (
         *("address", "article", "aside", "blockquote", "br", "dd", "div", "dl", "dt", "fieldset"),
@@ -349,41 +350,44 @@ _NAME = re.compile(r"/?[A-Za-z][^\s/>]*")
 _IN_TAG = re.compile(r"""[>"']""")
 _ATTRIBUTE = re.compile(r"""([^\s=>/"']+)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s>]*)))?""")
 _LONG_NUMBER = re.compile(r"&#(?:[0-9]{8,}|[xX][0-9a-fA-F]{8,});?")
-"""No character has such a number, and `html.unescape` fails for the longest of them."""
+"""Character references that are too large for any character; `html.unescape` fails for the longest.
+"""
 _KEPT = str.maketrans({"\n": "\x00", " ": "\x01", "\t": "\x01"})
 _SHOWN = str.maketrans({"\x00": "\n", "\x01": " "})
-"""In `pre` white space counts: it stands aside while that of the rest is folded."""
+"""White space in `pre` is significant: it is replaced by other characters while that of the other
+text is collapsed."""
 
 
 class _PageText:
-    """What of a page people read.
+    """Extracts the visible text of a page.
 
-    It looks at each character a fixed number of times, whatever a site writes: `html.parser` takes
-    a minute for 80 kB of `<a `.
+    Each character is examined a bounded number of times, whatever the page contains; `html.parser`
+    takes a minute for 80 kB of `<a `.
     """
 
     def __init__(self, *, markdown: bool) -> None:
         self._markdown = markdown
         self._link: tuple[int, str] | None = None
-        """Where the link begins that is open, and where it leads: links don't stand in links."""
+        """The index of the open link's first part, and its target; links can't be nested."""
         self._unclosed: set[str] = set()
-        """Elements of which no end is left in the text: it is not looked for again."""
+        """Elements without an end tag in the rest of the text, which is not searched again."""
         self._pre = False
         self.parts: list[str] = []
 
     def feed(self, text: str) -> None:
-        """Read a whole page."""
+        """Process a whole page."""
         text = text.replace("\x00", "\ufffd").replace("\x01", "\ufffd")
         at = 0
         while (mark := text.find("<", at)) >= 0:
             self._data(text[at:mark])
             at = self._markup(text, mark)
             if at < 0:
-                return  # markup that does not end: browsers show nothing of it
+                return  # browsers do not show markup that does not end
         self._data(text[at:])
 
     def _markup(self, text: str, mark: int) -> int:
-        """Read what begins with `<`; where the text goes on, -1: nowhere."""
+        """Process the markup that starts at `mark`. Return where the text continues, or -1 if the
+        markup does not end."""
         if text.startswith("<!--", mark):
             end = text.find("-->", mark + 2)
             return -1 if end < 0 else end + 3
@@ -406,7 +410,8 @@ class _PageText:
         return end
 
     def _skip(self, name: str, text: str, at: int) -> int:
-        """Behind the end of a hidden element; without one it hides nothing."""
+        """Return the position after a hidden element; without an end tag it hides nothing (except
+        scripts and styles)."""
         if name in self._unclosed:
             return at
         found = re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE).search(text, at)
@@ -459,7 +464,7 @@ class _PageText:
 
 
 def _end_of_tag(text: str, at: int) -> int:
-    """Behind the `>` of a tag, past those in quoted values; -1: it has none."""
+    """Return the position after the `>` of a tag, ignoring those in quoted values, or -1."""
     while (found := _IN_TAG.search(text, at)) is not None:
         if found[0] == ">":
             return found.end()
@@ -480,8 +485,8 @@ def _attribute(text: str, name: str) -> str:
 
 
 def as_text(page: str, *, markdown: bool = False) -> str:
-    """The text of an HTML page, without scripts and styles; in Markdown with its headings, lists,
-    links and preformatted text. Linear in the size of the page.
+    """Return the text of an HTML page, without scripts and styles. With `markdown`, headings,
+    lists, links and preformatted text are marked up. Takes time linear in the size of the page.
 
     >>> as_text("<h1>A</h1><p>b <a href='/c'>c</a></p><script>d()</script>", markdown=True)
     '# A\\n\\nb [c](/c)'

@@ -1,7 +1,8 @@
-"""Pages in a browser, polite in one line: `await polite_route(context, gate)`.
+"""Polite browsing with Playwright in one line: `await polite_route(context, gate)`.
 
-Every request that Playwright shows to a route is decided, and each navigation takes its host's
-turn. It does not show the hops of redirects: those go through, undecided, in no turn.
+Every request that Playwright passes to a route is decided, and each navigation needs a lease of its
+host. Playwright does not pass redirect hops to routes: those are sent without a decision or a
+lease.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Refused(Error):
-    """Playwright's error with our text."""
+    """Playwright's error class, with our message."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(str(args[0]) if args else "")
@@ -60,7 +61,7 @@ class _Refused(Error):
 
     @property
     def message(self) -> str:
-        """What is wrong."""
+        """The message of the error."""
         return str(self)
 
 
@@ -70,7 +71,7 @@ RequestDeferred: type[Deferred] = _ERRORS.deferred
 RequestLeaseTimeout: type[LeaseTimeout] = _ERRORS.late
 RequestInvalidURL: type[InvalidURL] = _ERRORS.invalid
 
-# What browsers call themselves where nobody said who asks.
+# Default User-Agents of browsers, which identify no one.
 _BROWSER = re.compile(
     r"Mozilla/5\.0 \([^()]*\) (?:AppleWebKit/[\d.]+ \(KHTML, like Gecko\)|Gecko/[\d.]+)"
     r"(?: (?:HeadlessChrome|Chrome|Chromium|Version|Mobile|Safari|Edg|OPR|Firefox)/[\w.]+)+"
@@ -88,24 +89,24 @@ if (navigator.serviceWorker) Object.defineProperty(ServiceWorkerContainer.protot
 """
 _REFUSED_AS = "blockedbyclient"
 _GIVEN_UP = ("ERR_ABORTED", "NS_BINDING_ABORTED", "cancelled")
-"""How browsers call a request that its page did not want any more."""
+"""Parts of browsers' error messages for a request that its page has cancelled."""
 _TOGETHER = 0.005
-"""Seconds in which the requests of a page gather for one question."""
+"""Seconds for which the requests of a page are collected for one batch of questions."""
 
 
 async def polite_route(
     context: BrowserContext, gate: Gatekeeper | RemoteGatekeeper, *, exempt: Collection[str] = ()
 ) -> PoliteRoutes:
-    """Decide every request of a context that Playwright shows, and pace its navigations.
+    """Decide every request of a browser context that Playwright reports, and pace its navigations.
 
-    A refused request fails with ERR_BLOCKED_BY_CLIENT; `PoliteRoutes.goto` raises what says why.
-    `exempt` are types of subresources (Playwright's `resource_type`: "image", "font" ...) that
-    go through undecided. WebSockets are closed unless "websocket" is among them; service workers
-    can't be registered. Requests are sent under the gate's name, unless the context was given a
-    `user_agent` of its own, by which they are judged then. A second call for a context gives
-    what the first one gave.
+    A refused request fails with ERR_BLOCKED_BY_CLIENT; `PoliteRoutes.goto` raises the reason.
+    `exempt` lists types of subresources (Playwright's `resource_type`: "image", "font" ...) that
+    are sent without a decision. WebSockets are closed unless it includes "websocket"; service
+    workers can't be registered. Requests are sent with the gate's User-Agent, unless the context
+    was created with a `user_agent` of its own, by which they are then decided. A second call for a
+    context returns the same object.
 
-    Raises ConfigError for a context that has service workers already, and for `exempt`
+    Raises ConfigError if the context already has service workers, or if `exempt` includes
     navigations.
 
     >>> async def main(browser, gate) -> None:
@@ -132,7 +133,7 @@ _routes: WeakKeyDictionary[BrowserContext, PoliteRoutes] = WeakKeyDictionary()
 
 
 class PoliteRoutes:
-    """A context whose requests are decided. `polite_route` makes it."""
+    """A browser context whose requests are decided, created by `polite_route`."""
 
     def __init__(
         self,
@@ -145,19 +146,19 @@ class PoliteRoutes:
         self._exempt = frozenset(exempt)
         self._questions = _Questions(gate)
         self._hops: dict[Request, Hop] = {}
-        """Navigations that were let in and have no answer yet."""
+        """Navigations that were sent and have no response yet."""
         self._bodies: dict[Request, BodyInUse] = {}
-        """Those whose answer comes."""
+        """Navigations whose response body is being received."""
         self._refusals: WeakKeyDictionary[Page, GatekeeperError] = WeakKeyDictionary()
-        """Why the latest navigation of a page was refused."""
+        """The error of each page's latest refused navigation."""
         self._routed: set[Request] = set()
-        """Requests under way that were shown to us."""
+        """Requests in flight that this route has handled."""
         self.unseen: int = 0
-        """Requests that were sent without being shown: hops of redirects, and what other routes
-        sent on by `route.continue_()` (`route.fallback()` leads here)."""
+        """Number of requests that were sent without passing this route: redirect hops, and requests
+        that other routes sent by `route.continue_()` (`route.fallback()` leads here)."""
 
     async def begin(self) -> None:
-        """Route the context's requests; `polite_route` calls it."""
+        """Install the route and the listeners. Called by `polite_route`."""
         context = self._context
         await context.add_init_script(_UNSEEN)
         if "websocket" not in self._exempt:
@@ -176,10 +177,11 @@ class PoliteRoutes:
             page.on("close", self._closed)
 
     async def goto(self, page: Page, url: str, **options: Any) -> Response | None:
-        """`page.goto`, whose timeout does not count the waiting for the host's turn.
+        """Call `page.goto` under a lease. Waiting for the lease does not count towards its timeout.
 
-        An open lease of this context for this URL is used. Raises Denied, Deferred, LeaseTimeout or
-        InvalidURL where the navigation was refused, which are Playwright's Error as well.
+        Uses a lease that is open in this context (`contextvars`) for this URL. Raises Denied,
+        Deferred, LeaseTimeout or InvalidURL if the navigation is refused, which are subclasses of
+        Playwright's Error as well.
         """
         self._refusals.pop(page, None)
         try:
@@ -212,7 +214,7 @@ class PoliteRoutes:
             page = _page_of(request)
             if page is not None and request.is_navigation_request():
                 self._refusals[page] = error
-            with suppress(Error):  # the page is gone
+            with suppress(Error):  # the page may be closed
                 await route.abort(_REFUSED_AS)
         except Error as error:
             _log.debug("%s was not sent: %s", urls.mask(request.url), error)
@@ -222,7 +224,7 @@ class PoliteRoutes:
             raise
 
     async def _decide(self, route: Route, request: Request) -> None:
-        """Send it on, if it may be sent. Raises GatekeeperError."""
+        """Send a request if it is allowed. Raises GatekeeperError otherwise."""
         url, name = request.url, _name(request.headers.get("user-agent"))
         if not url.startswith(("http:", "https:")):
             await route.continue_()
@@ -264,7 +266,7 @@ class PoliteRoutes:
             hop.failed(by_network=not any(word in failure for word in _GIVEN_UP))
 
     def _closed(self, page: Page | None) -> None:
-        """A page is gone, or with None the context: nothing of it will be told any more."""
+        """Clean up after a closed page, or with None after the context: no events will follow."""
         for request in list(self._routed):
             if page is None or _page_of(request) is page:
                 self._routed.discard(request)
@@ -276,31 +278,31 @@ class PoliteRoutes:
 
 
 def _name(sent: str | None) -> str | None:
-    """A User-Agent, if it is anybody's name."""
+    """Return a User-Agent unless it is a browser's default."""
     return None if sent is None or _BROWSER.fullmatch(sent) else sent
 
 
 async def _agent_of(page: Page) -> str | None:
-    """The name that the page's context was given, as far as the page tells: what is sent is looked
-    at again."""
+    """Return the User-Agent that the page's context was created with, if the page shows one. The
+    header that is actually sent is checked again later."""
     with suppress(Error):
         return _name(str(await page.evaluate("navigator.userAgent")))
     return None
 
 
 def _named(request: Request, name: str | None) -> dict[str, str] | None:
-    """The headers to send it with, under that name; None: as they are."""
+    """Return the headers with that User-Agent, or None to send them unchanged."""
     return None if name is None else {**request.headers, "user-agent": name}
 
 
 def _page_of(request: Request) -> Page | None:
-    with suppress(Error):  # of a navigation whose frame is not there yet
+    with suppress(Error):  # the frame of a navigation may not exist yet
         return request.frame.page
     return None
 
 
 class _Questions:
-    """What a page asks for in the same moment is asked of the gate together, origin by origin."""
+    """Batches decisions: the requests of a page at the same moment make one call per origin."""
 
     def __init__(self, gate: Any) -> None:
         self._gate = gate
@@ -308,7 +310,7 @@ class _Questions:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def ask(self, url: str, agent: str | None) -> Decision:
-        """The decision about a URL, for that agent (None: the gate's). Raises InvalidURL."""
+        """Return the decision about a URL for an agent (None: the gate's). Raises InvalidURL."""
         key = urls.parse(url).origin, agent
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Decision] = loop.create_future()
@@ -333,7 +335,7 @@ class _Questions:
                 future = next(futures)
                 if not future.done():
                     future.set_result(decision)
-        except Exception as error:  # noqa: BLE001 - whoever asked raises it
+        except Exception as error:  # noqa: BLE001 - raised in each caller of `ask`
             for future in futures:
                 if not future.done():
                     future.set_exception(error)

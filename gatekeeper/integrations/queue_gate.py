@@ -1,8 +1,8 @@
-"""A `PoliteQueue` that says what became of each URL: its gate gives refusals out as turns.
+"""`queue_gate`: a gate for a `PoliteQueue` that returns refused URLs instead of dropping them.
 
-`PoliteQueue` drops what is denied and waits out what is deferred. A crawler that has to say what
-became of each request wraps its gate by `queue_gate`: the queue then gives out a `RefusedTurn` in
-the place of a lease for what is denied, and for what nobody would wait for.
+`PoliteQueue` drops denied URLs and waits for deferred ones. A crawler that has to report the result
+of each request passes its gate through `queue_gate`. The queue then returns a `RefusedTurn` in
+place of a lease for URLs that are denied, or deferred for too long.
 """
 
 from __future__ import annotations
@@ -24,32 +24,34 @@ from gatekeeper.remote.client import RemoteGatekeeper
 from gatekeeper.split_dict import SplitDict
 
 MAX_WAIT: Final = 600.0
-"""Seconds for which a deferred request is waited for, unless the crawler says otherwise."""
+"""Default of the maximum number of seconds to wait for a deferred request."""
 _MOST_GIVEN_UP: Final = 20_000
+"""Maximum number of origins and hosts whose deferral is remembered as too long."""
 
 
 class Deferrals:
-    """For how long each origin has been deferring without a break.
+    """For each origin, since when it has been deferring requests without interruption.
 
-    An origin is remembered until twice to four times `longest` seconds after it was asked last:
-    whoever waits for it asks again sooner.
+    An origin is forgotten between two and four times `longest` seconds after its last request.
+    Requests that wait for it ask again sooner than that.
     """
 
     def __init__(self, clock: Clock, longest: float) -> None:
         self._now = clock.monotonic
         self._lasts = 2 * longest
         self._lately = SplitDict[str, float]()
-        """The moment since which an origin has been deferring, for those asked lately."""
+        """By origin, since when it has been deferring (monotonic): origins of the current period.
+        """
         self._before = SplitDict[str, float]()
-        """... and for those that were not asked since `_lately` began."""
+        """The same for origins that had no request since the current period began."""
         self._next = 0.0
-        """When `_lately` becomes `_before`."""
+        """When the next period begins and `_lately` becomes `_before`."""
 
     def __len__(self) -> int:
         return self._lately.size + self._before.size
 
     def waited(self, origin: str) -> float:
-        """Seconds since it began to: it defers now."""
+        """Note that an origin defers now, and return for how many seconds it has been deferring."""
         now = self._now()
         if now >= self._next:
             late = now >= self._next + self._lasts
@@ -62,41 +64,41 @@ class Deferrals:
         return now - since
 
     def ended(self, origin: str) -> None:
-        """It does not defer any more."""
+        """Note that an origin does not defer any more."""
         self._lately.take(origin)
         self._before.take(origin)
 
 
 class RefusedTurn:
-    """Stands for a lease where the URL is denied: the request goes on to the middleware, which
-    refuses it, so that its errback hears of it."""
+    """Takes the place of a lease for a refused URL. The crawler's middleware then rejects the
+    request, so that its error handler is called."""
 
     def __init__(self, why: Decision | str, clock: Clock) -> None:
         self.why = why
-        """The decision; or in words, for a host that nobody would wait for."""
+        """The decision, or a text for a host that can't be requested within the maximum wait."""
         self.expires_at: datetime = utc(clock.wall() + 3600.0)
         self.data: Any = None
 
     def enter(self) -> None:
-        """Nothing is held."""
+        """Do nothing, since nothing is held."""
 
     def leave(self) -> None:
-        """Nothing is held."""
+        """Do nothing, since nothing is held."""
 
     def give_back(self) -> None:
-        """Nothing is held."""
+        """Do nothing, since nothing is held."""
 
 
 SIDECAR = ""
-"""Stands for the sidecar where those are that defer: it is no origin."""
+"""The key of the sidecar among the origins that defer; not a valid origin."""
 
 
 class Refusals:
-    """What the queue asks of its gate, where a refusal is a turn of its own.
+    """The part of the gate that a queue uses, with refusals returned as turns.
 
-    A deferral is waited for until `max_wait` seconds after the first one of its origin; a lease or
-    a denial in between begins the count anew, and so does a pause by the operator. While a sidecar
-    can't be asked, that is one wait for all origins.
+    A deferred request waits until `max_wait` seconds after the first deferral of its origin. A
+    lease, a denial or a pause by the operator restarts that time. An unreachable sidecar counts as
+    one deferral of all origins.
     """
 
     def __init__(self, clock: Clock, max_wait: float) -> None:
@@ -105,13 +107,14 @@ class Refusals:
         self._deferrals = Deferrals(clock, max_wait)
 
     def refusal(self, decision: Decision | None) -> RefusedTurn | None:
-        """For a denial, and for a deferral that lasts longer than anybody would wait."""
+        """Return a refusal for a denial or a deferral that exceeds the maximum wait, else None."""
         if decision is None or decision.verdict is Verdict.ALLOW:
             return None
         paused = decision.reason is Reason.HOST_PAUSED
         if paused or decision.verdict is Verdict.DENY:
             self._deferrals.ended(decision.origin)
-            return None if paused else RefusedTurn(decision, self.clock)  # who paused it resumes it
+            # A paused host is waited for until the operator resumes it.
+            return None if paused else RefusedTurn(decision, self.clock)
         until, left = decision.retry_at, inf
         if until is not None:
             left = max(0.0, until.timestamp() - self.clock.wall())
@@ -119,23 +122,23 @@ class Refusals:
         return self._unless_soon(SIDECAR if by_sidecar else decision.origin, left, decision)
 
     def _unless_soon(self, who: str, left: float, why: Decision | str) -> RefusedTurn | None:
-        """For a deferral of so many seconds."""
+        """Return a refusal if a deferral that ends in `left` seconds exceeds the maximum wait."""
         if who != SIDECAR:
             self._deferrals.ended(SIDECAR)
         late = left + self._deferrals.waited(who) > self._most
         return RefusedTurn(why, self.clock) if late else None
 
     def _had(self, lease: Any) -> Any:
-        """The lease, which came: nobody defers any more."""
+        """Return the lease, after noting that its origin does not defer any more."""
         if len(self._deferrals):
             self._deferrals.ended(SIDECAR)
-            # Anybody may ask for a robots.txt: that says nothing of a file which can't be had.
+            # A robots.txt may always be requested, even if retrieving it has failed.
             if lease.decision.reason is not Reason.ROBOTS_FILE:
                 self._deferrals.ended(lease.decision.origin)
         return lease
 
     def too_late(self, origin: str, until: float, why: str) -> RefusedTurn | None:
-        """For a host whose next turn comes at that moment (wall seconds), if that is too late."""
+        """Return a refusal if a host's next turn, at `until` (wall clock), is too far away."""
         if until - self.clock.wall() <= self._most:
             return None
         text = f"{origin} may not be asked before {utc(until):%Y-%m-%dT%H:%M:%SZ}: {why}"
@@ -149,40 +152,42 @@ class Refusals:
             if found is None:
                 raise
         except LeaseTimeout as error:
-            self._deferrals.ended(SIDECAR)  # no word on the origin: its file may be what is late
+            # The origin's deferral may go on: the lease may have waited for its robots.txt.
+            self._deferrals.ended(SIDECAR)
             found = self._late(url, error)
             if found is None:
                 raise
         return found
 
     def _late(self, url: str, error: LeaseTimeout) -> RefusedTurn | None:
-        """For a turn that did not come in time."""
+        """Return a refusal for a lease that was not granted in time, if its host is blocked for
+        longer than the maximum wait."""
         raise NotImplementedError
 
 
 class NearGate(Refusals):
-    """... of a gate in this process."""
+    """`Refusals` for a gate in this process."""
 
     def __init__(self, gate: Gatekeeper, max_wait: float) -> None:
         self._inside = internals(gate)
         super().__init__(self._inside.clock, max_wait)
         self._given_up: LRUCache[str, Decision] = LRUCache(_MOST_GIVEN_UP)
-        """Origins whose file can't be had for long, and the same of their hosts."""
+        """Decisions for origins that defer for too long, by origin and by host."""
 
     def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
-        """The decision, if it is known."""
+        """Return the decision if it is known without waiting, else None."""
         return self._inside.peek(url, user_agent=user_agent)
 
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
-        """The decision, once the file is here, or is known not to come for long."""
+        """Return the decision, with a deferral that exceeds the maximum wait as a denial."""
         decision = await self._inside.check(url, user_agent=user_agent)
         if decision.verdict is not Verdict.DEFER or self.refusal(decision) is None:
             return decision
         self._given_up[decision.origin] = self._given_up[urls.parse(url).host] = decision
-        return replace(decision, verdict=Verdict.DENY)  # the queue would wait for its end
+        return replace(decision, verdict=Verdict.DENY)  # the queue would wait for a deferral
 
     def take(self, url: str) -> Any:
-        """The turn, or the refusal, if it is known at a glance."""
+        """Return a lease or a refusal if that is possible without waiting, else None."""
         lease = self._inside.take(url)
         if lease is not None:
             return self._had(lease)
@@ -194,20 +199,20 @@ class NearGate(Refusals):
         return self._blocked(target)
 
     def _gave_up(self, whose: str) -> RefusedTurn | None:
-        """For an origin whose file can't be had yet, or one of a host."""
+        """Return a refusal if an origin, or any origin of a host, still defers for too long."""
         decision = self._given_up.get(whose)
         until = None if decision is None else decision.retry_at
         passed = until is not None and until.timestamp() <= self.clock.wall()
-        return None if passed else self.refusal(decision)  # it is asked again then
+        return None if passed else self.refusal(decision)  # once passed, the origin is asked again
 
     def _blocked(self, target: urls.Target) -> RefusedTurn | None:
         held = self._inside.held(target.host)
-        if held is None or held[0] == inf:  # inf: the operator paused it, and will resume it
+        if held is None or held[0] == inf:  # inf: paused until the operator resumes the host
             return None
         return self.too_late(target.origin, self.clock.wall() + held[0], held[1])
 
     async def acquire(self, url: str, *, timeout: float, **options: Any) -> Any:
-        """The turn, or the refusal."""
+        """Wait for a lease or a refusal."""
         seconds = min(timeout, self._most)
         return await self._or_refusal(url, self._inside.acquire(url, timeout=seconds, **options))
 
@@ -218,7 +223,8 @@ class NearGate(Refusals):
     def when_due(
         self, host: str, callback: Callable[[], object], *, priority: float = 0
     ) -> Callable[[], None]:
-        """Call back when a turn of the host can be had, or nobody would wait for it."""
+        """Call `callback` when the host is due or is known to exceed the maximum wait. Return a
+        function that cancels the callback."""
         if self._gave_up(host) is not None:
             callback()
             return lambda: None
@@ -226,7 +232,7 @@ class NearGate(Refusals):
 
 
 class FarGate(Refusals):
-    """... of a sidecar."""
+    """`Refusals` for a sidecar's client."""
 
     at_a_glance = False
 
@@ -235,17 +241,17 @@ class FarGate(Refusals):
         self._gate = gate
 
     async def look(self, url: str, **options: Any) -> Any:
-        """The turn, if it is now, or the refusal."""
+        """Return a lease if it can be granted now, or a refusal."""
         return await self._or_refusal(url, self._gate.look(url, **options))
 
     async def acquire(self, url: str, **options: Any) -> Any:
-        """The turn, or the refusal."""
+        """Wait for a lease or a refusal."""
         return await self._or_refusal(url, self._gate.acquire(url, **options))
 
     async def _or_refusal(self, url: str, asking: Coroutine[Any, Any, Any]) -> Any:
         try:
             return await super()._or_refusal(url, asking)
-        except SidecarError as error:  # a wrong token, say: somebody may see to it
+        except SidecarError as error:  # such as a wrong token, which an operator may correct
             if (found := self._unless_soon(SIDECAR, 0.0, str(error))) is None:
                 raise
             return found
@@ -258,9 +264,9 @@ class FarGate(Refusals):
 
 
 def queue_gate(gate: Gatekeeper | RemoteGatekeeper, max_wait: float) -> NearGate | FarGate:
-    """A gate for a `PoliteQueue` that gives refusals out as turns.
+    """Return a gate for a `PoliteQueue` that returns refusals as turns.
 
-    `max_wait`: seconds for which a deferred URL, or a host that is blocked, is waited for; what
-    lasts longer is refused.
+    `max_wait`: maximum number of seconds to wait for a deferred URL or a blocked host; requests
+    that would wait longer are refused.
     """
     return NearGate(gate, max_wait) if isinstance(gate, Gatekeeper) else FarGate(gate, max_wait)

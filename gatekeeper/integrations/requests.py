@@ -59,19 +59,20 @@ RequestInvalidURL: type[InvalidURL] = _ERRORS.invalid
 
 
 class PoliteAdapter(HTTPAdapter):
-    """For `session.mount`: each request, redirect hop and retry is decided, paced and reported.
+    """An adapter for `session.mount` that decides, paces and reports requests, redirects, retries.
 
-    `gate` is a `SyncGatekeeper`; close it after the session. The lease is held until the body was
-    read, or the response is closed or dropped. Timeouts do not count the waiting. A request that
-    has no User-Agent of its own is sent with the gate's. `max_retries` and the other `options` are
-    those of `requests.adapters.HTTPAdapter`; each retry is a turn of its own.
+    `gate` is a `SyncGatekeeper`; close it after the session. A lease is held until the body has
+    been read, or the response is closed or dropped. Time spent waiting for a lease does not count
+    towards timeouts. A request without a User-Agent of its own is sent with the gate's.
+    `max_retries` and the other `options` are those of `requests.adapters.HTTPAdapter`; each retry
+    has its own lease.
 
-    Each address is judged where it is dialled, but through a proxy (also one that the environment
-    names): that raises ConfigError unless you say `guarded=False`. `resolver` looks names up;
-    None: as the gate does.
+    The guard checks each address that is connected to. It can't do so behind a proxy, including one
+    that the environment names: that raises ConfigError unless you pass `guarded=False`. `resolver`
+    resolves names; by default that of the gate is used.
 
-    Raises `gatekeeper.Denied`, `Deferred`, `LeaseTimeout` and `InvalidURL`, which are
-    `requests.RequestException` as well.
+    Requests raise `gatekeeper.Denied`, `Deferred`, `LeaseTimeout` and `InvalidURL`, which are
+    subclasses of `requests.RequestException` as well.
 
     >>> with SyncGatekeeper("examplebot/1.0") as gate, requests.Session() as session:
     ...     for scheme in ("https://", "http://"):
@@ -93,12 +94,12 @@ class PoliteAdapter(HTTPAdapter):
         self._thread = threading.local()
         self._bodies: weakref.WeakSet[BodyInUse] = weakref.WeakSet()
         self._retry = Retry(max_retries, read=False) if max_retries == 0 else max_retries
-        # Ours, one turn each; urllib3 would send them one after the other.
+        # `send` retries, with a lease for each; urllib3 would repeat requests without leases.
         super().__init__(max_retries=0, **options)
 
     @property
     def guarded(self) -> bool:
-        """Whether addresses are judged where they are dialled, proxies apart."""
+        """Whether the guard checks each address that is connected to (except behind proxies)."""
         return True
 
     def init_poolmanager(
@@ -108,7 +109,7 @@ class PoliteAdapter(HTTPAdapter):
         block: bool = DEFAULT_POOLBLOCK,
         **options: Any,
     ) -> None:
-        """Have the pools dial through the guard; requests calls it."""
+        """Create pools that connect through the guard. Called by requests."""
         super().init_poolmanager(connections, maxsize, block, **options)
         dial = {"gatekeeper_adapter": self}
         plain = type("GuardedHTTPConnection", (_Guarded, HTTPConnection), dial)
@@ -119,7 +120,7 @@ class PoliteAdapter(HTTPAdapter):
         }
 
     def proxy_manager_for(self, proxy: str, **options: Any) -> Any:
-        """A proxy dials by itself. Raises ConfigError unless that was accepted."""
+        """Raise ConfigError unless `guarded=False`: addresses behind a proxy can't be checked."""
         accept_unguarded(self._gate.config, self._accepted, "a proxy")
         return super().proxy_manager_for(proxy, **options)
 
@@ -132,7 +133,7 @@ class PoliteAdapter(HTTPAdapter):
         cert: Any = None,
         proxies: Any = None,
     ) -> requests.Response:
-        """Decide, wait for the turn, and send; called once a redirect hop."""
+        """Decide a request, wait for its lease, and send it. Called for each redirect as well."""
         given = {"timeout": timeout, "verify": verify, "cert": cert, "proxies": proxies}
         retry = Retry.from_int(self._retry)
         while True:
@@ -177,7 +178,7 @@ class PoliteAdapter(HTTPAdapter):
             response = super().send(request, stream=stream, **given)
             self._bodies.add(_lease_body(response, hop))
         except BaseException as error:
-            if response is not None:  # what came of it could not be kept
+            if response is not None:  # the report could not be stored
                 response.close()
             network = isinstance(error, requests.RequestException) and not self._thread.refused
             unconnected, self._thread.unconnected = self._thread.unconnected, None
@@ -194,10 +195,10 @@ class PoliteAdapter(HTTPAdapter):
         return found
 
     def dial(self, connection: Any, connect: Any) -> None:
-        """Connect to the first address that answers of those that the guard lets through.
+        """Connect to the first allowed address that accepts the connection.
 
-        Called by the connections. The connection's host is its name again afterwards, since the
-        Host field and the checks of certificates go by it.
+        Called by the connections. Afterwards the connection's host is restored to the name, which
+        the Host field and the verification of certificates need.
         """
         host, port, timeout = connection.host, connection.port, connection.timeout
         began = time.monotonic()
@@ -216,7 +217,7 @@ class PoliteAdapter(HTTPAdapter):
             try:
                 connect()
                 return
-            except Exception as error:  # noqa: BLE001 - the last one is raised
+            except Exception as error:  # noqa: BLE001 - one of them is raised below
                 connection.close()
                 attempts.failures.append(error)
             finally:
@@ -225,7 +226,7 @@ class PoliteAdapter(HTTPAdapter):
         raise failure
 
     def close(self) -> None:
-        """Close the connections; what is open of leases ends."""
+        """Close the connections and end open leases."""
         super().close()
         for body in list(self._bodies):
             body.free()
@@ -234,7 +235,7 @@ class PoliteAdapter(HTTPAdapter):
 
 
 class _Guarded:
-    """A connection of urllib3 that its adapter dials."""
+    """Mixin for a connection of urllib3 that connects through its adapter."""
 
     gatekeeper_adapter: PoliteAdapter
     proxy: Any
@@ -242,13 +243,13 @@ class _Guarded:
     def connect(self) -> None:
         connect = super().connect  # type: ignore[misc]
         if self.proxy is not None:
-            connect()  # accepted by whoever made the adapter, or it would not come so far
+            connect()  # `proxy_manager_for` has checked that proxies are accepted
         else:
             self.gatekeeper_adapter.dial(self, connect)
 
 
 def _drain(response: requests.Response) -> None:
-    """Read it to its end, so that the connection can be used again."""
+    """Read a response to its end, so that its connection can be reused."""
     with suppress(requests.RequestException):
         _ = response.content
     response.close()
@@ -261,20 +262,20 @@ def _text(value: str | bytes | None) -> str | None:
 def _after_error(
     retry: Retry, request: requests.PreparedRequest, error: requests.RequestException
 ) -> Retry | None:
-    """What is left of the retries after a request that got no answer; None: nothing is."""
+    """Return the remaining retries after a failed request, or None if it must not be retried."""
     cause = error.args[0] if error.args else None
     cause = getattr(cause, "reason", None) or cause
     if not isinstance(cause, Exception):
         return None
     try:
         return retry.increment(request.method, request.url, error=cause)
-    except Exception:  # noqa: BLE001 - urllib3 raises the cause itself where it is not retried
+    except Exception:  # noqa: BLE001 - urllib3 raises the cause itself if it can't be retried
         return None
 
 
 def _lease_body(response: requests.Response, hop: Hop) -> BodyInUse:
-    """Let the lease last until the connection of the response goes back to its pool, or the
-    response is closed or dropped."""
+    """Extend the lease until the connection of the response returns to its pool, or the response is
+    closed or dropped."""
     raw = response.raw
     body = hop.answered(response.status_code, cast("Any", response.headers))
     if raw is None or is_fp_closed(raw):  # no body
@@ -285,10 +286,10 @@ def _lease_body(response: requests.Response, hop: Hop) -> BodyInUse:
 
 
 def _free_when_read(raw: Any, body: BodyInUse) -> None:
-    """Count what is read of a body of urllib3's, and free it with its connection.
+    """Count the bytes that are read of a urllib3 body, and free it when its connection is released.
 
-    urllib3 lets go of the connection within the call that reads the last bytes, and counts them
-    after that; those of chunks it does not count at all, so that they count as they are decoded.
+    urllib3 releases the connection during the call that reads the last bytes, and counts those
+    afterwards. It does not count chunked bodies at all, so their size after decoding is used.
     """
     release, close, chunks = raw.release_conn, raw.close, raw.read_chunked
     reading = over = chunked = False
@@ -299,7 +300,7 @@ def _free_when_read(raw: Any, body: BodyInUse) -> None:
         if reading:
             return
         if not (body.closed or chunked):
-            body.came(raw.tell())  # as they came, before they are decoded
+            body.came(raw.tell())  # the size on the wire, before decoding
         body.free()
 
     def release_conn() -> None:
@@ -334,6 +335,6 @@ def _free_when_read(raw: Any, body: BodyInUse) -> None:
             body.came(len(part))
             yield part
 
-    # urllib3 calls these itself, where a body was read to its end as where it is given up.
+    # urllib3 calls these itself, both after reading a body to its end and when it is abandoned.
     raw.release_conn, raw.close = release_conn, close_raw
     raw.read, raw.read1, raw.read_chunked = by_calls(raw.read), by_calls(raw.read1), read_chunked

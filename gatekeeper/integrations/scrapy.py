@@ -1,15 +1,15 @@
-"""Scrapy, polite in one line: `ADDONS = {"gatekeeper.integrations.scrapy.Addon": 500}`.
+"""Polite crawls with Scrapy in one line: `ADDONS = {"gatekeeper.integrations.scrapy.Addon": 500}`.
 
-    Addon             sets the three below, and ROBOTSTXT_OBEY = False
-    PoliteScheduler   gives out a request when its host is due, with its lease: no request waits in
-                      the downloader, where it would hold one of CONCURRENT_REQUESTS places
-    PoliteMiddleware  takes a lease for requests that come without one, refuses what is denied, and
-                      reports what came back
-    RobotParser       for those who want the parser alone (ROBOTSTXT_PARSER)
+    Addon             installs the scheduler and the middleware, and sets ROBOTSTXT_OBEY = False
+    PoliteScheduler   returns a request when its host is due, with its lease: no request waits in
+                      the downloader, where it would count against CONCURRENT_REQUESTS
+    PoliteMiddleware  acquires a lease for requests that have none, rejects denied requests, and
+                      reports responses
+    RobotParser       the parser alone (for ROBOTSTXT_PARSER)
 
-Settings: GATEKEEPER_CONFIG (a path, or a dict as `Config.from_dict` takes it), or GATEKEEPER_URL
-and GATEKEEPER_TOKEN for a sidecar; GATEKEEPER_MAX_WAIT, seconds for which a deferred request is
-waited for (600). The identity is USER_AGENT.
+Settings: GATEKEEPER_CONFIG (a path, or a dict as for `Config.from_dict`), or GATEKEEPER_URL and
+GATEKEEPER_TOKEN for a sidecar; GATEKEEPER_MAX_WAIT, the maximum number of seconds to wait for a
+deferred request (600). The identity is USER_AGENT.
 """
 
 from __future__ import annotations
@@ -66,29 +66,29 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 _STASHED: Final = 5.0
-"""Seconds for which a turn is kept that the engine does not take: it is paused, or full."""
+"""Seconds after which a turn is given back that the engine does not use, being paused or full."""
 _ORDER: Final = 950
-"""Nearer to the downloader than any middleware of Scrapy's: what it sees is what is sent."""
+"""Closer to the downloader than Scrapy's own middlewares, so that it sees requests as sent."""
 
 
 class Addon:
-    """For Scrapy's ADDONS. Needs the asyncio reactor (Scrapy's default), or none."""
+    """An add-on for Scrapy's ADDONS. Needs the asyncio reactor (Scrapy's default), or none."""
 
     def update_settings(self, settings: BaseSettings) -> None:
-        """Put the scheduler and the middleware in; Scrapy calls it.
+        """Install the scheduler and the middleware. Called by Scrapy.
 
-        Your own SCHEDULER stays: requests then wait for their turns in the middleware.
+        A SCHEDULER of your own is not replaced: requests then wait for leases in the middleware.
         """
         here = __name__
         settings.set("SCHEDULER", f"{here}.PoliteScheduler", priority="addon")
         settings["DOWNLOADER_MIDDLEWARES"][f"{here}.PoliteMiddleware"] = _ORDER
-        # Whoever set it: the gate's answer counts, and each file is fetched once.
+        # Override any other value: the gate decides, and each file is fetched once.
         priority = max(settings.getpriority("ROBOTSTXT_OBEY") or 0, 15)
         settings.set("ROBOTSTXT_OBEY", False, priority=priority)
 
 
 class _DirectTurn:
-    """Stands for the turn of a request that needs none."""
+    """Takes the place of a turn for a request that needs no lease."""
 
     lease = None
 
@@ -98,25 +98,25 @@ class _DirectTurn:
 
     @property
     def url(self) -> str:
-        """Of the request."""
+        """The URL of the request."""
         return self.entry[2]
 
     @property
     def data(self) -> Any:
-        """What stands for the request."""
+        """The pickled request, or the number of a request in memory."""
         return self.entry[3]
 
     def done(self) -> None:
-        """The request is done. Idempotent."""
+        """Note that the request is done. Idempotent."""
         self._waiting.done(self)
 
 
 class _DirectRequests:
-    """Requests that are nobody's turn, first come first served: those of no http or https, those
-    whose URL makes no sense, and those that Scrapy's own cache answers."""
+    """A first-in, first-out queue of requests without leases: other schemes than http and https,
+    malformed URLs, and requests that Scrapy's own cache answers."""
 
     def __init__(self, keep: Path | None) -> None:
-        """`keep`: the file in which they outlive the process, if any."""
+        """`keep`: the file that stores the requests across restarts, if any."""
         self._kept = None if keep is None else KeptEntries(keep)
         found = [] if self._kept is None else self._kept.load()
         self._arrivals = itertools.count(found[-1][1] + 1 if found else 0)
@@ -127,14 +127,14 @@ class _DirectRequests:
         return len(self._waiting)
 
     def put(self, url: str, data: bytes | int) -> None:
-        """Add one, by what stands for it: bytes are kept, a number is not."""
+        """Add a request: pickled, which is stored, or by its number, which is not."""
         entry = 0.0, next(self._arrivals), url, data
         if self._kept is not None and isinstance(data, bytes):
             self._kept.add(entry)
         self._waiting.append(entry)
 
     def pop(self) -> _DirectTurn | None:
-        """The next one, if any."""
+        """Return the next turn, or None if there is none."""
         if not self._waiting:
             return None
         turn = _DirectTurn(self, self._waiting.popleft())
@@ -142,28 +142,29 @@ class _DirectRequests:
         return turn
 
     def done(self, turn: _DirectTurn) -> None:
-        """It is kept no longer."""
+        """Remove a request that is done from the file."""
         if turn in self._given:
             self._given.discard(turn)
             if self._kept is not None:
                 self._kept.remove(turn.entry)
 
     def close(self) -> None:
-        """Everything under way has come to its end; what waits is left for the next run."""
+        """Finish requests in flight and close the file; waiting requests stay for the next run."""
         for turn in list(self._given):
-            with suppress(StorageError):  # it is repeated then
+            with suppress(StorageError):  # the request is then repeated in the next run
                 self.done(turn)
         if self._kept is not None:
             self._kept.close()
 
 
 class PoliteScheduler(BaseScheduler):
-    """Gives out each request when its host is due; holds the others, with JOBDIR in a file.
+    """A scheduler that returns each request when its host is due, and stores the others in JOBDIR.
 
-    A request that Scrapy's HTTP cache answers (HTTPCACHE_ENABLED) takes no turn.
+    A request that Scrapy's HTTP cache answers (HTTPCACHE_ENABLED) needs no lease.
 
-    A higher priority goes first within a host and among hosts that are due; equal ones as they
-    came. DUPEFILTER_CLASS, `dont_filter` and the `scheduler/*` stats are as of Scrapy's own.
+    Requests of higher priority come first, within a host and among hosts that are due; equal ones
+    in the order in which they were added. DUPEFILTER_CLASS, `dont_filter` and the `scheduler/*`
+    stats work as with Scrapy's own scheduler.
     """
 
     def __init__(self, crawler: Crawler) -> None:
@@ -180,7 +181,7 @@ class PoliteScheduler(BaseScheduler):
         self._direct = _DirectRequests(None)
         self._direct_first = False
         self._requests: dict[int, Request] = {}
-        """Those that are in memory alone, by what stands for them in the queue."""
+        """Requests that are only in memory, by their number in the queue."""
         self._number = 0
         self._stashed: Turn | None = None
         self._taken = asyncio.Event()
@@ -188,13 +189,13 @@ class PoliteScheduler(BaseScheduler):
 
     @classmethod
     def from_crawler(cls, crawler: Crawler) -> Self:
-        """Scrapy makes it so."""
+        """Create the scheduler. Called by Scrapy."""
         return cls(crawler)
 
-    # -- life ------------------------------------------------------------------------
+    # -- opening and closing ---------------------------------------------------------
 
     def open(self, spider: Spider) -> Any:
-        """Open the gate and the queue; Scrapy waits for it."""
+        """Open the gate and the queue. Scrapy awaits the result."""
         self._spider = spider
         return deferred_from_coro(self._open())
 
@@ -216,7 +217,7 @@ class PoliteScheduler(BaseScheduler):
         self._feeder = asyncio.create_task(self._feed(self._queue))
 
     def close(self, reason: str) -> Any:
-        """Everything under way has come to its end: what waits is left for the next run."""
+        """Close the queue. Waiting requests stay in JOBDIR for the next run."""
         return deferred_from_coro(self._close(reason))
 
     async def _close(self, reason: str) -> None:
@@ -241,11 +242,11 @@ class PoliteScheduler(BaseScheduler):
         return waiting + len(self._direct) + (self._stashed is not None)
 
     def has_pending_requests(self) -> bool:
-        """Does any request wait, be it for its turn, or a download that nobody gave a place?"""
+        """Whether any request waits: in the queue, or for a lease in the middleware."""
         return len(self) > 0 or self._crawl.waiting > 0
 
     def enqueue_request(self, request: Request) -> bool:
-        """Take it in, unless the dupefilter knows it."""
+        """Add a request, unless the dupefilter has seen it. Return whether it was added."""
         if not request.dont_filter and self._filter.request_seen(request):
             self._filter.log(request, self._spider)
             return False
@@ -260,7 +261,7 @@ class PoliteScheduler(BaseScheduler):
         kind = "disk"
         if data is None:
             kind = "memory"
-            self._number -= 1  # below nothing that an earlier run may have kept
+            self._number -= 1  # negative, unlike numbers that an earlier run may have stored
             self._requests[data := self._number] = request
         if url is None:
             self._direct.put(request.url, data)
@@ -269,23 +270,23 @@ class PoliteScheduler(BaseScheduler):
         return kind
 
     def _turn_of(self, request: Request) -> str | None:
-        """The URL to ask for a turn by; None: it needs none."""
+        """Return the URL for which to acquire a lease, or None if the request needs none."""
         if not request.url.startswith(("http://", "https://")) or self._is_cached(request):
             return None
         try:
             return self._crawl.asked_as(request)
         except InvalidURL:
-            return None  # the middleware says what is wrong with it
+            return None  # the middleware raises the error
 
     def _is_cached(self, request: Request) -> bool:
-        """Whether HttpCacheMiddleware would answer it now. Should it not in the end, the request
-        waits for its turn in the middleware."""
+        """Return True if HttpCacheMiddleware would answer the request now. If it does not in the
+        end, the request waits for a lease in the middleware."""
         if not self._crawler.settings.getbool("HTTPCACHE_ENABLED"):
             return False
         cache = self._crawler.get_downloader_middleware(HttpCacheMiddleware)
         if cache is None or self._spider is None or request.meta.get("dont_cache"):
             return False
-        asked = request.copy()  # a policy may add fields to it, to revalidate what is cached
+        asked = request.copy()  # a policy may add header fields for revalidation
         try:
             if not cache.policy.should_cache_request(asked):
                 return False
@@ -293,7 +294,7 @@ class PoliteScheduler(BaseScheduler):
             if found is None:
                 return bool(cache.ignore_missing)
             return bool(cache.policy.is_cached_response_fresh(found, asked))
-        except Exception as error:  # noqa: BLE001 - whatever a storage raises, the site is asked
+        except Exception as error:  # noqa: BLE001 - a storage may raise anything
             _log.warning("The cache can't say whether it has %s: %r", request, error)
             return False
 
@@ -307,10 +308,10 @@ class PoliteScheduler(BaseScheduler):
             return None
 
     def next_request(self) -> Request | None:
-        """One whose turn it is, with its lease; None: nobody's turn has come."""
+        """Return a request whose host is due, with its lease, or None if there is none."""
         request: Request | None = None
         while request is None:
-            # In turn, so that many of one kind don't keep those of the other waiting.
+            # Alternate, so that neither kind of requests starves the other.
             self._direct_first = not self._direct_first
             turn: Turn | _DirectTurn | None = self._direct.pop() if self._direct_first else None
             turn = turn or self._next_turn() or self._direct.pop()
@@ -328,7 +329,7 @@ class PoliteScheduler(BaseScheduler):
         try:
             return self._queue.get_nowait()
         except (asyncio.QueueEmpty, GatekeeperError):
-            return None  # the feeder meets an error as well, and says so
+            return None  # the feeder gets the same error and logs it
 
     def _unpacked(self, turn: Turn | _DirectTurn) -> Request | None:
         data, kind = turn.data, "disk"
@@ -336,7 +337,7 @@ class PoliteScheduler(BaseScheduler):
             request = request_from_dict(pickle.loads(data), spider=self._spider)  # noqa: S301 - JOBDIR's own
         else:
             kind, found = "memory", self._requests.pop(data, None)
-            if found is None:  # of an earlier run, that could not keep it
+            if found is None:  # a request of an earlier run that could not be stored
                 self._end(turn)
                 return None
             request = found
@@ -344,8 +345,9 @@ class PoliteScheduler(BaseScheduler):
             self._crawl.scheduled.add(request)
         if isinstance(turn, Turn):
             self._crawl.turns[request] = turn
-        # It is done when nobody holds the request any more: its callback has run, and what it
-        # gave is here or in a pipeline. Not from within a collector: it may be at work anywhere.
+        # The request is done when it is garbage-collected: its callback has run, and the results
+        # were scheduled or are in a pipeline. `_later` defers to the loop, since a collection can
+        # run at any point.
         dropped = weakref.finalize(request, _later, self._loop, weakref.ref(self), turn)
         dropped.atexit = False
         self._stats.inc_value(f"scheduler/dequeued/{kind}")
@@ -358,7 +360,7 @@ class PoliteScheduler(BaseScheduler):
             _log.error("%s is done, and could not be taken off the list: %s", turn.url, error)
 
     async def _feed(self, queue: PoliteQueue) -> None:
-        """Have a turn at hand whenever there is one, and wake the engine for it."""
+        """Prefetch the next turn whenever there is one, and wake the engine for it."""
         while True:
             try:
                 turn = await queue.get()
@@ -372,7 +374,7 @@ class PoliteScheduler(BaseScheduler):
             with suppress(TimeoutError):
                 async with asyncio.timeout(_STASHED):
                     await self._taken.wait()
-            if self._stashed is turn:  # paused, or all places are taken: others may have the turn
+            if self._stashed is turn:  # the engine is paused or full: let others use the turn
                 self._stashed = None
                 await turn.give_back()
                 await self._taken.wait()
@@ -389,10 +391,10 @@ def _later(
 
 
 class RobotParser(BaseRobotParser):
-    """gatekeeper's reading of a robots.txt, for `ROBOTSTXT_PARSER`.
+    """gatekeeper's robots.txt parser, for `ROBOTSTXT_PARSER`.
 
-    Scrapy fetches the file then, and reads whatever comes: it takes a 503 for an empty file, and
-    keeps no pace. Use `Addon` for that.
+    Scrapy then fetches the files itself and parses any response: it treats a 503 as an empty file,
+    and does not pace requests. `Addon` avoids both.
     """
 
     def __init__(self, robotstxt_body: bytes) -> None:
@@ -401,15 +403,15 @@ class RobotParser(BaseRobotParser):
 
     @classmethod
     def from_crawler(cls, crawler: Crawler, robotstxt_body: bytes) -> Self:
-        """Scrapy makes it so."""
+        """Create the parser. Called by Scrapy."""
         return cls(robotstxt_body)
 
     def allowed(self, url: str | bytes, user_agent: str | bytes) -> bool:
-        """Whether the agent may fetch the URL."""
+        """Return True if the agent may fetch the URL."""
         return self._policy(user_agent).allowed(_text(url))
 
     def crawl_delay(self, user_agent: str | bytes) -> float | None:
-        """Seconds between two requests, by Crawl-delay."""
+        """Return the agent's Crawl-delay in seconds, or None if there is none."""
         return self._policy(user_agent).crawl_delay
 
     def _policy(self, user_agent: str | bytes) -> Policy:
@@ -418,8 +420,8 @@ class RobotParser(BaseRobotParser):
         if found is None:
             if len(self._policies) >= 100:
                 self._policies.clear()
-            # A product token is of ASCII letters (RFC 9309 section 2.2.1): in the name of an agent
-            # as in that of a group, it ends before the first other one.
+            # A product token has ASCII letters only (RFC 9309 section 2.2.1): in the name of an
+            # agent, as in that of a group, it ends before the first other character.
             token = _ASCII.match(product_token(agent))
             found = self._policies[agent] = self._robots.policy((token and token[0]) or "*")
         return found

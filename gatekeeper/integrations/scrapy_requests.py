@@ -1,5 +1,4 @@
-"""What every request of a Scrapy crawl goes through: its gate, and the middleware that lets each
-one through with a lease alone."""
+"""The gate of a Scrapy crawl, and the middleware that sends each request under a lease."""
 
 from __future__ import annotations
 
@@ -50,11 +49,11 @@ from gatekeeper.remote.client import RemoteGatekeeper
 _log = logging.getLogger("gatekeeper.integrations.scrapy")
 
 _AGAIN: Final = 0.1
-"""Seconds after which a deferred download asks again, at the soonest."""
+"""Minimum number of seconds after which a deferred download asks again."""
 _LOOK: Final = 2.0
-"""Seconds between two looks whether the crawl is being stopped, while a download waits."""
+"""Seconds between two checks whether the crawl is being stopped, while a download waits."""
 _LOOK_UP: Final = 5.0
-"""Seconds for which it is asked why a name has no address: no answer is one as well."""
+"""Timeout in seconds for finding out why a name could not be resolved; expiry is a result too."""
 
 
 _ERRORS = HopErrors("gatekeeper.integrations.scrapy", IgnoreRequest)
@@ -65,7 +64,7 @@ RequestInvalidURL: type[InvalidURL] = _ERRORS.invalid
 
 
 class ScrapyCrawl:
-    """The gate of one crawl, and the turns that its requests have; shared by both components."""
+    """The gate and the turns of one crawl, shared by the scheduler and the middleware."""
 
     _all: ClassVar[weakref.WeakKeyDictionary[Crawler, ScrapyCrawl]] = weakref.WeakKeyDictionary()
 
@@ -74,12 +73,12 @@ class ScrapyCrawl:
         self.stats: Any = crawler.stats
         self.settings: BaseSettings = crawler.settings
         self.turns: weakref.WeakKeyDictionary[Request, Turn] = weakref.WeakKeyDictionary()
-        """Of requests that were given out and are under way."""
+        """The turns of requests that the scheduler has returned and that are in flight."""
         self.max_wait: float = self.settings.getfloat("GATEKEEPER_MAX_WAIT", MAX_WAIT)
         self.scheduled: weakref.WeakSet[Request] | None = None
-        """What the scheduler gave out, where that is ours."""
+        """Requests that the scheduler has returned; None if it is not a `PoliteScheduler`."""
         self.waiting: int = 0
-        """Downloads that wait for their turns in the middleware, in nobody's way."""
+        """Number of downloads that wait in the middleware without occupying the downloader."""
         self.gate: Gatekeeper | RemoteGatekeeper | None = None
         self._opening: asyncio.Future[Gatekeeper | RemoteGatekeeper] | None = None
         self._closed = False
@@ -87,14 +86,14 @@ class ScrapyCrawl:
 
     @classmethod
     def of(cls, crawler: Crawler) -> ScrapyCrawl:
-        """The one of that crawler."""
+        """Return the object of a crawler, created at the first call."""
         found = cls._all.get(crawler)
         if found is None:
             found = cls._all[crawler] = cls(crawler)
         return found
 
     async def open(self) -> Gatekeeper | RemoteGatekeeper:
-        """The gate, opened at the first call. Raises GateClosed once the crawl is over."""
+        """Return the gate, opened at the first call. Raises GateClosed once the crawl is over."""
         if self._closed:
             raise GateClosed("the crawl is over, and its gate closed")
         if self._opening is None:
@@ -132,7 +131,7 @@ class ScrapyCrawl:
             config = Config.from_dict(_plain(given))
         jobdir = self.settings.get("JOBDIR")
         if jobdir and config.storage.path is None:
-            # What is resumed goes on with the clocks and blocks that it had.
+            # A resumed crawl continues with its clocks and blocks.
             path = str(Path(jobdir) / "gatekeeper.sqlite")
             config = replace(config, storage=replace(config.storage, path=path))
         return config
@@ -146,7 +145,7 @@ class ScrapyCrawl:
             self.stats.inc_value(f"robotstxt/exception_count/{retrieval.outcome.row.name}")
 
     async def close(self) -> None:
-        """The spider is closed."""
+        """Close the gate, since the spider is closed."""
         self._closed = True
         opening, self._opening = self._opening, None
         if opening is not None:
@@ -158,24 +157,24 @@ class ScrapyCrawl:
 
     @staticmethod
     def sent_by(request: Request) -> str | None:
-        """Its User-Agent, as it is sent."""
+        """Return the request's User-Agent header."""
         return _field(request, "User-Agent")
 
     def agent_of(self, request: Request) -> str | None:
-        """The request's own User-Agent, if that is another one than the gate's."""
+        """Return the request's own User-Agent if it differs from the gate's, else None."""
         own = None if self.gate is None else self.gate.user_agent
         return None if own is None else other_agent(self.sent_by(request), own)
 
     def asked_as(self, request: Request) -> str:
-        """The URL to ask the queue for a turn by: that of the host's robots.txt, which anybody may
-        ask for, where it is not for the gate's own name to say whether the request may be sent.
-        """
+        """Return the URL for which to acquire a lease: the request's, or if the gate's own agent
+        does not decide the request, that of the host's robots.txt, which is never denied."""
         if request.meta.get("dont_obey_robotstxt") or self.agent_of(request) is not None:
             return f"{urls.parse(request.url).origin}/robots.txt"
         return request.url
 
     def refused(self, request: Request, decision: Decision | str) -> GatekeeperError:
-        """Count it as Scrapy does; what to raise, an IgnoreRequest as well."""
+        """Count a refused request in Scrapy's stats, and return the error to raise, which derives
+        from IgnoreRequest as well."""
         if isinstance(decision, str):
             self.stats.inc_value("gatekeeper/defer/host_blocked")
             return _ERRORS.of(LeaseTimeout(request.url, decision), request)
@@ -184,20 +183,21 @@ class ScrapyCrawl:
             self.stats.inc_value("robotstxt/forbidden")
             _log.debug("Forbidden by robots.txt: %s (%s)", request, decision.explain())
             return _ERRORS.of(Denied(decision), request)
-        # Pipelines of files say nothing of an IgnoreRequest.
+        # Logged here, since file pipelines do not log an IgnoreRequest.
         _log.info("Not asked for: %s (%s)", request, decision.explain())
         return _ERRORS.of(Deferred(decision), request)
 
     def give_back(self, turn: Turn) -> None:
-        """Nothing was sent in it; the request itself is done when Scrapy has dropped it."""
+        """Give back a turn's lease, which was not used. The request itself is done when Scrapy has
+        dropped it."""
         with suppress(StorageError):
             turn.lease.give_back()
 
     @contextmanager
     def out_of_the_way(self, request: Request) -> Iterator[None]:
-        """While it waits, the request holds none of CONCURRENT_REQUESTS places, if it is a download
-        that somebody asked the engine for. What a scheduler gave out keeps its place: the scheduler
-        would give out all that it has."""
+        """Keep a waiting request from counting against CONCURRENT_REQUESTS, if it is a download
+        that was requested directly from the engine. Requests from the scheduler do count, since the
+        engine would otherwise fetch everything that the scheduler has."""
         crawler = self._crawler()
         if crawler is None or self.scheduled is None or request in self.scheduled:
             yield
@@ -214,8 +214,8 @@ class ScrapyCrawl:
             active.add(request)
 
     async def unless_stopped(self, request: Request, waiting: Coroutine[Any, Any, Any]) -> Any:
-        """The lease that is waited for. A crawl that is stopped waits for none: Scrapy would wait
-        for the download."""
+        """Wait for a lease, but raise RequestLeaseTimeout if the crawl is being stopped: Scrapy
+        would wait for the download."""
         task = asyncio.ensure_future(waiting)
         try:
             while not task.done():
@@ -227,31 +227,31 @@ class ScrapyCrawl:
             return task.result()
         except BaseException:
             if not (task.cancel() or task.cancelled() or task.exception()):
-                task.result().give_back()  # it came in this very moment
+                task.result().give_back()  # the lease was granted at the same moment
             raise
 
     def is_wanted(self, request: Request) -> bool:
-        """Does anybody wait for what becomes of it, once Scrapy has downloaded it?"""
+        """Return True if the result of the download is still awaited."""
         crawler = self._crawler()
         engine = None if crawler is None else crawler.engine
         return engine is None or request in engine.downloader.active
 
 
 def _plain(given: Any) -> Any:
-    """A setting of dicts as Scrapy keeps it, as plain ones."""
+    """Convert a setting, which Scrapy may have wrapped, to plain dictionaries."""
     if isinstance(given, BaseSettings):
         return given.copy_to_dict()
     return dict(given)
 
 
 def call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
-    """Have that called in the loop, from any thread; not at all where the loop is closed."""
+    """Call a callback in the loop, from any thread. Do nothing if the loop is closed."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(callback)
 
 
 class _Sending:
-    """A request that was let through."""
+    """A request that is being sent under a lease."""
 
     __slots__ = ("began", "lease", "left")
 
@@ -259,16 +259,16 @@ class _Sending:
         self.lease = lease
         self.began = time.monotonic()
         self.left = False
-        """Its connection is free: whoever waits hears of it now."""
+        """Whether the request has left the downloader, so that its result is being delivered."""
 
     def end(self) -> None:
-        """Nothing more is known of it. Idempotent."""
+        """End the lease without a report. Idempotent."""
         with suppress(GatekeeperError):
             self.lease.end()
 
 
 class PoliteMiddleware:
-    """Lets a request through with a lease alone, and reports what came of it."""
+    """A downloader middleware that sends each request under a lease and reports the result."""
 
     def __init__(self, crawler: Crawler) -> None:
         self._crawl = ScrapyCrawl.of(crawler)
@@ -278,17 +278,17 @@ class PoliteMiddleware:
 
     @classmethod
     def from_crawler(cls, crawler: Crawler) -> Self:
-        """Scrapy makes it so."""
+        """Create the middleware. Called by Scrapy."""
         return cls(crawler)
 
     async def process_request(self, request: Request, spider: Spider | None = None) -> None:
-        """Refuse, or let through with a lease. Raises IgnoreRequest."""
+        """Acquire a lease unless the scheduler did. Raises IgnoreRequest if it is refused."""
         if not request.url.startswith(("http://", "https://")):
             return
         crawl = self._crawl
         gate = await crawl.open()
         turn = crawl.turns.get(request)
-        # One that was sent before, or whose lease has ended since it was given out, takes another.
+        # A request that was sent before, or whose lease has expired, needs a new lease.
         if turn is None or getattr(turn.lease, "ended", False):
             with crawl.out_of_the_way(request):
                 lease = await crawl.unless_stopped(request, self._acquire(gate, request))
@@ -304,23 +304,24 @@ class PoliteMiddleware:
                     raise crawl.refused(request, error.decision) from error
                 raise
         crawl.stats.inc_value("gatekeeper/leases")
-        request.meta.pop("download_latency", None)  # of an earlier try
-        lease.claim(lease.url)  # it is sent now: that nothing is heard of it then says something
+        request.meta.pop("download_latency", None)  # from an earlier attempt
+        lease.claim(lease.url)  # from here on, a missing response counts against the host
         sending = self._under_way[request] = _Sending(lease)
         if (task := asyncio.current_task()) is not None:
             task.add_done_callback(lambda _: self._over(request))
-        # A middleware of somebody's may drop it without a word.
+        # Another middleware may drop the request without notice.
         end = weakref.finalize(request, call_soon, asyncio.get_running_loop(), sending.end)
         end.atexit = False
         name = name_to_send(lease, gate.user_agent, crawl.sent_by(request))
-        if name is not None:  # Scrapy's own counts as none
+        if name is not None:  # Scrapy's default User-Agent is replaced
             request.headers["User-Agent"] = name
         if isinstance(gate, Gatekeeper) and (signer := internals(gate).signer) is not None:
             request.headers.update(signer.headers(request.method, request.url))
 
     async def _acquire(self, gate: Gatekeeper | RemoteGatekeeper, request: Request) -> Any:
-        """For what did not come from the scheduler: `engine.download_async()`, say. What is
-        deferred for no longer than GATEKEEPER_MAX_WAIT is waited for, as the scheduler does."""
+        """Acquire a lease for a request that did not come from the scheduler, such as one of
+        `engine.download_async()`. Like the scheduler, wait out deferrals of up to
+        GATEKEEPER_MAX_WAIT seconds."""
         crawl = self._crawl
         clock = internals(gate).clock if isinstance(gate, Gatekeeper) else gate.clock
         end = clock.wall() + crawl.max_wait
@@ -340,15 +341,15 @@ class PoliteMiddleware:
                 raise IgnoreRequest(str(error)) from error
 
     async def _judge(self, gate: Gatekeeper | RemoteGatekeeper, request: Request) -> None:
-        """Of a request under a name of its own, whether that one may send it."""
+        """Raise Denied if a request has a User-Agent of its own that may not send it."""
         agent = self._crawl.agent_of(request)
         if agent is None or request.meta.get("dont_obey_robotstxt"):
             return
         refuse(await gate.check(request.url, user_agent=agent))
 
     def _left(self, request: Request) -> None:
-        """Its connection is free. Who asked for it may have been cancelled: Scrapy downloads it to
-        its end all the same, and nobody hears of it then."""
+        """Note that a request has left the downloader. If its caller was cancelled, Scrapy has
+        completed the download all the same, and delivers the result to no one."""
         sending = self._under_way.get(request)
         if sending is not None:
             sending.left = True
@@ -356,7 +357,7 @@ class PoliteMiddleware:
                 self._under_way.pop(request).end()
 
     def _over(self, request: Request) -> None:
-        """What waited for its answer has ended: by a cancellation, if nothing was reported."""
+        """End the lease of a request whose task has ended without a report, by a cancellation."""
         sending = self._under_way.get(request)
         if sending is not None and sending.left:
             self._under_way.pop(request).end()
@@ -364,9 +365,9 @@ class PoliteMiddleware:
     def process_response(
         self, request: Request, response: Response, spider: Spider | None = None
     ) -> Response:
-        """Report it: the host's clock, its back-off and its latency go by that."""
+        """Report a response, which updates the host's clock, back-off and latency."""
         sending = self._under_way.pop(request, None)
-        if sending is None:  # out of a cache: nothing was sent
+        if sending is None:  # from a cache: nothing was sent
             self._give_back(request)
         else:
             self._answered(sending, request, response)
@@ -385,7 +386,7 @@ class PoliteMiddleware:
     async def process_exception(
         self, request: Request, exception: Exception, spider: Spider | None = None
     ) -> None:
-        """Report that no answer came, or what of it came."""
+        """Report a failure, or the response that a StopDownload carries."""
         sending = self._under_way.pop(request, None)
         if sending is None:
             self._give_back(request)
@@ -394,7 +395,7 @@ class PoliteMiddleware:
         if isinstance(exception, StopDownload) and response is not None:
             self._answered(sending, request, response)
             return
-        headed = _latency(request) is not None  # what ended it then is no failure of the host
+        headed = _latency(request) is not None  # after the head, an error is not the host's failure
         unanswered = not (headed or isinstance(exception, IgnoreRequest))
         try:
             if unanswered:
@@ -404,13 +405,13 @@ class PoliteMiddleware:
             self._tell(sending, elapsed=since if unanswered else None)
 
     async def _unreached(self, lease: Any, request: Request, exception: Exception) -> None:
-        """Tell the gate why it could not be connected: it may be our own uplink."""
+        """Tell the gate why connecting failed, since the cause may be our own uplink."""
         gate = self._crawl.gate
         if not isinstance(gate, Gatekeeper):
-            return  # a sidecar has an uplink of its own
+            return  # a sidecar has its own uplink
         why = by_system(exception)
         if why is None and _is_about_its_name(exception):
-            # Twisted says no more than that; whether the name server answered, the gate finds out.
+            # Twisted gives no details: resolve again to see whether the name server responds.
             target = urls.parse(request.url)
             try:
                 async with asyncio.timeout(_LOOK_UP):
@@ -436,13 +437,13 @@ class PoliteMiddleware:
 
 
 def _latency(request: Request) -> float | None:
-    """Seconds to the head of its answer, once that has come."""
+    """Return the seconds until the response head, or None if it has not arrived."""
     latency = request.meta.get("download_latency")
     return latency if isinstance(latency, float) else None
 
 
 def _is_about_its_name(error: BaseException) -> bool:
-    """Has its host's name no address, as far as Twisted says?"""
+    """Return True if Twisted could not resolve the host's name."""
     return isinstance(error, DNSLookupError) or isinstance(error.__cause__, DNSLookupError)
 
 

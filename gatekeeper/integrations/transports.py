@@ -1,6 +1,6 @@
-"""The transports of httpx and httpx2, which are alike but for their classes.
+"""The transports for httpx and httpx2, which differ only in the library's classes.
 
-`gatekeeper.integrations.httpx` and `.httpx2` give these mixins their library's classes.
+`gatekeeper.integrations.httpx` and `.httpx2` pass their library's classes to these mixins.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ Mapped = Callable[[], AbstractContextManager[None]]
 
 
 class LeasedAsyncStream:
-    """A response's body: its lease ends when it is closed, or dropped."""
+    """The body of a response, whose lease ends when it is closed or dropped."""
 
     def __init__(self, inner: Any, body: BodyInUse, mapped: Mapped) -> None:
-        """`mapped`: as the library's errors what its connections raise."""
+        """`mapped`: returns a context manager that converts errors of connections to the library's
+        errors."""
         self._inner = inner
         self._body = body
         self._mapped = mapped
@@ -48,7 +49,7 @@ class LeasedAsyncStream:
                 yield part
 
     async def aclose(self) -> None:
-        """Close it; httpx does so itself where the body was read to its end."""
+        """Close the body; httpx calls this when it has been read to its end."""
         try:
             if hasattr(self._inner, "aclose"):
                 await self._inner.aclose()
@@ -57,7 +58,7 @@ class LeasedAsyncStream:
 
 
 class LeasedStream:
-    """`LeasedAsyncStream`, for threads."""
+    """`LeasedAsyncStream` for threads."""
 
     def __init__(self, inner: Any, body: BodyInUse, mapped: Mapped) -> None:
         self._inner = inner
@@ -71,7 +72,7 @@ class LeasedStream:
                 yield part
 
     def close(self) -> None:
-        """Close it; httpx does so itself where the body was read to its end."""
+        """Close the body; httpx calls this when it has been read to its end."""
         try:
             if hasattr(self._inner, "close"):
                 self._inner.close()
@@ -83,7 +84,7 @@ _Asked = TypeVar("_Asked")
 
 
 class _Library(Generic[_Asked]):
-    """What both transports need of their library, which a subclass names: `class PoliteTransport(
+    """Base of both transports. A subclass names the modules of its library: `class PoliteTransport(
     AsyncHopTransport, httpx.AsyncBaseTransport, httpx=httpx, httpcore=httpcore, errors=ERRORS)`.
     """
 
@@ -91,12 +92,12 @@ class _Library(Generic[_Asked]):
     httpcore: ClassVar[Any]
     errors: ClassVar[HopErrors]
     leased: ClassVar[Any]
-    """How a body is read whose lease ends with it."""
+    """The class of bodies with a lease."""
     streams: ClassVar[str]
-    """The name of the library's class of such streams."""
+    """The name of the library's base class for such bodies."""
 
     guarded: bool
-    """Whether every address is judged where it is dialled; else only the URLs are."""
+    """Whether the guard checks each address that is connected to; otherwise it checks URLs only."""
 
     def __init_subclass__(
         cls, *, httpx: Any = None, httpcore: Any = None, errors: HopErrors | None = None
@@ -124,25 +125,25 @@ class _Library(Generic[_Asked]):
         self._inner = transport or self._own(options)
 
     def _own(self, options: dict[str, Any]) -> Any:
-        """A transport whose connections are dialled through the guard."""
+        """Return a transport whose connections are checked by the guard."""
         raise NotImplementedError
 
     @contextmanager
     def _told(self, request: Any) -> Iterator[None]:
-        """Our errors as the library's users expect them."""
+        """Convert our errors to those that derive from the library's as well."""
         try:
             yield
         except GatekeeperError as error:
             raise self.errors.of(error, request) from error
 
     def _pool(self, kind: Any, backend: Any, options: dict[str, Any]) -> Any:
-        """A pool of connections that are dialled by the backend."""
+        """Return a connection pool of class `kind` that connects through `backend`."""
         verify, cert = options.pop("verify", True), options.pop("cert", None)
         context = verify
         if not isinstance(verify, ssl.SSLContext):
             context = self.httpx.create_ssl_context(verify=verify, cert=cert, trust_env=True)
         return kind(
-            # No bound of its own: the turns are one, and waiting here would be in their time.
+            # Unlimited, since leases limit connections; waiting in the pool would use up a lease.
             **{"max_connections": None, "max_keepalive_connections": 100, "keepalive_expiry": 15.0}
             | options,
             ssl_context=context,
@@ -163,7 +164,7 @@ class _Library(Generic[_Asked]):
 
     @contextmanager
     def _sending(self, hop: Hop, request: Any, url: str, sent: str | None) -> Iterator[None]:
-        """Under the hop's lease, which hears of it where no head comes."""
+        """Send under the hop's lease, and report failures to it."""
         request.headers.update(hop.headers(request.method, url))
         try:
             yield
@@ -181,7 +182,7 @@ class _Library(Generic[_Asked]):
 
     def _leased(self, hop: Any, response: Any) -> Any:
         body = hop.answered(response.status_code, response.headers)
-        if response.is_closed:  # it was made with all its body
+        if response.is_closed:  # it was created with its whole body
             body.came(len(response.content))
             body.free()
             return response
@@ -195,7 +196,7 @@ class _Library(Generic[_Asked]):
 
     @contextmanager
     def _mapped(self) -> Iterator[None]:
-        """The errors of httpcore as httpx's of the same name."""
+        """Convert errors of httpcore to those of httpx with the same name."""
         try:
             yield
         except Exception as error:
@@ -208,7 +209,7 @@ class _Library(Generic[_Asked]):
 
 
 class AsyncHopTransport(_Library[Gate]):
-    """The mixin of an asynchronous transport."""
+    """Mixin for an asynchronous transport."""
 
     leased = LeasedAsyncStream
     streams = "AsyncByteStream"
@@ -219,7 +220,7 @@ class AsyncHopTransport(_Library[Gate]):
         return _PoolTransport(self, pool)
 
     async def handle_async_request(self, request: Any) -> Any:
-        """Decide, wait for the turn, and send; called once a redirect hop."""
+        """Decide a request, wait for its lease, and send it. httpx calls this for each redirect."""
         url, sent = str(request.url), request.headers.get("User-Agent")
         with self._told(request):
             if self.guarded:
@@ -229,12 +230,12 @@ class AsyncHopTransport(_Library[Gate]):
             response = await self._inner.handle_async_request(request)
             try:
                 return self._leased(hop, response)
-            except BaseException:  # what came of it could not be kept
+            except BaseException:  # the report could not be stored
                 await response.stream.aclose()
                 raise
 
     async def aclose(self) -> None:
-        """Close the connections; what is open of leases ends."""
+        """Close the connections and end open leases."""
         try:
             await self._inner.aclose()
         finally:
@@ -243,7 +244,7 @@ class AsyncHopTransport(_Library[Gate]):
 
 
 class HopTransport(_Library[SyncGatekeeper]):
-    """The mixin of a transport for threads."""
+    """Mixin for a synchronous transport."""
 
     leased = LeasedStream
     streams = "SyncByteStream"
@@ -254,7 +255,7 @@ class HopTransport(_Library[SyncGatekeeper]):
         return _SyncPoolTransport(self, pool)
 
     def handle_request(self, request: Any) -> Any:
-        """Decide, wait for the turn, and send; called once a redirect hop."""
+        """Decide a request, wait for its lease, and send it. httpx calls this for each redirect."""
         url, sent = str(request.url), request.headers.get("User-Agent")
         with self._told(request):
             if self.guarded:
@@ -264,12 +265,12 @@ class HopTransport(_Library[SyncGatekeeper]):
             response = self._inner.handle_request(request)
             try:
                 return self._leased(hop, response)
-            except BaseException:  # what came of it could not be kept
+            except BaseException:  # the report could not be stored
                 response.stream.close()
                 raise
 
     def close(self) -> None:
-        """Close the connections; what is open of leases ends."""
+        """Close the connections and end open leases."""
         try:
             self._inner.close()
         finally:
@@ -279,8 +280,8 @@ class HopTransport(_Library[SyncGatekeeper]):
 
 
 class _PoolTransport:
-    """Requests over httpcore's pool, which httpx's own transport makes without a word about how
-    names are looked up."""
+    """A transport over a connection pool of httpcore. httpx's own transport can't be used, since it
+    offers no way to set how the pool connects."""
 
     def __init__(self, outer: AsyncHopTransport, pool: Any) -> None:
         self._outer = outer
@@ -302,7 +303,7 @@ class _PoolTransport:
 
 
 class _SyncPoolTransport:
-    """`_PoolTransport`, for threads."""
+    """`_PoolTransport` for threads."""
 
     def __init__(self, outer: HopTransport, pool: Any) -> None:
         self._outer = outer
@@ -324,7 +325,7 @@ class _SyncPoolTransport:
 
 
 class _Dialling:
-    """httpcore's network, where the guard says which addresses are dialled."""
+    """A network backend of httpcore that connects only to addresses that the guard allows."""
 
     def __init__(self, httpcore: Any, names: GuardedNames, gate: Any) -> None:
         self._httpcore = httpcore
@@ -347,7 +348,7 @@ class _Dialling:
 
 
 class _Backend(_Dialling):
-    """... for asyncio, or what else anyio runs on."""
+    """The asynchronous backend, for every event loop that anyio supports."""
 
     def __init__(self, httpcore: Any, names: GuardedNames, gate: Any) -> None:
         super().__init__(httpcore, names, gate)
@@ -356,7 +357,7 @@ class _Backend(_Dialling):
     async def connect_tcp(
         self, host: str, port: int, timeout: float | None = None, **options: Any
     ) -> Any:
-        """Dial the first address that answers of those that the guard lets through."""
+        """Connect to the first allowed address that accepts the connection."""
         began = time.monotonic()
         with self._looking_up():
             found = await self._names.addresses(self._gate, host, port)
@@ -369,16 +370,16 @@ class _Backend(_Dialling):
         raise self._failure(host, attempts)
 
     async def connect_unix_socket(self, path: str, *_: Any, **__: Any) -> Any:
-        """Refused: it is no address of a site."""
+        """Raise AddressRefused, since a unix socket is not the address of a site."""
         raise AddressRefused
 
     async def sleep(self, seconds: float) -> None:
-        """Wait so long."""
+        """Sleep for `seconds`."""
         await self._network.sleep(seconds)
 
 
 class _SyncBackend(_Dialling):
-    """... for threads; names are looked up in the gate's loop."""
+    """The synchronous backend. Names are resolved in the gate's loop."""
 
     def __init__(self, httpcore: Any, names: GuardedNames, gate: SyncGatekeeper) -> None:
         super().__init__(httpcore, names, gate)
@@ -387,7 +388,7 @@ class _SyncBackend(_Dialling):
     def connect_tcp(
         self, host: str, port: int, timeout: float | None = None, **options: Any
     ) -> Any:
-        """Dial the first address that answers of those that the guard lets through."""
+        """Connect to the first allowed address that accepts the connection."""
         began = time.monotonic()
         with self._looking_up():
             found = self._gate.wait(lambda inner: self._names.addresses(inner, host, port))
@@ -400,9 +401,9 @@ class _SyncBackend(_Dialling):
         raise self._failure(host, attempts)
 
     def connect_unix_socket(self, path: str, *_: Any, **__: Any) -> Any:
-        """Refused: it is no address of a site."""
+        """Raise AddressRefused, since a unix socket is not the address of a site."""
         raise AddressRefused
 
     def sleep(self, seconds: float) -> None:
-        """Wait so long."""
+        """Sleep for `seconds`."""
         self._network.sleep(seconds)

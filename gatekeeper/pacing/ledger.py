@@ -329,7 +329,7 @@ class MemoryLedger:
     >>> ledger = MemoryLedger(clock)
     >>> page = (ScopeRequest("a.example", interval=2.0),)
     >>> ledger.take_nowait([TakeRequest("me:1", page), TakeRequest("me:2", page)])[0]
-    Granted(token='me:1', seconds=20.0)
+    Granted(token='me:1', seconds=20.0, clocks=())
     >>> ledger.end_nowait([End("me:1")])
     >>> ledger.take_nowait([TakeRequest("me:2", page)])[0].seconds
     2.0
