@@ -1,4 +1,4 @@
-"""The sidecar as a process, for claims that are about a process."""
+"""Fixtures: the sidecar as a process, and the service within the test's process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from gatekeeper.sidecar.service import Service
 from tests.internet import FakeInternet
 
 START = 45.0
-"""Seconds that a process may take on a busy machine; nobody waits that long otherwise."""
+"""Seconds that a process may take to start or answer on a busy machine; usually far less."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Sidecar:
 
     process: asyncio.subprocess.Process
     where: str
-    """What it said it listens on: a URL, or unix:PATH."""
+    """Where it listens, as it printed: a URL, or unix:PATH."""
     curl: str
     session: aiohttp.ClientSession
     errors: list[str] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Sidecar:
         return "http://localhost" if self.where.startswith("unix:") else self.where
 
     async def said(self, text: str) -> bool:
-        """Once it has said so on stderr; False if it ends without."""
+        """Wait until stderr holds `text`. Return False if the process ends before."""
         async with asyncio.timeout(START):
             while not any(text in line for line in self.errors):
                 if self.process.stderr is None or self.process.stderr.at_eof():
@@ -74,8 +74,10 @@ Start = Callable[..., Awaitable[Sidecar]]
 
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Start]:
-    """`await start("--option", ..., env={...})`; ended, however the test ends. `first` is called
-    in the new process before anything else."""
+    """`await start("--option", ..., env={...})` starts a process, which ends with the test.
+
+    `first` is called in the new process before anything else.
+    """
     async with AsyncExitStack() as stack:
 
         async def begin(
@@ -142,7 +144,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 @dataclass
 class Admission:
-    """The service in this process, over a gate that asks the fake internet."""
+    """A service in this process, whose gate fetches from the fake internet."""
 
     service: Service
     base: str
@@ -160,7 +162,7 @@ class Admission:
 
 @pytest.fixture
 async def door(internet: FakeInternet) -> AsyncIterator[Callable[..., Awaitable[Admission]]]:
-    """`await door(max_leases=3, ...)`: settings of [server]; pacing as `pacing={...}`."""
+    """`await door(max_leases=3, ...)` takes settings of [server], and others as `pacing={...}`."""
     async with AsyncExitStack() as stack:
 
         async def begin(

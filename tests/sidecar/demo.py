@@ -1,4 +1,4 @@
-"""A sidecar with something to show: a fake internet, hosts in every state, waiters, decisions."""
+"""A sidecar to show: with hosts of a fake internet in every state, waiters and decisions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Sitemap: https://shop.test/sitemap.xml
 
 
 class SkippingClock(SystemClock):
-    """The machine's time, and what was skipped of it."""
+    """The system clock, plus the seconds that were skipped."""
 
     def __init__(self) -> None:
         self.skipped = 0.0
@@ -115,7 +115,7 @@ async def demo(
 
 
 async def furnish(demo: Demo, rounds: int = 40) -> None:
-    """Hosts in every state, a lease, somebody who waits, and an hour of numbers."""
+    """Run a service with hosts in every state, a lease, a waiter, and an hour of series."""
     internet, gate, service = demo.internet, demo.gate, demo.service
     internet.site("https://shop.test").robots(ROBOTS)
     internet.site("http://shop.test").robots(ROBOTS)
@@ -157,7 +157,7 @@ async def furnish(demo: Demo, rounds: int = 40) -> None:
 
 
 def waiter(demo: Demo, path: str = "products/2", wait: float = 60) -> asyncio.Task[int]:
-    """Somebody who waits for the lease that is out."""
+    """Wait for the host whose lease is held."""
     return asyncio.create_task(
         demo.post("/v1/leases", {"url": f"http://shop.test/{path}", "wait": wait})
     )

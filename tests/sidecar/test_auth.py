@@ -1,4 +1,4 @@
-"""Who may ask: tokens (T6), Host and Origin (T4), addresses (T5), trusted peers (T7)."""
+"""Authentication: tokens (T6), Host and Origin (T4), addresses (T5), trusted peers (T7)."""
 
 from __future__ import annotations
 

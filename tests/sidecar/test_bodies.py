@@ -1,4 +1,4 @@
-"""Request bodies that can't be read: a problem document at once, and no error of ours."""
+"""Malformed request bodies: an immediate problem document, and no internal error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUESTION = b'{"urls":[]}'
 
 
 async def answer(service: Any, head: str, body: bytes) -> bytes:
-    """What is answered to these octets, on a connection that the client leaves open."""
+    """Send the octets on a connection that stays open, and return the response."""
     host, _, port = service.base.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     start = "POST /v1/check HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -44,7 +44,7 @@ async def test_an_encoded_body_is_415(
         head = f"Content-Encoding: {encoding}\r\nContent-Length: {len(body)}"
         got = await answer(service, head, body)
 
-    # By aiohttp's parser where it has no decoder for it, and by us otherwise.
+    # aiohttp's parser refuses an encoding that it can't decode, the service any other.
     assert got.split()[1] in {b"400", b"415"}
     assert caplog.records == []
 

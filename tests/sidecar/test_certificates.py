@@ -1,4 +1,4 @@
-"""A certificate that is renewed at the same path is shown from the next connection on."""
+"""A certificate renewed at the same path is presented from the next connection on."""
 
 from __future__ import annotations
 
@@ -39,8 +39,10 @@ def issue(authority: trustme.CA, server: ServerConfig, name: str) -> None:
 def shown(
     certificates: Certificates, authority: trustme.CA, own: trustme.LeafCert | None = None
 ) -> str:
-    """The name in the certificate that a client is shown, without a network; `own` is the
-    client's."""
+    """Return the name in the certificate that a client is presented, without a network.
+
+    `own` is the client's certificate.
+    """
     context = ssl.create_default_context()
     context.check_hostname = False
     authority.configure_trust(context)
@@ -128,7 +130,7 @@ def test_a_file_that_is_none_is_named(
 
 
 def test_an_encrypted_key_is_told_and_nobody_is_asked(server: ServerConfig) -> None:
-    """OpenSSL asks for a passphrase at the terminal, and a service would wait there for ever."""
+    """OpenSSL would prompt for a passphrase at the terminal, and the service would hang."""
     assert server.tls_key is not None
     path = Path(server.tls_key)
     key = serialization.load_pem_private_key(path.read_bytes(), None)

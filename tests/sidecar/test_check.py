@@ -34,7 +34,7 @@ def decision(url: str, verdict: Verdict = Verdict.ALLOW, **fields: Any) -> Decis
 
 
 class ScriptedGate:
-    """Answers what a test wrote down; the doors of the service are what is tested here."""
+    """A gate with scripted answers, since these tests are about the service."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
@@ -42,18 +42,18 @@ class ScriptedGate:
     ready = True
 
     def stats(self) -> SimpleNamespace:
-        """Nothing was asked yet."""
+        """Return stats without any decision."""
         return SimpleNamespace(fleet=None, decisions={}, directory=SimpleNamespace(outcomes={}))
 
     def on_retrieval(self, callback: object) -> None:
-        """Nothing is retrieved here."""
+        """Do nothing, since nothing is fetched."""
 
     def watch_hosts(self) -> tuple[dict[str, object], list[object]]:
-        """No host is heard of here."""
+        """Return no hosts."""
         return {}, []
 
     async def learn(self, origin: str) -> None:
-        """Every answer is known here."""
+        """Do nothing, since every answer is scripted."""
 
     def recall(self, url: str, *, user_agent: str | None = None) -> Decision | None:
         return None

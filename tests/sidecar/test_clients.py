@@ -1,4 +1,4 @@
-"""Bounds by client (T15)."""
+"""Limits of a client (T15)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_t8_meters_of_strangers_are_bounded() -> None:
 
 
 def test_t15_strangers_do_not_make_a_busy_client_s_meter_full() -> None:
-    """Whoever asks goes on being metered, however many strangers come in between."""
+    """The bucket of a busy client is not evicted, however many other clients come in between."""
     clients = ClientLimits(ServerConfig(client_rate=2.0), VirtualClock())
     for number in range(3):
         for stranger in range(4_000):

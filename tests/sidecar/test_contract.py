@@ -1,4 +1,4 @@
-"""The contract of `/openapi.json` holds: schemathesis asks every route, with its checks."""
+"""The service conforms to `/openapi.json`: schemathesis checks every route."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ positive_data_acceptance.expected-statuses = ["2xx", 400, 403, 404, 409, 429, 50
 
 
 async def test_no_request_breaks_the_contract(start: Any, tmp_path: Path) -> None:
-    """No 500, no undocumented status, no body outside its schema, nothing wrong accepted."""
+    """No 500, no undocumented status, no body that violates its schema, no bad request accepted."""
     config = tmp_path / "schemathesis.toml"
     config.write_text(ACCEPTED)
     sidecar = await start(

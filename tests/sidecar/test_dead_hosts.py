@@ -1,4 +1,4 @@
-"""ClientLimits that ask about dead hosts take nothing from those that fetch from living ones."""
+"""Clients that ask about dead hosts do not slow down those that fetch from living ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def dials(clock: VirtualClock) -> Iterator[Dials]:
 
 
 class ClientLimits:
-    """Who asks the sidecar for leases and pages of hosts that answer, and who for dead ones."""
+    """Clients that want leases and pages of living hosts, and clients that ask about dead ones."""
 
     def __init__(self, base: str, session: aiohttp.ClientSession, clock: VirtualClock) -> None:
         self.base = base
@@ -157,7 +157,7 @@ async def test_two_thousand(
     kind: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Whatever this machine's limit of open files: those that are silent open none.
+    # Ignore this machine's limit of open files: connections to silent hosts open none here.
     monkeypatch.setattr("gatekeeper.fetching.limits.within_files", lambda wanted: wanted)
     kinds = KINDS if kind == "all" else (kind,)
     hosts = [name for one in kinds for name in dead_hosts(internet, one, 2000 // len(kinds))]

@@ -1,4 +1,4 @@
-"""One line a decision: masked, bounded, counted (T8, T11, T20)."""
+"""The decision log: one line for each decision; masked, bounded, counted (T8, T11, T20)."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_t8_what_comes_too_fast_is_dropped_and_counted() -> None:
     log.write()
 
     assert log.written == 10
-    assert log.dropped == 50_000 - 10 - 10  # ten more wait for the next turn
+    assert log.dropped == 50_000 - 10 - 10  # ten more wait for the next write
     log.write()
     assert log.written + log.dropped == 50_000
 
@@ -123,7 +123,7 @@ def test_a_log_nobody_reads_stops_no_answer() -> None:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end waits for the pen's thread as long as a busy machine keeps it waiting."""
+    """Let shutdown wait for the writing thread longer, for a busy machine."""
     monkeypatch.setattr(logs, "_PATIENCE", 45.0)
 
 
@@ -152,11 +152,11 @@ async def test_t8_a_reader_that_has_stopped_holds_up_nobody_and_drops_are_counte
     with open(writer, "w") as stream, open(reader, "rb") as pipe:
         log = DecisionLog(ServerConfig(log_format="json"), clock, stream=stream)
         task = asyncio.create_task(log.run())
-        for _ in range(40):  # far more than a pipe and the ring hold; this loop is not held up
+        for _ in range(40):  # far more than a pipe and the ring hold; the loop does not block
             log.add_many([decision()] * 1000, "r-1", "c")
             await clock.elapse(0.1)
         dropped = log.dropped
-        # Somebody reads at last, until the end of the file.
+        # Now the pipe is read, until the end of the file.
         reading = asyncio.create_task(asyncio.to_thread(pipe.read))
         task.cancel()
         await asyncio.wait([task])

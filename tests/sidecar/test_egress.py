@@ -1,4 +1,4 @@
-"""Where the service's requests go, and whose word counts: T13, T14, T19 through its doors."""
+"""Where requests of the service go, and what may direct them: T13, T14, T19 over HTTP."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def test_t13_a_batch_of_every_port_and_scheme_mixes_no_two_files(
     internet.site("http://a.test:8080").robots(SHUT)
     service = await door()
     urls = ["http://a.test/x", "http://a.test:8080/x", "http://A.TEST.:80/x", "http://a.test/y"]
-    for _ in range(2):  # cold, then from what was prepared
+    for _ in range(2):  # cold, then from the decision cache
         _, answer = await service.post("/v1/check", {"urls": urls})
         verdicts = [(one["origin"], one["verdict"]) for one in answer["decisions"]]
         assert verdicts == [
@@ -61,7 +61,7 @@ async def test_t14_a_decision_by_a_redirects_target_names_the_hops(
 
 @pytest.fixture
 def proxied(internet: FakeInternet, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """An environment whose proxy takes everything."""
+    """Set an HTTP proxy for everything in the environment."""
     proxy = internet.site("proxy.test", address=internet.address()).otherwise("by proxy")
     where = f"http://proxy.test:{internet.port_of(proxy.addresses[0], 80)}"
     for name in ("http_proxy", "https_proxy", "all_proxy"):
@@ -97,7 +97,7 @@ async def test_t19_a_proxy_of_the_environment_gets_no_question_to_the_sidecar(
 
 
 def test_t19_no_session_of_ours_trusts_the_environment() -> None:
-    """Every ClientSession made here leaves trust_env out, says False, or takes its lender's."""
+    """Each ClientSession of the package omits trust_env, sets False, or copies a session's."""
     said = []
     for path in sorted(Path(gatekeeper.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,4 +1,4 @@
-"""What holds for every route: methods, unknown parameters and fields, hosts, and odd framing."""
+"""Checks of every route: methods, unknown parameters and fields, hosts, unusual framing."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def test_what_is_answered_inline_knows_the_mistake_too(door: Any, site: An
 
 
 async def sent(service: Any, data: bytes) -> bytes:
-    """All that comes back on one connection, until it is closed."""
+    """Send the octets and return all that comes back until the connection is closed."""
     host, port = service.base.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(data)

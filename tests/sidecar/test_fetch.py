@@ -1,4 +1,4 @@
-"""`/v1/fetch` where the way to the page is long, or breaks off under way."""
+"""`/v1/fetch`: redirects, slow and broken responses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def site(internet: FakeInternet) -> Any:
 
 
 def logged(service: Any) -> list[dict[str, Any]]:
-    """The decision log of a door, as a function would read it."""
+    """Return the lines of the decision log, decoded."""
     log, stream = service.service.log, service.service.log._stream
     log.write()
     return [json.loads(line) for line in stream.getvalue().splitlines()]
@@ -37,7 +37,7 @@ def with_log(service: Any) -> Any:
 
 
 async def everything(service: Any, url: str) -> tuple[bytes, BaseException | None]:
-    """Whatever a plain reader gets of a fetch on a connection that may stay open."""
+    """Return what a plain reader gets from a fetch, and the error that ended it, if any."""
     host, _, port = service.base.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(f"GET /v1/fetch?url={url} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
@@ -75,7 +75,7 @@ async def test_a_page_that_takes_too_long_breaks_off_and_holds_nothing_of_ours(
     assert head.startswith(b"HTTP/1.1 200")
     assert b"urn:" not in body
     assert b"HTTP/1.1" not in body
-    assert isinstance(error, ConnectionResetError)  # no clean end
+    assert isinstance(error, ConnectionResetError)  # not the regular end of a body
 
 
 async def test_a_page_that_takes_too_long_to_begin_is_504(door: Any, site: Any) -> None:
@@ -141,7 +141,7 @@ async def test_a_redirect_to_what_is_no_url_is_502(door: Any, site: Any, locatio
     [
         (
             b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
-            "the site's answer can't be read: ",  # and how aiohttp calls it
+            "the site's answer can't be read: ",  # followed by aiohttp's message
         ),
         (b"\x00\xff no HTTP\r\n\r\n", "the site's answer can't be read: "),
         (b"", "the site broke the connection off"),
@@ -290,11 +290,11 @@ async def test_t12_nothing_of_an_answer_runs_or_stays_in_a_browser(door: Any, si
 async def test_a_flood_of_interim_answers_costs_nobody_else_anything(
     door: Any, site: Any, internet: FakeInternet
 ) -> None:
-    """Endless ones, of a page and of robots.txt; both end, and probes are answered meanwhile."""
+    """Endless interim responses, for a page and for robots.txt: both end; probes are answered."""
     site.on("/flood", Interim(100))
     internet.site("b.test").on("/robots.txt", Interim(103))
     service = await door()
-    async with asyncio.timeout(30.0):  # an endless one that is read never ends
+    async with asyncio.timeout(30.0):  # a response that is read on and on would never end
         page = asyncio.create_task(service.get("/v1/fetch", params={"url": "http://a.test/flood"}))
         check = asyncio.create_task(service.get("/v1/check", params={"url": "http://b.test/"}))
         answered = 0

@@ -1,4 +1,4 @@
-"""Sidecars that share a store: one pace, and a 503 that says why while it is away."""
+"""Sidecars that share a store: one pace, and a 503 with the reason while the store is gone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Open = Callable[..., Awaitable[Any]]
 
 
 async def until_201(door: Any, page: str) -> str:
-    """A lease, once the quarantine of an empty store is over."""
+    """Acquire a lease, once the quarantine of an empty store is over. Return its id."""
     for _ in range(200):
         status, said = await door.post("/v1/leases", {"url": page, "wait": 0})
         if status == 201:
@@ -45,7 +45,7 @@ async def until_201(door: Any, page: str) -> str:
 
 
 async def until_unready(door: Any) -> Any:
-    """What it says once it has noticed: the connection to its store is closed by then."""
+    """Return the answer of `/readyz` once the service has noticed that its store is gone."""
     async with asyncio.timeout(20.0):
         while (answer := await door.get("/readyz"))[0] != 503:
             pass
@@ -58,7 +58,7 @@ async def test_two_sidecars_share_a_host_and_say_when_their_store_is_away(
     fleet = {"url": store.url, "hold": 1.0}
     one, other = await door(fleet=fleet), await door(fleet=fleet)
     lease = await until_201(one, page)
-    # One at a time, whoever asks; without waiting it takes a round trip to learn that.
+    # One request at a time in the whole fleet, also without waiting for a turn.
     status, said = await other.post("/v1/leases", {"url": page, "wait": 0})
     assert (status, said["type"].rpartition(":")[2]) == (429, "not-yet")
     status, _ = await one.post(f"/v1/leases/{lease}/report", {"status": 200})
@@ -78,7 +78,7 @@ async def test_two_sidecars_share_a_host_and_say_when_their_store_is_away(
     assert said["type"].endswith(":fleet")
     assert said["decision"]["reason"] == "fleet"
     status, said = await one.get(f"/v1/check?url={page}")
-    assert (status, said["verdict"]) == (200, "allow")  # what is warm is answered
+    assert (status, said["verdict"]) == (200, "allow")  # cached records still answer
 
     store.start()
     await until_201(one, page)
@@ -88,7 +88,7 @@ async def test_two_sidecars_share_a_host_and_say_when_their_store_is_away(
 async def test_no_door_shows_the_password_of_the_store(
     door: Open, page: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In no log line, answer or page: of a store that lets us in, and that is lost afterwards."""
+    """In no log line, response or page, whether the store is connected or lost."""
     caplog.set_level(logging.DEBUG)
     server = Server(port=free_port())
     server.start()
@@ -104,7 +104,7 @@ async def test_no_door_shows_the_password_of_the_store(
         shown += [await everything(one), caplog.text]
     finally:
         server.close()
-    assert f"127.0.0.1:{server.port}" in shown[0]  # the page of the configuration is among them
+    assert f"127.0.0.1:{server.port}" in shown[0]  # the configuration page is among them
     for text in shown:
         assert "s3cr3t" not in text
 
@@ -120,7 +120,7 @@ async def everything(door: Any) -> str:
 async def test_the_answer_of_an_operator_shows_what_was_just_said(
     door: Open, store: Server, page: str
 ) -> None:
-    """Not what the store held before it heard of that: on any member, however often in a row."""
+    """The response never shows the state before the call, on any member, however often repeated."""
     fleet = {"url": store.url, "hold": 1.0}
     one, other = await door(fleet=fleet), await door(fleet=fleet)
     await one.post(f"/v1/leases/{await until_201(one, page)}/report", {"status": 200})
@@ -156,7 +156,7 @@ async def test_readiness_tells_the_state_of_the_fleet_and_its_members(
     await until_201(one, page)
     status, said = await one.get("/readyz")
     assert (status, said["fleet"]) == (200, {"state": "connected", "members": 1})
-    # Whoever looks at the log learns why nobody got a turn for a while, and that it is over.
+    # The log tells why there were no turns for a while, and that they are granted again.
     async with asyncio.timeout(10.0):
         while not any("turns are given again" in one for one in caplog.messages):
             await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""`/v1/forward-auth`: what a proxy is told, whatever its visitor sends along."""
+"""`/v1/forward-auth`: what a proxy is answered, whatever headers its visitor sends."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def ask(
 
 
 async def warm(door: Any, **server: Any) -> Any:
-    """A service that knows a.test."""
+    """Return a service that has the record of a.test."""
     service = await door(forward_auth=True, **server)
     await service.get("/v1/check", params={"url": "http://a.test/"})
     return service
@@ -106,7 +106,7 @@ async def test_rfc20_robots_txt_itself_is_let_through_though_nothing_is_known(
 async def test_a_short_configured_wait_answers_the_first_question(door: Any, site: Any) -> None:
     service = await door(forward_auth=True, forward_auth_wait=0.15)
     await ask(service, FORWARDED)
-    while service.service.learning:  # on a busy machine it may take longer than that
+    while service.service.learning:  # on a busy machine the fetch may take longer
         await asyncio.sleep(0)
     assert (await ask(service, FORWARDED)).status == 200
 
@@ -167,7 +167,7 @@ async def test_t8_an_origin_is_followed_for_a_bounded_time(virtual_internet: Fak
 async def test_a_visitor_without_a_name_is_judged_as_anybody_not_as_our_robot(
     door: Any, site: Any, agent: str
 ) -> None:
-    service = await warm(door)  # its own name, testbot, may go anywhere
+    service = await warm(door)  # its own agent, testbot, is allowed everything
     headers = FORWARDED | {"X-Forwarded-Uri": "/private", "User-Agent": agent}
     if not agent:
         headers[aiohttp.hdrs.USER_AGENT] = ""
@@ -305,7 +305,7 @@ async def test_t7_what_cannot_be_told_or_read_is_403(door: Any, site: Any, more:
 
 
 async def fed(service: Any, *pieces: bytes) -> bytes:
-    """The status when the pieces arrive one by one, each as soon as the last was read."""
+    """Feed the pieces one by one, each as soon as the previous one was read. Return the status."""
     protocol = Server(service.service.handle, header=16_384)()
     told = MagicMock(spec=asyncio.Transport)
     answered = asyncio.Event()
@@ -361,7 +361,7 @@ async def test_t15_a_proxy_is_bounded_like_any_client(door: Any, site: Any) -> N
     service.service.clients._meters.clear()
     answers = [await ask(service, FORWARDED) for _ in range(3)]
 
-    # Never 429: nginx makes a 500 of anything but 200, 401 and 403.
+    # Never 429: nginx turns anything but 200, 401 and 403 into a 500.
     assert [one.status for one in answers] == [200, 200, 403]
     assert int(answers[-1].headers["Retry-After"]) >= 1
     assert service.service.clients.refused["rate"] == 1

@@ -1,4 +1,4 @@
-"""A disk that fills up under a running sidecar, and kill -9: the site's own log is the judge."""
+"""A disk that fills up under a running sidecar, and kill -9, judged by the site's own log."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def origin(internet: FakeInternet) -> str:
 
 @contextmanager
 def full_disk(sidecar: Any) -> Iterator[None]:
-    """No file of that process may grow, nor be written to."""
+    """Let no file of the process grow or be written to."""
     unlimited = resource.RLIM_INFINITY
     resource.prlimit(sidecar.process.pid, resource.RLIMIT_FSIZE, (0, unlimited))
     try:
@@ -48,7 +48,7 @@ async def fetch(sidecar: Any, url: str) -> tuple[int, Any, aiohttp.ClientRespons
 
 
 async def ready(sidecar: Any, status: int) -> str:
-    """What it says of itself; 200 once it has said that it came round."""
+    """Check that `/readyz` answers with `status`; for 200 wait for the log. Return its body."""
     if status == 200:
         again = "promises can be kept again"
         assert await sidecar.said(again)
@@ -83,7 +83,7 @@ async def test_a_full_disk_and_kill_9_break_no_interval(
     first = await start()
     assert (await fetch(first, page))[0] == 200
     with full_disk(first):
-        # The first to meet it waits for the host's turn, and is refused when that comes.
+        # The first request still waits for the host's turn, and is refused when that comes.
         assert (await fetch(first, page))[0] == 503
         assert "promises can't be kept" in await ready(first, 503)
         await refused_everywhere(first, page)
@@ -132,7 +132,7 @@ def no_file_may_grow() -> None:
 async def test_a_start_on_a_full_disk_defers_and_recovers_by_itself(
     start: Any, internet: FakeInternet, origin: str, earlier: bool
 ) -> None:
-    """With a state of an earlier process, which was killed, and without one."""
+    """With the state of an earlier process that was killed, and without one."""
     page = f"{origin}/page"
     if earlier:
         first = await start()
@@ -148,9 +148,9 @@ async def test_a_start_on_a_full_disk_defers_and_recovers_by_itself(
     await refused_everywhere(second, page)
     assert len(internet.requests) == asked
     with full_disk(second):
-        pass  # there is room again
+        pass  # there is space again
     await ready(second, 200)
-    if earlier:  # its lease is held again: the slot is not free
+    if earlier:  # the earlier lease is held again, so the slot is taken
         assert await second.said("1 leases of an earlier process are out again")
         assert "in_flight" in [one["kind"] for one in await clocks(second)]
     if not earlier:

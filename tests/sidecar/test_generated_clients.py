@@ -1,4 +1,4 @@
-"""A client generated from `/openapi.json` works, and its generator has nothing to warn of."""
+"""A client generated from `/openapi.json` works, and its generator gives no warnings."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ PACKAGE = "generated_gatekeeper_client"
 
 @pytest.fixture(scope="module", params=[False, True], ids=["open", "tokens"])
 def client(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Any]:
-    """`client("api.leases.acquire_lease")`: a module of the generated package."""
+    """`client("api.leases.acquire_lease")` returns a module of the generated package."""
     pytest.importorskip("openapi_python_client")
     folder: Path = tmp_path_factory.mktemp("client")
     contract = folder / "openapi.json"
     contract.write_text(json.dumps(document(ROUTES, version="1", tokens=request.param)), "utf-8")
     settings = folder / "settings.json"
-    settings.write_text('{"post_hooks": []}', "utf-8")  # else it formats with what is installed
+    settings.write_text('{"post_hooks": []}', "utf-8")  # else it runs formatters
     run = subprocess.run(
         [
             *(sys.executable, "-m", "openapi_python_client", "generate", "--meta", "none"),
@@ -96,7 +96,7 @@ async def test_a_generated_client_asks_leases_reports_and_fetches(
         assert (denied.status_code, denied.parsed.decision.reason) == (403, "rule")
         page = (await ask("pages.fetch_page", url_query="http://a.test/x")).parsed
         assert page.payload.read() == b"\x00octets"
-        # The site's own 403 is no problem document of ours.
+        # The site's own 403 is not a problem document.
         page = await ask("pages.fetch_page", url_query="http://a.test/gone")
         assert (page.status_code, page.parsed.payload.read()) == (403, b"no longer")
 
@@ -110,7 +110,7 @@ async def test_a_generated_client_asks_leases_reports_and_fetches(
 
 async def test_without_its_token_a_generated_client_gets_a_problem(client: Any, door: Any) -> None:
     if not client.tokens:
-        return  # then nobody needs one
+        return  # this service requires no token
     sidecar = with_tokens(await door())
     async with client("client").AuthenticatedClient(sidecar.base, "wrong" * 8) as gate:
         refused = await client("api.questions.check_url").asyncio_detailed(

@@ -1,4 +1,4 @@
-"""Which lease holds a host that somebody waits for in vain, and who may know whose it is."""
+"""A refused lease names the lease that holds the host; who may know whose it is."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def bearer(name: str) -> dict[str, str]:
 
 @pytest.fixture
 async def asked(door: Any, internet: FakeInternet) -> Any:
-    """A door with three clients."""
+    """A service with the tokens of three clients."""
     internet.site("a.test").robots("").page("/page", "x")
     sidecar = await door()
     tokens = [Token(f"{n:x<40}".encode(), n, frozenset(roles)) for n, roles in NAMES.items()]
@@ -34,7 +34,7 @@ async def test_a_turn_that_did_not_come_in_time_says_what_holds_the_host(
 ) -> None:
     status, lease = await asked.post("/v1/leases", WANT, headers=bearer("owner"))
     assert status == 201
-    # Another port is the same host: the clock belongs to that.
+    # Another port is the same host, and so has the same clock.
     late = {"url": "http://a.test/other", "wait": 0}
     await asked.get("/v1/check", params={"url": "http://a.test/"}, headers=bearer(who))
     status, problem = await asked.post("/v1/leases", late, headers=bearer(who))

@@ -1,4 +1,4 @@
-"""`HostIndex`: pages of very many hosts, none of which is looked at in vain."""
+"""`HostIndex`: pages of very many hosts, without examining hosts needlessly."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def test_hosts_that_come_and_go_are_followed() -> None:
 
 
 async def least_time(work: Callable[[], Awaitable[None]]) -> float:
-    """Seconds of the processor, of the fastest of a few: see `tests.effort.processor_time`."""
+    """Return the least CPU seconds of a few runs; see `tests.effort.processor_time`."""
     took = []
     for _ in range(5):
         gc.disable()
@@ -123,7 +123,7 @@ async def least_time(work: Callable[[], Awaitable[None]]) -> float:
 
 
 async def test_a_page_of_very_many_hosts_neither_waits_nor_holds_up_the_loop() -> None:
-    """Counted in slices of the loop and in CPU time of the page, not by the wall clock."""
+    """Measured in iterations of the loop and CPU time, not by the wall clock."""
     async with index_of(200_000, VirtualClock()) as (index, scopes, _):
         scopes["h0100000.test"].past().paused = True
         index.follow()
@@ -170,7 +170,7 @@ async def test_what_was_found_answers_while_it_is_looked_for_anew() -> None:
 
 
 async def test_a_page_is_complete_only_when_every_host_was_looked_at() -> None:
-    """A look that began while thousands were not in their places yet is none at all of them."""
+    """A page is not complete if it began while thousands of hosts were not sorted yet."""
     async with index_of(30_000, VirtualClock()) as (index, _, _):
         found = await index.page(order=NEXT)
         assert not found.complete

@@ -1,4 +1,4 @@
-"""Answers that are given where the request is read: the same, in order, within all bounds."""
+"""Inline responses: equal to the usual ones, in order, within all limits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Connection:
     writer: asyncio.StreamWriter
 
     async def ask(self, *requests: bytes) -> bytes:
-        """Sends them in one piece; the first answer."""
+        """Send the requests in one piece and return the first response."""
         self.writer.write(b"".join(requests))
         return await self.answer()
 
@@ -59,7 +59,7 @@ class Connection:
 
 
 class Doors:
-    """One service behind two servers: with answers at once, and without."""
+    """One service behind two servers, one with inline responses and one without."""
 
     def __init__(self, door: Any) -> None:
         self.service = door.service
@@ -90,7 +90,7 @@ class Doors:
 
 @pytest.fixture
 async def doors(door: Any, internet: FakeInternet) -> AsyncIterator[Any]:
-    """`await doors(max_leases=3, ...)`: a.test is warm."""
+    """`await doors(max_leases=3, ...)`; the record of a.test is cached."""
     opened = []
 
     async def begin(**settings: Any) -> Doors:
@@ -108,7 +108,7 @@ async def doors(door: Any, internet: FakeInternet) -> AsyncIterator[Any]:
 
 
 def alike(answer: bytes) -> tuple[list[bytes], bytes]:
-    """Without what is another in each answer; its header fields in whichever order."""
+    """Strip what differs between responses, and sort the header fields."""
     head, _, body = _OWN.sub(b"", answer).partition(b"\r\n\r\n")
     return sorted(head.splitlines()), body
 
@@ -171,7 +171,7 @@ async def test_another_agent_is_answered_at_once_as_well(doors: Any) -> None:
         target = f"/v1/check?url=http://a.test/private{number}&user_agent=other"
         assert b'"user_agent":"other"' in await connection.ask(get(target))
 
-    assert both.inline[0] is None  # nothing is kept for it yet
+    assert both.inline[0] is None  # nothing is cached for it yet
     assert both.inline[-1] is not None
 
 
@@ -182,7 +182,7 @@ async def test_answers_keep_the_order_of_their_requests(doors: Any, internet: Fa
 
     assert b"b.test/first" in await connection.ask(cold, CHECK)
     assert b"a.test/page" in await connection.answer()
-    # The same, the second one read while the first is being answered.
+    # Again, with the second one read while the first is being answered.
     cold = get("/v1/check?url=http://b.test:81/first")
     connection.writer.write(cold)
     while both.service.clients.stats() == {}:
@@ -196,7 +196,7 @@ async def test_a_client_that_does_not_read_waits_for_itself(doors: Any) -> None:
     connection = await both.connect()
     await connection.ask(CHECK)
     [protocol] = both._open[0][1].server.connections
-    protocol.pause_writing()  # as the transport does when too much was not read yet
+    protocol.pause_writing()  # as the transport does when the client reads too slowly
     await connection.ask(CHECK)
     connection.writer.write(CHECK)
     while not protocol._messages:
@@ -221,7 +221,7 @@ async def test_a_body_in_pieces_goes_the_usual_way(doors: Any) -> None:
 
 @pytest.mark.parametrize("kept", [0, 1, 2])
 async def test_a_head_that_came_before_is_read_as_it_was_then(doors: Any, kept: int) -> None:
-    """Requests whose header lines are known, in whatever pieces and company they come."""
+    """Requests with known header lines, split and combined in several ways."""
     both = await doors()
     connection, usual = await both.connect(), await both.connect(usual=True)
     for _ in range(kept):
@@ -230,7 +230,7 @@ async def test_a_head_that_came_before_is_read_as_it_was_then(doors: Any, kept: 
     target = "/v1/check?url=http://a.test/"
     for requests in (
         [CHECK],
-        [get(target + "a b")],  # no request line of the usual form
+        [get(target + "a b")],  # an unusual request line
         [CHECK],
         [get(target + "é")],
         [get(target + "x#y")],
@@ -239,13 +239,13 @@ async def test_a_head_that_came_before_is_read_as_it_was_then(doors: Any, kept: 
         answers = []
         for one in (connection, usual):
             answers.append(alike(await one.ask(*requests)))
-            if b"HTTP/1.1 200 OK" not in answers[-1][0]:  # it was closed
+            if b"HTTP/1.1 200 OK" not in answers[-1][0]:  # the connection was closed
                 fresh = await both.connect(usual=one is usual)
                 connection, usual = (connection, fresh) if one is usual else (fresh, usual)
         assert answers[0] == answers[1]
     for _ in range(2):
         assert b" 201 " in await connection.ask(lease)
-    # A body that is shorter, longer, or in pieces; and two requests in one piece.
+    # A body that is shorter, longer, or split; and two requests in one piece.
     short = lease[:-1]
     connection.writer.write(short)
     while not both.service.clients.stats():
@@ -387,7 +387,7 @@ async def test_an_idle_connection_is_closed_though_aiohttp_saw_no_request(doors:
     [protocol] = both._open[0][1].server.connections
     while protocol._waiter is None:
         await asyncio.sleep(0)
-    protocol._next_keepalive_close_time = 0.0  # so long ago was the last answer
+    protocol._next_keepalive_close_time = 0.0  # the latest response was long ago
     protocol._process_keepalive()  # as the timer does
 
     assert protocol.transport is None or protocol.transport.is_closing()
@@ -423,7 +423,7 @@ async def test_without_speedups_all_go_the_usual_way(
 async def test_a_batch_of_every_kind_is_what_is_decided_without_speedups(
     door: Any, internet: FakeInternet, monkeypatch: pytest.MonkeyPatch, odd: bool
 ) -> None:
-    """Kept text, several pieces of it, and decisions that are made for the occasion."""
+    """Batches of cached text, in several pieces, mixed with decisions made for the request."""
     rules = "User-agent: *\nDisallow: /private\nDisallow: /*.pdf$\nCrawl-delay: 2\n"
     internet.site("a.test").robots(f"{rules}\nUser-agent: other\nDisallow: /page\nAllow: /private")
     internet.site("b.test").robots("User-agent: *\nVisit-time: 0000-2400\nDisallow: /x?y\n")
@@ -437,7 +437,7 @@ async def test_a_batch_of_every_kind_is_what_is_decided_without_speedups(
         f"http://{letter}.test/{kind}" for letter in ("abcdef" if odd else "abde") for kind in kinds
     ]
     urls += ["http://A.test/page", "http://a.test"]
-    if odd:  # of which no record is kept
+    if odd:  # URLs without a record
         urls += [
             "http://u:p@a.test/",
             "nonsense",
@@ -453,7 +453,7 @@ async def test_a_batch_of_every_kind_is_what_is_decided_without_speedups(
         both = Doors(await door(host=hosts))
         connection, found = await both.connect(), []
         for round_ in range(3):
-            batch = urls[round_:] + urls[:round_]  # other neighbours, other pieces
+            batch = urls[round_:] + urls[:round_]  # other neighbours make other pieces
             for agent in (None, "other", "third/1.0"):
                 body = {"urls": batch, **({"user_agent": agent} if agent else {})}
                 answer = await connection.ask(post("/v1/check", body))

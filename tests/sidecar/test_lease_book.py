@@ -1,4 +1,4 @@
-"""The journal of open leases: what it keeps, and what happens where it can't."""
+"""The journal of open leases: what it stores, and what happens if it can't."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def left_by(path: Path, clock: VirtualClock) -> dict[str, OpenLease]:
 
 @contextmanager
 def full_disk(book: LeaseBook) -> Iterator[None]:
-    """No line goes in, and no new file can be made beside."""
+    """Make every write fail, and the creation of a new file beside the journal."""
     kept, book._fd = book._fd, os.open(FULL, os.O_WRONLY)
     assert book._path is not None
     fresh = book._path.with_name(book._path.name + ".new")
@@ -206,7 +206,7 @@ def test_a_journal_that_cannot_be_made_shorter_goes_on_as_it_is(
 ) -> None:
     book = LeaseBook(path, clock=VirtualClock(wall=0.0))
     book._rewrite_at = 1
-    path.with_name(path.name + ".new").mkdir()  # nothing can be written there
+    path.with_name(path.name + ".new").mkdir()  # a directory, so that no file can be written
     book.granted(OpenLease("a", 5.0, URL))
     book.granted(OpenLease("b", 5.0, URL))
     path.with_name(path.name + ".new").rmdir()
@@ -237,7 +237,7 @@ class Kept:
 async def kept(door: Any, internet: FakeInternet, path: Path) -> AsyncIterator[Kept]:
     internet.site("a.test").robots("User-agent: *\nDisallow: /private\n")
     service = (await door(pacing={"concurrency": 3})).service
-    for _ in range(10):  # often enough for its decision to be kept, so that a turn is had at once
+    for _ in range(10):  # often enough that its decision is cached, and a lease is granted inline
         await service.gate.check(URL)
     clock = VirtualClock()
     one = Kept(service, LeaseBook(path, clock=clock), clock)
@@ -327,7 +327,7 @@ async def test_a_renewal_that_a_full_disk_refused_changes_nothing(kept: Kept) ->
 
 
 async def restarted(kept: Kept, path: Path, seconds: float) -> LeaseTable:
-    """Another process's table, so much later."""
+    """Return the table of the next process, `seconds` later."""
     kept.table.close()
     kept.clock.advance(seconds)
     table = LeaseTable(ServerConfig(), kept.clock, LeaseBook(path, clock=kept.clock))
@@ -399,4 +399,4 @@ async def test_a_client_may_name_its_lease_unless_the_name_is_taken(kept: Kept) 
     kept.table.give_back(mine)
     other = kept.table.take(internals(kept.gate), URL, 60.0, "another", mine)
     assert other is not None
-    assert other.id != mine  # whoever had it may still speak of it
+    assert other.id != mine  # the former holder may still report it

@@ -1,4 +1,4 @@
-"""The table of leases: every one is reported, given back or run out, exactly once."""
+"""The table of leases: every lease is reported, given back or expires, exactly once."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def held(
 
 
 def told(**given: Any) -> dict[str, Any]:
-    """What the scheduler gets of a report."""
+    """Return what the scheduler is passed for a report."""
     return msgspec.structs.asdict(LeaseReport(**given))
 
 
@@ -112,7 +112,7 @@ def given_back_unheard(table: LeaseTable, lease_id: str) -> None:
 async def test_what_was_given_back_first_is_not_granted(
     table: LeaseTable, gate: ScriptedGate, waits: bool
 ) -> None:
-    """Its client hung up, and what it said of that came on another connection, and sooner."""
+    """The client hung up, and gave the id back on another connection, which was read first."""
     name = "made-up-by-a-client"
     if waits:
         gate.turn.clear()
@@ -264,7 +264,7 @@ async def test_t15_one_client_may_hold_half_of_them_unless_told(
         assert caught.value.most == allowed
         await held(table, gate, client="another")
     for end in (table.give_back, lambda one: table.report(one, LeaseReport(status=200))):
-        end(ids.pop())  # each kind of end makes room for one
+        end(ids.pop())  # each kind of end makes room for another lease
         await held(table, gate)
     clock.advance(61.0)
     for _ in range(allowed):

@@ -1,4 +1,4 @@
-"""Sockets: modes, stale names, sockets handed over, the service manager's messages."""
+"""Sockets: modes, stale files, sockets handed over, messages to the service manager."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_another_socket_at_the_same_path_stays(path: Path) -> None:
 
 def test_a_successors_socket_stays_though_ours_was_closed_before(path: Path) -> None:
     first = opened(path)
-    first.close()  # as a drained server does
+    first.close()  # as a server does when it has drained
     path.unlink()
     with opened(path):
         listening.close_own([first])
@@ -155,7 +155,7 @@ def test_what_is_no_unix_socket_has_no_file_to_judge() -> None:
 async def test_that_a_client_hangs_up_at_the_grant_is_no_error_in_the_log(
     door: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It was one, with a traceback, as often as a client liked."""
+    """Otherwise a client could fill the log with tracebacks."""
 
     async def gone(*_: object, **__: object) -> None:
         raise ConnectionResetError("the client hung up while its turn came")
@@ -170,7 +170,7 @@ async def test_that_a_client_hangs_up_at_the_grant_is_no_error_in_the_log(
 async def test_an_error_of_ours_in_the_middle_of_an_answer_stands_in_the_log(
     door: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The client sees a connection that breaks: nothing else tells of it."""
+    """The client only sees that the connection breaks, so nothing else would show the error."""
 
     async def half(_service: object, call: Call) -> web.StreamResponse:
         response = web.StreamResponse()

@@ -1,4 +1,4 @@
-"""Each setting is in force after a reload, or is named as one that needs a restart (T17)."""
+"""After a reload each setting is in force, or is reported to need a restart (T17)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.internet import FakeInternet
 
 EXAMPLE = Path(__file__).parents[2] / "config.example.toml"
 TLS = {"server.tls_cert", "server.tls_key", "server.tls_client_ca"}
-"""They come together or not at all; see test_certificates."""
+"""These must be set together; see test_certificates."""
 
 OTHER: dict[str, Any] = {
     "user_agent": "otherbot/2.0",
@@ -54,7 +54,7 @@ OTHER: dict[str, Any] = {
     "server.forward_auth_hosts": ("gate.internal",),
     "server.trusted_peers": ("192.0.2.1/32",),
 }
-"""Where what a setting takes can't be told from its default."""
+"""Other values of settings, where none can be derived from the default."""
 
 
 def every_setting() -> Iterator[str]:
@@ -79,7 +79,7 @@ def changed(config: Config, name: str, value: Any) -> Config:
 
 
 def another(config: Config, name: str) -> Any:
-    """A value that the setting takes and does not have."""
+    """Return a valid value of the setting other than its current one."""
     if name in OTHER:
         return OTHER[name]
     value = value_of(config, name)
@@ -108,7 +108,7 @@ def test_the_table_names_settings_that_there_are() -> None:
 
 
 def test_the_example_marks_each_setting_that_needs_a_restart_and_no_other() -> None:
-    """`# restart` behind a setting, or behind the name of a table for all that it holds."""
+    """`# restart` follows a setting, or the name of a table for all its settings."""
     marked, table, whole = set(), "", False
     for line in EXAMPLE.read_text(encoding="utf-8").splitlines():
         code, mark = line.removeprefix("#"), line.endswith("  # restart")
@@ -130,7 +130,7 @@ def test_the_example_marks_each_setting_that_needs_a_restart_and_no_other() -> N
 
 @pytest.fixture
 async def service(door: Any, internet: FakeInternet) -> Any:
-    """A service with a host in its books."""
+    """A service that has a clock and a record of a host."""
     internet.site("a.test").robots("User-agent: *\nDisallow: /private\n").page("/page", "x")
     sidecar = await door()
     await sidecar.get("/v1/check", params={"url": "http://a.test/page"})
@@ -143,7 +143,7 @@ async def reread(service: Any, config: Config) -> Reloaded:
 
 
 ALONE = TLS | {"identity.key"}
-"""Those that no configuration has without another one."""
+"""Settings that are invalid without another one."""
 
 
 @pytest.mark.parametrize("name", sorted(set(SETTINGS) - set(LIVE) - ALONE))
@@ -168,14 +168,14 @@ async def test_what_needs_a_restart_is_named_and_stays_as_it_was(
 
 
 MARK = 0.08712634
-"""A value that nothing else has."""
+"""A value that occurs nowhere else."""
 
 
 @pytest.mark.parametrize("name", LIVE)
 async def test_what_is_live_is_in_force_everywhere_after_a_reload(
     door: Any, internet: FakeInternet, tmp_path: Path, name: str
 ) -> None:
-    """No object of the service holds the old value any more, wherever it had put it."""
+    """No object of the service holds the old value any more."""
     table, _, setting = name.partition(".")
     marked = isinstance(value_of(Config(), name), float) or OTHER.get(name).__class__ is float
     begin = {setting: MARK} if marked else {}
@@ -200,14 +200,14 @@ async def test_what_is_live_is_in_force_everywhere_after_a_reload(
         path
         for path, found in reachable(service)
         if (found is before and before) or (marked and found == MARK)
-        # The clock of a request that was sent runs on: what was promised then is kept.
+        # The clock of a request already sent keeps its interval.
         if not path.endswith("].interval")
     ]
     assert stale == []
 
 
 def test_what_keeps_a_whole_configuration_reads_nothing_live_of_it() -> None:
-    """The files' part holds the Config that it was made with: only tables that stay."""
+    """`fetching` holds the Config that it was made with, so it may only read settings that stay."""
     read = {
         (path.name, table)
         for path in (Path(gatekeeper.__file__).parent / "fetching").glob("*.py")
@@ -221,7 +221,7 @@ def test_what_keeps_a_whole_configuration_reads_nothing_live_of_it() -> None:
 
 
 def reachable(root: object) -> Iterator[tuple[str, object]]:
-    """Everything that a service holds, by attributes, containers, and closures of functions."""
+    """Yield every object reachable from `root` by attributes, containers and closures."""
     seen: set[int] = set()
     waiting: deque[tuple[str, object]] = deque([("service", root)])
     while waiting:
@@ -250,7 +250,7 @@ def _held_by(one: object) -> Iterator[tuple[str, object]]:
         names = {name for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ())}
         names |= {*getattr(one, "__dict__", ()), *getattr(one, "__struct_fields__", ())}
         if type(one).__module__.startswith("gatekeeper.fetching."):
-            names -= {"_config"}  # see the test that looks what is read of it
+            names -= {"_config"}  # another test checks what is read of it
         for name in names - {"reread", "__weakref__"}:
             if hasattr(one, name):
                 yield f".{name}", getattr(one, name)
@@ -268,7 +268,7 @@ async def test_the_search_for_stale_values_finds_them_where_they_hide(service: A
     assert any(found is service.gate._scheduler._engine.pacing for _, found in reachable(service))
 
 
-# -- behaviour: a few of each kind, as a client meets them
+# -- behaviour: a few of each kind, as a client sees them
 
 
 async def decide(service: Any, url: str) -> tuple[Verdict, Reason]:
@@ -284,7 +284,7 @@ async def test_a_range_that_is_allowed_opens_what_was_refused_before(
     shut = changed(service.config, "guard.allow", ("*.test",))
     await reread(service, shut)
     assert await decide(service, url) == (Verdict.DENY, Reason.BLOCKED)
-    assert await decide(service, url) == (Verdict.DENY, Reason.BLOCKED)  # from memory
+    assert await decide(service, url) == (Verdict.DENY, Reason.BLOCKED)  # from the cache
 
     await reread(service, changed(shut, "guard.allow", ("127.0.0.0/8",)))
     assert (await decide(service, url))[0] is Verdict.ALLOW

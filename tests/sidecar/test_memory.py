@@ -1,4 +1,4 @@
-"""Memory goes back after many clients went at once, and not while they come and go."""
+"""Memory is trimmed after many clients disconnected, and not while clients come and go."""
 
 from __future__ import annotations
 

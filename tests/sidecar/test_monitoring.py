@@ -1,4 +1,4 @@
-"""docs/monitoring: every metric that a dashboard or an alert names is one of ours."""
+"""docs/monitoring: every metric in a dashboard or an alert exists."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAME = re.compile(r"\bgatekeeper_\w+")
 
 
 async def names(door: Any, internet: FakeInternet) -> set[str]:
-    """The names of all samples, as Prometheus stores them."""
+    """Return the names of all samples, as Prometheus stores them."""
     internet.site("a.test").robots("")
     service = await door()
     await service.get("/v1/check?url=http://a.test/")
@@ -52,7 +52,7 @@ async def test_the_alerts_name_metrics_that_exist(door: Any, internet: FakeInter
 
 
 def test_what_counts_as_had_is_what_the_outcomes_say() -> None:
-    """A result that the alert leaves out brought a file or a definite absence, and none other."""
+    """The alert leaves out exactly the results that brought a file or its definite absence."""
     (listed,) = re.findall(r'result!~"([^"]+)"', (PLACE / "alerts.yml").read_text())
     good = {outcome.row.name for outcome in Outcome if outcome.good}
     assert set(listed.split("|")) == good - {Outcome.REDIRECT.row.name}

@@ -1,4 +1,4 @@
-"""Real neighbours: nginx in front of a site, TLS, clients that dawdle, floods."""
+"""Real peers: nginx in front of a site, TLS, slow clients, floods of connections."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ RECIPE = Path(__file__).parents[2] / "examples" / "nginx" / "gatekeeper.conf"
 
 @asynccontextmanager
 async def nginx(directory: Path, config: str, sock: socket.socket) -> AsyncIterator[str]:
-    """nginx on a socket that listens already, handed over as at its own binary upgrade: nobody
-    else can take the port meanwhile, and who connects before nginx is there waits."""
+    """Run nginx on a socket that listens already, handed over as in its own binary upgrade.
+
+    So no other process can take the port, and a client that connects before nginx runs waits.
+    """
     assert NGINX is not None
     path = directory / "nginx.conf"
     path.write_text(
@@ -62,9 +64,9 @@ async def nginx(directory: Path, config: str, sock: socket.socket) -> AsyncItera
 async def fronted(
     door: Any, internet: FakeInternet, directory: Path, robots: str
 ) -> AsyncIterator[tuple[Any, str]]:
-    """The recipe of `examples/nginx/` before a site: the sidecar, and the base URL behind nginx.
+    """Run the recipe of `examples/nginx/`. Yields the sidecar, and the base URL at nginx.
 
-    Only places are put in: the site's name and robots.txt are those that nginx serves.
+    Only addresses and paths are filled in: nginx serves the site's pages and robots.txt.
     """
     site = internet.site("127.0.0.1").robots(robots)
     site.page("/page", "the page").page("/private", "a secret").page("/private/x", "another")
@@ -100,7 +102,7 @@ async def test_the_nginx_recipe_lets_through_what_robots_txt_allows(
     async with fronted(door, internet, tmp_path, robots) as (sidecar, base):
         async with sidecar.session.get(base + "/page") as cold:
             assert (cold.status, cold.headers["Retry-After"]) == (403, "1")
-        # The sidecar's own question goes through the same nginx, and is answered.
+        # The sidecar's own request for robots.txt passes through the same nginx.
         _, known = await sidecar.get("/v1/check", params={"url": base + "/"})
         assert (known["state"], known["robots_status"]) == ("parsed", 200)
         answers = {
@@ -162,7 +164,7 @@ async def test_t7_odd_headers_of_a_visitor_are_no_server_error(
 
 @pytest.fixture
 def tls(tmp_path: Path) -> dict[str, str]:
-    """Certificate, key and authority as files, and a client's own pair."""
+    """Files with a certificate, its key and authority, and with a client's certificate and key."""
     import trustme
 
     authority = trustme.CA()
@@ -271,11 +273,11 @@ listening.FIRST_REQUEST = 3600.0  # nobody in the crowd says a word, however slo
 sys.argv = ["gatekeeper", "serve", "--port", "0", "--storage", "memory"]
 runpy.run_module("gatekeeper", run_name="__main__")
 """
-"""A sidecar that may have 128 files open."""
+"""Program that starts a sidecar with a limit of 128 open files."""
 
 
 def told(crowd: list[socket.socket]) -> set[bytes]:
-    """The status lines of everybody who is answered before all is quiet for a second."""
+    """Return the status lines that arrive until there is none for a second."""
     lines: set[bytes] = set()
     with selectors.DefaultSelector() as waiting:
         for one in crowd:
@@ -307,7 +309,7 @@ async def test_too_many_connections_are_told_so_and_the_service_recovers(
         assert line, (await process.stderr.read()).decode()
         port = int(line.rpartition(":")[2])
         with contextlib.ExitStack() as leaving:
-            # While it is held up they all come to stand at the door: the worst burst.
+            # While the process is stopped, all connections queue up: the worst burst.
             process.send_signal(signal.SIGSTOP)
             door = ("127.0.0.1", port)
             crowd = [leaving.enter_context(socket.create_connection(door)) for _ in range(30)]
@@ -319,7 +321,7 @@ async def test_too_many_connections_are_told_so_and_the_service_recovers(
         async with aiohttp.ClientSession() as session, asyncio.timeout(60):
             recovered = False
             while not recovered:
-                # Turned away before it has asked, a client may find the connection closed.
+                # A client that is turned away early may find the connection closed.
                 with contextlib.suppress(aiohttp.ClientError):
                     async with session.get(f"http://127.0.0.1:{port}/healthz") as response:
                         recovered = response.status == 200
@@ -356,7 +358,7 @@ def test_that_descriptors_have_run_out_is_said_once_a_minute(
 async def test_thousands_of_long_polls_wait_and_have_their_turn(
     start: Any, internet: FakeInternet
 ) -> None:
-    """As many as the machine's limit of open files lets this test open, `POLLS` at most."""
+    """As many as the limit of open files allows, at most `POLLS`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
@@ -395,8 +397,8 @@ async def test_thousands_of_long_polls_wait_and_have_their_turn(
             async with asyncio.TaskGroup() as polls:
                 for number in range(1, many + 1):
                     polls.create_task(poll())
-                    # Not all in one go: who has connected has 20 s to ask (T9), and on a busy
-                    # machine a loop needs longer than that for a turn of 5,000 tasks.
+                    # In portions: a connection has 20 s to send its request (T9), and on a busy
+                    # machine an iteration of the loop with 5,000 tasks takes longer.
                     if number % 100 == 0 or number == many:
                         while await waiting() < number:
                             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Whatever is escaped in a URL: both ways to ask the sidecar give the text's own answer."""
+"""GET and POST give the same decision, whatever is percent-encoded in a URL."""
 
 from __future__ import annotations
 
@@ -50,6 +50,6 @@ async def test_a_url_that_is_too_long_is_none_on_both_ways(
         first, second = told["decisions"]
         assert (first["verdict"], first["reason"]) == ("deny", "invalid_url")
         assert (second["verdict"], second["reason"]) == ("allow", "no_rule")
-    # No request line is so long that it could be asked about in one.
+    # Too long for a request line.
     status, told = await sidecar.get(f"/v1/check?url={long}")
     assert (status, told["type"]) == (400, "urn:gatekeeper:problem:bad-request")

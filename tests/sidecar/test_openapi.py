@@ -1,4 +1,4 @@
-"""`/openapi.json` says what the routes do."""
+"""`/openapi.json` describes what the routes do."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_every_operation_has_a_name_and_a_tag() -> None:
 
 
 def test_every_endpoint_is_told_of() -> None:
-    """Those of the contract: a route that is left out here is left out of every client."""
+    """The list of all operations: generated clients have only these."""
     wanted = {
         *("get /v1/check", "post /v1/check", "get /v1/explain", "post /v1/explain"),
         *("get /v1/robots", "get /v1/history", "get /v1/fetch", "get /v1/leases"),
@@ -79,7 +79,7 @@ def test_a_field_is_required_where_it_is_always_there() -> None:
     assert set(lease["required"]) == lease["properties"].keys()
     assert set(SCHEMAS["Decision"]["required"]) == SCHEMAS["Decision"]["properties"].keys()
     assert "decision" not in SCHEMAS["ProblemDocument"]["required"]
-    # Generators take a field that has one for a field that is there.
+    # Generators treat a field with a default as always present.
     assert not [
         s for s in SCHEMAS.values() for p in s.get("properties", {}).values() if "default" in p
     ]

@@ -1,4 +1,4 @@
-"""What feeds the pages for operators: leases, decisions, events, the last hour, the settings."""
+"""The data of the pages for operators: leases, decisions, events, series, settings."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_totals_are_kept_of_the_hosts_in_use_alone(monkeypatch: pytest.MonkeyPat
 
 
 async def test_every_way_of_asking_counts(door: Any, internet: FakeInternet) -> None:
-    """Beyond what the ring keeps, alone and in batches, also where an answer is written inline."""
+    """More than the ring holds, single questions and batches, inline responses included."""
     internet.site("a.test").robots("User-agent: *\nDisallow: /private\n")
     sidecar = await door()
     sidecar.service.operators.feed._ring.clear()
@@ -198,7 +198,7 @@ async def test_a_decision_is_found_by_its_id(door: Any, internet: FakeInternet) 
 
 @asynccontextmanager
 async def listening(service: Any, query: str = "", **headers: str) -> Any:
-    """`await read()` gives the next event as (kind, id, data)."""
+    """Yields `read`: `await read()` returns the next event as (kind, id, data)."""
     async with service.session.get(f"{service.base}/v1/events{query}", headers=headers) as response:
         assert response.status == 200
         assert response.content_type == "text/event-stream"
@@ -255,7 +255,7 @@ async def test_a_stream_that_is_too_slow_is_told_how_much_it_missed(
             feed.add(decision(number), "r", "local")
         kind, _, data = await read()
         assert (kind, data["now"]) == ("dropped", data["total"])
-        assert 50 <= data["now"] <= 3 * MOST + 50  # the more, the sooner it looked
+        assert 50 <= data["now"] <= 3 * MOST + 50  # the sooner it looked, the more
         assert (await read())[2]["url"] == f"https://a.test/{data['now']}"
 
 
@@ -281,7 +281,7 @@ async def test_a_service_that_drains_ends_its_streams(door: Any) -> None:
 
 
 async def refused_stream(service: Any, session: aiohttp.ClientSession) -> tuple[int, str, str]:
-    """The answer to one stream more: status, Retry-After, the sentence."""
+    """Open one stream more. Return the status, Retry-After and detail of the refusal."""
     async with session.get(f"{service.base}/v1/events") as response:
         problem = await response.json(content_type=None)
         return response.status, response.headers["Retry-After"], problem["detail"]
@@ -294,8 +294,10 @@ async def refused_stream(service: Any, session: aiohttp.ClientSession) -> tuple[
 async def test_one_client_cannot_take_all_streams(
     door: Any, settings: dict[str, int], of_one: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of them by default: another client has one while the first is told to wait, and both
-    may again when one of its own ends."""
+    """One client gets half of the streams by default.
+
+    Another client gets one while the first is refused; both may again when one of the first's ends.
+    """
     monkeypatch.setattr(operators, "TICK", 0.01)
     service = await door(**settings)
     elsewhere = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
@@ -311,7 +313,7 @@ async def test_one_client_cannot_take_all_streams(
             await response.content.readline()
             assert len(streams) == of_one
             assert service.service.operators.streams.total() == of_one + 1
-    # The service sees that they are gone when it next looks.
+    # The service notices when it next looks that they are gone.
     while service.service.operators.streams:
         await asyncio.sleep(0)
     async with listening(service):
@@ -330,7 +332,7 @@ async def test_all_streams_together_are_bounded(door: Any) -> None:
         assert "2 streams" in told
 
 
-# --- the last hour, the whole, the settings ---------------------------------------------------
+# --- the last hour, the overview, the settings ------------------------------------------------
 
 
 async def test_the_series_has_a_point_each_ten_seconds_and_an_hour_of_them(

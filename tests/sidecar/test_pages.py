@@ -1,4 +1,4 @@
-"""The pages for operators without a browser: who may look, what forms do, what is never HTML."""
+"""The pages for operators without a browser: access, forms, escaping."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 
 
 class Markup(HTMLParser):
-    """Every tag with its attributes; what is open must be closed in its order."""
+    """Collects every tag with its attributes; checks that tags are closed in order."""
 
     VOID = frozenset({"meta", "link", "input", "br", "hr", "col"})
 
@@ -162,7 +162,7 @@ def test_nothing_but_what_tag_made_is_markup() -> None:
 
 
 async def test_what_a_site_or_a_client_says_is_never_html(internet: FakeInternet) -> None:
-    """In every column: robots.txt, paths, user agents, clients, reasons, Retry-After."""
+    """Hostile text in every column: robots.txt, paths, agents, clients, reasons, Retry-After."""
     internet.site("http://a.test").robots(
         f"User-agent: *\nDisallow: /{HOSTILE}\nDisallow: /no\nCrawl-delay: 0.01\n# {HOSTILE}\n"
     )
@@ -224,14 +224,14 @@ async def test_with_tokens_one_signs_in_once(internet: FakeInternet) -> None:
         cookie = {"Cookie": await sign_in(shop.base, ADMIN)}
         answer, text = await get(shop.base, "hosts", headers=cookie)
         assert (answer.status, "Sign out olga" in text) == (200, True)
-        assert "Set-Cookie" in answer.headers  # it lasts while somebody looks
+        assert "Set-Cookie" in answer.headers  # each view extends it
         other = {"Cookie": await sign_in(shop.base, CHECKER)}
         answer, text = await get(shop.base, "hosts", headers=other)
         assert (answer.status, "needs admin" in text) == (403, True)
         assert (await get(shop.base, "explain", headers=other))[0].status == 200
         assert (await get(shop.base, "series"))[0].status == 401
         assert (await get(shop.base, "series", headers=cookie))[0].status == 200
-        # A cookie is for pages alone: no page of another site can have the API act by it.
+        # The cookie is for pages only, so pages of other sites can't use it for the API.
         async with shop.session.get(f"{shop.base}/v1/hosts", headers=cookie) as response:
             assert response.status == 401
         bearer = {"Authorization": "Bearer " + "a" * 32}
@@ -255,7 +255,7 @@ async def test_a_cookie_is_signed_ends_and_goes_with_its_token(internet: FakeInt
 
 
 async def test_signing_out_leaves_no_cookie_behind(internet: FakeInternet) -> None:
-    """A browser keeps a cookie without a path for the folder of the page that gave it."""
+    """A browser stores a cookie without a path for the folder of the page that set it."""
     async with demo(internet, tokens=Tokens((ADMIN,))) as shop:
         cookie = {"Cookie": await sign_in(shop.base, ADMIN)}
         for path in ("hosts/a.test", "static/0/app.js", "events", "series"):
@@ -411,7 +411,7 @@ async def test_a_form_that_is_too_long_is_refused(door: Any) -> None:
     assert answer.status == 413
 
 
-# --- what the pages say -----------------------------------------------------------------------
+# --- texts of the pages -----------------------------------------------------------------------
 
 
 async def test_the_pages_say_what_is_up(internet: FakeInternet) -> None:

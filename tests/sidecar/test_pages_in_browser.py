@@ -42,13 +42,13 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),  # one browser for all of them
 ]
 REFRESH = 3_100
-"""Milliseconds after which a page has asked for itself again."""
+"""Milliseconds after which a page has refreshed itself."""
 Browse = Callable[..., AbstractAsyncContextManager[Any]]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def chromium() -> AsyncIterator[Any]:
-    """The browser, which starts once; a test has a context of its own in it."""
+    """The browser, started once; each test has its own context in it."""
     from playwright.async_api import async_playwright
 
     async with async_playwright() as playwright:
@@ -61,7 +61,7 @@ async def chromium() -> AsyncIterator[Any]:
 
 @pytest.fixture
 def browsing(chromium: Any) -> Browse:
-    """`async with browsing(...) as page`: what its console complains of fails the test."""
+    """`async with browsing(...) as page`: errors in its console fail the test."""
 
     @asynccontextmanager
     async def browse(**options: Any) -> AsyncIterator[Any]:
@@ -105,14 +105,14 @@ async def furnished(internet: FakeInternet, **options: Any) -> AsyncIterator[Dem
 FITS = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
 AXE_RUN = "options => axe.run(document, { resultTypes: ['violations'], ...options })"
 AXE_RULES: dict[str, dict[str, list[str]]] = {"light": {}, "dark": {"runOnly": ["color-contrast"]}}
-"""Dark differs from light by its colours alone."""
+"""The dark scheme differs from the light one only in its colours."""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_every_page_is_accessible_and_fits(
     internet: FakeInternet, browsing: Browse, tmp_path: Path, scheme: str
 ) -> None:
-    """axe finds nothing, the browser complains of nothing (the policy holds), nothing is cut."""
+    """axe finds no violation, the console shows no error (the policy holds), nothing is cut off."""
     async with (
         furnished(internet, storage=str(tmp_path / "state")) as shop,
         browsing(color_scheme=scheme, bypass_csp=True) as page,
@@ -130,13 +130,13 @@ async def test_every_page_is_accessible_and_fits(
                 found = await page.evaluate(AXE_RUN, AXE_RULES[scheme])
                 wrong = [(one["id"], one["nodes"][0]["html"][:200]) for one in found["violations"]]
                 assert wrong == [], (path, width)
-                # A chart is drawn anew a moment after the window changed.
+                # A chart is redrawn a moment after the window changed.
                 await page.wait_for_function(FITS)
         assert page.complaints == []
 
 
 async def test_the_policy_holds_on_every_page(internet: FakeInternet, browsing: Browse) -> None:
-    """Without the exemption that axe needs: no script, style or request is refused."""
+    """No script, style or request is refused, without the exemption that axe needs."""
     async with furnished(internet) as shop, browsing() as page:
         for path in PAGES:
             await page.goto(f"{shop.base}/ui/{path}")
@@ -219,7 +219,7 @@ async def test_what_if_answers_as_you_type_and_stores_nothing(
 async def test_many_hosts_and_many_events_cost_a_browser_little(
     internet: FakeInternet, browsing: Browse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """10,000 hosts; 12,000 decisions, 2,000 and more a second: 200 rows, and no more memory.
+    """10,000 hosts, 12,000 decisions, over 2,000 a second: 200 rows, and constant memory.
 
     `python -m benchmarks browser` does the same for five minutes.
     """
@@ -230,7 +230,7 @@ async def test_many_hosts_and_many_events_cost_a_browser_little(
         for n in range(10_000):
             scopes[f"h{n:05d}.test"] = Scope(f"h{n:05d}.test", plain)  # type: ignore[index]
             changes.append(scopes[f"h{n:05d}.test"])
-        while shop.service.operators.hosts.behind:  # a page would look again after 3 s
+        while shop.service.operators.hosts.behind:  # else a page would only show them after 3 s
             shop.service.operators.hosts.follow()
             await asyncio.sleep(0)
         await page.goto(f"{shop.base}/ui/hosts?per_page=200&sort=-next")
@@ -242,7 +242,7 @@ async def test_many_hosts_and_many_events_cost_a_browser_little(
         feed, number = shop.service.operators.feed, 0
 
         async def flood(count: int) -> float:
-            """Decisions in the pace of the stream's own looks; then the page's memory."""
+            """Add decisions as fast as the stream looks for them. Return the page's memory."""
             nonlocal number
             for _ in range(count // 200):
                 for _ in range(200):
@@ -380,7 +380,7 @@ async def furnished_with_tokens(internet: FakeInternet, tokens: Tokens) -> Async
 
 @asynccontextmanager
 async def proxy(shop: Demo, prefix: str) -> AsyncIterator[str]:
-    """A proxy that cuts off a prefix, as an operator's would."""
+    """Run a proxy that strips a prefix, as an operator's would."""
 
     async def forward(request: web.BaseRequest) -> web.StreamResponse:
         path = request.raw_path.removeprefix(prefix)

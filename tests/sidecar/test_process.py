@@ -64,7 +64,7 @@ async def test_it_runs_with_no_configuration_and_says_how_to_be_named(
 async def test_the_curl_line_it_prints_works(start: Any) -> None:
     sidecar = await start("--user-agent", "testbot/1.0")
     words = shlex.split(sidecar.curl)
-    words[-1] = "url=http://10.0.0.1/"  # nobody to be asked, so no network
+    words[-1] = "url=http://10.0.0.1/"  # refused by the guard, so no network is needed
     curl = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
     out, _ = await curl.communicate()
 
@@ -89,7 +89,7 @@ async def test_the_curl_line_works_with_tls_and_a_token(
     tokens, cert, key = tmp_path / "my tokens", tmp_path / "cert.pem", tmp_path / "key.pem"
     tokens.write_text(f"# of the crawler\n\ncrawler:check,crawl:{TOKEN}\n{'u' * 40}\n")
     tokens.chmod(0o600)
-    pair = trustme.CA().issue_cert("gate.example.org")  # by whatever name it is known outside
+    pair = trustme.CA().issue_cert("gate.example.org")  # an external name of this machine
     pair.cert_chain_pems[0].write_to_path(cert)
     pair.private_key_pem.write_to_path(key)
     env = {"GATEKEEPER_SERVER_TLS_CERT": str(cert), "GATEKEEPER_SERVER_TLS_KEY": str(key)}
@@ -239,7 +239,7 @@ async def test_t3_it_never_asks_itself(start: Any) -> None:
     sidecar = await start()
     _, decision = await get(sidecar, "/v1/check", params={"url": sidecar.base + "/"})
 
-    # Deferred or denied, but never asked: the guard refused to dial.
+    # Deferred or denied, but never fetched: the guard refused to connect.
     assert decision["verdict"] != "allow"
     async with sidecar.session.get(sidecar.base + "/metrics") as response:
         assert 'route="unmatched"' not in await response.text()
@@ -288,7 +288,7 @@ async def test_systemd_hands_over_a_socket_and_is_told(start: Any, short: Path) 
     manager = sockets.socket(sockets.AF_UNIX, sockets.SOCK_DGRAM)
     manager.bind(str(short / "notify"))
     manager.setblocking(False)
-    # What systemd does between fork and exec: the socket as fd 3, the pid in LISTEN_PID.
+    # As systemd does between fork and exec: the socket is fd 3, the pid is in LISTEN_PID.
     script = (
         "import os, sys; os.dup2(int(sys.argv[1]), 3); os.environ['LISTEN_PID'] = "
         "str(os.getpid()); os.execv(sys.executable, [sys.executable, '-m', 'gatekeeper', "
@@ -339,7 +339,7 @@ async def test_the_history_of_a_file_outlives_the_process(
 async def test_kill_9_under_load_breaks_no_interval(
     start: Any, internet: FakeInternet, origin: str
 ) -> None:
-    """The origin's own log is the judge: requests before and after, a second apart."""
+    """Judged by the origin's own log: no two requests before and after are too close."""
     env = {"GATEKEEPER_PACING_DEFAULT_INTERVAL": "0.4"}
     out: list[str] = []
 
@@ -366,7 +366,7 @@ async def test_kill_9_under_load_breaks_no_interval(
     await first.stopped()
 
     second = await start(env=env)
-    for lease_id in out:  # the clients are still there: who was out holds its host's slot
+    for lease_id in out:  # the clients survived: their leases hold the host's slots
         await post(second, f"/v1/leases/{lease_id}/report", {"status": 200})
     async with asyncio.TaskGroup() as crawlers:
         for _ in range(3):
@@ -375,7 +375,7 @@ async def test_kill_9_under_load_breaks_no_interval(
     gaps = [later.at - earlier.at for earlier, later in itertools.pairwise(pages)]
 
     assert len(pages) >= 6
-    assert min(gaps) > 0.35  # the interval, less what a loopback request may be delayed
+    assert min(gaps) > 0.35  # the interval, less the delay of a loopback request
 
 
 async def _served(internet: FakeInternet, pages: int) -> None:

@@ -1,4 +1,4 @@
-"""The forward proxy: what it passes on, what it refuses, and who may use it."""
+"""The forward proxy: what it passes on and refuses, and authentication."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROBOTS = "User-agent: *\nDisallow: /private\n"
 
 
 class Client:
-    """Asks the proxy, by aiohttp or octet by octet."""
+    """Sends requests to the proxy, with aiohttp or as raw octets."""
 
     def __init__(self, service: Any, port: int, session: aiohttp.ClientSession) -> None:
         self.service = service
@@ -43,7 +43,10 @@ class Client:
     async def connect(
         self, authority: str, early: bytes = b""
     ) -> tuple[bytes, asyncio.StreamReader, asyncio.StreamWriter]:
-        """The head of the answer, and the tunnel. `early` is sent without waiting for it."""
+        """Open a tunnel; return the head of the response and the streams.
+
+        `early` is sent without waiting for the response.
+        """
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         self.open.append(writer)
         head = f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n"
@@ -51,7 +54,7 @@ class Client:
         return await reader.readuntil(b"\r\n\r\n"), reader, writer
 
     async def raw(self, head: str, body: bytes = b"") -> bytes:
-        """All that comes back on a connection that is closed then."""
+        """Send a request and return all that comes back until the connection is closed."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         lines = head.replace("\n", "\r\n")
         writer.write(f"{lines}\r\nConnection: close\r\n\r\n".encode() + body)
@@ -94,7 +97,7 @@ async def test_a_page_is_decided_and_passed_on(internet: FakeInternet, proxy: An
     assert headers["X-Gatekeeper-Verdict"] == "allow"
     sent = site.requests[-1]
     assert (sent.target, sent.headers["X-Mine"]) == ("/x?q=1", "yes")
-    assert sent.headers["User-Agent"] == "testbot/1.0"  # whatever the client calls itself
+    assert sent.headers["User-Agent"] == "testbot/1.0"  # not the name that the client sent
     assert sent.headers["Via"] == "1.1 gatekeeper"
 
     status, headers, text = await client.get("http://a.test/private")
@@ -275,11 +278,11 @@ async def test_each_hop_is_signed(internet: FakeInternet, proxy: Any, tmp_path: 
         verify(as_sent(one), public)
 
 
-# --- tunnels: what server.proxy_connect = "host" lets through
+# --- tunnels, with server.proxy_connect = "host"
 
 
 class Echo(asyncio.Protocol):
-    """A site that sends back what it gets."""
+    """A site that echoes what it receives."""
 
     def __init__(self, made: list[Echo]) -> None:
         made.append(self)
@@ -297,7 +300,7 @@ class Echo(asyncio.Protocol):
 
 @pytest.fixture
 async def echo(internet: FakeInternet) -> AsyncIterator[tuple[list[Echo], str]]:
-    """Its connections, and where it is."""
+    """Yields the connections of an echoing site, and its authority."""
     made: list[Echo] = []
     address = internet.address()
     internet.dns("a.test", address)
@@ -330,7 +333,7 @@ async def test_a_tunnel_carries_https_in_one_turn(internet: FakeInternet, proxy:
         for path, text in (("/x", "hello"), ("/y", "more")):
             async with session.get(f"https://a.test{path}", proxy=client.base) as page:
                 assert await page.text() == text
-        assert pacing().pacing.in_flight == 1  # nobody sees when a page was read
+        assert pacing().pacing.in_flight == 1  # the end of a page inside a tunnel is hidden
         assert pacing().pacing.granted == 1
     await until(lambda: pacing().pacing.in_flight == 0)
     assert site.paths == ["/x", "/y"]
@@ -388,7 +391,7 @@ async def test_what_is_idle_is_closed_also_in_the_very_moment_in_which_more_come
     _, reader, writer = await client.connect(f"a.test:{port}")
     writer.write(b"x" * 5)
     assert await reader.readexactly(5) == b"x" * 5
-    writer.write(late)  # the proxy sees it in the turn of the loop in which the time is over
+    writer.write(late)  # read in the same iteration of the loop in which the time is over
     loop = asyncio.get_running_loop()
     now = loop.time
     monkeypatch.setattr(loop, "time", lambda: now() + 31.0)
@@ -430,7 +433,7 @@ async def test_what_a_tunnel_brings_counts_for_a_budget(
     ("authority", "status"),
     [
         ("denied.test:443", 403),
-        ("unread.test:443", 429),  # its file can't be had
+        ("unread.test:443", 429),  # its robots.txt is unreachable
         ("refusing.test:443", 502),
         ("10.1.2.3:443", 403),
         ("[::ffff:10.1.2.3]:443", 403),

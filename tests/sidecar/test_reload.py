@@ -1,4 +1,4 @@
-"""A reload (T17): everything is judged first, and then all of it is in force, or nothing."""
+"""A reload (T17): everything is checked first; then all of it is in force, or nothing."""
 
 from __future__ import annotations
 

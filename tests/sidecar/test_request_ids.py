@@ -1,4 +1,4 @@
-"""Every answer names its request, as the log does, and the service that gave it (T20)."""
+"""Every response names its request, as the log does, and the server (T20)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def logged(service: Any) -> list[str]:
 
 async def test_each_question_has_an_id_that_its_line_in_the_log_tells(service: Any) -> None:
     ids = []
-    for path in ("/", "/", "/private", "/private"):  # cold; then answered where it is read
+    for path in ("/", "/", "/private", "/private"):  # cold, then answered inline
         asked = {"url": f"http://a.test{path}"}
         async with service.session.get(service.base + "/v1/check", params=asked) as response:
             ids.append(response.headers["X-Request-Id"])
@@ -42,7 +42,7 @@ async def test_each_question_has_an_id_that_its_line_in_the_log_tells(service: A
 async def test_a_lease_its_report_and_its_return_have_an_id(service: Any) -> None:
     base, ids = service.base + "/v1/leases", []
     for end in ("report", "DELETE"):
-        for _ in range(2):  # the first goes the long way, the second is answered at once
+        for _ in range(2):  # the first one is handled the usual way, the second inline
             wanted = {"url": "http://a.test/", "wait": 5}
             async with service.session.post(base, json=wanted) as response:
                 lease = await response.json()

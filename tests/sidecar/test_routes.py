@@ -1,4 +1,4 @@
-"""The whole contract of the HTTP API over a real gate and the fake internet."""
+"""The contract of the HTTP API, over a real gate and the fake internet."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ async def test_a_client_that_hangs_up_gives_its_place_back(door: Any, site: Any)
     await service.post(f"/v1/leases/{lease['id']}/report", {"status": 200})
 
     status, _ = await waiting
-    assert status == 201  # not granted to the one that left
+    assert status == 201  # not granted to the client that left
 
 
 async def test_a_lease_given_back_frees_the_turn(door: Any, site: Any) -> None:
@@ -170,7 +170,7 @@ async def test_nothing_is_granted_under_an_id_that_was_given_back(
 ) -> None:
     service = await door()
     wanted = {"url": "http://a.test/page", "wait": 5}
-    if met:  # the turn comes at once, without a task
+    if met:  # the turn is granted inline, without a task
         _, lease = await service.post("/v1/leases", wanted)
         await service.post(f"/v1/leases/{lease['id']}/report", {"status": 200})
     name = "a_name-of-its-client"
@@ -365,7 +365,7 @@ async def test_t4_control_wants_a_json_body(door: Any, site: Any) -> None:
         assert response.status == 415
 
 
-# -- about itself ---------------------------------------------------------------------------
+# -- the service itself ---------------------------------------------------------------------
 
 
 async def test_the_index_lists_what_can_be_asked(door: Any) -> None:
@@ -405,7 +405,7 @@ async def test_metrics_say_what_holds_hosts_up(door: Any, site: Any) -> None:
     service = await door()
     gate = service.service.gate
     for name in ("a.test", "b.test", "c.test"):
-        await gate.block(name, 0)  # known from now on
+        await gate.block(name, 0)  # so that the host is known
     await gate.block("a.test", gate._clock.wall() + 60)
     await gate.pause("b.test")
     async with service.session.get(service.base + "/metrics") as response:

@@ -1,4 +1,4 @@
-"""The end of the service, wanted or not: no lease is lost, and no site is asked too often."""
+"""Shutdown and crash of the service: no lease is lost, and no site gets requests too often."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.internet import Drip, FakeInternet
 
 ROBOTS = "User-agent: *\nDisallow: /private\n"
 INTERVAL = 0.25
-LEAST = INTERVAL - 0.05  # a request of a crawler may be delayed on its way
+LEAST = INTERVAL - 0.05  # allows for the delay of a request
 NO_DEFAULT = {"GATEKEEPER_PACING_DEFAULT_INTERVAL": "0"}
 PACED = {"GATEKEEPER_PACING_DEFAULT_INTERVAL": str(INTERVAL)}
 
@@ -35,15 +35,15 @@ async def held(sidecar: Any) -> float:
 
 @dataclass
 class Crawl:
-    """Crawlers of some hosts, and what became of each of their leases."""
+    """Crawlers of some hosts, with the outcome of each of their leases."""
 
     sidecar: Any
     granted: set[str] = field(default_factory=set)
     reported: set[str] = field(default_factory=set)
     unsure: set[str] = field(default_factory=set)
-    """Their report was on its way when the process died."""
+    """Leases whose report was in flight when the process died."""
     refused: list[str] = field(default_factory=list)
-    """What those were told who waited."""
+    """Reasons given to the waiters that were refused."""
     stopping: bool = False
 
     async def take(self, url: str, **wanted: Any) -> str | None:
@@ -76,7 +76,7 @@ class Crawl:
 
 @pytest.fixture
 def hosts(internet: FakeInternet) -> list[str]:
-    """URLs of three hosts, each with an address of its own."""
+    """URLs of three hosts, each with its own address."""
     found = []
     for _ in range(3):
         address = internet.address()
@@ -86,7 +86,7 @@ def hosts(internet: FakeInternet) -> list[str]:
 
 
 def closest(internet: FakeInternet, url: str) -> float:
-    """The shortest time between two requests to that host, by its own log."""
+    """Return the shortest time between two requests to the host, by its own log."""
     host = url.split("/")[2].partition(":")[0]
     times = sorted(one.at for one in internet.requests if host in one.url)
     return min(later - earlier for earlier, later in itertools.pairwise(times))
@@ -103,7 +103,7 @@ async def test_t16_sigterm_under_load_loses_no_lease_and_breaks_no_interval(
     streaming = internet.address()
     internet.site(streaming, address=streaming).robots(ROBOTS).on("/long", Drip("ab", every=more))
     long = f"http://{streaming}:{internet.listener(streaming).port()}/long"
-    # Nothing is kept: what is not reported to this process is lost.
+    # Nothing is stored: leases not reported to this process are lost.
     crawl = Crawl(await start("--storage", "memory", env=PACED))
     sidecar = crawl.sidecar
     *busy, still = hosts
@@ -120,7 +120,7 @@ async def test_t16_sigterm_under_load_loses_no_lease_and_breaks_no_interval(
             await asyncio.wait_for(_until(lambda: pages(internet) >= 6), 40)
             crawl.stopping = True
             sidecar.tell(signal.SIGTERM)
-        # Every poll has its answer, though a lease and a stream are open yet.
+        # Every poll is answered, though a lease and a stream are still open.
         assert len(crawl.refused) >= 3
         assert set(crawl.refused) == {"draining"}
         status, problem = await call(sidecar, "GET", f"/v1/fetch?url={still}")
@@ -132,7 +132,7 @@ async def test_t16_sigterm_under_load_loses_no_lease_and_breaks_no_interval(
 
     assert await sidecar.stopped() == 0
     assert crawl.granted == crawl.reported
-    assert pages(internet) == len(crawl.granted) - 1  # `still` was not asked for its page
+    assert pages(internet) == len(crawl.granted) - 1  # no page of `still` was requested
     assert min(closest(internet, url) for url in busy) > LEAST
 
 
@@ -154,10 +154,10 @@ async def test_t16_kill_9_under_load_loses_no_lease_and_breaks_no_interval(
     out = crawl.granted - crawl.reported - crawl.unsure
     assert opened in out
     assert await held(second) >= len(out)
-    assert await crawl.take(still) is None  # its one slot is taken yet
+    assert await crawl.take(still) is None  # its only slot is still taken
     for lease_id in out:
         await crawl.report(lease_id)
-    for lease_id in crawl.unsure:  # taken by the one that died, or by this one
+    for lease_id in crawl.unsure:  # accepted by the process that died, or by this one
         path = f"/v1/leases/{lease_id}/report"
         assert (await call(second, "POST", path, {"status": 200}))[0] in (204, 404)
     again = Crawl(second)
@@ -225,7 +225,7 @@ async def test_fetch_of_a_blocked_host_is_told_when_to_come_again(
     assert answer.status == 429
     assert 85 <= int(answer.headers["Retry-After"]) <= 90
     assert "they asked" in told["detail"]
-    refused = {"url": "http://a.test/private"}  # that is no matter of time
+    refused = {"url": "http://a.test/private"}  # a denial, not a deferral
     assert (await service.get("/v1/fetch", params=refused))[0] == 403
 
 

@@ -1,4 +1,4 @@
-"""Pages of /v1/fetch are signed, and what sites say to machines is passed on."""
+"""Requests of /v1/fetch are signed, and header fields for machines are passed on."""
 
 from __future__ import annotations
 
@@ -68,5 +68,5 @@ async def test_v1_fetch_passes_on_what_a_site_answers_to_machines(
     assert told["Crawler-Price"] == "USD 0.01"
     assert told["Content-Usage"] == "train-ai=n, search=y"
     assert told.getall("WWW-Authenticate") == ['license error="invalid_request", scope="a\\"b"']
-    assert "Link" not in told  # more than a client would take; the page comes all the same
+    assert "Link" not in told  # longer than clients accept; the page is passed on nevertheless
     assert page_signals(told, "bot", status=402).license_required

@@ -1,4 +1,4 @@
-"""The token file and what its tokens may do: names, roles, rights of the file (T6, T15)."""
+"""The token file: names, roles, permissions of the file (T6, T15)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ INCLUDED = {
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., str]:
-    """`write(*lines, mode=0o600)`: a token file; its path."""
+    """`write(*lines, mode=0o600)` writes a token file and returns its path."""
 
     def make(*lines: str, mode: int = 0o600) -> str:
         path = tmp_path / "tokens"
@@ -162,7 +162,7 @@ def test_every_route_that_is_no_probe_needs_a_role() -> None:
 
 
 def with_tokens(sidecar: Any) -> Any:
-    """A door with a client of each role, and one with a bare token."""
+    """Give the service a token for each role, and one without a name."""
     service = sidecar.service
     named = [Token(v.encode(), r.value, frozenset(INCLUDED[r])) for r, v in BY_ROLE.items()]
     tokens = Tokens([*named, BARE.encode()])
@@ -238,7 +238,7 @@ async def test_the_decision_log_names_the_client(
     stream = io.StringIO()
     server = ServerConfig(log_decisions="all", log_format=form)  # type: ignore[arg-type]
     log = sidecar.service.log = DecisionLog(server, sidecar.service.clock, stream=stream)
-    for _ in range(2):  # cold, and on the short road
+    for _ in range(2):  # cold, then inline
         bearer = {"Authorization": f"Bearer {BY_ROLE[Role.CRAWL]}"}
         await sidecar.get("/v1/check", params={"url": "http://a.test/"}, headers=bearer)
     body = {"urls": ["http://a.test/", "http://a.test/2"]}

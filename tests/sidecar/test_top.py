@@ -1,4 +1,4 @@
-"""`gatekeeper top`: what it shows of a running sidecar."""
+"""`gatekeeper top`: the display of a running sidecar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry, and the histogram of robots.txt fetches."""
+"""OpenTelemetry spans, and the histogram of robots.txt fetches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 
 @pytest.fixture
 def span(exporter: InMemorySpanExporter) -> Spans:
-    """The one span of that name."""
+    """Returns the only span of a name."""
 
     def named(name: str) -> ReadableSpan:
         [found] = [one for one in exporter.get_finished_spans() if one.name == name]
@@ -42,7 +42,7 @@ def span(exporter: InMemorySpanExporter) -> Spans:
 
 @pytest.fixture
 async def traced(exporter: InMemorySpanExporter, door: Any, internet: FakeInternet) -> Any:
-    """A service whose spans are kept; built once they are."""
+    """A service with tracing, made after the exporter was set."""
     internet.site("a.test").robots("User-agent: *\nDisallow: /private\n")
     return await door()
 

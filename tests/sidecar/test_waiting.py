@@ -1,4 +1,4 @@
-"""Who waits for a turn: in what order between clients, how many, and until when."""
+"""Requests that wait for a turn: their order between clients, their number, their end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ClientLimits:
     async def poll(
         self, client: str, *, priority: int = 0, url: str = URL, wait: float = 60.0
     ) -> None:
-        """Returns when the poll waits, or is over."""
+        """Start a poll, and return when it waits or is over."""
         wanted = LeaseRequestBody(url=url, wait=wait, priority=priority)
         self.tasks.append(asyncio.create_task(self._poll(wanted, client)))
         await settled()
@@ -56,14 +56,14 @@ class ClientLimits:
 
 
 async def settled() -> None:
-    """Let every task do what it can do without waiting."""
+    """Let every task run as far as it can without waiting."""
     for _ in range(12):
         await asyncio.sleep(0)
 
 
 @pytest.fixture
 async def clients(door: Any, internet: FakeInternet) -> AsyncIterator[Any]:
-    """`await clients(max_waiting=3, ...)`: a.test is warm, and its one slot is free."""
+    """`await clients(max_waiting=3, ...)`; a.test is cached, and its only slot is free."""
     made = []
 
     async def begin(**settings: Any) -> ClientLimits:
@@ -117,7 +117,7 @@ async def test_a_long_block_ends_the_polls_that_it_outlasts_at_once(clients: Any
     for client in ("A", "A", "B"):
         await asking.poll(client, wait=60.0)
     asking.leases.report(first, LeaseReport(status=503, retry_after=7200.0))
-    while not all(task.done() for task in asking.tasks):  # no time passes: the next is asked
+    while not all(task.done() for task in asking.tasks):  # the virtual clock does not advance
         await settled()
 
     for error in await asking.finish():
@@ -198,7 +198,7 @@ async def test_t15_where_the_room_is_full_the_client_that_has_most_makes_way(
     done = await asking.finish()
     refused = [number for number, one in enumerate(done) if isinstance(one, Problem)]
 
-    # Two of A's, the newest ones, for two of B's; the third would have been the larger half.
+    # The newest two of A made way for two of B; a third would have left A fewer than B.
     assert refused == [2, 3, 6]
     assert {done[number].kind for number in refused} == {"full"}
     assert asking.order == ["A", "B", "A", "B"]
@@ -223,7 +223,7 @@ async def test_t16_whoever_waits_is_told_at_once_that_the_service_drains(clients
     for client in "AAB":
         await asking.poll(client)
     asking.leases.drain()
-    asking.report(first)  # in the same moment: no turn comes of it
+    asking.report(first)  # at the same moment, so no turn is granted
     done = await asking.finish()
 
     assert [getattr(one, "kind", one) for one in done] == ["draining"] * 3
@@ -250,7 +250,7 @@ async def test_t16_a_turn_that_came_just_before_the_service_drains_is_given_back
 async def test_of_a_great_many_requests_a_few_begin_in_one_iteration_of_the_loop(
     door: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever sends thousands at once must not hold up the others, nor the loop."""
+    """A client that sends thousands of requests must block neither other clients nor the loop."""
     monkeypatch.setattr(sidecar_service, "_AT_ONCE", 7)
     admission = await door()
     begun: Counter[int] = Counter()
@@ -287,4 +287,4 @@ async def test_of_a_great_many_requests_a_few_begin_in_one_iteration_of_the_loop
     assert [status for status, _ in await asyncio.gather(*tasks)] == [200] * 90
     over = True
     assert begun.total() == 90
-    assert max(begun.values()) <= 14  # those let in, and those who came in before the beat
+    assert max(begun.values()) <= 14  # those of this iteration, and those that entered just before

@@ -1,4 +1,4 @@
-"""`POST /v1/explain` answers as the gate would, had the site this text."""
+"""`POST /v1/explain` decides as the gate would if the site had this text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gatekeeper serve --workers N` as processes: one service, whichever of them answers."""
+"""`gatekeeper serve --workers N`: its processes behave as one service."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def origin(internet: FakeInternet, site: Site) -> str:
 
 
 async def begin(start: Any, *arguments: str, env: dict[str, str] | None = None) -> Any:
-    """A sidecar with two workers that both answer."""
+    """Start a sidecar, and return when both of its workers answer."""
     sidecar = await start("--workers", "2", *arguments, env={**QUIET, **(env or {})})
     for number in (1, 2):
         assert await sidecar.said(f"worker {number} (process ")
@@ -56,7 +56,7 @@ async def begin(start: Any, *arguments: str, env: dict[str, str] | None = None) 
 
 
 def pids(sidecar: Any) -> list[int]:
-    """The processes of the workers that answer, the latest of each number."""
+    """Return the process ids of the current workers."""
     found = {
         number: line.partition(f"worker {number} (process ")[2].partition(")")[0]
         for number in (1, 2)
@@ -68,7 +68,7 @@ def pids(sidecar: Any) -> list[int]:
 
 @contextlib.asynccontextmanager
 async def connection(sidecar: Any) -> Any:
-    """`await ask(path, body=None)` over one connection of its own: status and JSON, or text."""
+    """Yields `ask(path, body=None)` over one connection; it returns the status and JSON or text."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as session:
 
         async def ask(path: str, body: object = None, **options: Any) -> tuple[int, Any]:
@@ -84,11 +84,11 @@ async def connection(sidecar: Any) -> Any:
 
 
 async def verdicts(sidecar: Any, url: str, connections: int = 6) -> set[str]:
-    """What so many new connections, and so both workers, say of a URL."""
+    """Return the verdicts about a URL over several new connections, and so of both workers."""
     found = set()
     for _ in range(connections):
         async with connection(sidecar) as ask:
-            for _ in range(2):  # the second one by whoever has it now
+            for _ in range(2):  # the second one by the process that has the connection now
                 _, told = await ask(f"/v1/check?url={quote(url, safe='')}")
                 found.add(told["verdict"])
     return found
@@ -179,7 +179,7 @@ async def test_a_worker_that_is_killed_under_load_loses_no_lease_and_comes_back(
         assert told["total"] == len(leases)
         for lease in leases:
             assert (await ask(f"/v1/leases/{lease}/report", {"status": 200}))[0] == 204
-    assert lost <= 4  # what the worker had in its hands, and no more
+    assert lost <= 4  # only what the worker was answering
 
 
 async def test_bounds_and_words_of_one_process_hold_for_all(
@@ -194,9 +194,9 @@ async def test_bounds_and_words_of_one_process_hold_for_all(
         asks = [await stack.enter_async_context(connection(sidecar)) for _ in range(6)]
         for ask in asks[2:]:
             assert (await ask(query))[1]["verdict"] == "allow"
-        wanted = {"url": f"{origin}/a", "wait": 60}  # robots.txt has just taken the turn
+        wanted = {"url": f"{origin}/a", "wait": 60}  # the robots.txt fetch has just used the turn
         polls = [asyncio.create_task(ask("/v1/leases", wanted)) for ask in asks[:2]]
-        # Both wait for their turn: a third request at once is one too many, whoever reads it.
+        # Both wait for their turn, so a third request is refused, by worker and owner alike.
         async with asyncio.timeout(20):
             while [(await ask(query))[0] for ask in asks[2:]] != [429] * 4:
                 await asyncio.sleep(0.01)
@@ -260,7 +260,7 @@ async def test_a_reload_brings_nothing_that_does_not_go_with_workers(door: Any) 
     service = (await door()).service
     server = msgspec.structs.replace(service.config.server, workers=2)
     service.config = msgspec.structs.replace(service.config, server=server)
-    later = msgspec.structs.replace(server, workers=0, client_rate=5.0)  # workers: after a restart
+    later = msgspec.structs.replace(server, workers=0, client_rate=5.0)  # `workers` needs a restart
     service.reread = lambda: msgspec.structs.replace(service.config, server=later)
     with pytest.raises(ConfigError, match="client_rate is counted by one process"):
         await reload(service)
@@ -275,8 +275,10 @@ def test_a_flag_that_does_not_go_with_workers_is_named(capsys: pytest.CaptureFix
 async def test_systemd_hands_a_socket_to_a_sidecar_with_workers_and_reloads_it(
     origin: str, tmp_path: Path
 ) -> None:
-    """What a manager sees: a socket is handed over, READY when all answer by it, RELOADING until
-    every worker follows the new file, STOPPING; and no process is left."""
+    """A service manager hands over a socket, and sees READY, RELOADING and STOPPING.
+
+    RELOADING lasts until every worker follows the new file. In the end no process is left.
+    """
     file = tmp_path / "gatekeeper.toml"
     word = (
         '[server]\nlog_rate = {}\nmax_header = {}\n[[host]]\nmatch = "127.0.0.1"\nrobots = "{}"\n'
@@ -325,7 +327,7 @@ async def test_systemd_hands_a_socket_to_a_sidecar_with_workers_and_reloads_it(
             assert await verdicts(sidecar, f"{origin}/a") == {"allow"}
             before = pids(sidecar)
             file.write_text(word.format(2000, 9_000, "deny"))
-            for pid in (*before, process.pid):  # as `kill -HUP` of a whole group of processes does
+            for pid in (*before, process.pid):  # as `kill -HUP` of the whole process group does
                 os.kill(pid, signal.SIGHUP)
             assert [await told(), await told()] == ["RELOADING=1", "READY=1"]
             assert await verdicts(sidecar, f"{origin}/a") == {"deny"}
@@ -347,7 +349,7 @@ async def test_systemd_hands_a_socket_to_a_sidecar_with_workers_and_reloads_it(
 
 
 def _listens(pid: int, listener: socket.socket) -> bool:
-    """Whether the process has the descriptor of that socket."""
+    """Return whether the process has a descriptor of the socket."""
     inode = f"socket:[{os.fstat(listener.fileno()).st_ino}]"
     return inode in {os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir()}
 
@@ -355,8 +357,10 @@ def _listens(pid: int, listener: socket.socket) -> bool:
 async def test_a_stop_answers_what_is_under_way_with_a_worker_and_with_the_owner(
     start: Any, origin: str
 ) -> None:
-    """Half a request that a worker has read is answered by the owner; a lease that is waited for is
-    refused; and every process ends."""
+    """The owner answers a request of which a worker has read half, and refuses waiting leases.
+
+    Every process exits.
+    """
     sidecar = await begin(start, env={"GATEKEEPER_PACING_DEFAULT_INTERVAL": "60"})
     host, port = sidecar.base.removeprefix("http://").split(":")
     query = f"/v1/check?url={quote(origin + '/a', safe='')}"
@@ -373,7 +377,7 @@ async def test_a_stop_answers_what_is_under_way_with_a_worker_and_with_the_owner
             assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
             writer.write(head)
             halves.append((reader, writer))
-        wanted = {"url": f"{origin}/a", "wait": 60}  # robots.txt has just taken the turn
+        wanted = {"url": f"{origin}/a", "wait": 60}  # the robots.txt fetch has just used the turn
         poll = asyncio.create_task(waiting("/v1/leases", wanted))
         async with asyncio.timeout(20):
             while (await ask("/v1/hosts/127.0.0.1"))[1]["waiting"] == 0:
@@ -394,7 +398,7 @@ async def test_a_stop_answers_what_is_under_way_with_a_worker_and_with_the_owner
 async def test_a_worker_that_hangs_gets_no_connection_and_is_killed(
     internet: FakeInternet, origin: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without anybody who looks at the metrics, or reloads."""
+    """The owner notices by itself, without a scrape or a reload."""
     for name, seconds in (("_BEAT", 0.05), ("_LATE", 0.3), ("_PATIENCE", 600.0), ("_PAUSE", 0.0)):
         monkeypatch.setattr(workers_module, name, seconds)
     config = Config(
@@ -426,20 +430,20 @@ async def test_a_worker_that_hangs_gets_no_connection_and_is_killed(
         await workers.started()
 
         held = [await stack.enter_async_context(connection(base)) for _ in range(8)]
-        for _ in range(3):  # the owner's at first, and then a worker's
+        for _ in range(3):  # answered by the owner first, then by a worker
             for ask in held:
                 assert (await ask(query))[0] == 200
         hung = workers.pids[0]
         os.kill(hung, signal.SIGSTOP)
         while len(workers._taking()) == 2:
             await asyncio.sleep(0.01)
-        for _ in range(4):  # no new one waits
+        for _ in range(4):  # no new connection waits for the worker that hangs
             async with connection(base) as ask:
                 assert (await ask(query))[0] == 200
         assert hung in workers.pids
 
         monkeypatch.setattr(workers_module, "_PATIENCE", 0.5)
-        await workers.settle()  # it is killed: those that it had are broken off
+        await workers.settle()  # the worker is killed, and its connections break
         for ask in held:
             with contextlib.suppress(aiohttp.ClientConnectionError):
                 assert (await ask(query))[0] == 200
@@ -452,14 +456,16 @@ async def test_a_worker_that_hangs_gets_no_connection_and_is_killed(
 async def test_a_connection_that_meets_origins_stays_with_its_worker(
     start: Any, internet: FakeInternet
 ) -> None:
-    """A worker asks the owner about an origin that it does not know, and keeps the connection; one
-    whose file is not known to the owner either goes to it, and is answered there."""
+    """A worker keeps a connection that asks about a new origin, if the owner has its record.
+
+    If the owner has no record either, the connection goes to the owner and is answered there.
+    """
     sidecar = await begin(start)
     origins = []
     for n in range(1, 21):
         internet.site(f"127.0.0.{n}").robots(OPEN if n % 2 else CLOSED)
         origins.append(f"http://127.0.0.{n}:{internet.listener(f'127.0.0.{n}').port()}")
-    async with connection(sidecar) as ask:  # all but the last one are known to the owner
+    async with connection(sidecar) as ask:  # the owner has all records but the last
         for origin in origins[:-1]:
             assert (await ask(f"/v1/explain?url={quote(origin + '/a', safe='')}"))[0] == 200
     async with contextlib.AsyncExitStack() as stack:
