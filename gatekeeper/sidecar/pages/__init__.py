@@ -1,1 +1,1 @@
-"""For operators: what feeds their pages, and the pages under `/ui/`."""
+"""The operators' pages under `/ui/`, and the data that they show."""

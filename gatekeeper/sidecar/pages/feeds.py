@@ -1,8 +1,8 @@
-"""What operators are shown of the past: the latest decisions, and the last hour in numbers.
+"""Recent history for operators: the latest decisions, and the metrics of the last hour.
 
-`DecisionFeed` keeps the latest decisions in a ring of fixed size. On the way of an answer stands
-one append; whoever reads the ring (an open page) does so ten times a second, at his own cost.
-`Series` keeps what was counted each ten seconds, for an hour.
+`DecisionFeed` keeps the latest decisions in a ring buffer. Answering a request costs one append;
+each reader of the ring (an open page) reads it ten times a second. `Series` samples the counters
+every ten seconds and keeps the samples for an hour.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
 
 _RING: Final = 4096
-"""Decisions given one at a time that are kept."""
+"""Single decisions to keep."""
 _BATCHES: Final = 8
-"""Batches that are kept, of a thousand decisions each."""
+"""Batches to keep, of up to a thousand decisions each."""
 _HOSTS: Final = 50_000
-"""Hosts whose last status and totals are kept, twice over: in use, and from before."""
+"""Maximum hosts in each of two generations of totals and last statuses: current and previous."""
 
 
 class GivenDecision(NamedTuple):
-    """One decision of the ring."""
+    """One decision of the ring, with the request that it answered."""
 
     number: int
-    """Counts the decisions of the process, from 1: later is greater."""
+    """The position among all decisions of the process, counting from 1."""
     at: float
-    """Wall seconds."""
+    """Wall time in seconds."""
     decision: Decision
     request: str
     client: str
 
 
 class Counts:
-    """How often the URLs of a host were allowed, denied and deferred."""
+    """The number of allowed, denied and deferred URLs of a host."""
 
     __slots__ = ("allow", "defer", "deny", "origins")
 
@@ -58,10 +58,10 @@ class Counts:
         self.deny: int = 0
         self.defer: int = 0
         self.origins: tuple[str, ...] = ()
-        """Origins that were asked about, `_MOST_ORIGINS` at most: a host has one for each port."""
+        """Origins of the host that were asked about, `_MOST_ORIGINS` at most; one per port."""
 
     def add(self, verdict: Verdict, count: int = 1) -> None:
-        """So many more."""
+        """Count decisions with this verdict."""
         if verdict is Verdict.ALLOW:
             self.allow += count
         elif verdict is Verdict.DENY:
@@ -76,34 +76,34 @@ _ALLOW: Final = Verdict.ALLOW
 
 
 class DecisionNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A decision that was given in an answer of its own, as another process tells of it."""
+    """A single decision, as one process sends it to another."""
 
     at: float
-    """Wall seconds."""
+    """Wall time in seconds."""
     request: str
     client: str
     base: int
-    """The place among those told with it of one that differs from it in URL and id alone."""
+    """Index, in the same message, of a decision that differs from this one in URL and id only."""
     url: str
     id: str
 
 
 class _NotedDecision(msgspec.Struct, frozen=True, gc=False):
-    """A decision of another process; it is read when somebody looks."""
+    """A decision of another process, decoded when it is read."""
 
     base: msgspec.Raw
-    """One that differs from it in URL and id alone, in MessagePack."""
+    """A decision in MessagePack that differs from this one in URL and id only."""
     url: str
     id: str
 
     @property
     def decision(self) -> Decision:
-        """What was given, read anew each time."""
+        """The decision, decoded on each access."""
         return replace(_packed_decision.decode(self.base), url=self.url, id=self.id)
 
 
 _Entry = tuple[int, float, Decision | WrittenDecision | _NotedDecision, str, str]
-"""The fields of a `GivenDecision`: a plain tuple costs a third of one with names."""
+"""The fields of a `GivenDecision`. A plain tuple costs a third of a named one."""
 _Batch = tuple[int, float, Sequence[str], str, str]
 _decision = msgspec.json.Decoder(Decision)
 _pack = msgspec.msgpack.Encoder().encode
@@ -118,7 +118,7 @@ def _given(entry: _Entry) -> GivenDecision:
 
 
 class DecisionFeed:
-    """The latest decisions, the totals of each host, and what its pages answered last.
+    """The latest decisions, and the totals and the last reported status of each host.
 
     >>> from gatekeeper.clock import VirtualClock
     >>> from gatekeeper.decision import Reason
@@ -131,7 +131,7 @@ class DecisionFeed:
 
     def __init__(self, clock: Clock, *, ring: int = _RING, batches: int = _BATCHES) -> None:
         self.count: int = 0
-        """Decisions given since the start."""
+        """Decisions since the start."""
         self._ring: deque[_Entry] = deque(maxlen=ring)
         self._append = self._ring.append
         self._batches: deque[_Batch] = deque(maxlen=batches)
@@ -140,7 +140,7 @@ class DecisionFeed:
         self._hosts: dict[str, Counts] = {}
         self._earlier_hosts: dict[str, Counts] = {}
         self._origins: dict[str, Counts] = {}
-        """Those of the hosts, found by an origin without reading it."""
+        """The totals of the hosts by origin, so that the origin need not be parsed."""
         self._wall = time.time if type(clock) is SystemClock else clock.wall
 
     def add(
@@ -150,21 +150,23 @@ class DecisionFeed:
         client: str,
         written: WrittenDecision | None = None,
     ) -> None:
-        """Keep one, in the place of the oldest. `written`: what was given, where `decision` only is
-        like it."""
+        """Keep a decision in place of the oldest one, and count it for its host.
+
+        `written`: the decision that was given, if `decision` differs from it in URL and id.
+        """
         number = self.count + 1
         self.count = number
         self._append((number, self._wall(), written or decision, request, client))
         counts = self._origins.get(decision.origin)
         if counts is None:
             counts = self.count_of(decision.origin)
-        if decision.verdict is _ALLOW:  # most are, and a call costs as much as all the rest
+        if decision.verdict is _ALLOW:  # the common case; a call would double the cost
             counts.allow += 1
         else:
             counts.add(decision.verdict)
 
     def count_of(self, origin: str) -> Counts:
-        """The totals of the origin's host, to add to."""
+        """Return the totals of the host of an origin, to be updated by the caller."""
         counts = self._origins.get(origin)
         if counts is None:
             host = host_of(origin)
@@ -184,14 +186,16 @@ class DecisionFeed:
     def add_batch(
         self, decisions: Sequence[str], request: str, client: str, *, at: float | None = None
     ) -> None:
-        """Keep those of a batch, as the JSON that was given: nobody looks at most of them. They
-        are not counted here (see `count_of`). `at`: wall seconds, unless it is now."""
+        """Keep the decisions of a batch as the JSON that was sent, since few are ever read.
+
+        They are not counted here (see `count_of`). `at`: wall time in seconds, by default now.
+        """
         at = self._wall() if at is None else at
         self._batches.append((self.count + 1, at, decisions, request, client))
         self.count += len(decisions)
 
     def reported(self, host: str, status: int) -> None:
-        """A client said what a page of the host answered."""
+        """Record the status of a page of the host, as a client reported it."""
         if len(self._statuses) >= _HOSTS and host not in self._statuses:
             self._earlier_statuses, self._statuses = self._statuses, {}
         self._statuses[host] = (status, self._wall())
@@ -199,19 +203,22 @@ class DecisionFeed:
     # --- between processes --------------------------------------------------------------
 
     def take_counts(self) -> dict[str, Counts]:
-        """The totals by one origin of each host, which begin anew."""
+        """Return the totals of each host by one of its origins, and reset them."""
         hosts = [*self._hosts.values(), *self._earlier_hosts.values()]
         self._hosts, self._earlier_hosts, self._origins = {}, {}, {}
         return {counts.origins[0]: counts for counts in hosts if counts.origins}
 
     def take_latest(self, most: int) -> tuple[list[DecisionNote], list[msgspec.Raw], list[_Batch]]:
-        """The latest decisions that were given one at a time, `most` of them, with those that they
-        are like, in MessagePack; and the latest batches. None is kept here any more."""
+        """Remove and return the latest `most` single decisions and the latest batches.
+
+        Returns the notes of the single decisions, the base decisions in MessagePack that the notes
+        refer to, and the batches.
+        """
         places: dict[CachedDecision, int] = {}
         bases: list[msgspec.Raw] = []
         notes: list[DecisionNote] = []
         for _, at, given, request, client in list(self._ring)[-most:]:
-            # What is the same for all that a rule decides is told once.
+            # The part that all decisions of a rule have in common is sent once.
             cached = given.cached if isinstance(given, WrittenDecision) else None
             place = None if cached is None else places.get(cached)
             if place is None:
@@ -226,7 +233,7 @@ class DecisionFeed:
         return notes, bases, batches
 
     def merge(self, note: DecisionNote, base: msgspec.Raw) -> None:
-        """Keep what another process gave; it is not counted here."""
+        """Keep a decision of another process. It is not counted for its host."""
         self.count += 1
         noted = _NotedDecision(base, note.url, note.id)
         self._append((self.count, note.at, noted, note.request, note.client))
@@ -234,23 +241,25 @@ class DecisionFeed:
     # --- reading ------------------------------------------------------------------------
 
     def counts(self, host: str) -> Counts:
-        """What was decided about the URLs of a host since the start, or since its totals were
-        forgotten: those of the 50,000 hosts asked about last are kept at least."""
+        """Return the totals of a host since the start, or since they were dropped.
+
+        The totals of the 50,000 hosts that were asked about last are never dropped.
+        """
         return self._hosts.get(host) or self._earlier_hosts.get(host) or _NONE
 
     def last_status(self, host: str) -> tuple[int, float] | None:
-        """The status that was last reported of a page of the host, and when (wall seconds)."""
+        """Return the last reported status of a page of the host, and its wall time in seconds."""
         return self._statuses.get(host) or self._earlier_statuses.get(host)
 
     @property
     def oldest(self) -> int:
-        """The number of the oldest decision that is kept; one more than `count` if none is."""
+        """The number of the oldest decision that is kept; `count` + 1 if there is none."""
         first = [self._ring[0][0]] if self._ring else []
         batch = [self._batches[0][0]] if self._batches else []
         return min((*first, *batch), default=self.count + 1)
 
     def since(self, number: int, most: int | None = None) -> list[GivenDecision]:
-        """The latest `most` of those that came after that number, oldest first."""
+        """Return the latest `most` decisions after a number, oldest first."""
         most = _RING + _BATCHES * 1000 if most is None else most
         singles: list[GivenDecision] = []
         for one in reversed(self._ring):
@@ -269,7 +278,7 @@ class DecisionFeed:
         return list(islice(together, most))[::-1]
 
     def find(self, decision_id: str) -> GivenDecision | None:
-        """The decision of that id, if it is still kept."""
+        """Return the decision with an id, or None if it is no longer kept."""
         for one in map(_given, reversed(self._ring)):
             if one.decision.id == decision_id:
                 return one
@@ -282,7 +291,7 @@ class DecisionFeed:
         return None
 
     def urls_of(self, origin: str, most: int) -> list[str]:
-        """URLs of an origin that were asked about lately, the latest first, each once."""
+        """Return up to `most` different URLs of an origin, the most recently asked about first."""
         found: dict[str, None] = {}
         for one in map(_given, reversed(self._ring)):
             if one.decision.origin == origin:
@@ -297,7 +306,7 @@ class DecisionFeed:
         return list(islice(found, most))
 
 
-# --- The last hour.
+# --- the last hour ---------------------------------------------------------------------------
 
 STEP: Final = 10.0
 """Seconds between two points."""
@@ -305,16 +314,16 @@ POINTS: Final = 360
 
 
 class SeriesBody(msgspec.Struct, frozen=True):
-    """The last hour, oldest first; every list is as long as `times`."""
+    """The samples of the last hour, oldest first; every list is as long as `times`."""
 
     step: float
     """Seconds between two points."""
     times: list[float]
-    """Seconds since 1970, of the end of each step."""
+    """The end of each step, in seconds since 1970."""
     values: dict[str, list[float | None]]
-    """allow, deny, defer: decisions a second. robots_ok, robots_failed: retrievals of robots.txt
-    in the step. wait_p50, wait_p95: seconds that leases were waited for, None where none was
-    granted. waiting, leases: how many there were."""
+    """allow, deny, defer: decisions per second. robots_ok, robots_failed: robots.txt retrievals in
+    the step. wait_p50, wait_p95: seconds of waiting for a lease, None if no lease was granted.
+    waiting, leases: their numbers at the end of the step."""
 
 
 NAMES: Final = (
@@ -324,39 +333,39 @@ NAMES: Final = (
 
 
 class Series:
-    """Looks at the counters every ten seconds, and keeps what it saw for an hour."""
+    """Samples the counters every ten seconds, and keeps the samples for an hour."""
 
     def __init__(self, service: Service, clock: Clock, follow: Callable[[], object]) -> None:
-        """`follow` is called with each look."""
+        """`follow` is called after each sample."""
         self._service = service
         self._clock = clock
         self._follow = follow
         self._points: deque[tuple[float, dict[str, float | None]]] = deque(maxlen=POINTS)
-        """When it looked (wall seconds), and what it saw."""
+        """The wall time in seconds and the values of each sample."""
         self._timer = SingleTimer(clock, self._look)
         self._due = 0.0
         self._before: Mapping[str, float] = {}
         self._waits: list[int] = []
 
     def start(self) -> None:
-        """Look every `STEP` seconds from now on. Idempotent."""
+        """Take a sample every `STEP` seconds from now on. Idempotent."""
         if self._timer.when == inf:
             self._before, self._waits = self._totals(), self._service.metrics.queue_wait.counts()
             self._due = self._clock.monotonic() + STEP
             self._timer.set(self._due)
 
     def close(self) -> None:
-        """Look no more. Idempotent."""
+        """Stop sampling. Idempotent."""
         self._timer.cancel()
 
     def body(self) -> SeriesBody:
-        """What was seen."""
+        """Return all samples."""
         points = self._points
         values = {name: [seen[name] for _, seen in points] for name in NAMES}
         return SeriesBody(STEP, [at for at, _ in points], values)
 
     def rates(self) -> dict[str, float | None]:
-        """The latest point."""
+        """Return the values of the latest sample; all None before the first."""
         return self._points[-1][1] if self._points else dict.fromkeys(NAMES)
 
     def _look(self) -> None:
@@ -390,7 +399,7 @@ class Series:
 
 
 def retrievals(stats: GateStats) -> tuple[int, int]:
-    """Retrievals of robots.txt that brought a file or a definite absence, and the others."""
+    """Count robots.txt retrievals: those with a file or a definite absence, and the failed ones."""
     good = failed = 0
     for name, count in stats.directory.outcomes.items():
         if Outcome.named(name).good or name == Outcome.NOT_MODIFIED.row.name:

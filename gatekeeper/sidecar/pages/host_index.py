@@ -1,10 +1,10 @@
-"""`HostIndex`: pages of the hosts in memory, sorted and filtered, without looking at all of them.
+"""`HostIndex`: sorted and filtered pages of the hosts in memory.
 
-A million hosts are no rarity. So the index keeps their names in order, told of each host that comes
-or goes; whoever sorts or filters by anything else has every host looked at, in slices, so that no
-other answer waits for more than a millisecond. Where there are many, a question waits for the look
-for `PATIENCE` seconds at most; what was found by then is the answer, marked incomplete, and the
-look goes on for the next question.
+There may be a million hosts. The index keeps their names sorted, updated with each host that comes
+or goes. Sorting or filtering by anything else scans every host, in slices, so that no other
+answer waits for more than a millisecond. If there are many hosts, a request waits for the scan for
+`PATIENCE` seconds at most, then answers with what was found by then, marked as incomplete. The scan
+goes on for the next request.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
     from gatekeeper.pacing.scopes import Scope
 
 PATIENCE: Final = 0.01
-"""Seconds that a question waits for a look at every host."""
+"""Seconds that a request waits for a scan of all hosts."""
 KEPT: Final = 1.0
-"""Seconds for which what a look at many hosts found answers further questions."""
+"""Minimum seconds for which the result of a scan of many hosts is reused."""
 _FEW: Final = 10_000
-"""Up to so many hosts are looked at for each question anew."""
+"""Up to this many hosts are scanned again for each request."""
 _CHUNK: Final = 1024
-"""Hosts looked at before the loop gets a turn, or twice as many."""
+"""Hosts scanned before the event loop runs other tasks; sometimes twice as many."""
 _MOST_SCANS: Final = 8
 _SHARE: Final = 10.0
-"""What a look found is kept for so many times as long as the look took: it costs a tenth of the
-time at most, however often somebody asks."""
+"""A result is reused for this many times the duration of its scan. So scans take a tenth of the
+time at most, however many requests there are."""
 
 DEEPEST: Final = 10_000
-"""Hosts that a page of filtered or sorted ones can reach."""
+"""The last position that pages of filtered or sorted hosts can reach."""
 
 _OLD: Final = 30.0
-"""Seconds for which what a look found answers after that, while a new one goes on."""
+"""Seconds for which an older result may be used while a new scan is running."""
 
 _Run = list[tuple[float, str]]
 
 
 class SortedNames:
-    """Names in order, in short sorted lists: adding one of a million moves a thousand at most.
+    """Sorted names in short lists: adding a name to a million moves a thousand or two at most.
 
     >>> names = SortedNames()
     >>> for name in ("b", "a", "c", "b"):
@@ -66,7 +66,7 @@ class SortedNames:
         return self._size
 
     def add(self, name: str) -> bool:
-        """Put a name in its place; False: it is there already."""
+        """Add a name. Return False if it is present already."""
         at = min(bisect_left(self._last, name), len(self._chunks) - 1)
         if at < 0:
             self._chunks.append([name])
@@ -87,7 +87,7 @@ class SortedNames:
         return True
 
     def discard(self, name: str) -> None:
-        """Take a name out, if it is there."""
+        """Remove a name, if it is present."""
         at = bisect_left(self._last, name)
         if at == len(self._chunks):
             return
@@ -103,7 +103,7 @@ class SortedNames:
             del self._chunks[at], self._last[at]
 
     def page(self, first: int, count: int, *, descending: bool = False) -> list[str]:
-        """`count` names from the position `first` on."""
+        """Return `count` names from the position `first` on."""
         found: list[str] = []
         for chunk in reversed(self._chunks) if descending else self._chunks:
             if first >= len(chunk):
@@ -117,7 +117,7 @@ class SortedNames:
         return found
 
     def chunks(self) -> Iterator[list[str]]:
-        """All names in order, some at a time. It goes over those that are there now."""
+        """Yield the names in order, in lists, as they were when the iteration started."""
         yield from list(self._chunks)
 
 
@@ -126,47 +126,47 @@ class HostPage(NamedTuple):
 
     hosts: list[str]
     total: int
-    """How many the filter leaves, as far as they were looked at."""
+    """Hosts that pass the filter, among those scanned so far."""
     complete: bool
-    """Every host was looked at; False: the look goes on, and the next page knows more."""
+    """True if all hosts were scanned. If not, the scan goes on, and the next page is more exact."""
 
 
 class HostOrder(NamedTuple):
-    """What to sort hosts by, other than their name."""
+    """A sort order of hosts other than by name."""
 
     name: str
-    """Names the order, for those who ask for the same."""
+    """Identifies the order, so that requests with the same order share a scan."""
     key: Callable[[Scope, float], float]
-    """Of a scope, at a monotonic moment."""
+    """Returns the sort key of a scope at a monotonic time."""
 
 
 class _Scan:
-    """A look at many hosts in slices, with what was found so far: sorted runs, one a slice."""
+    """A scan of all hosts in slices, and its result so far: one sorted run per slice."""
 
     def __init__(self, clock: Clock, *, counts: bool, whole: bool) -> None:
         self.runs: list[_Run] = []
         self.whole = whole
-        """It looks at every host; False: some had not been put in their places when it began."""
+        """True if the index was up to date when the scan started, so that it covers every host."""
         self.found = 0
         self.keys: Counter[float] = Counter()
-        """How many have each key, where that is their state."""
+        """Hosts with each sort key; counted only if the key is their state."""
         self.complete = False
         self.good_until = 0.0
         self.task: asyncio.Task[None] | None = None
         self.newer: _Scan | None = None
-        """The one that goes on to take its place."""
+        """The running scan that will replace this one."""
         self._clock = clock
         self._counts = counts
 
     def tasks(self) -> Iterator[asyncio.Task[None]]:
-        """What goes on, of this one and of the newer one."""
+        """Yield the running tasks of this scan and of the newer one."""
         if self.task is not None and not self.task.done():
             yield self.task
         if self.newer is not None:
             yield from self.newer.tasks()
 
     def cancel(self) -> None:
-        """End what goes on."""
+        """Cancel the running tasks of this scan and of the newer one."""
         for task in self.tasks():
             task.cancel()
 
@@ -192,9 +192,9 @@ class _Scan:
 class HostIndex:
     """The hosts of one gate, in pages.
 
-    `scopes` is what the scheduler holds, read and never changed here; `changes` takes those
-    that came or went since it was last emptied; `shared` begins the names of scopes that are
-    no hosts.
+    `scopes` are the scheduler's scopes, which are only read here. `changes` is the list to which
+    the scheduler adds scopes that came or went; the index empties it. `shared` are prefixes of the
+    names of scopes that are not hosts.
     """
 
     def __init__(
@@ -212,9 +212,9 @@ class HostIndex:
         self._names = SortedNames()
         self._pending: list[Scope] = list(scopes.values())
         self._hosts: list[Scope] = []
-        """Their scopes, in no order. Not copied for a look, which may go over a million."""
+        """The scopes of the hosts, unsorted. A scan does not copy the list, which may be long."""
         self._gone: set[str] = set()
-        """Names of which an old scope may stand among those."""
+        """Names of hosts of which `_hosts` may contain a scope that is gone."""
         self._scans: dict[tuple[object, ...], _Scan] = {}
         self._follower: asyncio.Task[None] | None = None
 
@@ -223,19 +223,21 @@ class HostIndex:
 
     @property
     def behind(self) -> int:
-        """Hosts that came or went and are not in their places yet."""
+        """The number of hosts that came or went and are not in the index yet."""
         return len(self._pending) + len(self._changes)
 
     def follow(self) -> None:
-        """Put hosts that came or went in their places, a thousand now and others in the
-        background: called now and then, so that nobody has to wait for it."""
+        """Update the index: a thousand changes now, the others in the background.
+
+        It is called regularly, so that requests need not wait for it.
+        """
         if self.behind:
             self._put_some(_CHUNK)
         if self.behind and (self._follower is None or self._follower.done()):
             self._follower = asyncio.get_running_loop().create_task(self._put_all())
 
     async def close(self) -> None:
-        """End what goes on in the background."""
+        """Cancel the background tasks and wait for their end."""
         left = [task for scan in self._scans.values() for task in scan.tasks()]
         if self._follower is not None and not self._follower.done():
             left.append(self._follower)
@@ -270,7 +272,7 @@ class HostIndex:
                 self._names.discard(name)
 
     async def _let_go(self) -> None:
-        """Keep the scopes of those alone that are there."""
+        """Remove the scopes that are gone from `_hosts`."""
         gone = set(self._gone)
         kept: list[Scope] = []
         for part in self._slices():
@@ -280,7 +282,7 @@ class HostIndex:
         self._gone -= gone
 
     def _slices(self) -> Iterator[list[Scope]]:
-        """The scopes of the hosts, some at a time, without those that went meanwhile."""
+        """Yield the scopes of the hosts in slices, without the scopes that are gone."""
         hosts, scopes, first = self._hosts, self._scopes, 0
         while part := hosts[first : first + _CHUNK]:
             first += _CHUNK
@@ -300,10 +302,11 @@ class HostIndex:
         first: int = 0,
         count: int = 50,
     ) -> HostPage:
-        """Names of `count` hosts from the position `first` on.
+        """Return the names of `count` hosts from the position `first` on.
 
-        `q` is part of the name, `state` one that `state_of` gives, or "any"; `order` None sorts by
-        name. Raises ValueError for a page deeper than `DEEPEST`, but of all hosts by name.
+        `q` is a substring of the name, `state` a result of `state_of`, or "any"; with `order` None
+        the hosts are sorted by name. Raises ValueError for a page beyond `DEEPEST`, except for the
+        unfiltered list by name.
         """
         self.follow()
         if self._follower is not None and len(self._scopes) <= _FEW:
@@ -323,7 +326,7 @@ class HostIndex:
         return HostPage(hosts, scan.found, settled and scan.complete and scan.whole)
 
     async def states(self) -> tuple[dict[str, int], bool]:
-        """How many hosts are in each state but "free"; and whether all were looked at."""
+        """Return the number of hosts in each state but "free", and whether all were scanned."""
         self.follow()
         scan = self._ranked("", _HELD_UP, _BY_STATE, descending=False)
         await self._wait_for(scan)
@@ -331,15 +334,15 @@ class HostIndex:
         return counts, scan.complete and scan.whole and not self.behind
 
     async def _wait_for(self, scan: _Scan) -> None:
-        """Wait for a look that goes on: where it is one at many, not for long."""
+        """Wait for a running scan; if there are many hosts, for `PATIENCE` seconds at most."""
         if scan.task is not None and scan.going_on:
             few = len(self._scopes) <= _FEW
             await asyncio.wait((scan.task,), timeout=None if few else PATIENCE)
 
-    # --- looking at many ----------------------------------------------------------------
+    # --- scans --------------------------------------------------------------------------
 
     def _ranked(self, q: str, state: str, order: HostOrder | None, *, descending: bool) -> _Scan:
-        """The hosts that pass the filter, in runs sorted by the key."""
+        """Return the scan of the hosts that pass the filter, in runs sorted by the key."""
         key = None if order is None else order.key
         sign = -1.0 if descending else 1.0
         held_up = state not in ("any", "free")
@@ -364,7 +367,7 @@ class HostIndex:
         return self._scan(("ranked", q, state, name, descending), slices)
 
     def _matching(self, q: str) -> _Scan:
-        """All hosts with `q` in their name."""
+        """Return the scan of the hosts with `q` in their name."""
 
         def slices() -> Iterator[_Run]:
             for chunk in self._names.chunks():
@@ -373,8 +376,10 @@ class HostIndex:
         return self._scan(("names", q), slices)
 
     def _scan(self, name: tuple[object, ...], slices: Callable[[], Iterable[_Run]]) -> _Scan:
-        """The look of that name that is going on or was just made; else a new one. While a new
-        one goes on, one that was made not long ago answers in its place."""
+        """Return the scan of this name that is running or recent, else start a new one.
+
+        While a new scan is running, an older result that is not too old is returned instead.
+        """
         now = self._clock.monotonic()
         scan = self._scans.get(name)
         many = len(self._scopes) > _FEW
@@ -382,7 +387,7 @@ class HostIndex:
             scan = self._scans[name] = scan.newer
         if scan is not None and scan.complete and not scan.whole and not self.behind:
             scan.cancel()
-            scan = None  # now all are in their places
+            scan = None  # the index is up to date now, so a new scan covers every host
         if scan is not None:
             if scan.going_on or (scan.complete and many and now < scan.good_until):
                 return scan
@@ -405,7 +410,7 @@ class HostIndex:
 
 
 def _head(scan: _Scan, first: int, count: int, *, flip: bool = False) -> list[str]:
-    """`count` names from the position `first` on; `flip`: from the other end."""
+    """Return `count` names from the position `first` on; `flip`: counted from the other end."""
     runs: list[Iterable[tuple[float, str]]] = list(scan.runs)
     if flip:
         runs = [reversed(run) for run in scan.runs]
@@ -413,7 +418,7 @@ def _head(scan: _Scan, first: int, count: int, *, flip: bool = False) -> list[st
 
 
 def _active(scope: Scope, now: float) -> bool:
-    """Has it something to show: who waits, is in flight, was held up, or is due later?"""
+    """Return True if the host may be in another state than "free"."""
     return (
         scope.queue is not None
         or scope.in_flight > 0
@@ -424,13 +429,13 @@ def _active(scope: Scope, now: float) -> bool:
 
 
 STATES: Final = ("free", "waiting", "busy", "blocked", "paused")
-"""What holds a host up, in the order in which they are sorted."""
+"""The states of a host, in their sort order."""
 _HELD_UP: Final = "held up"
 
 
 def state_of(scope: Scope, now: float) -> HostState:
-    """What holds a host up: "paused", "blocked", "busy", "waiting" (its clock runs), or "free"."""
-    if scope.history is None and not scope.shared:  # as most are
+    """Return the state of a host: "paused", "blocked", "busy", "waiting" (not due), or "free"."""
+    if scope.history is None and not scope.shared:  # the common case
         if scope.in_flight:
             return "busy"
         return "waiting" if scope.clock_at() > now else "free"
