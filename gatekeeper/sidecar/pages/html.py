@@ -1,8 +1,8 @@
-"""Markup, made so that a text of a site or a client can't become any (T12).
+"""HTML markup into which texts of sites and clients can't inject any (T12).
 
-`tag` escapes everything but what it made itself. Controls that turn the direction of a text, or
-steer a terminal, are shown by their number. Below it stand the parts that pages share: tables,
-forms, badges, numbers and moments.
+`tag` escapes everything except its own results. Control characters that change the direction of a
+text, or control a terminal, are shown as their code. The module also has the parts that pages
+share: tables, forms, badges, numbers and times.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 
 class Html(str):
-    """Markup: what `tag` made."""
+    """Markup that `tag` has made."""
 
     __slots__ = ()
 
@@ -33,19 +33,21 @@ _ODD: Final = re.compile(f"[&<>\"'{_CONTROL}]")
 
 
 def shown(text: str) -> Html:
-    """A text as markup that shows it.
+    """Return markup that displays a text as it is.
 
     >>> shown("<b>" + chr(0x202E))
     '&lt;b&gt;\\\\u202e'
     """
-    if _ODD.search(text) is None:  # as most texts are
+    if _ODD.search(text) is None:  # the common case
         return Html(text)
     return Html(_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", escape(text)))
 
 
 def tag(name: str, /, *children: Child, **attributes: str | float | bool | None) -> Html:
-    """An element. Attributes: `class_` is `class`, `data_x` is `data-x`; True has no value, False
-    and None are left out.
+    """Return an element with its children, escaped unless they are markup; None is left out.
+
+    Attributes: `class_` is `class`, `data_x` is `data-x`. An attribute that is True has no value;
+    False and None are left out.
 
     >>> tag("td", "a<b", tag("br"), class_="name", hidden=False)
     '<td class="name">a&lt;b<br></td>'
@@ -78,17 +80,17 @@ def _add(parts: list[str], children: Iterable[Child]) -> None:
 
 
 def field(label: str, name: str, value: str, **attributes: str | float | bool | None) -> Html:
-    """An input with its label; the attributes are the input's."""
+    """Return an input with its label; the attributes are those of the input."""
     return tag("label", f"{label} ", tag("input", name=name, value=value, **attributes))
 
 
 def hidden(name: str, value: str) -> Html:
-    """What a form sends without asking."""
+    """Return a hidden input."""
     return tag("input", type="hidden", name=name, value=value)
 
 
 def search_form(action: str, *fields: Child, button: str, id_: str | None = None) -> Html:
-    """A form that asks for a page."""
+    """Return a form that requests a page (GET)."""
     return tag(
         *("form", fields, tag("button", button)),
         method="get",
@@ -99,7 +101,7 @@ def search_form(action: str, *fields: Child, button: str, id_: str | None = None
 
 
 def fold(summary: str, *children: Child, **attributes: str | None) -> Html:
-    """What is shown once its summary was clicked."""
+    """Return a `details` element: a summary, and content that is shown when it is clicked."""
     return tag("details", tag("summary", summary), children, **attributes)
 
 
@@ -107,7 +109,7 @@ _ICONS: Final = {"ok": "●", "warn": "▲", "bad": "■", "idle": "○"}
 
 
 def badge(kind: str, text: str, *, id_: str | None = None) -> Html:
-    """A state as a word with a sign, so that it is not told by its colour alone."""
+    """Return a state as a word with a symbol, so that it does not depend on its colour alone."""
     return tag(
         "span",
         tag("span", _ICONS[kind], aria_hidden="true"),
@@ -129,10 +131,10 @@ def table(
     empty: Child = None,
     id_: str | None = None,
 ) -> Html:
-    """A table that can be scrolled sideways where it is too wide.
+    """Return a table that can be scrolled horizontally if it is too wide.
 
-    Heads are cells, or texts. `empty` stands in the place of a table without rows; `id_` is that
-    of its body.
+    `heads` are cells or texts. `empty` is shown instead of a table without rows; `id_` is the id of
+    the table body.
     """
     body = list(rows)
     if not body and empty is not None:
@@ -154,12 +156,12 @@ def table(
 
 
 def num_head(text: str) -> Html:
-    """A head over numbers."""
+    """Return a header cell for a column of numbers."""
     return tag("th", text, scope="col", class_="num")
 
 
 def row(*cells: Child, class_: str | None = None, id_: str | None = None) -> Html:
-    """A row; its first cell names it."""
+    """Return a table row; cells that are not `td` or `th` elements become `td`."""
     made = [one if _is_cell(one) else tag("td", one) for one in cells]
     return tag("tr", made, class_=class_, id=id_)
 
@@ -169,7 +171,7 @@ def _is_cell(one: Child) -> bool:
 
 
 def num(value: Child, **attributes: str | None) -> Html:
-    """A cell with a number; an empty one for None."""
+    """Return a cell with a number, or an empty cell for None."""
     if value is None and not attributes:
         return _NO_NUMBER
     return tag("td", value, class_="num", **attributes)
@@ -178,11 +180,11 @@ def num(value: Child, **attributes: str | None) -> Html:
 _NO_NUMBER: Final = tag("td", class_="num")
 
 
-# --- numbers and moments ----------------------------------------------------------------------
+# --- numbers and times ------------------------------------------------------------------------
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people: two units at most.
+    """Format seconds for people, in two units at most.
 
     >>> duration(0.25), duration(7), duration(3700), duration(200_000)
     ('250 ms', '7 s', '1 h 1 min', '2 d 7 h')
@@ -202,7 +204,7 @@ def duration(seconds: float) -> str:
 
 
 def age(at: datetime | None, now: datetime) -> Html | None:
-    """How long ago, or in what time; the moment itself stands in the title."""
+    """Return how long ago a time is, or in how long; the time itself is in the title."""
     if at is None:
         return None
     seconds = (now - at).total_seconds()
@@ -213,14 +215,14 @@ def age(at: datetime | None, now: datetime) -> Html | None:
 
 
 def moment(at: datetime, text: str | None = None) -> Html:
-    """A moment in UTC."""
+    """Return a `time` element: the time in UTC, or `text` with the time in the title."""
     whole = f"{at:%Y-%m-%d %H:%M:%S} UTC"
     iso = f"{at:%Y-%m-%dT%H:%M:%SZ}"
     return tag("time", text or whole, datetime=iso, title=None if text is None else whole)
 
 
 def number(value: float | None) -> str:
-    """A number for people; a dash for none.
+    """Format a number for people; None is a dash.
 
     >>> number(1234567), number(58.53), number(0.123), number(None)
     ('1,234,567', '58.5', '0.12', '-')

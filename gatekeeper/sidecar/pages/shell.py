@@ -1,11 +1,12 @@
-"""What every page has: who looks at it, its head and its navigation, its headers and its files.
+"""The common parts of the pages: visitors, head, navigation, response headers and static files.
 
-Links are relative, by the depth of the page's own path: a page works under any prefix that a
-proxy puts in front of it. The files' addresses hold a hash of their contents, and never change.
+Links are relative, by the depth of the page's own path, so a page works under any prefix that a
+proxy adds. The URL of a static file contains a hash of all files, so its content never changes.
 
-A visitor shows a token once; then a cookie that is signed, short-lived and no script's. The
-signature's key is the token itself: a cookie holds after a restart, and no longer than its token.
-Each form carries a word that only our own pages know (T4), made anew by each process.
+A visitor presents a token once, and then a cookie that is signed, short-lived and hidden from
+scripts. The key of the signature is the token itself, so a cookie is valid after a restart, but no
+longer than its token. Each form carries a secret that only our own pages know (T4), which each
+process creates anew.
 """
 
 from __future__ import annotations
@@ -30,39 +31,39 @@ from gatekeeper.sidecar.security import Admission, Token
 
 COOKIE: Final = "gatekeeper_session"
 IDLE: Final = 900
-"""Seconds without a page after which a session is over."""
+"""Seconds without a request after which a session ends."""
 LONGEST: Final = 43_200
-"""Seconds from the sign-in after which it is over at any rate."""
+"""Seconds after the sign-in at which a session ends in any case."""
 
 
 _MOMENT: Final = re.compile("[0-9]{1,12}")
-"""Anything longer, which Python may refuse to read, is no moment of ours."""
+"""A time in a cookie. Python may refuse to convert longer numbers."""
 _SECURE: Final = "tls-"
 
 
 class Visitor(NamedTuple):
-    """Somebody who may look."""
+    """An authenticated visitor of the pages."""
 
     name: str
-    """As the client is called in the log, and where it is bounded."""
+    """The name of the client in the log and for its limits."""
     roles: frozenset[Role]
     form: str
-    """What each form has to carry."""
+    """The secret that each form has to carry."""
     cookie: str | None = None
-    """The session's next cookie; None where there is no session."""
+    """The renewed cookie of the session; None if there is no session."""
     secure: bool = False
-    """It began over TLS, of a proxy say: its cookie goes over nothing else."""
+    """True if the session started over TLS (maybe of a proxy): its cookie is sent over TLS only."""
 
 
 class Sessions:
-    """Knows visitors by what they show. Keeps nothing."""
+    """Authenticates visitors by their credentials. No session is stored."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._key = secrets.token_bytes(32)
 
     def visitor(self, request: web.BaseRequest, admission: Admission) -> Visitor | None:
-        """Who asks; None: he has to sign in first. Raises Problem 401 or 403."""
+        """Return the visitor, or None if a sign-in is needed. Raises Problem 401 or 403."""
         admission.check_browser(request.headers)
         if "Authorization" in request.headers or not admission.tokens:
             name = admission.admit(request, ANY_ROLE)
@@ -81,12 +82,12 @@ class Sessions:
         return None
 
     def begin(self, token: Token, *, secure: bool = False) -> str:
-        """The cookie of a session that begins; `secure`: over TLS."""
+        """Return the cookie of a new session; `secure`: it started over TLS."""
         nonce = (_SECURE if secure else "") + secrets.token_hex(16)
         return self._cookie(token, int(self._clock.wall()), nonce)
 
     def check_form(self, visitor: Visitor, fields: Mapping[str, str]) -> None:
-        """Raises Problem 403 for a form that is none of our own pages'."""
+        """Raise Problem 403 for a form that does not come from our own pages."""
         given = fields.get("form", "").encode("utf-8", "replace")
         if not hmac.compare_digest(visitor.form.encode(), given):
             raise Problem(403, "form", "this form is too old, or none of ours: load its page again")
@@ -106,8 +107,10 @@ def _signature(token: Token, *parts: str) -> str:
 
 
 def set_cookie(response: web.StreamResponse, value: str, *, secure: bool) -> None:
-    """Give the session's cookie; an empty one ends it. Without a path it is for `/ui/` alone,
-    wherever a proxy puts that."""
+    """Set the cookie of a session; an empty value ends the session.
+
+    The cookie has no path attribute, so it is sent for `/ui/` only, under any prefix of a proxy.
+    """
     age = IDLE if value else 0
     parts = [f"{COOKIE}={value}", f"Max-Age={age}", "HttpOnly", "SameSite=Strict"]
     response.headers.add("Set-Cookie", "; ".join([*parts, *(["Secure"] if secure else [])]))
@@ -120,7 +123,7 @@ HEADERS: Final = {
     "img-src 'self' data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
     "form-action 'self'",
     "X-Content-Type-Options": "nosniff",
-    # With `no-referrer` a browser calls the origin of our own forms `null`.
+    # With `no-referrer` a browser sends `Origin: null` with our own forms.
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -149,13 +152,13 @@ _PAGES: Final = (
 
 @cache
 def asset(name: str) -> bytes:
-    """The octets of a file of the pages."""
+    """Return the content of a static file."""
     return files("gatekeeper.sidecar.pages").joinpath("static", *name.split("/")).read_bytes()
 
 
 @cache
 def assets_hash() -> str:
-    """Stands in the address of every file: another one for other contents of any."""
+    """Return the hash in the URL of every static file; it changes if any file changes."""
     digest = hashlib.sha256()
     for name in ASSETS:
         digest.update(name.encode() + b"\0" + asset(name) + b"\0")
@@ -163,26 +166,26 @@ def assets_hash() -> str:
 
 
 class Page(NamedTuple):
-    """What one page is."""
+    """One page: its content and how to display it."""
 
     title: str
     path: str
-    """Below `/ui/`, such as "hosts/a.example"."""
+    """The path below `/ui/`, such as "hosts/a.example"."""
     body: Child
     refresh: float | None = None
-    """Seconds after which it is loaded again; None: it is as it was asked for."""
+    """Seconds after which the page reloads itself; None: never."""
     scripts: tuple[str, ...] = ()
     styles: tuple[str, ...] = ()
     status: int = 200
 
     @property
     def root(self) -> str:
-        """How `/ui/` is reached from here."""
+        """The relative URL of `/ui/` from this page."""
         return "../" * self.path.count("/") or "./"
 
 
 def page_response(page: Page, visitor: Visitor | None, *, state: str, ready: bool) -> web.Response:
-    """The whole answer; `state` is that of the service."""
+    """Return the response with a page; `state` and `ready` are those of the service."""
     return web.Response(
         text="<!doctype html>" + _document(page, visitor, state, ready),
         status=page.status,

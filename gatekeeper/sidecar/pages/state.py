@@ -1,4 +1,4 @@
-"""What the sidecar shows its operators now: hosts, leases, who waits, and the whole at a glance."""
+"""The current state of the sidecar for operators: hosts, leases, waiters and the overview."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ class LeaseView(msgspec.Struct, frozen=True, kw_only=True):
 
     state: Literal["held", "waiting"]
     id: str | None
-    """None for one that waits."""
+    """The id of the lease; None for a waiting request."""
     url: str
     host: str
     client: str
     user_agent: str | None
     since: datetime
-    """When it was granted, or since when it is waited for."""
+    """When the lease was granted, or when the request started to wait."""
     age: float
     """Seconds since then."""
     expires_at: datetime | None
-    """Of one that is held: when it ends by itself; of one that waits: when it gives up."""
+    """When a held lease ends by itself, or when a waiting request gives up."""
     left: float
     """Seconds until then."""
     priority: int | None = None
     place: int | None = None
-    """Of one that waits: its place among those who wait for the host, from 1, by their age."""
+    """The position of a waiting request among those for its host, by age, counting from 1."""
     expected_at: datetime | None = None
-    """Of one that waits: about when it is its turn; None where only an event decides that."""
+    """When a waiting request can expect its lease; None if that depends on an event."""
 
 
 class _Listed(NamedTuple):
-    """One of them, shown only if it is on the page."""
+    """A lease or a waiting request, whose view is made only if it is on the page."""
 
     host: str
     client: str
@@ -62,55 +62,55 @@ class _Listed(NamedTuple):
 
 
 class Reloads(msgspec.Struct, frozen=True, kw_only=True):
-    """How the configuration was last read."""
+    """The result of the last reload of the configuration."""
 
     ok: bool
     at: datetime
     needs_restart: tuple[str, ...]
-    """Settings that were changed in the file, and are in force after a restart."""
+    """Settings that were changed in the file and take effect after a restart."""
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole at a glance. Counters run since the start, rates are of the latest ten seconds."""
+    """The overview. Counters run since the start; rates are of the latest ten seconds."""
 
     state: str
-    """starting, serving, draining, closed; or why it is not ready."""
+    """starting, serving, draining or closed, or why the service is not ready."""
     ready: bool
     user_agent: str
     version: str
     started_at: datetime
     now: datetime
     decisions: dict[str, int]
-    """By verdict."""
+    """Decisions by verdict."""
     rates: dict[str, float | None]
-    """As the values of `/v1/series`; None until the first ten seconds are over."""
+    """The values of the latest step of `/v1/series`; None during the first ten seconds."""
     robots: dict[str, int]
-    """Retrievals of robots.txt, by what they came to."""
+    """robots.txt retrievals by outcome."""
     robots_ok: int
     robots_failed: int
     waiting: int
     oldest_wait: float | None
-    """Seconds."""
+    """Seconds that the oldest waiting request has waited; None if there is none."""
     leases: int
     overdue: int
-    """Leases that are nearly over: more than nine tenths of their time passed unreported."""
+    """Leases that are nearly over: nine tenths of their time have passed without a report."""
     expired: int
-    """Leases that ran out unreported since the start."""
+    """Leases that expired without a report since the start."""
     hosts: int
     host_states: dict[str, int]
     hosts_complete: bool
-    """Every host was looked at; False: the look goes on."""
+    """True if all hosts were scanned for `host_states`; False: the scan goes on."""
     cache_share: float | None
     """Share of decisions for which no robots.txt had to be fetched; None before the first."""
     fleet: dict[str, Any] | None
-    """None where this process is alone."""
+    """None if this process is not in a fleet."""
     reload: Reloads
     events: int
-    """Decisions that `/v1/events` has told of since the start."""
+    """Decisions sent over `/v1/events` since the start."""
 
 
 class OperatorState:
-    """What feeds the pages, made once for a service. `start` begins the last hour's series."""
+    """The data of the pages, made once for a service. `start` begins to sample the series."""
 
     def __init__(self, service: Service, feed: DecisionFeed) -> None:
         self._service = service
@@ -120,24 +120,24 @@ class OperatorState:
         self._hosts: HostIndex | None = None
         self.series: Series = Series(service, self.clock, self._follow)
         self.streams: Counter[str] = Counter()
-        """Streams of events that are open, by client."""
+        """Open streams of events by client."""
         self.told = 0
         """Events sent."""
         self._encoded: dict[int, bytes] = {}
 
     def start(self) -> None:
-        """Begin to look at the counters every ten seconds. Idempotent."""
+        """Start to sample the counters every ten seconds. Idempotent."""
         self.series.start()
         self._follow()
 
     async def close(self) -> None:
-        """End what goes on. Idempotent."""
+        """Stop the timer and the background tasks. Idempotent."""
         self.series.close()
         if self._hosts is not None:
             await self._hosts.close()
 
     def encoded(self, number: int, write: Callable[[], bytes]) -> bytes:
-        """What `write` makes of the decision of that number, made once for all streams."""
+        """Return the encoded decision of a number; `write` encodes it once for all streams."""
         found = self._encoded.get(number)
         if found is None:
             if len(self._encoded) >= _ENCODED:
@@ -150,7 +150,7 @@ class OperatorState:
 
     @property
     def hosts(self) -> HostIndex:
-        """The hosts in memory, in pages."""
+        """The index of the hosts in memory."""
         if self._hosts is None:
             scopes, changes = self._service.internals.watch_hosts()
             self._hosts = HostIndex(scopes, changes, self.clock, shared=SHARED)
@@ -159,11 +159,11 @@ class OperatorState:
     # --- hosts --------------------------------------------------------------------------
 
     def scope(self, host: str) -> Scope | None:
-        """What is in memory of a host's clock."""
+        """Return the scope of a host, or None if it is not in memory."""
         return self._service.internals.watch_hosts()[0].get(host)
 
     def order(self, name: str) -> HostOrder | None:
-        """What `sort` names; None for the host's own name."""
+        """Return the sort order with a name; None for "host", the order by name."""
         if name == "host":
             return None
         if name == "waiting":
@@ -179,28 +179,32 @@ class OperatorState:
         return HostOrder(name, _KEYS[name])
 
     def waiting_by_host(self) -> Counter[str]:
-        """How many requests wait for a lease of each host."""
+        """Return the number of requests that wait for a lease of each host."""
         waiters = self._service.leases.waiters
         return Counter(waiter.host for waiter in waiters) if len(waiters) else Counter()
 
     def origins(self, host: str) -> list[str]:
-        """Origins of a host of which something is known: https first."""
+        """Return the known origins of a host, https first."""
         shown = f"[{host}]" if ":" in host else host
         usual = [f"https://{shown}", f"http://{shown}"]
         found = [one for one in usual if self._service.internals.record(one) is not None]
         return list(dict.fromkeys((*found, *sorted(self.feed.counts(host).origins))))
 
     def record(self, host: str) -> Record | None:
-        """The record that speaks for a host: that of https, or else of http, at the usual port,
-        or else of another port."""
+        """Return the record that represents a host, or None if no record is known.
+
+        It is the record of https at the default port, else of http, else of another port.
+        """
         recall = self._service.internals.record
         return next(filter(None, map(recall, self.origins(host))), None)
 
     # --- leases -------------------------------------------------------------------------
 
     def leases(self, state: str = "any") -> Iterator[_Listed]:
-        """Who waits, the longest first; then the leases that are held, in the order in which they
-        were granted. `state`: "waiting", "held" or "any"."""
+        """Yield the waiting requests, oldest first, then the held leases, in the order of granting.
+
+        `state`: "waiting", "held" or "any".
+        """
         table = self._service.leases
         places: Counter[str] = Counter()
         if state != "held":
@@ -259,10 +263,10 @@ class OperatorState:
         interval = max(one.interval for one in every)
         return utc(wall + due - now + (place - 1) * interval)
 
-    # --- the whole ----------------------------------------------------------------------
+    # --- the overview -------------------------------------------------------------------
 
     async def overview(self) -> Overview:
-        """The whole at a glance."""
+        """Return the overview."""
         service, now = self._service, self.clock.monotonic()
         stats = service.gate.stats()
         decisions: Counter[str] = Counter({"allow": 0, "deny": 0, "defer": 0})
@@ -310,7 +314,7 @@ _ENCODED: Final = 1024
 
 
 def _left(scope: Scope, now: float) -> float:
-    """Seconds until the clocks and blocks of a host are over; 0 where they are."""
+    """Return the seconds until the clocks and blocks of a host are over; 0 if they are."""
     due = max(one.promised_at() for one in (scope, *scope.shared))
     return max(0.0, due - now)
 
@@ -326,7 +330,7 @@ _KEYS: Final = {
 def host_body(
     state: OperatorState, host: str, clocks: tuple[ClockView, ...], *, waiting: int
 ) -> HostBody:
-    """What is told of one host; `clocks` are those of `Gatekeeper.why`."""
+    """Return the description of one host; `clocks` are the result of `Gatekeeper.why`."""
     clock = state.clock
     wall = clock.wall()
     kinds = {one.kind for one in clocks}
