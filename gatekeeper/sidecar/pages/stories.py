@@ -1,4 +1,4 @@
-"""The pages of what was: why a URL was denied, what is decided, how a robots.txt changed."""
+"""The pages that explain decisions: one URL, the live stream, and the history of a robots.txt."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
     from gatekeeper.wire import Explanation
 
 _SHOWN: Final = 400
-"""Lines of a text that are shown at once."""
+"""Maximum lines of a text to show."""
 _LIVE: Final = 50
-"""Decisions that stand on the page before others come."""
+"""Decisions on the Live page before new ones arrive."""
 _ROWS: Final = 200
-"""Of a comparison of two texts."""
+"""Maximum rows of a comparison of two texts."""
 _VERDICTS: Final = {"allow": "ok", "deny": "bad", "defer": "warn"}
 
 
 def verdict_badge(verdict: str) -> Html:
-    """A verdict with its sign."""
+    """Return the badge for a verdict."""
     return badge(_VERDICTS.get(verdict, "idle"), verdict)
 
 
@@ -62,8 +62,10 @@ def explain_page(
     wrong: str | None,
     group: Collection[int] = (),
 ) -> Page:
-    """Why a URL is allowed, denied or deferred; and what if the file read otherwise. `group` are
-    the lines of `group_lines`."""
+    """Why a URL is allowed, denied or deferred, and a form to try another text of the file.
+
+    `group` is the result of `group_lines`.
+    """
     body: list[Child] = [
         search_form(
             "explain",
@@ -91,7 +93,7 @@ def explain_page(
 
 
 def story(service: Service, told: Explanation, group: Collection[int]) -> Child:
-    """A decision, and everything that led to it; `group` are the lines of `group_lines`."""
+    """Return a decision and everything that led to it; `group` is the result of `group_lines`."""
     decision = told.decision
     return [
         tag(
@@ -130,7 +132,7 @@ def _because(decision: Decision) -> Child:
 
 
 def _canonical(told: Explanation) -> Html:
-    """The URL, and the rule's pattern, as written and as they are compared."""
+    """Return the URL and the rule's pattern, as written and as they are compared."""
     decision = told.decision
     forms = [("as asked", decision.url)]
     if decision.origin:
@@ -154,7 +156,7 @@ def _canonical(told: Explanation) -> Html:
 
 
 def normal_form(value: str) -> str | None:
-    """A rule's pattern as RFC 9309 compares it; None where it stands so already.
+    """Return a rule's pattern as RFC 9309 compares it, or None if it is written that way.
 
     >>> normal_form("/caf%c3%a9/%7euser"), normal_form("/plain*$")
     ('/caf%C3%A9/~user', None)
@@ -164,7 +166,7 @@ def normal_form(value: str) -> str | None:
 
 
 def _beside(value: str) -> Child:
-    """The normal form of a pattern, where it is another."""
+    """Return the normal form of a pattern, if it differs from the pattern."""
     normal = normal_form(value)
     return None if normal is None else [" reads ", tag("code", normal[:500])]
 
@@ -252,9 +254,9 @@ def _text(told: Explanation, group: Collection[int]) -> Html:
 
 
 def group_lines(service: Service, told: Explanation) -> set[int]:
-    """The lines of the groups in which rules match, or that name the agent.
+    """Return the lines of the groups that have matching rules or that name the agent.
 
-    A text of half a megabyte takes a tenth of a second: call it from another thread.
+    A text of half a megabyte takes a tenth of a second: call this from a worker thread.
     """
     from gatekeeper.sidecar.routes.check import as_read  # noqa: PLC0415 - it imports this module
 
@@ -296,7 +298,7 @@ def _what_if(told: Explanation) -> Html:
 
 
 def live_page(service: Service, query: EventQuery) -> Page:
-    """Decisions as they are given; without JavaScript the latest ones."""
+    """The stream of decisions; without JavaScript, the latest decisions."""
     feed = service.operators.feed
     latest = feed.since(0, None if query.narrow else _LIVE)
     wanted = [one for one in reversed(latest) if query.wants(one)][:_LIVE]
@@ -353,7 +355,7 @@ def _decision_row(given: GivenDecision) -> Html:
 
 
 class TextChange(NamedTuple):
-    """A stretch of two texts: lines of the old one, and of the new one in their place."""
+    """A section of a comparison: lines of the old text and the lines that replace them."""
 
     same: bool
     old: list[str]
@@ -361,11 +363,11 @@ class TextChange(NamedTuple):
 
 
 _EDITS: Final = 100
-"""Differences that are looked for; texts that differ more are shown as wholly other ones."""
+"""Maximum number of differing lines; texts that differ more are shown as replaced as a whole."""
 
 
 def line_changes(old: Sequence[str], new: Sequence[str]) -> list[TextChange]:
-    """What differs, by Myers' method (1986), which is bounded here: a site chooses both texts.
+    """Compare two texts by Myers' algorithm (1986), with a limit, since a site chooses both.
 
     >>> [(one.same, one.old, one.new) for one in line_changes(["a", "b", "c"], ["a", "x", "c"])]
     [(True, ['a'], ['a']), (False, ['b'], ['x']), (True, ['c'], ['c'])]
@@ -400,7 +402,7 @@ def _middle(old: Sequence[str], new: Sequence[str]) -> list[TextChange]:
 def _shortest(
     old: Sequence[str], new: Sequence[str]
 ) -> list[tuple[bool, list[str], list[str]]] | None:
-    """The shortest way from one to the other, step by step; None: it is too long."""
+    """Return the shortest edit script, step by step, or None if it has more than `_EDITS` edits."""
     furthest = {1: 0}
     trace: list[dict[int, int]] = []
     for edits in range(_EDITS + 1):
@@ -440,13 +442,13 @@ def _way_back(
 
 
 class Versions(NamedTuple):
-    """Two versions of a file, and what changed between them."""
+    """The differences between two versions of a file."""
 
     changes: list[TextChange]
     verdicts: list[tuple[str, bool, bool]]
-    """URLs lately asked about whose verdict differs: before and after."""
+    """Recently asked URLs whose verdict differs, with the verdicts before and after."""
     asked: int
-    """URLs that were compared."""
+    """Recently asked URLs that were compared."""
 
 
 def history_page(
@@ -456,7 +458,7 @@ def history_page(
     found: Versions | None,
     wrong: str | None,
 ) -> Page:
-    """The versions of a robots.txt, and what differs between two of them."""
+    """The versions of a robots.txt, and the differences between two of them."""
     now = utc(service.clock.wall())
     body: list[Child] = [
         search_form(
@@ -535,7 +537,7 @@ def _comparison(found: Versions) -> Iterator[Html]:
 
 
 def _diff_rows(found: Versions) -> Iterator[Html]:
-    """Two hundred rows of it at most."""
+    """Yield the rows of a comparison, `_ROWS` at most."""
     rows = chain.from_iterable(map(_change_rows, found.changes))
     yield from islice(rows, _ROWS)
     if next(rows, None) is not None:

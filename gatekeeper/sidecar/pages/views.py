@@ -1,4 +1,4 @@
-"""The pages of what is now: overview, hosts, one host, who waits, the settings."""
+"""The pages about the current state: overview, hosts, one host, waiting requests, settings."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _KINDS: Final = {
 
 @cache
 def state_badge(state: str | None) -> Html:
-    """A word of ours for a host or a file, with its sign."""
+    """Return the badge for the state of a host or of a file."""
     return badge(_KINDS.get(state or "", "idle"), state or "none")
 
 
@@ -68,7 +68,7 @@ def state_badge(state: str | None) -> Html:
 
 
 def overview_page(service: Service, seen: Overview) -> Page:
-    """The whole at a glance: what needs a look first."""
+    """The overview: first what needs attention, then numbers and charts."""
     body = [
         _needs_a_look(seen),
         tag("section", _cards(seen), class_="cards", aria_label="Numbers"),
@@ -215,7 +215,7 @@ def _chart(name: str, title: str) -> Html:
 
 
 def _lately(service: Service) -> Html:
-    """The last minutes as a table: what the charts show, for whoever has none."""
+    """Return the last two minutes as a table, for readers who can't see the charts."""
     body = service.operators.series.body()
     rows = [
         row(
@@ -252,7 +252,7 @@ _COLUMNS: Final = (
 
 
 def hosts_page(service: Service, query: HostQuery, found: HostList) -> Page:
-    """Hosts, a page of them; the address holds what is shown, so that it can be passed on."""
+    """A page of hosts. Its URL contains the filter, so that it can be shared."""
     now = utc(service.clock.wall())
     body = [
         search_form(
@@ -297,7 +297,7 @@ def _head(column: str | None, text: str, query: HostQuery) -> Html:
         return tag("th", text, scope="col")
     current = query.sort.lstrip("-") == column
     falling = query.sort.startswith("-")
-    # What is greatest is looked for first, but of names the first one.
+    # The first click sorts numbers from the greatest down, but names from the first up.
     sort = column if (current and falling) or (not current and column == "host") else f"-{column}"
     sign = (" ▼" if falling else " ▲") if current else ""
     return tag(
@@ -315,8 +315,10 @@ def _head(column: str | None, text: str, query: HostQuery) -> Html:
 
 
 def _host_row(host: HostBody, now: datetime) -> Html:
-    """A row; where there is nothing, nothing stands: it is what a browser has most of to draw,
-    and what there is stands out."""
+    """Return the row of a host. Zero and missing values are empty cells.
+
+    Rows are most of what a browser has to draw, and the other values stand out more.
+    """
     return row(
         tag("th", tag("a", host.host, href=f"hosts/{quote(host.host, safe='')}"), scope="row"),
         state_badge(host.state),
@@ -342,7 +344,7 @@ def _due(host: HostBody, now: datetime) -> Child:
 
 
 def _address(path: str, query: msgspec.Struct, **changes: Any) -> str:
-    """The page's own address with other filters; what is as usual is left out."""
+    """Return the URL of the page with other filters; default values are left out."""
     values = msgspec.structs.asdict(query) | changes
     usual = {
         field.name: field.default
@@ -358,7 +360,7 @@ def _address(path: str, query: msgspec.Struct, **changes: Any) -> str:
 
 
 def _chips(path: str, query: HostQuery | LeaseQuery, states: Mapping[str, str]) -> Html:
-    """Links to the same page of other states, by their names."""
+    """Return links to the same page for each state; `states` maps values to their labels."""
     links = [
         tag(
             "a",
@@ -407,7 +409,7 @@ _SENTENCES: Final = {
 
 
 def host_page(service: Service, host: HostBody, leases: list[LeaseView], visitor: Visitor) -> Page:
-    """Every clock and why, the files, who waits, the leases, and what can be done."""
+    """The page of one host: its clocks and their sources, files, waiters, leases and actions."""
     now = utc(service.clock.wall())
     body = [
         tag("p", state_badge(host.state), " ", _in_a_word(host, now), class_="lead"),
@@ -427,7 +429,7 @@ def host_page(service: Service, host: HostBody, leases: list[LeaseView], visitor
 
 
 def _fleet_holds(host: HostBody, now: datetime) -> Child:
-    """What the members of a fleet hold of it."""
+    """Return what the members of a fleet hold of a host; None without a fleet."""
     if host.fleet is None:
         return None
     rows = []
@@ -528,7 +530,7 @@ _ACTIONS: Final = {
         "No request starts for so long, also after a restart. 0 lifts the block that is in force.",
     ),
 }
-"""What can be done with a host, and what follows from it."""
+"""The actions on a host: their titles and their consequences."""
 
 
 def _actions(service: Service, host: HostBody, visitor: Visitor) -> Html:
@@ -545,7 +547,7 @@ def _actions(service: Service, host: HostBody, visitor: Visitor) -> Html:
         _action(service, visitor, host.host, "resume" if paused else "pause", "{}"),
         _action(service, visitor, host.host, "block", '{"seconds": 600}', *fields),
         class_="actions",
-        data_keep=f"actions {paused}",  # what was typed stays, unless there is another action
+        data_keep=f"actions {paused}",  # keeps what was typed until the set of actions changes
     )
 
 
@@ -572,7 +574,7 @@ def _action(
 
 
 def _act(visitor: Visitor, action: str, button: str, fields: Child = None) -> Html:
-    """A form that changes something: it carries the word of this visitor's pages."""
+    """Return a form that changes something; it carries the secret of this visitor's pages."""
     return tag(
         "form",
         hidden("form", visitor.form),
@@ -596,7 +598,7 @@ def _base(service: Service) -> str:
 
 
 def waiting_page(service: Service, query: LeaseQuery, found: LeaseList, visitor: Visitor) -> Page:
-    """Who waits, for what, since when, and about when it is his turn."""
+    """Waiting requests and held leases: for what, since when, and until when."""
     now = utc(service.clock.wall())
     states = {"any": "all", "waiting": f"waiting {found.waiting}", "held": f"held {found.held}"}
     body = [
@@ -664,7 +666,7 @@ def _drop(one: LeaseView, visitor: Visitor, root: str) -> Child:
 
 
 def config_page(found: ConfigBody) -> Page:
-    """The settings in force, section by section."""
+    """The effective settings, section by section."""
     sections: dict[str, list[Html]] = {}
     for one in found.settings:
         section, _, name = one.name.rpartition(".")

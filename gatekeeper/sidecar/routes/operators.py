@@ -1,5 +1,5 @@
-"""What feeds the pages for operators: `/v1/overview`, `/v1/leases`, `/v1/decisions/{id}`,
-`/v1/events`, `/v1/series` and `/v1/config`."""
+"""The operators' API: `/v1/overview`, `/v1/leases`, `/v1/decisions/{id}`, `/v1/events`,
+`/v1/series` and `/v1/config`."""
 
 from __future__ import annotations
 
@@ -36,51 +36,51 @@ if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
 
 TICK: Final = 0.1
-"""Seconds between two looks of a stream at the decisions."""
+"""Seconds between two reads of the decisions by a stream."""
 MOST: Final = 250
-"""Decisions that a stream tells in one look; what is more is counted as dropped."""
+"""Maximum decisions that a stream sends per read; the others are counted as dropped."""
 _SEARCHED: Final = 1000
-"""Decisions that a stream with a filter looks at each time."""
+"""Decisions that a stream with a filter examines per read."""
 _SILENCE: Final = 10.0
-"""Seconds after which a stream that has nothing to tell says that it is there."""
+"""Seconds without an event after which a stream sends a heartbeat."""
 RETRY: Final = 2.0
-"""Seconds after which a browser asks again for a stream that broke off."""
+"""Seconds after which a browser reconnects to a stream that broke off."""
 _ASKED_AGAIN: Final = 10.0
-"""Seconds after which a stream looks whether its client may still listen."""
+"""Seconds after which a stream checks again that its client is permitted."""
 _PREFIX: Final = secrets.token_hex(4)
-"""Stands before the number in the id of an event: those of an earlier process mean nothing."""
+"""Precedes the number in the id of an event, so that ids of an earlier process are recognized."""
 
 
-# --- the whole, leases ------------------------------------------------------------------------
+# --- overview and leases ----------------------------------------------------------------------
 
 
 async def overview(service: Service, call: Call) -> web.StreamResponse:
-    """State, rates, leases, hosts held up, and how the configuration was last read."""
+    """State, rates, leases, delayed hosts, and the result of the last reload."""
     return json_response(await service.operators.overview())
 
 
 class LeaseQuery(PageQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `GET /v1/leases` asks."""
+    """The query of `GET /v1/leases`."""
 
     state: Literal["any", "held", "waiting"] = "any"
     client: Annotated[str, msgspec.Meta(max_length=253)] | None = None
-    """The whole name of a client."""
+    """The exact name of a client."""
     host: Annotated[str, msgspec.Meta(max_length=253)] = ""
-    """Part of the host's name."""
+    """A substring of the host."""
 
 
 class LeaseList(msgspec.Struct, frozen=True, kw_only=True):
-    """Who waits, the longest first; then the leases that are held, the oldest first."""
+    """Waiting requests, oldest first, then held leases, oldest first."""
 
     leases: list[LeaseView]
     total: int
-    """How many the filter leaves."""
+    """Leases and waiting requests that pass the filter."""
     page: int
     pages: int
     held: int
-    """All leases that are held ..."""
+    """All held leases."""
     waiting: int
-    """... and all requests that wait for one."""
+    """All waiting requests."""
 
 
 async def list_leases(service: Service, call: Call) -> web.StreamResponse:
@@ -89,7 +89,7 @@ async def list_leases(service: Service, call: Call) -> web.StreamResponse:
 
 
 def lease_list(service: Service, query: LeaseQuery) -> LeaseList:
-    """A page of them: each passes by once, those on the page are kept."""
+    """Return a page of leases and waiting requests; views are made for those on the page only."""
     total, first = 0, query.first
     shown: list[LeaseView] = []
     host = query.host.lower()
@@ -110,7 +110,7 @@ def lease_list(service: Service, query: LeaseQuery) -> LeaseList:
 
 
 async def drop_lease(service: Service, call: Call) -> web.StreamResponse:
-    """Take a lease away from a client that is thought to be gone; it counts as used."""
+    """End a lease whose client is believed to be gone; it counts as used."""
     await read_body(call.request, Nothing, limit=service.config.server.max_body)
     service.leases.drop(call.params["id"])
     return web.Response(status=204)
@@ -120,7 +120,7 @@ async def drop_lease(service: Service, call: Call) -> web.StreamResponse:
 
 
 class PastDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the latest decisions, and who asked when."""
+    """One of the latest decisions, with the client and the time."""
 
     time: datetime
     client: str
@@ -130,7 +130,7 @@ class PastDecision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def past_decision(service: Service, call: Call) -> web.StreamResponse:
-    """One of the latest decisions, by the id that it was given with."""
+    """One of the latest decisions, by its id."""
     found = service.operators.feed.find(call.params["id"])
     if found is None:
         raise Problem(404, "not-found", "no such decision among the latest; the log has older ones")
@@ -142,27 +142,27 @@ async def past_decision(service: Service, call: Call) -> web.StreamResponse:
 
 
 class EventQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which decisions `GET /v1/events` tells of."""
+    """The query of `GET /v1/events`: a filter, and where to start."""
 
     verdict: Literal["any", "allow", "deny", "defer"] = "any"
     host: Annotated[str, msgspec.Meta(max_length=253)] = ""
-    """Part of the origin."""
+    """A substring of the origin."""
     client: Annotated[str, msgspec.Meta(max_length=253)] = ""
-    """The whole name of the client; empty: any."""
+    """The exact name of the client; empty: any."""
     reason: Annotated[str, msgspec.Meta(max_length=40)] = ""
-    """The whole word; empty: any."""
+    """The exact reason; empty: any."""
     latest: Annotated[int, msgspec.Meta(ge=0, le=200)] = 0
-    """Begin with so many of those that were given before."""
+    """Past decisions to send first."""
     last_event_id: Annotated[str, msgspec.Meta(max_length=40)] = ""
-    """As the header Last-Event-ID, which wins: go on behind that event."""
+    """Continue after this event. The header Last-Event-ID takes precedence."""
 
     @property
     def narrow(self) -> bool:
-        """Some decisions are not wanted."""
+        """True if the filter excludes any decisions."""
         return self.verdict != "any" or bool(self.host or self.client or self.reason)
 
     def wants(self, given: GivenDecision) -> bool:
-        """Whether it is one of those that are asked for."""
+        """Return True if a decision passes the filter."""
         decision = given.decision
         return (
             self.verdict in ("any", decision.verdict.value)
@@ -185,24 +185,24 @@ class DecisionEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     origin: str
     user_agent: str
     line: int | None = None
-    """Of the rule that decided."""
+    """The line of the deciding rule."""
     rule: str | None = None
     retry_at: datetime | None = None
 
 
 class Dropped(msgspec.Struct, frozen=True, kw_only=True):
-    """The data of an event of the kind `dropped`: decisions that were not told of."""
+    """The data of an event of the kind `dropped`: numbers of decisions that were not sent."""
 
     now: int
     total: int
-    """Since the stream was opened."""
+    """All since the stream was opened."""
 
 
 async def stream_events(service: Service, call: Call) -> web.StreamResponse:
-    """Tell of decisions until the client leaves or the service drains.
+    """Send decisions until the client disconnects or the service drains.
 
-    A client that reads too slowly, or asks for more than `MOST` each `TICK`, is told how many it
-    missed.
+    A client that reads too slowly, or whose filter selects more than 250 decisions each 0.1 s, is
+    told how many it missed.
     """
     query = read_query(call.query, EventQuery)
     request = call.request
@@ -212,7 +212,7 @@ async def stream_events(service: Service, call: Call) -> web.StreamResponse:
         headers={
             "Content-Type": "text/event-stream; charset=utf-8",
             "Cache-Control": "no-store",
-            "X-Accel-Buffering": "no",  # nginx would keep events back
+            "X-Accel-Buffering": "no",  # otherwise nginx would buffer events
             "X-Content-Type-Options": "nosniff",
             "X-Request-Id": call.id,
             "Server": "gatekeeper",
@@ -241,8 +241,10 @@ async def stream_events(service: Service, call: Call) -> web.StreamResponse:
 
 @contextlib.contextmanager
 def _counted(service: Service, client: str) -> Iterator[None]:
-    """One more stream of the client; Problem 503 or 429 where all may have, or it has, as many as
-    there may be (T15)."""
+    """Count a stream of a client while it is open.
+
+    Raises Problem 429 if the client has too many streams, 503 if all clients together have (T15).
+    """
     streams, server = service.operators.streams, service.config.server
     most = (server.max_streams + 1) // 2 if server.client_streams is None else server.client_streams
     if streams[client] >= most:
@@ -267,7 +269,7 @@ def _counted(service: Service, client: str) -> Iterator[None]:
 
 
 def _permitted(service: Service, call: Call) -> bool:
-    """Whether the token is still one, and has the role: a reload may have taken it away (T17)."""
+    """Return True if the token still exists and has the role; a reload may remove it (T17)."""
     if call.permitted is not None:
         return call.permitted()
     try:
@@ -278,7 +280,7 @@ def _permitted(service: Service, call: Call) -> bool:
 
 
 class _EventStream:
-    """One client's place among the decisions, and what it was not told."""
+    """The position of one stream in the decisions, and the number of decisions it missed."""
 
     def __init__(self, service: Service, query: EventQuery, last: str) -> None:
         self._state = service.operators
@@ -289,7 +291,7 @@ class _EventStream:
         self._said_at = 0.0
         self._looked_at = service.clock.monotonic()
         self.restarted = False
-        """What the client saw last was told by an earlier process."""
+        """True if the last event that the client has seen is of an earlier process."""
         prefix, _, number = last.partition("-")
         count = self._feed.count
         self._cursor = count
@@ -303,7 +305,7 @@ class _EventStream:
             self._cursor = earlier[-1].number - 1 if earlier else count
 
     def opening(self) -> bytes:
-        """The first event: where the stream begins."""
+        """Return the first event, with the position at which the stream starts."""
         self._said_at = self._clock.monotonic()
         started = msgspec.json.encode({"restarted": self.restarted})
         return b"retry: %d\nid: %s-%d\nevent: hello\ndata: %b\n\n" % (
@@ -312,10 +314,10 @@ class _EventStream:
         )
 
     def look(self) -> bytes:
-        """What is to be sent now; empty: nothing."""
+        """Return the events to send now; empty if there are none."""
         feed, query = self._feed, self._query
         before, count, now = self._cursor, feed.count, self._clock.monotonic()
-        # Where the loop is busy the looks are further apart: each may tell up to four times more.
+        # If the loop is busy, reads are further apart; each may then send up to four times as much.
         most = int(MOST * min(max(1.0, (now - self._looked_at) / TICK), 4.0))
         self._looked_at = now
         parts: list[bytes] = []
@@ -343,7 +345,7 @@ class _EventStream:
 
 
 def _written(given: GivenDecision) -> bytes:
-    """One event, as it is sent to everybody who wants it."""
+    """Encode the event of a decision, as it is sent to all streams."""
     decision = given.decision
     rule = decision.rule
     data = msgspec.json.encode(
@@ -366,7 +368,7 @@ def _written(given: GivenDecision) -> bytes:
 
 
 async def series(service: Service, call: Call) -> web.StreamResponse:
-    """The last hour in numbers, one point each ten seconds."""
+    """The metrics of the last hour, one point for each ten seconds."""
     return json_response(service.operators.series.body())
 
 
@@ -374,32 +376,32 @@ async def series(service: Service, call: Call) -> web.StreamResponse:
 
 
 class SettingView(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting in force."""
+    """One effective setting."""
 
     name: str
     value: Any
-    """Secrets are masked."""
+    """The value; secrets are masked."""
     source: str
-    """default, or the file, the environment's variable or the flag that it came from."""
+    """"default", or the file, environment variable or flag that the value came from."""
     needs_restart: bool
-    """A change of it is in force after a restart only."""
+    """True if a change takes effect only after a restart."""
     pending: bool = False
-    """It was changed in the file, and waits for a restart."""
+    """True if the setting was changed in the file and needs a restart to take effect."""
 
 
 class ConfigBody(msgspec.Struct, frozen=True):
-    """Every setting in force, in the order of the sections."""
+    """All effective settings, in the order of the sections."""
 
     settings: list[SettingView]
 
 
 async def config(service: Service, call: Call) -> web.StreamResponse:
-    """The configuration in force, and where each value of it came from."""
+    """The effective configuration, and the source of each value."""
     return json_response(config_body(service))
 
 
 def config_body(service: Service) -> ConfigBody:
-    """Every setting in force, in the order of the sections."""
+    """Return all effective settings, in the order of the sections."""
     return ConfigBody(list(_settings(service)))
 
 
@@ -415,7 +417,7 @@ def _settings(service: Service) -> Iterator[SettingView]:
 
 
 def masked(value: Any) -> Any:
-    """The value with the user and password of each URL in it covered.
+    """Return the value with the credentials and queries of all URLs in it masked.
 
     >>> masked(["redis://me:secret@db:6379/0", 5])
     ['redis://***@db:6379/0', 5]

@@ -1,4 +1,4 @@
-"""`/ui/`: pages for operators, their forms, their files, and the way in."""
+"""The routes of `/ui/`: the operators' pages, their forms, their static files and the sign-in."""
 
 from __future__ import annotations
 
@@ -64,20 +64,20 @@ if TYPE_CHECKING:
 ADMIN: Final = frozenset({Role.ADMIN})
 _MAX_FORM: Final = 16_384
 _REFRESH: Final = 2.0
-"""Seconds that the answer waits for a robots.txt that is fetched again."""
+"""Seconds that a response waits for a robots.txt that is being refreshed."""
 _COMPARED: Final = 500
-"""URLs whose verdicts are compared between two versions."""
+"""Maximum URLs whose verdicts are compared between two versions."""
 
 Build = Callable[["Service", Call, Visitor], Awaitable[Page]]
 Answer = Callable[["Service", Call, Visitor], Awaitable[web.Response]]
 Act = Callable[["Service", Call, Visitor, dict[str, str]], Awaitable[None]]
 
 
-# --- the way in -------------------------------------------------------------------------------
+# --- access -----------------------------------------------------------------------------------
 
 
 def _for_visitors(answer: Answer, needs: frozenset[Role]) -> Handler:
-    """What is answered to whoever has one of the roles; others are led to the sign-in."""
+    """Return a handler for visitors with one of the roles; others are sent to the sign-in page."""
 
     async def handle(service: Service, call: Call) -> web.StreamResponse:
         visitor = None
@@ -101,7 +101,7 @@ def _for_visitors(answer: Answer, needs: frozenset[Role]) -> Handler:
 
 
 def _page(build: Build, needs: frozenset[Role]) -> Handler:
-    """A page."""
+    """Return the handler of a page."""
 
     async def show(service: Service, call: Call, visitor: Visitor) -> web.Response:
         return _answer(service, call, await build(service, call, visitor), visitor)
@@ -110,7 +110,7 @@ def _page(build: Build, needs: frozenset[Role]) -> Handler:
 
 
 def _form(act: Act, needs: frozenset[Role], then: str = "../{host}") -> Handler:
-    """What a form of ours does; `then` is where it leads, by a path from this one."""
+    """Return the handler of a form; afterwards the browser is redirected to the relative `then`."""
 
     async def do(service: Service, call: Call, visitor: Visitor) -> web.Response:
         fields = await _fields(call.request)
@@ -133,7 +133,7 @@ def _demand(visitor: Visitor, needs: frozenset[Role]) -> None:
 
 
 def _path(call: Call) -> str:
-    """The page's own path below `/ui/`, as it came."""
+    """Return the path of the request below `/ui/`, as it was sent."""
     return call.request.raw_path.partition("?")[0].removeprefix("/ui").removeprefix("/")
 
 
@@ -150,15 +150,15 @@ def _to_sign_in(call: Call) -> web.Response:
 def _answer(service: Service, call: Call, page: Page, visitor: Visitor | None) -> web.Response:
     state = service.phase if service.ready or service.phase != "serving" else "not ready"
     response = page_response(page, visitor, state=state, ready=service.ready)
-    # A cookie without a path is for the folder of the page that gives it. Those of a deeper page
-    # would stand beside the session's own, and outlive the sign-out.
+    # A cookie without a path is valid for the folder of the page that sets it. Cookies of deeper
+    # pages would exist in addition to the session's own, and outlive the sign-out.
     if visitor is not None and visitor.cookie is not None and "/" not in _path(call):
         set_cookie(response, visitor.cookie, secure=visitor.secure or call.request.secure)
     return response
 
 
 def _trouble(call: Call, problem: Problem) -> Page:
-    """What went wrong, for people."""
+    """Return the page for an error."""
     body = [
         tag("p", badge("bad", f"{problem.status}"), " ", problem.detail, class_="lead"),
         tag("p", tag("a", "To the overview", href=_root(call))),
@@ -167,12 +167,12 @@ def _trouble(call: Call, problem: Problem) -> Page:
 
 
 async def _fields(request: web.BaseRequest) -> dict[str, str]:
-    """The fields of a form. Raises Problem 408, 413, 415."""
+    """Read the fields of a form. Raises Problem 408, 413 or 415."""
     if request.content_type != "application/x-www-form-urlencoded":
         raise Problem(415, "media-type", "a form is wanted")
     body = b""
     try:
-        async with asyncio.timeout(BODY_TIMEOUT):  # T9: whoever signs in is nobody yet
+        async with asyncio.timeout(BODY_TIMEOUT):  # T9: nobody is authenticated at the sign-in
             while len(body) <= _MAX_FORM and (more := await request.content.read(_MAX_FORM)):
                 body += more
     except TimeoutError:
@@ -183,7 +183,7 @@ async def _fields(request: web.BaseRequest) -> dict[str, str]:
 
 
 async def sign_in_page(service: Service, call: Call) -> web.StreamResponse:
-    """Where the token is shown, once."""
+    """The sign-in page, on which a visitor enters a token once."""
     try:
         service.admission.check_browser(call.request.headers)
         query = dict(parse_qsl(call.query, keep_blank_values=True))
@@ -218,9 +218,9 @@ def _sign_in(wanted: str, wrong: str | None) -> Page:
 
 
 async def sign_in(service: Service, call: Call) -> web.StreamResponse:
-    """A token becomes a session."""
+    """Exchange a token for a session."""
     try:
-        # The Origin of a form is checked here; nobody has a session yet that could be used.
+        # The check of the Origin suffices: there is no session yet that a forged form could use.
         service.admission.check_browser(call.request.headers)
         fields = await _fields(call.request)
     except Problem as problem:
@@ -230,7 +230,7 @@ async def sign_in(service: Service, call: Call) -> web.StreamResponse:
     if token is None:
         return _answer(service, call, _sign_in(wanted, "That is none of the tokens."), None)
     response = web.Response(status=303, headers={**HEADERS, "Location": _inside(wanted)})
-    # A proxy speaks TLS in our place: the browser says so.
+    # If a proxy terminates TLS, the browser's Origin shows it.
     origin = call.request.headers.get("Origin", "")
     secure = call.request.secure or origin.lower().startswith("https://")
     set_cookie(response, service.sessions.begin(token, secure=secure), secure=secure)
@@ -238,7 +238,7 @@ async def sign_in(service: Service, call: Call) -> web.StreamResponse:
 
 
 def _inside(wanted: str) -> str:
-    """A path below `/ui/`, relative to it; anything else is its first page."""
+    """Return the wanted path relative to `/ui/`, or `./` if it leads anywhere else."""
     path = wanted.partition("?")[0]
     plain = unquote(path)
     outside = ":" in plain or "\\" in plain or ".." in plain or plain.startswith("/")
@@ -246,11 +246,11 @@ def _inside(wanted: str) -> str:
 
 
 async def _sign_out(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> None:
-    """The cookie is all there is of a session."""
+    """Do nothing: a session consists of its cookie only."""
 
 
 async def sign_out(service: Service, call: Call) -> web.StreamResponse:
-    """The session is over."""
+    """End the session."""
     response = await _form(_sign_out, CHECK, "sign-in")(service, call)
     if response.status == 303:
         set_cookie(response, "", secure=call.request.secure)
@@ -280,7 +280,7 @@ async def host(service: Service, call: Call, visitor: Visitor) -> Page:
 
 
 class ExplainQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `/ui/explain` asks."""
+    """The query of `/ui/explain`."""
 
     url: Annotated[str, msgspec.Meta(max_length=65_536)] = ""
     user_agent: Annotated[str, msgspec.Meta(max_length=512)] = ""
@@ -315,7 +315,7 @@ async def live(service: Service, call: Call, visitor: Visitor) -> Page:
 
 
 class HistoryPageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `/ui/history` asks: `old` and `new` are places in the list of versions."""
+    """The query of `/ui/history`; `old` and `new` are indexes in the list of versions."""
 
     origin: Annotated[str, msgspec.Meta(max_length=2048)] = ""
     old: Annotated[int, msgspec.Meta(ge=0)] | None = None
@@ -361,7 +361,7 @@ async def _versions(
             asked=len(asked),
         )
 
-    # Two texts of half a megabyte take a fifth of a second.
+    # Comparing two texts of half a megabyte takes a fifth of a second.
     return await asyncio.to_thread(compare)
 
 
@@ -370,11 +370,11 @@ async def config(service: Service, call: Call, visitor: Visitor) -> Page:
     return views.config_page(config_body(service))
 
 
-# --- what the pages' scripts ask --------------------------------------------------------------
+# --- requests of the pages' scripts -----------------------------------------------------------
 
 
 def _feed(handler: Handler, needs: frozenset[Role]) -> Handler:
-    """A feed of the API for whoever is signed in; 401 for others."""
+    """Return an API handler for visitors who are signed in; others get 401."""
 
     async def handle(service: Service, call: Call) -> web.StreamResponse:
         visitor = _visitor(service, call)
@@ -396,7 +396,7 @@ def _feed(handler: Handler, needs: frozenset[Role]) -> Handler:
 
 
 def _goes_on(service: Service, call: Call, visitor: Visitor, needs: frozenset[Role]) -> bool:
-    """Whether a visitor may still be told: his token may have gone since."""
+    """Return True if a visitor is still permitted; the token may have been removed meanwhile."""
     try:
         if visitor.cookie is None:
             return _visitor(service, call) is not None
@@ -406,7 +406,7 @@ def _goes_on(service: Service, call: Call, visitor: Visitor, needs: frozenset[Ro
 
 
 async def what_if(service: Service, call: Call) -> web.StreamResponse:
-    """The story of a text that was edited, as the part of a page."""
+    """The explanation for an edited text, as a fragment of a page."""
     asked = await read_body(call.request, WhatIf, limit=service.config.server.max_body)
     told = await asyncio.to_thread(what_if_explanation, service, asked)
     group = await asyncio.to_thread(stories.group_lines, service, told)
@@ -414,7 +414,7 @@ async def what_if(service: Service, call: Call) -> web.StreamResponse:
     return web.Response(text=markup, content_type="text/html", charset="utf-8", headers=HEADERS)
 
 
-# --- what forms do ----------------------------------------------------------------------------
+# --- actions of forms -------------------------------------------------------------------------
 
 
 async def _pause(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> None:
@@ -447,7 +447,7 @@ async def _refresh(service: Service, call: Call, visitor: Visitor, fields: dict[
         task = service.background(service.gate.refresh(origin))
         if task is None:
             raise Problem(503, "full", "too much is being refreshed already")
-        # It waits for the host's turn, which a pause or a block can put off for long.
+        # The refresh waits for the host's turn, which a pause or a block can delay for long.
         done, _ = await asyncio.wait((task,), timeout=_REFRESH)
         for one in done:
             if (error := one.exception()) and not isinstance(error, LeaseTimeout):
@@ -476,13 +476,13 @@ def _asset(name: str) -> Handler:
 
 
 async def lead(service: Service, call: Call) -> web.StreamResponse:
-    """`/ui`: the slash is missing, by which links are found."""
+    """`/ui`: redirect to `/ui/`, which relative links need."""
     del service, call
     return web.Response(status=308, headers={**HEADERS, "Location": "ui/"})
 
 
 def _open(method: str, path: str, handler: Handler) -> Route:
-    """A route that looks by itself who asks."""
+    """Return a route whose handler authenticates the visitor itself."""
     return Route(method, path, handler, "For operators.", answers={200: "text/html"}, probe=True)
 
 
