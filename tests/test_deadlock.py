@@ -1,4 +1,4 @@
-"""No wait without an end: circles of tasks, and children that wait for what their parents hold."""
+"""Deadlock detection: cycles of tasks, and children that wait for what their parents hold."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def make_gate(net: FakeInternet) -> MakeGate:
 
 
 async def crossing(gate: Gatekeeper, names: list[str]) -> list[str | None]:
-    """Each task holds one host and then wants the next one's; what each was refused with."""
+    """Let each task hold one host and then ask for the next; return the error of each."""
     everybody_holds = asyncio.Barrier(len(names))
 
     async def one(number: int) -> str | None:
@@ -81,19 +81,19 @@ async def test_of_a_circle_the_last_one_to_join_is_refused_at_once(
     refused = [text for text in await net.drive(run()) if text is not None]
     assert len(refused) == 1
     assert "/wanted would wait for http://" in refused[0]
-    assert refused[0].count("/held") == 2  # what it waits for, and what it holds itself
+    assert refused[0].count("/held") == 2  # the lease it waits for, and its own
     assert net.clock.monotonic() < 5.0
 
 
 async def test_a_circle_needs_every_slot(net: FakeInternet, make_gate: MakeGate) -> None:
-    """Of two slots one is held by somebody who goes on: no circle. By two who wait: a circle."""
+    """With two slots there is a cycle only if both are held by waiting tasks."""
     hosts = [{"match": "a.test", "concurrency": 2}]
 
     async def run(goes_on: bool) -> list[str | None]:
         refused: list[str | None] = []
 
         async def other(stays: asyncio.Event) -> None:
-            """Holds the second slot of a, and waits for b or goes on."""
+            """Hold the second slot of a, and wait for b or continue."""
             async with gate.lease("http://a.test/second"):
                 await stays.wait()
                 if not goes_on:
@@ -123,7 +123,7 @@ async def test_a_circle_needs_every_slot(net: FakeInternet, make_gate: MakeGate)
             await asyncio.gather(*tasks)
 
         async with make_gate(host=hosts) as gate:
-            # Not a child of the one that waits: a task for each, started by nobody who holds.
+            # Not a child of the waiting task: each task is started by one that holds no lease.
             await asyncio.create_task(holds_b(asyncio.Event()))
         return refused
 
@@ -246,7 +246,7 @@ async def test_leases_of_a_queue_make_a_circle(net: FakeInternet, make_gate: Mak
 async def test_a_get_from_a_queue_is_part_of_a_circle(
     net: FakeInternet, make_gate: MakeGate
 ) -> None:
-    """One holds a and is in `get`, where only b waits; the other holds b and asks for a."""
+    """One task holds a and is in `get` with only URLs of b; the other holds b and asks for a."""
     refused: list[str] = []
 
     async def run() -> None:
@@ -297,7 +297,7 @@ async def test_a_get_with_another_host_in_the_queue_is_not_refused(
 async def test_a_get_is_refused_as_soon_as_only_its_own_host_is_in_the_queue(
     net: FakeInternet, make_gate: MakeGate
 ) -> None:
-    """The queue is empty at first, so that anything may come; then it is what the task holds."""
+    """The queue is empty at first, so any URL may come; then one of the held host is put."""
 
     async def run() -> tuple[float, str]:
         async with make_gate() as gate, PoliteQueue(gate) as queue:
@@ -315,7 +315,7 @@ async def test_a_get_is_refused_as_soon_as_only_its_own_host_is_in_the_queue(
             before = net.clock.monotonic()
             text, _ = await asyncio.gather(getting(), putting())
             after = net.clock.monotonic() - before
-            async with await queue.get() as lease:  # it was kept
+            async with await queue.get() as lease:  # The URL was kept.
                 assert lease.url == "http://a.test/queued"
             return after, text
 
@@ -328,7 +328,7 @@ async def test_a_get_is_refused_as_soon_as_only_its_own_host_is_in_the_queue(
 async def test_a_child_in_get_whose_parent_holds_the_host_waits_for_a_while(
     net: FakeInternet, make_gate: MakeGate, caplog: pytest.LogCaptureFixture, let_go: float | None
 ) -> None:
-    """Whether the parent awaits it can't be known: it is warned of, then refused."""
+    """Whether the parent awaits the child can't be known: first a warning, then a refusal."""
 
     async def run() -> tuple[str, float]:
         async with make_gate() as gate, PoliteQueue(gate) as queue:
@@ -364,7 +364,7 @@ async def test_a_child_in_get_whose_parent_holds_the_host_waits_for_a_while(
 async def test_a_circle_with_one_who_reads_on_is_none(
     net: FakeInternet, make_gate: MakeGate
 ) -> None:
-    """A holds a and waits for b; B holds b, and asks for a only when it has let go of b."""
+    """A holds a and waits for b. B holds b, and asks for a only after releasing b."""
 
     async def run() -> None:
         async with make_gate() as gate:
@@ -390,7 +390,7 @@ async def test_a_circle_with_one_who_reads_on_is_none(
 
 
 async def by_wait_for(work: Awaitable[None]) -> None:
-    await asyncio.wait_for(asyncio.ensure_future(work), 500.0)  # a task, also from 3.12 on
+    await asyncio.wait_for(asyncio.ensure_future(work), 500.0)  # in a task, also since Python 3.12
 
 
 async def by_gather(work: Awaitable[None]) -> None:
@@ -469,7 +469,7 @@ async def test_a_child_of_one_that_reads_a_response_is_refused_in_the_end(
 async def test_a_crawler_starts_tasks_for_links_while_it_reads_the_page(
     net: FakeInternet, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The page takes twenty seconds; nobody is refused."""
+    """The page takes twenty seconds, and no wait is refused."""
     site = net.site("a.test").on("/page", Drip("x" * 20, size=1, every=1.0))
 
     async def run() -> None:
@@ -492,11 +492,11 @@ async def test_a_crawler_starts_tasks_for_links_while_it_reads_the_page(
 
     await net.drive(run())
     assert len(site.paths) == 7
-    assert len([text for text in caplog.messages if "/page" in text]) == 5  # one a child, of a
+    assert len([text for text in caplog.messages if "/page" in text]) == 5  # one per child
 
 
 async def test_only_one_and_the_same_lease_counts(net: FakeInternet, make_gate: MakeGate) -> None:
-    """The parent's lease goes after 20 s; another one is in the way then, and no parent's."""
+    """The parent's lease ends after 20 s; then another lease blocks, which is not a parent's."""
 
     async def run() -> float:
         async with make_gate() as gate:
@@ -510,7 +510,7 @@ async def test_only_one_and_the_same_lease_counts(net: FakeInternet, make_gate: 
                 async with gate.lease("http://a.test/stranger", priority=5):
                     await net.clock.sleep(40.0)
 
-            apart = asyncio.create_task(stranger())  # started under no lease
+            apart = asyncio.create_task(stranger())  # not started under a lease
             async with gate.lease("http://a.test/parent"):
                 mine = asyncio.create_task(child())
                 await net.clock.sleep(20.0)
@@ -523,7 +523,7 @@ async def test_only_one_and_the_same_lease_counts(net: FakeInternet, make_gate: 
 async def test_children_cross_the_hosts_of_their_parents(
     net: FakeInternet, make_gate: MakeGate
 ) -> None:
-    """As `asyncio.wait_for` makes them before Python 3.12: neither parent waits by itself."""
+    """Like tasks of `asyncio.wait_for` before Python 3.12: neither parent waits itself."""
     refused: list[str] = []
 
     async def run() -> None:
@@ -552,8 +552,8 @@ async def test_children_cross_the_hosts_of_their_parents(
 async def test_a_stranger_is_not_refused_for_others_circle(
     net: FakeInternet, make_gate: MakeGate
 ) -> None:
-    """P's child waits for P's host a. A stranger, who was started under a lease of his own,
-    waits for a as well: when P's child is refused, and P goes on, he has his turn."""
+    """P's child waits for P's host a. A stranger that was started under another lease waits for a
+    as well. When P's child is refused and P continues, the stranger gets its turn."""
     got: list[str] = []
 
     async def run() -> None:
@@ -608,7 +608,7 @@ async def test_a_cancelled_child_is_cancelled_and_not_refused(
 
 @pytest.fixture
 def led_away(net: FakeInternet) -> FakeInternet:
-    """The robots.txt of c.test is redirected to a.test."""
+    """The robots.txt of c.test redirects to a.test."""
     net.site("c.test").on("/robots.txt", redirect("http://a.test/for-c"))
     net.site("a.test").page("/for-c", "User-agent: *\nDisallow: /no\n")
     return net
@@ -630,7 +630,7 @@ async def test_a_file_that_is_redirected_to_a_host_of_the_askers_is_own_lease(
         async with make_gate() as gate:
             async with gate.lease("http://a.test/x"):
                 is_own_lease(await gate.check("http://c.test/y"), "http://a.test/x")
-                # Its retrieval goes on waiting: who joins it is told so, too.
+                # The retrieval continues to wait, so a task that joins it is refused too.
                 is_own_lease(await gate.check("http://c.test/z"), "http://a.test/x")
                 several = ["http://c.test/y", "http://b.test/", "http://c.test/z"]
                 answers = [one async for one in gate.check_many(several)]
@@ -686,7 +686,7 @@ async def test_a_child_that_asks_for_that_file_is_told_in_the_end(
 
 
 async def test_a_circle_through_a_robots_txt(led_away: FakeInternet, make_gate: MakeGate) -> None:
-    """A holds b and asks about c, whose file lies on a; B holds a and waits for b."""
+    """A holds b and asks about c, whose file redirects to a; B holds a and waits for b."""
     net = led_away
 
     async def run() -> None:
@@ -718,7 +718,7 @@ async def test_a_circle_through_a_robots_txt(led_away: FakeInternet, make_gate: 
 
 
 class Leased:
-    """A lease of a model."""
+    """A lease of the model."""
 
     def __init__(self, owner: Any, host: int) -> None:
         self.owner, self.url, self.scopes = owner, f"http://{host}/", (str(host),)
@@ -726,7 +726,7 @@ class Leased:
 
 
 class Somebody:
-    """Stands for a task."""
+    """A stand-in for a task."""
 
     def cancelling(self) -> int:
         return 0
@@ -741,7 +741,8 @@ class Somebody:
 async def test_exactly_those_are_refused_who_could_never_go_on(
     slots: list[int], steps: list[tuple[int, int, bool]]
 ) -> None:
-    """Against a model that plays on: whoever does not wait lets go, and so on."""
+    """Compare with a model that simulates on: tasks that do not wait release their leases, and so
+    on."""
     graph: WaitGraph[Any] = WaitGraph(
         VirtualClock(), 1e9, lambda host, _near: [Need(host, slots[int(host)], False)]
     )
@@ -788,7 +789,7 @@ def never_goes_on(
 async def test_a_great_many_children_of_one_cost_the_same_each(
     net: FakeInternet, make_gate: MakeGate
 ) -> None:
-    """Counted, not timed: what is looked at for each child does not grow with their number."""
+    """The work per child, counted instead of timed, does not grow with their number."""
 
     async def run(count: int) -> float:
         async with make_gate() as gate, gate.lease("http://a.test/parent"):

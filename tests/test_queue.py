@@ -137,7 +137,7 @@ async def test_a_turn_that_ran_out_before_it_was_used_holds_nobody_up(
                 await queue.put(f"http://a.test/{number}")
             turn = await queue.get()
             async with turn:
-                await clock.sleep(6.0)  # its lease is over
+                await clock.sleep(6.0)  # Its lease expires.
                 async with await queue.get() as lease:
                     return [turn.url, lease.url]
 

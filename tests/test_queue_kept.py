@@ -1,4 +1,4 @@
-"""A queue with `keep`: what waits outlives the process, in order, with its data."""
+"""A queue with `keep`: its URLs outlive the process, in order and with their data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.politeness.world import AGENT
 
 
 def gate(*denied: str) -> Gatekeeper:
-    """The operator's word for every host: nothing is asked for."""
+    """A rule for every host that needs no robots.txt."""
     rules = [{"match": name, "robots": "deny"} for name in denied]
     return Gatekeeper(
         AGENT,
@@ -54,7 +54,7 @@ async def test_what_was_put_and_not_done_comes_back_in_order(tmp_path: Path) -> 
     keep = tmp_path / "queue.sqlite"
     async with gate() as opened:
         async with PoliteQueue(opened, keep=keep) as queue:
-            for number in range(200):  # more than memory holds of one origin
+            for number in range(200):  # more than fit in memory for one origin
                 await queue.put(f"http://a.example/{number}", data={"n": number})
             await queue.put("http://a.example/first", priority=9, data=[b"\x00", None, 1.5])
             await queue.put("http://b.example/")

@@ -1,5 +1,5 @@
-"""What a budget of a day keeps to, whatever keeps the count: each test takes `member`, which makes
-a scheduler, and `time`."""
+"""Rules of daily budgets, for any ledger that keeps the counts. Each test takes the fixtures
+`member`, which makes a scheduler, and `time`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def sent(scheduler: Scheduler, host: str = HOST, size: int = 0) -> Grant:
 
 
 async def spent(scheduler: Scheduler, host: str = HOST) -> float:
-    """Seconds until the next page."""
+    """Return the seconds until the next page is allowed."""
     with pytest.raises(BudgetSpent) as caught:
         await page(scheduler, host)
     return caught.value.seconds
@@ -47,7 +47,7 @@ def near(seconds: float, wanted: float, time: Time) -> bool:
 
 
 class DailyBudgets:
-    """Inherit, and give `member` and `time`."""
+    """To be inherited by a class with the fixtures `member` and `time`."""
 
     async def test_a_day_begins_with_its_first_page(self, member: Member, time: Time) -> None:
         one = await member(max_pages_per_day=3)
@@ -82,13 +82,13 @@ class DailyBudgets:
             (await page(one)).give_back()
             await asyncio.sleep(0)
         grant = await page(one)
-        grant.release()  # without a report it may have been sent
+        grant.release()  # Without a report it may have been sent.
         await spent(one)
 
     async def test_bytes_defer_once_they_are_known(self, member: Member) -> None:
         one = await member(max_bytes_per_day=1000, concurrency=3)
         grants = [await page(one) for _ in range(3)]
-        for grant in grants:  # what is under way may exceed it
+        for grant in grants:  # Requests in flight may exceed it.
             received(grant, 700)
             grant.report(200)
             grant.release()
@@ -143,7 +143,7 @@ class DailyBudgets:
         one.say(HostRule(match=HOST, max_pages_per_day=3))
         await sent(one)
         await spent(one)
-        one.say(HostRule(match="*.example", max_bytes_per_day=5))  # less exact
+        one.say(HostRule(match="*.example", max_bytes_per_day=5))  # a less specific match
         await spent(one)
         one.replace_words(())
         one.adjust(PacingConfig())
@@ -175,10 +175,10 @@ class DailyBudgets:
         await sent(one, size=12)
         (view,) = [view for view in one.why(HOST) if view.kind == "budget"]
         assert "1 of 2 pages, 12 of 10000 bytes in 24 hours" in str(view)
-        assert view.until is None  # nothing waits for it
+        assert view.until is None  # No lease waits for it.
         await sent(one)
         (view,) = [view for view in one.why(HOST) if view.kind == "budget"]
         assert view.until is not None
-        assert not view.decides  # no interval
+        assert not view.decides  # It is not an interval.
         assert view.seconds is not None
         assert near(view.seconds, DAY, time)

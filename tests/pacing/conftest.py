@@ -27,7 +27,7 @@ def storage() -> FakeStorage:
 
 @pytest.fixture
 async def make(clock: VirtualClock) -> AsyncIterator[Callable[..., Scheduler]]:
-    """Make schedulers; those still open are closed at the end."""
+    """Return a factory of opened schedulers, which are closed after the test."""
     made: list[Scheduler] = []
 
     async def build(

@@ -1,5 +1,5 @@
-"""What every ledger must do, whatever it keeps its records in: each test takes `ledger` and
-`clock`, of which `clock.tick(seconds)` moves the ledger's time on."""
+"""Rules that every ledger must obey, wherever it stores its records. Each test takes the fixtures
+`ledger` and `time`; `time.tick(seconds)` advances the ledger's time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gatekeeper.pacing.ledger import (
 from gatekeeper.pacing.rules import DAY, DailyBudget
 
 PATIENCE = 20.0
-"""Seconds, as a backstop."""
+"""Most seconds that a test waits for anything."""
 
 
 class Time(Protocol):
@@ -35,7 +35,7 @@ class Time(Protocol):
 
 
 class Listener:
-    """Notes what it is told."""
+    """Records every notification."""
 
     def __init__(self) -> None:
         self.opened_for: list[tuple[str, float]] = []
@@ -64,19 +64,19 @@ class Listener:
         return []
 
     async def until(self, heard: Callable[[], object]) -> None:
-        """Wait until it was told what makes `heard` true; a fleet's words come over a wire."""
+        """Wait until the notifications make `heard` true; those of a fleet come over a network."""
         async with asyncio.timeout(PATIENCE):
             while not heard():
                 self._told.clear()
                 await self._told.wait()
 
     async def heard(self, count: int = 1) -> None:
-        """Wait until so many openings came."""
+        """Wait for this many openings."""
         await self.until(lambda: len(self.opened_for) >= count)
 
 
 async def listen(ledger: Ledger, owner: str, listener: Listener) -> None:
-    """Listen, and wait until that is in force."""
+    """Subscribe a listener, and wait until the subscription is in force."""
     ledger.listen(owner, listener)
     async with asyncio.timeout(PATIENCE):
         while not getattr(ledger, "hearing", True):
@@ -115,7 +115,7 @@ _REAL: list[float] = []
 
 @contextmanager
 def real_time() -> Iterator[None]:
-    """For ledgers whose time is real: `near` knows since when it goes on."""
+    """For ledgers that run in real time: lets `near` know when that started."""
     _REAL.append(monotonic())
     try:
         yield
@@ -124,14 +124,14 @@ def real_time() -> Iterator[None]:
 
 
 def near(seconds: float, wanted: float, slack: float = 0.25) -> bool:
-    """A ledger's own time may have gone on a little, if it is real: on a machine that is held up,
-    by as much as a whole test takes."""
+    """Compare with tolerance: a ledger's real time may have advanced a little; on a slow machine by
+    as much as the whole test takes."""
     passed = monotonic() - _REAL[-1] if _REAL else 0.0
     return wanted - max(slack, passed) <= seconds <= wanted + 1e-6
 
 
 class LedgerRules:
-    """Inherit, and give `ledger` and `time`."""
+    """To be inherited by a class with the fixtures `ledger` and `time`."""
 
     async def test_the_interval_counts_from_the_head(self, ledger: Ledger, time: Time) -> None:
         assert await granted(ledger, "a:1", "h", interval=5.0)
@@ -160,7 +160,7 @@ class LedgerRules:
     async def test_all_scopes_or_none(self, ledger: Ledger, time: Time) -> None:
         assert await granted(ledger, "a:1", "h", "g")
         assert not await granted(ledger, "b:1", "k", "g")
-        assert await granted(ledger, "c:1", "k")  # nothing of it was taken, or kept, by b
+        assert await granted(ledger, "c:1", "k")  # b took nothing of it, and reserved nothing.
 
     async def test_repeated_it_gets_the_same_answer(self, ledger: Ledger, time: Time) -> None:
         assert await granted(ledger, "a:1", "h")
@@ -187,7 +187,7 @@ class LedgerRules:
     ) -> None:
         assert await granted(ledger, "a:1", "h", interval=60.0)
         await time.tick(20.1)
-        # It may have been sent at the end of its hold: a whole interval from there.
+        # It may have been sent at the end of its hold, so a whole interval counts from there.
         assert near(await wait_of(ledger, "b:1", "h", interval=60.0), 60.0)
 
     async def test_a_headed_hold_that_ran_out_frees_its_slot(
@@ -238,7 +238,7 @@ class LedgerRules:
         assert await granted(ledger, "a:1", "h")
 
     async def test_a_report_blocks_before_the_end_frees(self, ledger: Ledger, time: Time) -> None:
-        """In one call, whichever way round they are named, and with the block told once more."""
+        """Both come in one call, and the block is reported once more."""
         block = Report("h", 60.0, "429")
         assert await granted(ledger, "a:1", "h", interval=0.0)
         await ledger.end([End("a:1", "sent", (block,))])
@@ -270,7 +270,7 @@ class LedgerRules:
     async def test_who_asked_first_is_told_first(
         self, ledger: Ledger, time: Time, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for module in ("pacing", "fleet"):  # a machine that is held up lets no ticket lapse
+        for module in ("pacing", "fleet"):  # No ticket lapses on a slow machine.
             monkeypatch.setattr(f"gatekeeper.{module}.ledger.LAPSE", 20.0)
         listener = Listener()
         await listen(ledger, "b", listener)
@@ -286,7 +286,7 @@ class LedgerRules:
         assert token == "b:1"
         assert near(seconds, 1.0)
         await time.tick(1.01)
-        # The second comes too early, and finds that the scope is kept for the first.
+        # The second asks too early: the scope is reserved for the first.
         assert not await granted(ledger, "c:1", "h")
         assert await granted(ledger, "b:1", "h")
         assert not other.opened_for
@@ -294,7 +294,7 @@ class LedgerRules:
     async def test_a_ticket_lapses(self, ledger: Ledger, time: Time) -> None:
         assert await granted(ledger, "a:1", "h")
         await ledger.end([End("a:1")])
-        assert not await granted(ledger, "b:1", "h")  # and never comes back
+        assert not await granted(ledger, "b:1", "h")  # and never asks again
         assert not await granted(ledger, "c:1", "h")
         await time.tick(1.0 + LAPSE + 0.02)
         assert await granted(ledger, "c:1", "h")
@@ -336,7 +336,7 @@ class LedgerRules:
     async def test_everybody_hears_of_blocks_and_pauses(self, ledger: Ledger, time: Time) -> None:
         listener = Listener()
         await listen(ledger, "b", listener)
-        assert await granted(ledger, "b:1", "warm")  # whatever has to be set up is
+        assert await granted(ledger, "b:1", "warm")  # Everything is set up by now.
         await ledger.block([Report("h", 60.0, "429", 2.0, 100.0)])
         await ledger.pause(["k"])
         await listener.until(lambda: listener.reports and listener.pauses)
@@ -367,7 +367,7 @@ class LedgerRules:
         assert [(one.scope, one.pages, one.age) for one in answer.clocks] == [("h", 2, None)]
         answer = await take(ledger, "c:1", page)
         assert isinstance(answer, NotBefore)
-        assert near(answer.seconds, 3600.0)  # the day ends later: nobody is told of more
+        assert near(answer.seconds, 3600.0)  # The day ends later, but no denial is longer.
         (clock,) = answer.clocks
         assert (clock.pages, round(clock.day or 0.0)) == (2, 100)
         assert await granted(ledger, "c:2", ScopeRequest("h", 0.0, 9))  # a robots.txt
@@ -382,7 +382,7 @@ class LedgerRules:
         page = ScopeRequest("h", 0.0, 9, False, DailyBudget(pages=1))
         for number, outcome in enumerate(("undone", "given back", "sent")):
             assert await granted(ledger, f"a:{number}", page)
-            assert await granted(ledger, f"a:{number}", page)  # repeated it counts once
+            assert await granted(ledger, f"a:{number}", page)  # A repeated request counts once.
             assert not await granted(ledger, "b:1", page)
             await ledger.end([End(f"a:{number}", outcome)])  # type: ignore[arg-type]
         assert not await granted(ledger, "b:1", page)

@@ -1,4 +1,4 @@
-"""How far refusals slow a host, and when it is asked faster again."""
+"""`BackOff`: how far refusals slow a host, and when it is sped up again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Make = Callable[..., Awaitable[Scheduler]]
 
 
 class Host:
-    """One host's back-off, told of refusals and good answers; its own interval may be 0."""
+    """One host's back-off, with its refusals and good responses. Its own interval may be 0."""
 
     def __init__(self, usual: float = 1.0, **pacing: object) -> None:
         self.usual = usual
@@ -106,7 +106,7 @@ def test_it_is_tried_again_after_one_two_four_hours_up_to_a_day() -> None:
 
 
 def test_a_trial_that_went_well_for_as_long_as_the_wait_before_begins_the_waits_anew() -> None:
-    """Not sooner: a site that counts by the hour serves the first minutes of each trial."""
+    """Not earlier, since a site that counts by the hour serves the first minutes of each trial."""
     for lasts, then in ((299.0, 4 * HOUR), (2 * HOUR - 1.0, 4 * HOUR), (2 * HOUR, HOUR)):
         host = Host(1.0)
         host.refuse()
@@ -120,7 +120,7 @@ def test_a_trial_that_went_well_for_as_long_as_the_wait_before_begins_the_waits_
 
 
 def test_a_refusal_outside_a_trial_long_after_the_last_begins_the_waits_anew() -> None:
-    """That the slower pace is refused as well: so it is no limit that lies between the two."""
+    """The slower interval is refused as well, so the site's limit is not between the two."""
     for calm, then in ((1799.0, 4 * HOUR), (1801.0, HOUR)):
         host = Host(1.0)
         for _ in range(3):
@@ -135,7 +135,7 @@ def test_a_refusal_outside_a_trial_long_after_the_last_begins_the_waits_anew() -
 
 
 def test_a_site_that_refuses_everything_for_a_while_is_slowed_no_longer_than_that() -> None:
-    """Where a minute's rest does not help, the interval is not what it minds."""
+    """If a minute's pause does not help, the interval is not the cause."""
     host = Host(1.0)
     for _ in range(5):
         host.refuse(wait=60.0)
@@ -205,7 +205,7 @@ def test_a_site_with_a_fixed_limit_is_met_at_most_once_an_hour(site_allows: floa
         else:
             host.good()
         last = host.now
-        # Pages of a minute at once: a day has many.
+        # Steps of a minute after a refusal, since a day has many pages.
         host.now += max(host.interval, 1.0 if met and met[-1] == host.now else 0.0)
     first = [moment for moment in met if moment < 60.0]
     later = met[len(first) :]
@@ -302,7 +302,7 @@ def test_an_error_never_speeds_us_up(
 
 
 class Model:
-    """The rule as a table: levels above the usual interval, and what each event does to them."""
+    """The rule as a table: the levels above the usual interval, and the effect of each event."""
 
     def __init__(self, usual: float) -> None:
         self.base = usual or 0.1
@@ -382,7 +382,7 @@ def test_it_is_what_a_small_model_says(
 
 
 async def drive(clock: VirtualClock, work: Coroutine[None, None, None]) -> None:
-    """Run it to its end, from timer to timer."""
+    """Run a coroutine to its end, advancing the clock from timer to timer."""
     task = asyncio.create_task(work)
     for _ in range(2000):
         await clock.settle()
@@ -397,7 +397,7 @@ async def drive(clock: VirtualClock, work: Coroutine[None, None, None]) -> None:
 async def leases(
     scheduler: Scheduler, clock: VirtualClock, count: int, wish: RobotsInterval, host: str = HOST
 ) -> float:
-    """Seconds that so many leases take, one after another, each of which is answered at once."""
+    """Return the seconds that `count` leases take one after another, each answered immediately."""
     begun = clock.monotonic()
 
     async def ask() -> None:
@@ -464,7 +464,7 @@ async def test_latency_and_refusals_slow_beside_each_other(make: Make, clock: Vi
     grant.release()
     back_off = scheduler._memory.scopes[HOST].past().back_off
     assert back_off is not None
-    assert back_off.refused == 0.05  # the latency was not in force for that request
+    assert back_off.refused == 0.05  # The latency did not apply to that request.
     (view,) = [view for view in scheduler.why(HOST) if view.decides]
     assert view.seconds == pytest.approx(2.0)
     await refuse(scheduler, clock, FAST, retry_after=1)
@@ -479,7 +479,7 @@ async def test_a_burst_that_was_under_way_is_one_refusal(
     scheduler = await make(concurrency=8, backoff_jitter=0.0)
     none = RobotsInterval(0.0, "crawl-delay 0 s")
     grants = [await scheduler.acquire("u", HOST, admit=lambda: none) for _ in range(8)]
-    for grant in grants:  # at one moment, as well
+    for grant in grants:  # also at one moment
         grant.report(429, 0.1, retry_after)
         grant.release()
     blocked = scheduler.blocked(HOST)
@@ -544,7 +544,7 @@ async def test_a_shared_clock_is_not_slowed_by_the_refusal_of_one_host(
 
 
 class Runs:
-    """One scheduler after another over the same storage."""
+    """Successive schedulers over the same storage."""
 
     def __init__(self, make: Make, clock: VirtualClock) -> None:
         self.make, self.clock = make, clock
@@ -584,7 +584,7 @@ async def test_what_was_learnt_and_when_it_is_tried_again_survive(
     scheduler = await runs.again(crash=crash)
     back_off = scheduler._memory.scopes[HOST].past().back_off
     assert back_off is not None
-    assert back_off.wait == 2 * HOUR  # the trial was refused at once
+    assert back_off.wait == 2 * HOUR  # The trial was refused immediately.
 
 
 @pytest.mark.parametrize("crash", [True, False])
@@ -649,7 +649,7 @@ async def test_why_and_the_log_say_it_in_one_line(
     assert (view.source, view.seconds) == (line, 0.1)
     assert str(view) == f"{HOST}: interval: {line}"
     assert view.since is not None
-    await clock.elapse(2 * HOUR)  # nobody asked for anything meanwhile
+    await clock.elapse(2 * HOUR)  # No request was made meanwhile.
     (view,) = [view for view in scheduler.why(HOST) if view.kind == "interval"]
     assert (view.source, view.seconds) == (FAST.source, 0.05)
 

@@ -1,4 +1,4 @@
-"""Pages and bytes of a host in a day: what counts, when it ends, and what outlives the process."""
+"""Daily budgets: which pages and bytes count, when the day ends, and what outlives the process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Make = Callable[..., Awaitable[Scheduler]]
 
 
 class TestDailyBudgets(DailyBudgets):
-    """Alone, and with a ledger in memory."""
+    """Without a ledger, and with a ledger in memory."""
 
     @pytest.fixture
     def time(self, clock: VirtualClock) -> VirtualTime:
@@ -49,7 +49,7 @@ def scheduler_on(storage: object, clock: VirtualClock, **pacing: object) -> Sche
 
 @pytest.mark.parametrize("jump", [0.0, 3 * DAY, -3 * DAY])
 async def test_it_outlives_kill_9(clock: VirtualClock, jump: float) -> None:
-    """Not one page is forgotten, also where no clock lies more than a second ahead."""
+    """No page is forgotten, even if no clock lies more than a second ahead."""
     storage = FakeStorage()
     one = scheduler_on(storage, clock, max_pages_per_day=3)
     await one.open()
@@ -71,7 +71,7 @@ async def test_it_outlives_kill_9(clock: VirtualClock, jump: float) -> None:
 
 
 async def test_it_lies_in_the_file(clock: VirtualClock, tmp_path: Path) -> None:
-    """Through the journal (nothing was flushed) and, after a clean end, through SQLite."""
+    """By the journal (nothing was flushed) and, after a clean end, by SQLite."""
     never = StorageConfig(flush_interval=3600.0)
     path = tmp_path / "state.db"
     for pages in (1, 2, 3):

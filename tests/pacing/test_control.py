@@ -1,4 +1,4 @@
-"""The operator's hand on the scheduler, and what is to be seen of it."""
+"""What operators do to the scheduler, and what they see of it."""
 
 from __future__ import annotations
 

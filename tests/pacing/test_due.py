@@ -1,4 +1,4 @@
-"""When a scope is due is said in one place."""
+"""Only `Scope.due_at` determines when a scope is due."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def test_only_the_scope_itself_adds_an_interval_to_its_basis() -> None:
         for path in PACKAGE.rglob("*.py")
         for line in path.read_text(encoding="utf-8").splitlines()
         if written_out.search(line)
-        # A ledger keeps records of its own.
+        # A ledger has records of its own.
         and path.name not in ("scopes.py", "simulation.py", "ledger.py", "scripts.py")
     }
-    # What an earlier process kept of the last seconds has nothing to do with the interval.
+    # What is stored of the last seconds at a clean end does not depend on the interval.
     assert {line for line in found if "_RECENT" not in line} == set()
 
 
@@ -35,7 +35,7 @@ def test_only_the_scope_itself_adds_an_interval_to_its_basis() -> None:
         (1, 1, 2.0, 1, INF),  # no slot
         (1, 1, 2.0, 2, INF),  # a head is awaited
         (1, 0, 2.0, 2, 12.0),
-        (1, 1, 0.0, 2, 10.0),  # no interval: no head is waited for
+        (1, 1, 0.0, 2, 10.0),  # no interval, so no head is awaited
     ],
 )
 def test_a_scope_is_due_by_clock_slots_and_heads(

@@ -25,7 +25,7 @@ PACING = PacingConfig(latency_factor=5.0, latency_cap=20.0, latency_floor=0.2)
         (RobotsInterval(0.0, "x"), ScopeSettings(), 0.0),
         (RobotsInterval(10.0, TEXT), ScopeSettings(), 10.0),
         (RobotsInterval(0.5, "x"), ScopeSettings(floor=2.0), 2.0),  # the operator's floor
-        (RobotsInterval(None), ScopeSettings(own=0.1), 0.1),  # takes the default's place
+        (RobotsInterval(None), ScopeSettings(own=0.1), 0.1),  # replaces the default
         (
             RobotsInterval(10.0, TEXT),
             ScopeSettings(own=0.1),
@@ -36,7 +36,7 @@ PACING = PacingConfig(latency_factor=5.0, latency_cap=20.0, latency_floor=0.2)
             RobotsInterval(7200.0, "x"),
             ScopeSettings(),
             7200.0,
-        ),  # any delay is honoured by going later
+        ),  # Any delay is honoured.
         (RobotsInterval(float("inf"), "x"), ScopeSettings(), LONGEST),
         (RobotsInterval(float("nan"), "x"), ScopeSettings(), 1.0),
     ],

@@ -1,4 +1,4 @@
-"""The seam beneath the scheduler: the ledger in memory, and one at the end of a bad wire."""
+"""The scheduler over a `Ledger`: one in memory, and one behind an unreliable network."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_records_that_say_nothing_are_forgotten(clock: VirtualClock) -> None:
 
 
 class FarLedger:
-    """A shared ledger: a wire before and behind each call, answers out of order, failures, and
-    replies that are lost although the call has taken effect."""
+    """A shared ledger behind a network: each call and reply takes time, replies come out of order,
+    calls fail, and replies are lost although the call has taken effect."""
 
     def __init__(self, clock: VirtualClock, seed: int, failing: float = 0.2) -> None:
         self.clock = clock
@@ -125,7 +125,7 @@ class FarLedger:
 
 
 class Crawl:
-    """Visitors of a few hosts before the judge."""
+    """Visitors of a few hosts, with a judge."""
 
     def __init__(self, clock: VirtualClock, seed: int) -> None:
         self.clock = clock
@@ -145,7 +145,7 @@ class Crawl:
             self.judge.start(one, self.clock.monotonic())
         try:
             await self.clock.sleep(self.rng.choice((0.0, 0.1, 1.5, 7.0)))
-        finally:  # cancelled as well: it may have been sent
+        finally:  # Also if cancelled, since the request may have been sent.
             for one in accounts:
                 self.judge.end(one, self.clock.monotonic(), headed=False)
             if self.rng.random() < 0.05:
@@ -163,7 +163,7 @@ CONFIG = Config(
 async def crawl_with(
     clock: VirtualClock, schedulers: list[Scheduler], seed: int, visits: int = 60
 ) -> Crawl:
-    """Visits by all of them, some cancelled."""
+    """Let all of them visit hosts; cancel some."""
     crawl = Crawl(clock, seed)
     tasks = []
     for number in range(visits):
@@ -199,10 +199,10 @@ async def test_the_scheduler_stays_right_over_a_bad_wire(clock: VirtualClock, se
 async def test_three_crawlers_over_one_ledger_keep_the_pace_together(
     clock: VirtualClock, seed: int
 ) -> None:
-    """Slow answers, refusals and cancelled visits: no overlap, nothing early, nothing in a block.
+    """Slow responses, refusals and cancelled visits: no overlap, nothing early or in a block.
 
-    The wire delays but loses nothing: a 429 whose report is lost is known to one alone, and what
-    another one starts before it is told again can't be helped.
+    The network delays but loses nothing: if the report of a 429 is lost, only one member knows of
+    it, and the requests that others start before it is sent again can't be prevented.
     """
     ledger = FarLedger(clock, seed, failing=0.0)
     ledger.rng = random.Random(seed)
@@ -212,7 +212,7 @@ async def test_three_crawlers_over_one_ledger_keep_the_pace_together(
     for scheduler in schedulers:
         await scheduler.open()
     crawl = Crawl(clock, seed)
-    # A request that has been sent when a block is told of is none of our business.
+    # A request that was sent before the block was reported does not count.
     crawl.judge = Together()
     tasks = [
         asyncio.create_task(crawl.visit(schedulers[n % 3], HOSTS[n % 3 if n % 2 else 0]))
@@ -231,7 +231,7 @@ async def test_three_crawlers_over_one_ledger_keep_the_pace_together(
 
 
 class Together(Judge):
-    """A block counts once everybody could know of it: a wire's length later."""
+    """A block counts once every member can know of it, one network delay later."""
 
     def start(self, account: Account, now: float) -> None:
         blocked = account.blocked_until
@@ -248,7 +248,7 @@ async def test_a_ledger_that_is_down_grants_nothing(clock: VirtualClock) -> None
     task = asyncio.create_task(scheduler.acquire("u", HOSTS[0], admit=RobotsInterval))
     await clock.elapse(120.0)
     assert not task.done()
-    assert 20 < ledger.calls < 60  # asked again, later each time
+    assert 20 < ledger.calls < 60  # It asks again, after a longer wait each time.
     ledger.failing = 0.0
     await clock.elapse(10.0)
     assert task.done()
@@ -267,8 +267,8 @@ async def start(scheduler: Scheduler, host: str = HOSTS[0], interval: float = 1.
 async def test_a_far_ledger_is_asked_once_where_its_clock_began_later(
     clock: VirtualClock, make: Make
 ) -> None:
-    """It knows of a head only when that was told: whoever asks by a clock of its own that began
-    before asks in vain, and again."""
+    """The ledger learns of a head with a delay. A member that asks by its own clock, which started
+    earlier, would ask in vain and have to ask again."""
 
     class Far(FarLedger):
         async def wire(self) -> None:
@@ -292,18 +292,18 @@ async def test_a_far_ledger_is_asked_once_where_its_clock_began_later(
             grant.report(200)
             grant.release()
 
-    # Heads wait for the flights of others.
+    # Heads wait for the calls in flight for other hosts.
     crawls = [asyncio.create_task(visits(host, n * 0.03)) for n, host in enumerate(HOSTS)]
     await clock.elapse(20.0)
     await asyncio.gather(*crawls)
     assert ledger.asked == 5 * len(HOSTS)
-    # A round trip takes 0.08 s: at most two until the head is told, and as many for the grant.
+    # A round trip takes 0.08 s: at most two until the ledger knows the head, and two for the grant.
     assert max(gaps) < 1.0 + 3 * 0.08 + 0.01, gaps
 
 
 class StrictLedger(FarLedger):
-    """A wire of 0.1 s each way that keeps the order of what is sent. It notes when which call left,
-    and finds fault with what is under way twice."""
+    """A network of 0.1 s each way that preserves the order. It records when each call was sent, and
+    fails if the same request is in flight twice."""
 
     ONE_WAY = 0.1
 
@@ -349,7 +349,7 @@ class StrictLedger(FarLedger):
 async def test_nothing_waits_for_the_answer_of_another_flight(
     clock: VirtualClock, make: Make
 ) -> None:
-    """Questions, heads and ends leave when they come up, or a little after the flight before."""
+    """Questions, heads and ends are sent as they come up, or shortly after the previous call."""
     ledger = StrictLedger(clock)
     scheduler = await make(ledger=ledger)
     begun = clock.monotonic()
@@ -376,7 +376,7 @@ async def test_nothing_waits_for_the_answer_of_another_flight(
 async def test_flights_are_bounded_and_a_few_milliseconds_apart(
     clock: VirtualClock, make: Make
 ) -> None:
-    """While the ledger is slow, what comes travels together."""
+    """While the ledger is slow, new questions travel together."""
     ledger = StrictLedger(clock)
     scheduler = await make(Config(pacing=PacingConfig(max_in_flight=1000)), ledger=ledger)
     tasks = []
@@ -387,7 +387,7 @@ async def test_flights_are_bounded_and_a_few_milliseconds_apart(
     assert all(task.done() for task in tasks)
     moments = ledger.moments("take")
     assert all(after - before > SPACING - 1e-9 for before, after in itertools.pairwise(moments))
-    # 0.21 s of asking, a round trip of 0.2 s: eight leave, and the rest when those are back.
+    # 0.21 s of asking, a round trip of 0.2 s: eight calls leave, the rest when those are back.
     assert MAX_FLIGHTS < len(moments) <= 2 * MAX_FLIGHTS
     for task in tasks:
         (await task).release()
@@ -397,12 +397,12 @@ async def test_flights_are_bounded_and_a_few_milliseconds_apart(
 async def test_who_leaves_while_the_question_is_under_way_ends_it_by_its_answer(
     clock: VirtualClock, make: Make
 ) -> None:
-    """An end that overtook the question would leave a hold, or a ticket, that is nobody's."""
+    """An end that overtook the question would leave a hold or ticket without an owner."""
     ledger = StrictLedger(clock)
     one, other = await make(ledger=ledger), await make(ledger=ledger)
     grant = asyncio.create_task(start(one))
     await clock.elapse(0.3)
-    for host in HOSTS[:2]:  # of which the ledger refuses the first, and grants the second
+    for host in HOSTS[:2]:  # The ledger denies the first and grants the second.
         waiting = asyncio.create_task(start(other, host))
         await clock.elapse(0.05)
         waiting.cancel()
@@ -418,8 +418,8 @@ async def test_who_leaves_while_the_question_is_under_way_ends_it_by_its_answer(
 
 
 async def test_hosts_of_our_own_start_a_round_trip_late(clock: VirtualClock, make: Make) -> None:
-    """Their clocks in the ledger begin when it learns of the head, and so does the question arrive
-    when they are due: only the answer is late."""
+    """Their clocks in the ledger start when it learns of the head, and the question arrives just
+    when they are due, so only the answer is late."""
     ledger = StrictLedger(clock)
     scheduler = await make(ledger=ledger)
     late = []
@@ -443,7 +443,7 @@ async def test_hosts_of_our_own_start_a_round_trip_late(clock: VirtualClock, mak
     await asyncio.gather(*crawls)
     assert len(late) == 300
     assert min(late) >= 0.2
-    # The head, and the question, may wait for a departure each, and one came a little early.
+    # The head and the question may each wait to be sent, and one question came a little early.
     assert sorted(late)[-4] < 0.2 + 2 * 0.2 / MAX_FLIGHTS + SPACING
     assert max(late) < 3 * 0.2
     assert ledger.asked < 1.05 * 360
@@ -452,7 +452,7 @@ async def test_hosts_of_our_own_start_a_round_trip_late(clock: VirtualClock, mak
 async def test_who_leaves_gives_the_ledger_back_what_it_had(
     clock: VirtualClock, make: Make
 ) -> None:
-    """Cancelled while the answer was on the way: the next one need not wait an interval."""
+    """After a waiter is cancelled while its answer is in flight, the next waits no interval."""
     ledger = FarLedger(clock, 3, failing=0.0)
     one = await make(ledger=ledger)
     waiting = asyncio.create_task(start(one, interval=3600.0))

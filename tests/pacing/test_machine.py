@@ -1,8 +1,8 @@
-"""The scheduler as a state machine: whatever happens, in whatever order, nothing is broken.
+"""The scheduler as a state machine: random events in random order break no promise.
 
-Cancellations, reports, blocks, pauses, expired policies, wall-clock jumps, crashes and
-restarts; a judge that knows the sites' side alone counts violations, and at the end
-everybody who still waits must get a turn.
+The events are cancellations, reports, blocks, pauses, expired policies, wall-clock jumps, crashes
+and restarts. A judge that knows only the sites' side counts violations, and at the end every
+remaining waiter must get a turn.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Politeness(RuleBasedStateMachine):
         self.wishes = dict.fromkeys(HOSTS, RobotsInterval())
         self.stale = dict.fromkeys(HOSTS, False)
         self.asking = dict.fromkeys(HOSTS, 0)
-        """Robots requests that stand in line."""
+        """Robots requests that wait for a turn."""
         self.accounts = {host: Account(1.0) for host in HOSTS}
         self.accounts["a.example"].limit = 2
         self.accounts["d.example"] = Account(0.0, 2)
@@ -193,19 +193,19 @@ class Politeness(RuleBasedStateMachine):
         self.loop.run_until_complete(self.clock.elapse(seconds))
 
     def expiring(self, host: str, grant: Grant) -> None:
-        """A lease that nobody ends is over at its expiry, for the site as well."""
+        """A lease that is not ended is over when it expires, for the site as well."""
         if grant.open and (host, grant) in self.open:
             self.ended(host, grant)
             self.open.remove((host, grant))
 
     @rule(host=hosts, seconds=delays)
     def new_text(self, host: str, seconds: float | None) -> None:
-        self.settle()  # turns already given are no business of the new text
+        self.settle()  # The new text does not apply to turns already granted.
         self.wishes[host] = RobotsInterval(seconds, f"crawl-delay {seconds}")
         default = 0.0 if host == "d.example" else 1.0
         self.accounts[host].interval = default if seconds is None else seconds
         if self.asking[host]:
-            # Its robots.txt stands in line with what the text before asked for.
+            # Its robots.txt request waits with the interval of the previous text.
             self.scheduler.told(host, lambda: self.wishes[host])
 
     @rule(host=hosts)
@@ -219,14 +219,14 @@ class Politeness(RuleBasedStateMachine):
 
     @rule(host=hosts, seconds=st.sampled_from((2.0, 50.0)))
     def block(self, host: str, seconds: float) -> None:
-        self.settle()  # nor of the block
+        self.settle()  # Nor does the block.
         self.judge.block(self.accounts[host], self.clock.monotonic() + seconds)
         self.scheduler.block(host, self.clock.wall() + seconds, "operator")
 
     @rule(on=st.booleans())
     def freeze(self, on: bool) -> None:
         if on:
-            self.scheduler.freeze(set(HOSTS[::2]))  # the others go on
+            self.scheduler.freeze(set(HOSTS[::2]))  # The others continue.
         else:
             self.scheduler.thaw()
         self.settle()
@@ -234,7 +234,7 @@ class Politeness(RuleBasedStateMachine):
     @rule(days=st.sampled_from((-1, 1)))
     def wall_jumps(self, days: int) -> None:
         self.clock.jump_wall(days * 86_400.0)
-        # The look at the wall clock comes within half a minute.
+        # The wall clock is checked within half a minute.
         self.loop.run_until_complete(self.clock.elapse(31.0))
 
     @rule(clean=st.booleans(), down=st.sampled_from((0.0, 0.2, 5.0)))
@@ -278,7 +278,7 @@ class Politeness(RuleBasedStateMachine):
     async def everybody_is_served(self) -> None:
         self.calm()
         for host in HOSTS:
-            # Back-off has grown to a day by now: the operator lifts it.
+            # The back-off may have grown to a day by now, so the operator lifts it.
             self.scheduler.block(host, self.clock.wall() - 1.0)
             self.accounts[host].blocked_until = self.clock.monotonic()
         for _ in range(200):
@@ -311,7 +311,7 @@ Politeness.TestCase.settings = settings(
 TestPoliteness = pytest.mark.timeout(120)(Politeness.TestCase)
 
 
-# How often each thing happens in a long run of random ones.
+# Relative frequency of each event in a long random run.
 STEPS = {
     "ask": 10,
     "cancel": 2,
@@ -338,7 +338,7 @@ def test_a_long_crawl_with_every_accident_breaks_nothing(seed: int) -> None:
             (step,) = rng.choices(list(STEPS), list(STEPS.values()))
             getattr(machine, step)(**arguments(step, rng))
             machine.nothing_is_broken()
-            if rng.random() < 0.02:  # no accident lasts
+            if rng.random() < 0.02:  # End lasting conditions now and then.
                 machine.calm()
     finally:
         machine.teardown()

@@ -1,4 +1,4 @@
-"""A fleet under virtual time: up to 1,000 schedulers over one ledger at the end of a wire."""
+"""A fleet in virtual time: up to 1,000 schedulers over one ledger behind a network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WISH = RobotsInterval(1.0, "crawl-delay 1 s")
 
 
 class Wire(FarLedger):
-    """1 to 20 ms each way; a share of the calls, and of the replies, is lost."""
+    """A network of 1 to 20 ms each way that loses a share of the calls and replies."""
 
     async def wire(self) -> None:
         await self.clock.sleep(self.rng.choice((0.001, 0.002, 0.005, 0.02)))
@@ -32,7 +32,7 @@ class Wire(FarLedger):
         (50, 25, 0.0, 2.0),
         (50, 25, 0.05, 2.5),
         (1000, 1000, 0.02, 2.0),
-        (1000, 50, 0.02, 3.5),  # twenty members a host: each asks again for what was lost
+        (1000, 50, 0.02, 3.5),  # Twenty members per host, each of which repeats lost calls.
     ],
 )
 async def test_a_fleet_keeps_one_pace_and_asks_twice_a_lease(

@@ -1,4 +1,4 @@
-"""How many hosts are held in memory, and that none is forgotten that is owed something."""
+"""`ScopeMemory`: the limit on hosts in memory, and that no host with a promise is forgotten."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ VICTIM = "v.example"
 
 
 async def turned_away(scheduler: Scheduler, host: str) -> None:
-    """The host says: not for an hour."""
+    """Let the host refuse for an hour."""
     grant = await scheduler.acquire("u", host, admit=RobotsInterval)
     grant.report(429, retry_after=3600.0)
     grant.release()
 
 
 async def refused(scheduler: Scheduler, host: str = VICTIM) -> str:
-    """Why no turn of the host can be had now; empty where one can."""
+    """Return why the host grants no turn now; empty if it does."""
     try:
         grant = await scheduler.acquire("u", host, admit=RobotsInterval, timeout=0)
     except LeaseTimeout as error:
@@ -38,7 +38,7 @@ async def refused(scheduler: Scheduler, host: str = VICTIM) -> str:
 
 @pytest.fixture
 async def full(make: Make, storage: FakeStorage) -> Scheduler:
-    """A scheduler that has blocked hosts only, more than it holds: one is in the storage."""
+    """A scheduler with more blocked hosts than fit in memory, so that one is in the storage."""
     scheduler = await make(storage=storage, max_hosts=4)
     await turned_away(scheduler, VICTIM)
     for number in range(6):
@@ -105,7 +105,7 @@ async def test_a_pause_of_a_spilled_host_is_lifted(full: Scheduler, clock: Virtu
         full.why(f"h{number}.example")
     assert VICTIM not in full.hosts()
     full.resume(VICTIM)
-    await clock.elapse(10.0)  # the pace that it was slowed down to
+    await clock.elapse(10.0)  # the interval to which it was slowed
     assert await refused(full) == ""
 
 

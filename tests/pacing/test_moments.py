@@ -1,4 +1,4 @@
-"""Queues fall due at exact moments, in order, and moments that count no more are swept out."""
+"""Queues fall due at exact moments, in order, and stale moments are swept out."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_moments_that_count_no_more_are_swept_out(queues: Queues) -> None:
     scopes = [_waited_for(queues, f"h{number}", 1.0 + number % 50) for number in range(500)]
     for step in range(40):
         for scope in scopes:
-            scope.interval += 0.25  # slower with each look: every entry is left behind
+            scope.interval += 0.25  # Slower each time, so every entry becomes stale.
             queues.look_again(scope, 0.0)
         entries = sum(len(found) if isinstance(found, list) else 1 for found in queues._at.values())
         assert entries <= 500 + 1024 + 500, step

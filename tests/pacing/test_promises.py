@@ -1,4 +1,4 @@
-"""What outlives a process: clocks, blocks, back-off, pauses, and what a crash leaves open."""
+"""What outlives a process: clocks, blocks, back-off, pauses, and the effects of a crash."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DAY = 86_400.0
 
 
 class Runs:
-    """One scheduler after another over the same storage; tells how long a turn takes."""
+    """Successive schedulers over the same storage, and how long a turn takes."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self.clock = clock
@@ -107,7 +107,7 @@ async def test_it_does_so_where_no_clock_ran_before_a_clean_restart(runs: Runs) 
 async def test_a_lease_open_at_a_crash_counts_as_just_used(runs: Runs) -> None:
     await runs.start()
     await runs.take(10.0)
-    await runs.crash(25.0)  # the request may have left just before
+    await runs.crash(25.0)  # The request may have been sent just before.
     assert await runs.wait_for_turn(10.0) == pytest.approx(10.0)
     await runs.scheduler.close()
 
@@ -329,7 +329,7 @@ async def test_a_wall_clock_set_while_down_changes_nothing(
 async def test_what_stands_in_the_storage_was_said_anew_after_a_jump(
     runs: Runs, jump: float
 ) -> None:
-    """By the wall clock it is told what is old, and what holds if the machine starts anew."""
+    """The wall clock decides which records are old, and what holds after a reboot."""
     await runs.start()
     for host in (HOST, "left.example"):
         grant = await runs.take(1.0, host)
@@ -421,7 +421,7 @@ async def test_a_block_that_can_not_be_made_durable_is_in_force_all_the_same(run
     await runs.clock.elapse(61.0)
     for _ in range(2):
         with pytest.raises(StorageError, match="disk full"):
-            await runs.take(0.0)  # what is in force is not written yet
+            await runs.take(0.0)  # The change in force is not written yet.
     (await runs.take(0.0, "other.example")).release()
     runs.storage.fails = False
     (await runs.take(0.0)).release()
@@ -430,7 +430,7 @@ async def test_a_block_that_can_not_be_made_durable_is_in_force_all_the_same(run
 
 
 async def test_nothing_is_granted_before_the_next_run_would_know_of_a_crash(runs: Runs) -> None:
-    """Clocks of up to a second are kept by that alone."""
+    """Only this record covers clocks of up to a second."""
     runs.storage.fails = True
     await runs.start()
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The queue over a real scheduler, and a gate whose answers the test decides."""
+"""`PoliteQueue` over a real scheduler and a gate whose decisions the test sets."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_payloads_come_with_their_urls_from_memory_and_from_the_file(
         getting = asyncio.create_task(queue.get())
         await clock.elapse(1.0)
         turn = await getting
-        if number % 3 == 0:  # not used after all, nor lost
+        if number % 3 == 0:  # given back unused, and not lost
             await turn.give_back()
             getting = asyncio.create_task(queue.get())
             await clock.elapse(1.0)
@@ -91,7 +91,7 @@ async def test_a_denied_url_is_told_of_and_done(gate: FakeGate, clock: VirtualCl
         crawl.start()
         await clock.elapse(1.0, turns=1000)
         assert len(told) == 200
-        assert crawl.got == [(page("a", "good"), 0.0)]  # refused ones cost no turn
+        assert crawl.got == [(page("a", "good"), 0.0)]  # Refused URLs cost no turn.
         await queue.join()
         await crawl.stop()
 

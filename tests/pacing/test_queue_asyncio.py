@@ -1,4 +1,4 @@
-"""What users of asyncio.Queue expect of the queue."""
+"""`PoliteQueue` behaves as users of asyncio.Queue expect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.queue_support import DEFER, DENY, FakeGate, page
 
 
 async def soon(queue: PoliteQueue, clock: VirtualClock) -> Turn:
-    """What `get_nowait` gives when it is asked now and then."""
+    """Call `get_nowait` repeatedly until it returns a turn."""
     for _ in range(20):
         try:
             return queue.get_nowait()
@@ -108,7 +108,7 @@ async def test_task_done_may_be_called_once_a_turn(queue: PoliteQueue) -> None:
 
 
 async def joined(queue: PoliteQueue, clock: VirtualClock, seconds: float = 60.0) -> bool:
-    """Whether `join` ends in so many seconds."""
+    """Return True if `join` ends within this many seconds."""
     joining = asyncio.ensure_future(queue.join())
     await clock.elapse(seconds)
     ended = joining.done()
@@ -194,7 +194,7 @@ async def test_what_may_be_fetched_waits_for_a_get_and_costs_nothing_meanwhile(
 async def test_a_join_decides_nothing_while_a_turn_is_out(
     gate: FakeGate, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever has it comes back for the next, and a `get` decides by itself."""
+    """The task that has the turn calls `get` again, which handles denied URLs itself."""
     gate.said = {page("b", 0): DENY}
     looked: list[str] = []
     peek = gate.peek
@@ -224,7 +224,7 @@ async def test_a_join_decides_nothing_while_a_turn_is_out(
 async def test_a_join_makes_room_for_a_put_though_a_turn_is_out(
     gate: FakeGate, clock: VirtualClock
 ) -> None:
-    """It may be the holder of the turn that waits for room."""
+    """The task that waits for room may be the one that holds the turn."""
     gate.said = {page("b", 0): DENY}
     async with PoliteQueue(gate, maxsize=1) as queue:
         await queue.put(page("a", 0))
@@ -242,12 +242,12 @@ async def test_a_join_makes_room_for_a_put_though_a_turn_is_out(
 
 
 def origins_known() -> int:
-    """How many are in memory."""
+    """Return how many origins are in memory."""
     return sum(type(one) is Backlog for one in gc.get_objects())
 
 
 async def test_a_join_keeps_no_origin_that_is_empty(gate: FakeGate, clock: VirtualClock) -> None:
-    """While others are at work it looks at none, however many come and go."""
+    """While turns are out `join` examines no origin, however many come and go."""
     gc.collect()
     before = origins_known()
     async with PoliteQueue(gate) as queue:

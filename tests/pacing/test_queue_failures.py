@@ -1,4 +1,4 @@
-"""What fails costs no URL, no turn, and no word: the queue goes on."""
+"""Failures of a gate, a callback or the file: the queue loses no URL, turn or error."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_a_put_that_can_not_be_kept_is_refused_and_not_counted(
         assert kept
         stats = queue.stats()
         assert (stats.size, stats.unfinished) == (len(kept), len(kept))
-        await queue.put(page("b", 0))  # in memory: no file is needed for it
+        await queue.put(page("b", 0))  # In memory, so it needs no file.
         path.parent.mkdir()
         gate.interval = 0.0
         crawl = Crawl(queue, clock)

@@ -1,4 +1,4 @@
-"""Hosts that others ask too: nobody waits for them who could have another turn."""
+"""Hosts that other tasks ask too: no `get` waits for them while another host is due."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Others = Callable[..., None]
 
 @pytest.fixture
 async def others(gate: FakeGate, clock: VirtualClock) -> AsyncIterator[Others]:
-    """Tasks that ask a host as often as they can, each `hold` seconds at a time."""
+    """Start tasks that ask a host as often as they can, holding each lease for `hold` seconds."""
     tasks: list[asyncio.Task[None]] = []
 
     async def ask(host: str, hold: float, times: int | None) -> None:
@@ -81,7 +81,7 @@ async def test_a_turn_that_no_getter_comes_for_goes_to_the_others(
         queue.get_nowait()
     await clock.elapse(2.0)
     with pytest.raises(asyncio.QueueEmpty):
-        queue.get_nowait()  # due, and lost: it stands in line from now on
+        queue.get_nowait()  # Due, but taken by another: it waits in the scheduler from now on.
     await clock.elapse(1.0 + HOLD)
     before = gate.scheduler.stats().granted
     await clock.elapse(10.0)
@@ -124,7 +124,7 @@ async def test_closing_gives_back_what_was_had_by_standing_in_line(
 
 
 class StubbornGate(FakeGate):
-    """Says that a host is due, and refuses its turn, until `relents`."""
+    """Reports that a host is due, but refuses its turn until `relents`."""
 
     relents = False
     refused = 0
@@ -133,7 +133,7 @@ class StubbornGate(FakeGate):
         if self.relents:
             return await super().acquire(url, **how)
         self.refused += 1
-        # A loop without an await would never come to its end.
+        # A loop without an await would never end.
         assert self.refused < 1000, "tried again and again at once"
         raise LeaseTimeout(url, "no")
 

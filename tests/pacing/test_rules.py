@@ -15,7 +15,7 @@ from gatekeeper.pacing.rules import HostRules, Rules
         ("a.example.org", "a.example.org"),
         ("b.example.org", "*.example.org"),
         ("c.deep.example.org", "*.deep.example.org"),
-        ("example.org", "*"),  # `*.example.org` is every name below it
+        ("example.org", "*"),  # `*.example.org` matches every name below it.
         ("other.net", "*"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Turns, as those see them who ask for them."""
+"""`Scheduler`, as seen by the tasks that wait for turns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def wish(seconds: float | None) -> Callable[[], RobotsInterval]:
 
 
 class Visitor:
-    """Asks for turns in tasks, and remembers who got one when."""
+    """Asks for turns in tasks, and records when each got one."""
 
     def __init__(self, scheduler: Scheduler, clock: VirtualClock) -> None:
         self.scheduler = scheduler
@@ -39,7 +39,7 @@ class Visitor:
 
     def ask(self, name: str, host: str = A, *, hold: float | None = 0.0, **how: Any) -> None:
         task = self.tasks[name] = asyncio.create_task(self._visit(name, host, hold, how))
-        # Whoever still waits at the end of a test is told that the gate closes.
+        # Tasks that still wait at the end of a test get GateClosed.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def _visit(self, name: str, host: str, hold: float | None, how: Any) -> None:
@@ -75,7 +75,7 @@ async def test_an_interval_counts_from_the_head_of_the_response(
     await clock.elapse(3.0)
     visitor.grants["first"].head()
     await clock.elapse(1.0)
-    visitor.grants["first"].release()  # the body took another second
+    visitor.grants["first"].release()  # The body took another second.
     await clock.elapse(5.0)
     assert visitor.starts == [("first", 0.0), ("second", 5.0)]
 
@@ -336,7 +336,7 @@ async def test_a_turn_handed_to_a_cancelled_waiter_is_passed_on(
     visitor.ask("second")
     await clock.settle()
     visitor.grants["first"].release()
-    clock.advance(1.0)  # the turn is given, and its owner has not run yet
+    clock.advance(1.0)  # The turn is granted, but its owner has not run yet.
     await visitor.cancel("gone")
     await clock.settle()
     assert visitor.starts == [("first", 0.0), ("second", 1.0)]
@@ -579,7 +579,7 @@ async def test_during_a_fault_of_ours_a_retry_after_is_heard(
     visitor.scheduler.freeze(set())
     visitor.ask("first", hold=None)
     await clock.settle()
-    # Some of the answer came before the connection was lost: it is the host that says it.
+    # Part of a response came before the connection was lost, so it counts as the host's.
     visitor.grants["first"].report(None, 0.1, 30.0)
     visitor.grants["first"].release()
     visitor.ask("next")
@@ -710,7 +710,7 @@ async def test_a_lease_of_an_earlier_run_is_held_again_without_waiting(
 ) -> None:
     scheduler = await make(default_interval=0.0)
     visitor = Visitor(scheduler, clock)
-    # More than the host has slots: both are out, whatever the bound says.
+    # More leases than slots: both are open, whatever the limit.
     first = await scheduler.hold(f"https://{A}/1", A, 600.0)
     second = await scheduler.hold(f"https://{A}/2", A, 600.0)
     visitor.ask("next", admit=wish(None))
@@ -745,7 +745,7 @@ async def test_hosts_that_did_not_answer_twice_have_half_of_the_leases(
 ) -> None:
     scheduler = await make(max_in_flight=40)
     visitor = Visitor(scheduler, clock)
-    for name in ("first", "second"):  # one that answers
+    for name in ("first", "second"):  # a host that answers
         visitor.ask(name)
         await clock.elapse(2.0)
     for number in range(30):
@@ -756,7 +756,7 @@ async def test_hosts_that_did_not_answer_twice_have_half_of_the_leases(
     visitor.tasks["robots"] = asyncio.create_task(_robots(scheduler, visitor))
     await clock.settle()
     assert visitor.names[-2:] == ["third", "robots"]
-    # One that fails, one that gives its lease back and one whose head comes make room for three.
+    # A failure, a lease that is given back and a response head make room for three.
     visitor.grants["silent0"].report(None, 1.0)
     visitor.grants["silent1"].give_back()
     visitor.grants["silent2"].head()
@@ -787,7 +787,7 @@ async def test_of_few_leases_such_hosts_may_have_all(make: Make, clock: VirtualC
 async def test_a_block_is_told_at_once_to_whom_it_outlasts(
     visitor: Visitor, clock: VirtualClock
 ) -> None:
-    """It is in vain to wait: so it is before one joins, and so it is when the block comes later."""
+    """Waiting is pointless, whether the block comes before a task joins or later."""
     visitor.ask("first", hold=None)
     visitor.ask("brief", timeout=600.0)
     visitor.ask("patient", timeout=10_000.0)
@@ -839,7 +839,7 @@ async def test_whoever_brings_a_block_about_those_it_outlasts_are_told(
     await clock.elapse(0.0 if how != "domain" else 1.0)
     assert isinstance(visitor.tasks["second"].exception(), LeaseTimeout)
     assert told == ["brief"]
-    # What begins to wait now is told as soon, and what is ready to wait is not.
+    # A new watch is notified as early; a watch that accepts a longer block is not.
     scheduler.when_due(A, lambda: told.append("later"), longest=600.0)
     await clock.elapse(1.0)
     assert told == ["brief", "later"]
@@ -865,7 +865,7 @@ async def test_many_whom_blocks_outlast_are_told_once_each(make: Make, clock: Vi
     for number in range(2500):
         visitor.ask(f"{number}", timeout=600.0)
     await clock.settle()
-    for _ in range(3):  # it is told of more than once before they are
+    for _ in range(3):  # Several blocks come before the waiters are refused.
         scheduler.block(A, clock.wall() + 7200.0)
     await clock.elapse(0.0)
     assert scheduler.stats().timeouts == 2500

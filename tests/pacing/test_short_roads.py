@@ -1,4 +1,4 @@
-"""What skips a step does what taking it does; `take` grants only what nobody waits for."""
+"""Shortcuts have the same effects as the full way; `take` grants only hosts without waiters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECOND = RobotsInterval(1.0, "a second")
 
 
 class Recorder:
-    """A keeper that only writes down."""
+    """A keeper that only records its calls."""
 
     def __init__(self) -> None:
         self.promises: list[tuple[str, float, float, int]] = []
@@ -28,7 +28,7 @@ class Recorder:
         self.unwritten: set[str] = set()
 
     def mark(self) -> None:
-        """It is."""
+        """True."""
 
     def unkept(self, scope: Scope) -> bool:
         return False
@@ -41,28 +41,28 @@ class Recorder:
 
 
 async def known(scheduler: Scheduler, wish: RobotsInterval = SECOND) -> None:
-    """The host had a turn; the next is not due before its interval is over."""
+    """Take a turn of the host, so that the next is due only after its interval."""
     grant = await scheduler.acquire(URL, HOST, admit=lambda: wish)
     grant.report(200)
     grant.release()
 
 
 class Crawl:
-    """One of two crawls that do the same."""
+    """One of two crawls with the same steps."""
 
     def __init__(self, scheduler: Scheduler, *, every_step: bool) -> None:
         self.scheduler = scheduler
         self.keeper = Recorder()
         scheduler._engine.keeper = self.keeper  # type: ignore[assignment]
         self.every_step = every_step
-        # Each report is looked at, and each end of a lease looks for those who wait.
+        # So that each report is evaluated, and each end of a lease looks for waiters.
         scheduler._engine.learns_latency = every_step
         self.open: list[Grant] = []
 
     def step(self, kind: int, host: str, wish: RobotsInterval, pick: float, status: int) -> Any:
         if self.every_step:
             self.scheduler._engine.behind = True
-            wish = RobotsInterval(wish.seconds, wish.source)  # none is known by its identity
+            wish = RobotsInterval(wish.seconds, wish.source)  # never the same object
         if kind < 3:
             self.scheduler._memory.host(host)
             grant = self.scheduler.take(URL, host, wish)
@@ -155,7 +155,7 @@ async def test_nobody_goes_past_those_in_line(make: Make, clock: VirtualClock) -
     scheduler = await make()
     await known(scheduler)
     scheduler.when_due(HOST, lambda: None)
-    clock._now = 1001.0  # the timer has not come round yet
+    clock._now = 1001.0  # The timer has not fired yet.
     assert scheduler.take(URL, HOST, SECOND) is None
 
 

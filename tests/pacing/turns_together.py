@@ -1,5 +1,5 @@
-"""What schedulers that share a ledger's records keep to together, whatever those are kept in: each
-test takes `member`, which makes one more scheduler of the fleet, and `time`."""
+"""Rules for schedulers that share a ledger, wherever it stores its records. Each test takes the
+fixtures `member`, which makes one more scheduler of the fleet, and `time`."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ from gatekeeper.robots.timing import RobotsInterval
 
 HOST = "a.example"
 PATIENCE = 20.0
-"""Seconds, as a backstop."""
+"""Most seconds that a test waits for anything."""
 
 Member = Callable[..., Awaitable[Scheduler]]
-"""`await member(config)` or `await member(max_pages_per_day=3)`: settings of pacing."""
+"""Makes a scheduler: `await member(config)`, or with pacing settings as keywords:
+`await member(max_pages_per_day=3)`."""
 
 
 class Time(Protocol):
-    """The time of all members and of what they share."""
+    """The time of all members and of their ledger."""
 
     clock: Clock
     slack: float
-    """Seconds that may go by beside those."""
+    """Seconds that may pass in addition."""
 
     async def tick(self, seconds: float) -> None:
-        """Time goes on, each timer is called at its moment, and what follows comes to rest."""
+        """Advance the time, calling each timer at its moment, until nothing more happens."""
 
     def stall(self, seconds: float) -> None:
-        """Time goes on, and no timer is called: the members' processes were stopped."""
+        """Advance the time without calling timers, as if the members' processes were stopped."""
 
 
 class VirtualTime:
-    """That of schedulers, and a ledger, in one process."""
+    """The virtual time of schedulers and a ledger in one process."""
 
     slack = 0.0
 
@@ -64,7 +65,7 @@ def starting(scheduler: Scheduler) -> asyncio.Task[Grant]:
 
 
 async def until(true: Callable[[], object]) -> None:
-    """A fleet's words come over a wire."""
+    """Wait for a condition: the messages of a fleet come over a network."""
     async with asyncio.timeout(PATIENCE):
         while not true():
             await asyncio.sleep(0)
@@ -75,7 +76,7 @@ def is_stale(grant: Grant) -> bool:
 
 
 class TurnsTogether:
-    """Inherit, and give `member` and `time`."""
+    """To be inherited by a class with the fixtures `member` and `time`."""
 
     async def test_a_429_holds_for_every_start_that_others_have_not_made(
         self, member: Member, time: Time
@@ -88,7 +89,7 @@ class TurnsTogether:
         grant.release()
         await time.tick(59.0)
         assert not waiting.done()
-        assert other.blocked(HOST) is not None  # it heard of it
+        assert other.blocked(HOST) is not None  # It was notified.
         await time.tick(3.0)
         await until(waiting.done)
         (await waiting).release()
@@ -97,7 +98,7 @@ class TurnsTogether:
         one, other = await member(), await member()
         grant = await start(one)
         waiting = starting(other)
-        await time.tick(70.0)  # much longer than a hold: it is renewed
+        await time.tick(70.0)  # Much longer than a hold, which is renewed.
         assert not waiting.done()
         grant.head()
         headed = time.clock.monotonic()
@@ -113,14 +114,14 @@ class TurnsTogether:
     async def test_a_grant_that_was_not_sent_is_stale_after_a_block(
         self, member: Member, time: Time
     ) -> None:
-        """Two slots, and a block between grant and send."""
+        """There are two slots, and a block comes between grant and send."""
         config = Config(host=(HostRule(match="*", concurrency=2, interval=0.0),))
         one, other = await member(config), await member(config)
         first, second = await start(one, interval=0.0), await start(other, interval=0.0)
         assert not is_stale(second)
         first.report(429, retry_after=60.0)
         await until(lambda: is_stale(second))
-        assert not first.stale  # its answer is here
+        assert not first.stale  # Its response has arrived.
         second.undo()
         first.release()
         await time.tick(0.0)
@@ -128,13 +129,13 @@ class TurnsTogether:
     async def test_a_grant_that_was_not_sent_within_its_hold_is_stale(
         self, member: Member, time: Time
     ) -> None:
-        """A process that was stopped: its clock went on, its timers did not."""
+        """A process was stopped: its clock advanced, but its timers did not fire."""
         one, other = await member(), await member()
         grant = await start(one)
         assert not is_stale(grant)
         time.stall(20.5)
         assert is_stale(grant)
-        await time.tick(0.1)  # it is renewed now that the process goes on, and still under way
+        await time.tick(0.1)  # The process continues and renews it; it is still in flight.
         waiting = starting(other)
         await time.tick(30.0)
         assert not waiting.done()
@@ -157,7 +158,7 @@ class TurnsTogether:
         waiting = starting(other)
         await time.tick(1.0)
         due = other.due_at(HOST) - 30.0
-        # A question may leave a round trip early.
+        # A question may be sent one round trip early.
         assert earliest - 0.05 <= due <= latest + 0.1
         assert "a.example" in " ".join(map(str, other.why(HOST)))
         waiting.cancel()
@@ -224,8 +225,8 @@ class TurnsTogether:
     async def test_hosts_of_one_group_that_ask_at_once_all_get_their_turns(
         self, member: Member, time: Time, members: int
     ) -> None:
-        """What those are told who got no grant speaks of the group's clock, which the grant of the
-        same flight has just set: it must not keep that grant from being used."""
+        """The denials of a call report the group's clock, which the grant of the same call has just
+        set. They must not keep that grant from being used."""
         config = Config(
             host=(HostRule(match="*.example", group="all"),),
             group=(GroupRule(name="all", interval=1.0),),

@@ -1,4 +1,4 @@
-"""A fake internet with virtual time and a slow name service, and gates over it."""
+"""Fixtures: a fake internet with virtual time and a slow name service, and gates over it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def internet(clock: VirtualClock) -> AsyncIterator[FakeInternet]:
 
 @pytest.fixture
 def make_gate(internet: FakeInternet, clock: VirtualClock) -> MakeGate:
-    """A gate on that internet, not yet open; keywords are sections of its configuration."""
+    """Return a gate on the internet, not yet open. Keywords are sections of its configuration."""
 
     def make(*, storage: Storage | None = None, seed: int = 7, **settings: Any) -> Gatekeeper:
         return Gatekeeper(

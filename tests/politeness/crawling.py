@@ -1,4 +1,4 @@
-"""A crawler that asks nothing of a polite session but to be let through."""
+"""A crawler that only needs a function to fetch URLs, for example by a polite session."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from tests.politeness.world import AGENT, config
 __all__ = ["Fetch", "crawl", "polite_fetch", "visit"]
 
 Fetch = Callable[[str], Awaitable[int]]
-"""Fetches a URL, its redirects followed; gives the status."""
+"""Fetches a URL, following redirects, and returns the status."""
 
 
 @asynccontextmanager
 async def polite_fetch(
     resolver: AbstractResolver, clock: Clock, storage: Storage | None = None
 ) -> AsyncIterator[Fetch]:
-    """Through `polite_session`, each name resolved anew."""
+    """Fetch with `polite_session`, resolving each name again."""
     async with polite_session(
         user_agent=AGENT, config=config(), resolver=resolver, clock=clock, storage=storage
     ) as session:
 
         async def fetch(url: str) -> int:
             assert isinstance(session.connector, aiohttp.TCPConnector)
-            session.connector.clear_dns_cache()  # its entries live by the loop's own clock
+            session.connector.clear_dns_cache()  # Its entries expire by the loop's own clock.
             async with session.get(url) as response:
                 await response.read()
                 return response.status
@@ -41,7 +41,7 @@ async def polite_fetch(
 
 
 async def crawl(fetch: Fetch, urls: Iterable[str], clock: Clock) -> None:
-    """Fetch every URL, each by a task of its own, until it is had or denied."""
+    """Fetch every URL in a task of its own, until it is fetched or denied."""
 
     async def until_had(url: str) -> None:
         while True:
@@ -50,7 +50,7 @@ async def crawl(fetch: Fetch, urls: Iterable[str], clock: Clock) -> None:
                     return
             except Deferred as refusal:
                 at = refusal.retry_at
-                # A moment is told to the microsecond: at that very one it may still be too early.
+                # `retry_at` is rounded to a microsecond, so at that moment it may be too early.
                 left = 1.0 if at is None else at.timestamp() - clock.wall()
                 await clock.sleep(max(1e-6, left))
             except Denied:
@@ -62,7 +62,7 @@ async def crawl(fetch: Fetch, urls: Iterable[str], clock: Clock) -> None:
 
 
 async def visit(gate: Gatekeeper, url: str, log: list[tuple[str, float]]) -> None:
-    """Take a lease, use it at once and say that all went well."""
+    """Take a lease, use it immediately and report success."""
     async with gate.lease(url) as lease:
         log.append((url, internals(gate).clock.monotonic()))
         lease.report(status=200)

@@ -1,4 +1,4 @@
-"""Hosts that are dead, each kind in its own way, and a network that lets some dials vanish."""
+"""Dead hosts of several kinds, and a network that loses some connection attempts."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ __all__ = ["KINDS", "Dials", "dead_hosts", "dying_hosts"]
 
 KINDS = ("refused", "nxdomain", "silent", "reset", "servfail", "dns silent")
 _VANISHES = "127.99."
-"""Dials to addresses that begin so are lost, as a kernel's SYNs are: nothing comes back."""
+"""Connection attempts to addresses with this prefix are lost, like SYNs: nothing comes back."""
 _DIES = "127.98."
-"""The first dial to each such address finds the server at 127.0.0.1, and the others are lost."""
+"""The first connection to each address with this prefix reaches the server at 127.0.0.1, and
+further ones are lost."""
 
 
 class Dials:
-    """Every dial goes through here. `cut` says how all of them fail; None: as they would."""
+    """Handles every connection attempt. `cut` is how all of them fail; None: they don't."""
 
     def __init__(self, clock: VirtualClock, connect: Callable[..., Any]) -> None:
         self.clock = clock
@@ -32,14 +33,14 @@ class Dials:
         self.cut: str | None = None
         self.lost_at = self.back_at = 0.0
         self.port = 0
-        """Of the server that hosts answer from before they die."""
+        """Port of the server of those hosts that die later."""
         self._dead: set[str] = set()
         self._mended = asyncio.Event()
 
     @classmethod
     @contextmanager
     def caught(cls, clock: VirtualClock) -> Iterator[Dials]:
-        """Have all dials of aiohttp go through it, for the block."""
+        """Handle all connection attempts of aiohttp during the block."""
         eyeballs = aiohttp.connector.aiohappyeyeballs
         connect = eyeballs.start_connection
         dials = cls(clock, connect)
@@ -50,12 +51,12 @@ class Dials:
             eyeballs.start_connection = connect
 
     def lose(self, how: str) -> None:
-        """From now on: "no route" or "silent"."""
+        """Let all connection attempts fail from now on: "no route" or "silent"."""
         self.cut, self.lost_at = how, self.clock.monotonic()
         self._mended.clear()
 
     def mend(self) -> None:
-        """The uplink is back; what was dialled meanwhile gets through."""
+        """Restore the uplink; connection attempts that hang get through."""
         self.cut, self.back_at = None, self.clock.monotonic()
         self._mended.set()
 
@@ -63,8 +64,8 @@ class Dials:
         ahead = guard._first_dial.get()
         if ahead is not None and ahead.sock is not None:
             sock, ahead.sock = ahead.sock, None
-            return sock  # it was dialled before there was a request for it
-        # Of a dial that is cut no address is noted: here all hosts that live share one.
+            return sock  # connected before there was a request for it
+        # A cut attempt records no address, since all hosts that live share one here.
         if self.cut == "no route":
             raise OSError(errno.ENETUNREACH, "Network is unreachable")
         where = addr_infos[0][4][0]
@@ -74,7 +75,7 @@ class Dials:
             addr_infos = [(*addr_infos[0][:4], ("127.0.0.1", self.port))]
         vanishes = all(info[4][0].startswith((_VANISHES, _DIES)) for info in addr_infos)
         for info in addr_infos if vanishes else ():
-            options["socket_factory"](info).close()  # the guard sees who is dialled
+            options["socket_factory"](info).close()  # The guard sees the address.
         if vanishes or self.cut == "silent":
             try:
                 async with deadline(self.clock, 30.0):
@@ -85,7 +86,7 @@ class Dials:
 
 
 def dead_hosts(internet: FakeInternet, kind: str, count: int, *, sites: str = "many") -> list[str]:
-    """Names of so many dead hosts: each of a domain and machine of its own, or all of one."""
+    """Return names of dead hosts: each with its own domain and machine, or all with one."""
     one = sites == "one"
     word = kind.replace(" ", "")
     names = [f"n{i}.{word}.test" if one else f"{word}{i}.test" for i in range(count)]
@@ -109,7 +110,7 @@ def dead_hosts(internet: FakeInternet, kind: str, count: int, *, sites: str = "m
 
 
 def dying_hosts(internet: FakeInternet, dials: Dials, count: int) -> list[str]:
-    """Names of so many hosts that give their robots.txt, and are silent ever after."""
+    """Return names of hosts that serve their robots.txt, and never answer again."""
     dials.port = internet.listener().port()
     names = [f"dying{number}.test" for number in range(count)]
     for number, name in enumerate(names):

@@ -1,4 +1,4 @@
-"""The judge of a crawl, which users have as well: `gatekeeper.testing`."""
+"""The judge of a crawl, from the public `gatekeeper.testing`."""
 
 from __future__ import annotations
 

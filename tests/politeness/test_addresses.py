@@ -1,4 +1,4 @@
-"""Hosts that live at one address share its clock, where `pacing.address_interval` is set."""
+"""Hosts at one address share its clock if `pacing.address_interval` is set."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ async def test_a_mapped_address_is_the_address_within(clock: VirtualClock) -> No
 
 
 class Flaky(AbstractResolver):
-    """Fails the first look-ups of each name, and answers from then on."""
+    """A resolver that fails the first lookups of each name, and then answers."""
 
     def __init__(self, inner: AbstractResolver, failures: int, error: Exception) -> None:
         self.inner = inner
@@ -316,7 +316,7 @@ class Flaky(AbstractResolver):
         return await self.inner.resolve(host, port, family)
 
     async def close(self) -> None:
-        """Nothing of its own."""
+        """Nothing to close."""
 
 
 TWELVE = [f"h{number}.test" for number in range(12)]
@@ -330,7 +330,7 @@ ERRORS = [
 
 
 async def visit_anyhow(gate: Gatekeeper, host: str, session: aiohttp.ClientSession) -> None:
-    """A page of each host, asked for until it is had."""
+    """Fetch a page of each host, retrying until it succeeds."""
     while True:
         try:
             async with session.get(f"http://{host}/x") as response:

@@ -1,4 +1,4 @@
-"""Cancelled at any turn of the loop, a lease or a request leaves the books right."""
+"""A lease or request that is cancelled at any iteration of the loop leaves consistent state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.politeness.world import WALL
 MANNERS = Manners(delay=2.0)
 FIRST, SECOND = "http://a.test/first", "http://a.test/second"
 TURNS = [*range(60), *range(60, 400, 7)]
-"""Turns of the loop after which the first of two is cancelled, from its start to past its end."""
+"""Iterations of the loop after which the first of two is cancelled: from its start to its end."""
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ async def cancelled(
     second: Coroutine[Any, Any, None],
     turns: int,
 ) -> GateStats:
-    """Run both, cancel the first in the middle, wait for the other."""
+    """Run both, cancel the first after `turns` iterations, and wait for the other."""
     unlucky, lucky = asyncio.create_task(first), asyncio.create_task(second)
     for _ in range(turns):
         if unlucky.done():

@@ -1,7 +1,7 @@
-"""Two hundred hosts, and their own logs as the judge: no promise is broken.
+"""Crawls of two hundred hosts, judged by the hosts' own logs: no promise is broken.
 
-Name resolution takes 0 to 300 ms at random, so that a clock counted from the wrong moment
-shows: a request arrives later than its turn was granted.
+Name resolution takes 0 to 300 ms at random, so requests arrive later than their turns were
+granted. A clock that counts from the wrong moment is therefore detected.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ async def internet() -> AsyncIterator[FakeInternet]:
 
 
 def plain_session(internet: FakeInternet) -> aiohttp.ClientSession:
-    """A session without manners, which resolves every name anew."""
+    """A session without pacing, which resolves every name again."""
     connector = aiohttp.TCPConnector(
         resolver=internet.resolver, use_dns_cache=False, force_close=True, limit=0
     )
@@ -44,7 +44,7 @@ def plain_session(internet: FakeInternet) -> aiohttp.ClientSession:
 
 @asynccontextmanager
 async def gate_over(internet: FakeInternet) -> AsyncIterator[Gatekeeper]:
-    """A gate that fetches its files through such a session."""
+    """A gate that fetches robots.txt through such a session."""
     async with (
         plain_session(internet) as session,
         Gatekeeper(AGENT, config=config(), session=session, clock=internet.clock) as gate,
@@ -54,7 +54,7 @@ async def gate_over(internet: FakeInternet) -> AsyncIterator[Gatekeeper]:
 
 @asynccontextmanager
 async def by_lease(internet: FakeInternet) -> AsyncIterator[Fetch]:
-    """A lease for each hop, round a session that knows nothing of it."""
+    """Take a lease for each hop, around a plain session."""
     async with plain_session(internet) as plain, gate_over(internet) as gate:
 
         async def fetch(url: str) -> int:
@@ -76,7 +76,7 @@ async def by_lease(internet: FakeInternet) -> AsyncIterator[Fetch]:
 
 
 def by_session(internet: FakeInternet) -> AbstractAsyncContextManager[Fetch]:
-    """`polite_session` does it all, redirects included."""
+    """`polite_session` handles everything, including redirects."""
     return polite_fetch(internet.resolver, internet.clock)
 
 
@@ -84,7 +84,7 @@ Way = Callable[[FakeInternet], AbstractAsyncContextManager[Fetch]]
 
 
 async def crawled(internet: FakeInternet, way: Way, hosts: int) -> World:
-    """A world after its crawl."""
+    """Crawl a world and return it."""
     world = World(internet, hosts)
 
     async def run() -> None:
@@ -143,7 +143,7 @@ async def test_a_queue_of_everything_breaks_no_promise_either(internet: FakeInte
 async def test_a_clock_counted_from_the_grant_would_show(
     internet: FakeInternet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The proof is worth something: what it is to find, it finds."""
+    """The check is effective: it detects the defect that it is meant to detect."""
     honest = Grant.report
 
     def forgetful(grant: Grant, *said: Any, **more: Any) -> None:

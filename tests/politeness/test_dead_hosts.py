@@ -1,4 +1,4 @@
-"""However many hosts are dead, and whatever they died of, those that answer keep their pace."""
+"""Hosts that answer keep their pace, however many others are dead, and for whatever reason."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tests.politeness.world import AGENT, config
 
 WARM = [f"warm{n}.test" for n in range(3)]
 SPAN = 20.0
-"""Virtual seconds over which pages are counted: longer than anything dead takes to fail."""
+"""Virtual seconds over which pages are counted: longer than any dead host takes to fail."""
 MANY = 2_000 if LONG else 1_000
-"""Dead hosts: five times as many as are asked at once."""
+"""Number of dead hosts: five times as many as are asked at the same time."""
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def dials(clock: VirtualClock) -> Iterator[Dials]:
 
 
 class Crawl:
-    """Readers of hosts that answer, as fast as those let them, and questions about the dead."""
+    """Fetches pages of hosts that answer as fast as they allow, and asks about dead hosts."""
 
     def __init__(self, session: aiohttp.ClientSession, clock: VirtualClock) -> None:
         self.session = session
@@ -50,7 +50,7 @@ class Crawl:
             self.pages += 1
 
     async def insist(self, host: str) -> None:
-        """Ask for a page of a dead host, again whenever that may help."""
+        """Ask for a page of a dead host, and retry whenever that may help."""
         while True:
             try:
                 async with self.session.get(f"http://{host}/") as response:
@@ -68,7 +68,7 @@ class Crawl:
         return self.pages - before
 
     async def usual(self) -> int:
-        """Pages in `SPAN` while nothing is dead, from a part of it."""
+        """Return the pages per `SPAN` while no host is dead, extrapolated from a part of it."""
         return 4 * await self.count(SPAN / 4)
 
 
@@ -105,7 +105,7 @@ async def keeps_its_pace(internet: FakeInternet, clock: VirtualClock, hosts: lis
         counting = asyncio.create_task(crawl.count())
         for number in range(4):
             await clock.sleep(1.0)
-            # A host that is met for the first time, behind all of them, is hardly worse off.
+            # A new host that comes after all of them is hardly delayed.
             internet.site(f"newcomer{number}.test").robots("").otherwise("page")
             began = clock.monotonic()
             assert await crawl.gate.allowed(f"http://newcomer{number}.test/")
@@ -134,7 +134,7 @@ async def test_embedded_with_many_more(
     kind: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Whatever this machine's limit of open files: these dials open none.
+    # Independent of this machine's limit of open files: these connections open none.
     monkeypatch.setattr("gatekeeper.fetching.limits.within_files", lambda wanted: wanted)
     hosts = dead_hosts(internet, kind, MANY)
     await internet.drive(keeps_its_pace(internet, clock, hosts))
@@ -158,7 +158,7 @@ async def test_retrievals_that_wait_for_a_slot_leave_leases_to_hosts_that_answer
 async def test_pages_of_hosts_whose_file_is_known_leave_leases_to_hosts_that_answer(
     internet: FakeInternet, clock: VirtualClock, dials: Dials
 ) -> None:
-    # They gave their robots.txt, and died: nothing tells them from hosts that answer slowly.
+    # They served their robots.txt and died, so they look like hosts that answer slowly.
     hosts = dying_hosts(internet, dials, 300)
 
     async def run() -> None:

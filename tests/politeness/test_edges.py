@@ -1,4 +1,4 @@
-"""What gate and session promise, point by point, at the level of the whole gate."""
+"""Promises of gate and session, each tested with a whole gate."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_a_path_that_is_denied_by_the_time_of_its_turn_is_not_asked_for(
         async with make_gate() as gate:
             waiting = asyncio.create_task(visit(gate, f"{A}/x", []))
             await clock.sleep(5.0)
-            asked = asyncio.create_task(gate.refresh(A))  # its turn comes before the page's
+            asked = asyncio.create_task(gate.refresh(A))  # Its turn comes before the page's.
             with pytest.raises(Denied) as refusal:
                 await waiting
             await asked
@@ -140,7 +140,7 @@ async def test_robots_txt_gives_its_turn_back_before_it_takes_the_next_of_its_ho
 async def test_a_429_for_robots_txt_blocks_the_pages_of_the_host_too(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
-    # The whole host, its other origins included.
+    # The whole host, including its other origins.
     internet.site("a.test").robots("")
     refusal = Page("slow down", 429, {"Retry-After": "500"})
     internet.site("a.test:8080").robots(refusal)
@@ -181,7 +181,7 @@ async def test_a_name_that_does_not_exist_parks_the_host_until_asking_helps(
             with pytest.raises(LeaseTimeout):
                 async with gate.lease(f"{A}/x", timeout=60):
                     pass
-            # Another origin may be asked about: that is how one learns that it is back.
+            # Another origin may be asked: that shows when the uplink is back.
             internet.site("a.test:8080").robots("")
             await gate.refresh(f"{A}:8080")
             assert (await gate.check(f"{A}:8080/x")).verdict is Verdict.ALLOW
@@ -201,7 +201,7 @@ async def test_parking_does_not_swallow_the_operators_block(
         async with make_gate() as gate:
             await gate.check(f"{A}/x")
             await gate.block("a.test", clock.wall() + 600, "asked to wait")
-            with pytest.raises(LeaseTimeout):  # it says so, and goes on when the block ends
+            with pytest.raises(LeaseTimeout):  # It is refused, and continues when the block ends.
                 await gate.refresh(A)
             await clock.sleep(590)
             assert len(internet.resolver.queries) == 1
@@ -214,7 +214,7 @@ async def test_parking_does_not_swallow_the_operators_block(
 async def test_too_many_waiters_are_not_held_against_the_origin(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate
 ) -> None:
-    # Nothing is recorded of what we could not do.
+    # Nothing is recorded about requests that we could not send.
     internet.site("a.test").robots("User-agent: *\nCrawl-delay: 30\n")
     internet.site("http://a.test:8080").robots("")
     log: list[tuple[str, float]] = []
@@ -294,14 +294,14 @@ async def test_a_lease_that_is_never_reported_ends_by_itself(
             return lease
 
     lease = await internet.drive(run())
-    lease.report(status=200)  # too late, and harmless
+    lease.report(status=200)  # too late, but harmless
     lease.end()
 
 
 async def test_an_adopted_lease_ends_with_a_redirect(
     internet: FakeInternet, make_gate: MakeGate
 ) -> None:
-    # Two tasks whose redirects cross: held any longer, each would wait for the other.
+    # The redirects of two tasks cross: leases held any longer would make each wait for the other.
     for here, there in (("a", "b"), ("b", "a")):
         site = internet.site(f"{here}.test").robots("").page("/end", here)
         site.on("/go", redirect(f"http://{there}.test/end")).on("/near", redirect("/end"))

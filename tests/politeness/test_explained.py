@@ -1,4 +1,4 @@
-"""What a gate says of its clocks, about a real robots.txt: field, value, line and moment."""
+"""Explanations of a gate's clocks for a real robots.txt: field, value, line and time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEN = (
     "Crawl-delay: 2\nSitemap: http://a.test/s\ncrawl-delay: 10\n"
 )
 BY_THE_HOUR = "User-agent: *\nRequest-rate: 1/2s\nRequest-rate: 1/100s 1415-1420\n"
-"""The clock begins at 14:13:20."""
+"""The clock starts at 14:13:20."""
 
 
 async def visit(

@@ -14,14 +14,14 @@ from tests.politeness.conftest import MakeGate
 
 OTHERS = 1000
 MANY = 100_000
-"""Beyond what is kept in memory all the same."""
+"""More URLs than fit in memory."""
 SOON = 2.5
 """Virtual seconds: robots.txt, and one interval after it."""
 
 
 @pytest.fixture
 async def internet(clock: VirtualClock) -> AsyncIterator[FakeInternet]:
-    """Nothing takes time but politeness."""
+    """An internet in which only pacing takes time."""
     async with FakeInternet(clock=clock) as net:
         yield net
 

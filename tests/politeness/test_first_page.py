@@ -1,4 +1,4 @@
-"""The first page of a host waits for what its file asks for, and not for our default."""
+"""The first page of a host waits for the interval of its robots.txt, not for our default."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ WAYS: dict[str, Way] = {
 
 
 async def waited(net: FakeInternet, way: Way, text: str | Page, **settings: Any) -> float:
-    """Seconds between the request for the file and that for the page."""
+    """Return the seconds between the request for robots.txt and that for the page."""
     net.site("a.test").robots(text).page("/x")
     settings = {"pacing": {"default_interval": DEFAULT}, **settings}
     at = await net.drive(way(net, settings))

@@ -1,4 +1,4 @@
-"""The judge finds each kind of breach, and nothing where there is none."""
+"""The judge finds each kind of breach, and nothing in a correct log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ A = "http://a.test"
 
 @dataclass
 class Line:
-    """One line of a made-up log; answered and ended at once unless it says otherwise."""
+    """Return one line of a made-up log, answered and ended immediately by default."""
 
     at: float
     target: str

@@ -1,4 +1,4 @@
-"""kill -9 in the middle of a crawl, and again: what was promised outlives the process."""
+"""Repeated kill -9 in the middle of a crawl: promises outlive the process."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ HOSTS = 24
 KILLS = 8
 SEEDS = [1, 7] if LONG else [7]
 RESOLVING = 0.3
-"""Seconds that a name takes at most, and so a request from its turn to its site."""
+"""Most seconds that a lookup takes, and so a request from its turn to its site."""
 ROOT = Path(__file__).parents[2]
 
 
 class Crawler:
-    """A crawler in a process of its own, which shares nothing with us but time."""
+    """A crawler in a process of its own, which shares only the time with us."""
 
     def __init__(self, process: Process, internet: FakeInternet, path: Path) -> None:
         self._process = process
@@ -60,8 +60,8 @@ class Crawler:
         return await self._line()
 
     async def start(self, urls: list[str], seed: int, *, jump: float | None = None) -> None:
-        """Begin to live. `jump`: on the same start of the machine, with the wall clock set
-        forward by so many seconds; None: after another start, when the wall clock is right."""
+        """Start the process. `jump`: without a reboot, and with the wall clock set forward by this
+        many seconds; None: after a reboot, with a correct wall clock."""
         names = [name for name in self._internet.sites if ":" not in name]
         port = self._internet.listener().port()
         wall = self._clock.wall() + (jump or 0.0)
@@ -71,7 +71,7 @@ class Crawler:
         self._pid = int((await self._line()).split()[1])
 
     async def _quiet(self) -> str:
-        """The crawler's word once nothing moves any more, here or there."""
+        """Return the crawler's answer once nothing happens any more in either process."""
         said, seen, still = "", -1, 0
         while still < 3:
             await self._internet.settle()
@@ -82,7 +82,7 @@ class Crawler:
         return said
 
     async def step(self) -> bool:
-        """Let time go on to what happens next; False once the crawl is done."""
+        """Advance the time to the next event. Return False once the crawl is done."""
         patience = time.monotonic() + 45.0
         while time.monotonic() < patience:
             said = await self._quiet()
@@ -93,27 +93,27 @@ class Crawler:
                 waits.append(when - self._clock.monotonic())
             if waits:
                 seconds = max(0.0, min(waits))
-                # It stands still until it is told to go on: nothing may pass between us while
-                # our clocks differ.
+                # The crawler stops until it receives "go": no message may pass between the
+                # processes while their clocks differ.
                 await self._tell(f"advance {seconds!r}")
                 self._clock.advance(seconds)
                 self._write(b"go")
                 return True
-            await self._tell("wait")  # its storage is at work, in a thread
+            await self._tell("wait")  # Its storage is working in a thread.
         raise AssertionError("it waits for nothing")
 
     async def flush(self) -> None:
-        """Let what it learnt be on disk."""
+        """Let it write everything to disk."""
         await self._quiet()
         assert await self._tell("flush") == "ok"
 
     async def limit(self, octets: int) -> None:
-        """Let no file of it grow beyond that."""
+        """Limit the size of its files."""
         await self._quiet()
         assert await self._tell(f"limit {octets}") == "ok"
 
     async def end(self, *, kill: bool) -> None:
-        """SIGKILL, when nothing is on its way between us; or in peace."""
+        """End it, by SIGKILL or cleanly, when no message is in flight."""
         if kill:
             await self._quiet()
             os.kill(self._pid, signal.SIGKILL)
@@ -174,11 +174,12 @@ async def test_the_sites_do_not_notice_that_it_was_killed(
 
 
 def kept_what_was_owed(world: World, breach: Breach) -> bool:
-    """Whether a robots.txt was asked for in another hour than the host's last request, for which
-    the file has another rate, and when the interval of that request's own hour was over.
+    """Return True for a breach by a robots.txt request in another hour than the host's last
+    request, for which the file has another rate, if the interval of that last hour was observed.
 
-    The file is on no disk, so whoever starts anew can't know what it asks for now: what is owed
-    is the clock that the last request started, and that was written before its answer counted.
+    The file is not on disk, so a new process can't know what it asks for now. What has to be
+    observed is the clock that the last request started, which was written before its response
+    counted.
     """
     manners = world.manners.get(breach.url.removesuffix("/robots.txt"))
     if breach.kind != "early" or manners is None or len(manners.rates) < 2:
@@ -199,7 +200,7 @@ def kept_what_was_owed(world: World, breach: Breach) -> bool:
 async def test_the_sites_do_not_notice_that_its_disk_was_full_when_it_was_killed(
     internet: FakeInternet, crawler: Crawler, seed: int, room: int
 ) -> None:
-    """No room is left but what the journal had taken ahead, or not even that."""
+    """No space is left except what the journal had reserved, or not even that."""
     rng = random.Random(seed)
     clock = internet.clock
     assert isinstance(clock, VirtualClock)
@@ -223,7 +224,7 @@ async def test_the_sites_do_not_notice_that_its_disk_was_full_when_it_was_killed
         await crawler.end(kill=True)
         lives += 1
         if room == 0:
-            # Nothing is granted any more; what is under way is answered all the same.
+            # Nothing is granted any more; requests in flight are answered all the same.
             lost |= {
                 n
                 for n, one in enumerate(internet.requests)

@@ -1,4 +1,4 @@
-"""The operator's hand, our own faults, and what is learnt, at the level of the whole gate."""
+"""Operators' actions, local faults, and what is learnt about hosts, with a whole gate."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EPSILON = 1e-6
 A = "http://a.test"
 
 
-# -- what the operator does
+# -- operators' actions
 
 
 async def test_dry_run_decides_and_counts_and_waits_for_nothing(
@@ -86,11 +86,11 @@ async def test_pause_and_block_hold_and_outlive_the_gate(
     assert len([r for r in internet.requests if r.path == "/robots.txt"]) == 3
 
 
-# -- our own faults
+# -- local faults
 
 
 async def cut_off(gate: Gatekeeper, *, but: str) -> None:
-    """A fault of our own; a request to that host, which answered before, has failed since."""
+    """Cause a local fault; a request to the host, which answered before, fails meanwhile."""
     asked = [gate.check(f"http://o{number}.test/") for number in range(40)]
     reasons = {decision.reason for decision in await asyncio.gather(*asked)}
     assert Reason.LOCAL_FAULT in reasons
@@ -177,7 +177,7 @@ async def test_those_who_wait_can_leave_and_close_during_a_fault(
         async with make_gate() as gate:
             await gate.check("http://known.test/")
             await clock.sleep(1.0)
-            # A probe that can connect would end the fault.
+            # A probe that connects would end the fault.
             internet.dns("known.test", Fail.SERVFAIL)
             connector = internals(gate).connector
             assert isinstance(connector, TCPConnector)
@@ -195,7 +195,7 @@ async def test_those_who_wait_can_leave_and_close_during_a_fault(
     await internet.drive(run())
 
 
-# -- what is learnt is kept to
+# -- what is learnt applies
 
 
 async def test_a_pace_counts_from_the_robots_txt_that_told_it_also_after_a_restart(
@@ -258,7 +258,7 @@ async def test_a_hold_of_one_host_holds_nobody_else(
 async def test_at_retry_at_a_site_that_was_overloaded_is_asked_again(
     internet: FakeInternet, clock: VirtualClock, make_gate: MakeGate, seed: int
 ) -> None:
-    """Its block is longer than the file's own wait by a little that nobody can foresee."""
+    """Its block lasts a little longer than the file's own wait, by a random amount."""
     site = internet.site("a.test").robots("busy", status=503)
 
     async def run() -> tuple[Verdict, Verdict]:
@@ -266,7 +266,7 @@ async def test_at_retry_at_a_site_that_was_overloaded_is_asked_again(
             first = await gate.check(f"{A}/")
             assert first.retry_at is not None
             site.robots("")
-            # A datetime says no less than a microsecond.
+            # A datetime is rounded to a microsecond.
             await clock.sleep(first.retry_at.timestamp() - clock.wall() + 1e-6)
             return first.verdict, (await gate.check(f"{A}/")).verdict
 

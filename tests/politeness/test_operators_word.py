@@ -1,4 +1,4 @@
-"""What an operator says applies, however the host is spelt, and goes when it is taken back."""
+"""An operator's rule applies however the host is spelt, and ends when it is removed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def held(gate: Gatekeeper) -> bool:
 
 
 async def pace(gate: Gatekeeper, clock: VirtualClock, url: str = "http://a.test/x") -> float:
-    """Seconds between two turns."""
+    """Return the seconds between two turns."""
     at: list[float] = []
     for _ in range(2):
         async with gate.lease(url) as lease:

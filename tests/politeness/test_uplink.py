@@ -1,4 +1,4 @@
-"""The uplink is lost and comes back: told soon, held against nobody, over at once."""
+"""A lost uplink is noticed soon, is not counted against any host, and ends immediately."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def dials(clock: VirtualClock) -> Iterator[Dials]:
 
 
 class Crawl:
-    """Some who ask for pages of hosts that answer, and one who asks for ever new origins."""
+    """Tasks that ask for pages of hosts that answer, and one that asks for new origins."""
 
     def __init__(self, session: aiohttp.ClientSession, clock: VirtualClock) -> None:
         self.session = session
@@ -90,7 +90,7 @@ async def crawling(
 
 
 def living(internet: FakeInternet, *names: str) -> None:
-    """Sites whose connections are closed after each answer, so that each request dials."""
+    """Make sites that close the connection after each response, so that each request connects."""
     for name in names:
         site = internet.site(name)
         site.on("/robots.txt", Page("", close=True))
@@ -98,7 +98,7 @@ def living(internet: FakeInternet, *names: str) -> None:
 
 
 KINDS = {"interval", "in_flight", "next"}
-"""Of the clocks that a host has against which nothing is held."""
+"""Kinds of clocks of a host against which no failure is recorded."""
 HOSTS = [f"warm{n}.test" for n in range(5)]
 
 
@@ -165,7 +165,7 @@ async def test_a_fault_ends_though_requests_that_hang_hold_every_turn(
     how: str,
     hosts: int,
 ) -> None:
-    """Connections that are kept alive, and go silent for good when the uplink is lost."""
+    """Kept-alive connections go silent for good when the uplink is lost."""
 
     def answer(_: Request) -> Behaviour:
         return NeverAnswer() if dials.cut else Page("page")

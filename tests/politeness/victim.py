@@ -1,16 +1,16 @@
-"""What test_kill.py kills: a crawler with a disk, whose time comes through a pipe.
+"""The process that test_kill.py kills: a crawler with storage, whose time comes through a pipe.
 
-Forks a process a round, so that Python and its packages are loaded once:
+Forks a process for each round, so that Python and its packages are loaded once:
 
-    stdin     a Job in JSON begins a round; then one command a line
-    stdout    "pid <n>", then one answer a command; "dead" once the process is gone
+    stdin     a Job in JSON starts a round; then one command per line
+    stdout    "pid <n>", then one answer per command; "dead" once the process is gone
 
     look          let the loop run; "<seconds to its next timer>", "-" for none, or "done"
-    advance <dt>  let so much time pass; "ok", and then nothing moves before "go"
-    wait          until its storage's thread has done something, a second at most; "ok"
-    flush         what was put is written; "ok"
-    limit <n>     no file may grow beyond so many octets from now on, and a promise has met it; "ok"
-    rest          end by yourself
+    advance <dt>  advance the time by so many seconds; "ok", and then nothing happens before "go"
+    wait          until the storage's thread has done something, a second at most; "ok"
+    flush         write everything that was put; "ok"
+    limit <n>     limit files to so many octets, and let a write meet the limit; "ok"
+    rest          end cleanly
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.politeness.crawling import crawl, polite_fetch
 
 
 class Job(msgspec.Struct):
-    """One life of the crawler."""
+    """The parameters of one round."""
 
     path: str
     wall: float
@@ -42,11 +42,11 @@ class Job(msgspec.Struct):
     urls: list[str]
     seed: int
     boot: tuple[str, float] | None = None
-    """What the machine counts; None: it was started anew."""
+    """Boot id and seconds since boot; None: after a reboot."""
 
 
 def read_line() -> bytes:
-    """A line of stdin and not an octet more: the rest is for whoever is forked."""
+    """Read one line of stdin and not an octet more: the rest is for the forked process."""
     line = b""
     while not line.endswith(b"\n"):
         octet = os.read(0, 1)
@@ -61,7 +61,7 @@ def say(text: str) -> None:
 
 
 async def live(job: Job) -> None:
-    """Crawl, as far as the commands let time go on."""
+    """Crawl while the commands advance the time."""
     rng = random.Random(job.seed)
     boot = None if job.boot is None else Boot(*job.boot)
     clock = VirtualClock(start=rng.uniform(0.0, 1e6), wall=job.wall, boot=boot)
@@ -71,11 +71,11 @@ async def live(job: Job) -> None:
     storage = SqliteStorage(job.path, clock=clock)
 
     async def work() -> None:
-        with contextlib.suppress(StorageError):  # the disk is full when it closes
+        with contextlib.suppress(StorageError):  # The disk may be full when it closes.
             async with polite_fetch(names, clock, storage) as fetch:
                 await crawl(fetch, job.urls, clock)
 
-    # A thread is no timer: while one is at work for the crawl, its time stands still.
+    # While a thread is working for the crawl, its time stands still.
     loop, in_threads = asyncio.get_running_loop(), set[asyncio.Future[Any]]()
     run = loop.run_in_executor
 
@@ -89,7 +89,7 @@ async def live(job: Job) -> None:
     wrote, look = asyncio.Event(), Writer._await_work
 
     def looks(writer: Writer) -> Any:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
+        with contextlib.suppress(RuntimeError):  # The loop may be closed.
             loop.call_soon_threadsafe(wrote.set)
         return look(writer)
 

@@ -1,4 +1,4 @@
-"""Hosts of every manner for a crawl: what they declare, what they do, what may be fetched."""
+"""Hosts of many kinds for a crawl: their robots.txt, their behaviour, and the allowed pages."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ MANNERS = (
     Manners(delay=0.0, denied=("/private",)),
     Manners(rates=((1, 3, None),)),
     Manners(rates=((10, 60, None),), delay=2.0),
-    # From two requests a second to one in twenty, 40 s after the crawl began, and back.
+    # From two requests a second to one in twenty, 40 s after the crawl started, and back.
     Manners(rates=((1, 20, ("1414", "1415")), (2, 1, None)), denied=("/private",)),
     Manners(visits=(("1416", "1450"),), delay=1.0, denied=("/private",)),
-    # It closes in the middle of the crawl, and opens once more.
+    # Closes in the middle of the crawl, and opens again.
     Manners(visits=(("1400", "1414"), ("1430", "1459")), delay=9.9),
     Manners(visits=(("1400", "1413"), ("1415", "1415"), ("1417", "1459")), delay=0.7),
 )
 
 
 def config(**settings: Any) -> Config:
-    """Everything as it is by default; the fake internet's addresses may be dialled."""
+    """The default settings, with the fake internet's addresses allowed."""
     return Config.from_dict({"guard": {"allow": ["127.0.0.0/8", "::1/128", "*.test"]}, **settings})
 
 
 @dataclass
 class World:
-    """Hosts of a fake internet; `seeds` are to be fetched, of which `welcome` may be."""
+    """Hosts of a fake internet. `seeds` are to be fetched; `welcome` are the allowed ones."""
 
     internet: FakeInternet
     hosts: int
@@ -58,15 +58,15 @@ class World:
                 build(number)
 
     def name(self, number: int) -> str:
-        """The host of that number, in a ring."""
+        """Return the host with this number, modulo their count."""
         return f"h{number % self.hosts}.test"
 
     def url(self, number: int, path: str = "") -> str:
-        """A URL of that host."""
+        """Return a URL of the host with this number."""
         return f"http://{self.name(number)}{path}"
 
     def _on(self, number: int, path: str, *acts: Behaviour, seed: bool = True) -> None:
-        """A page that may be fetched."""
+        """Add an allowed page."""
         self.internet.sites[self.name(number)].on(path, *acts)
         self.welcome.add(self.url(number, path))
         if seed:
@@ -81,7 +81,7 @@ class World:
             case 2:  # to a file of another host
                 site.on("/robots.txt", redirect(self.url(number + 5, f"/of{number}.txt")))
                 self.internet.sites[self.name(number + 5)].page(f"/of{number}.txt", text)
-            case 3:  # to another host's own robots.txt, whose manners it takes over
+            case 3:  # to another host's own robots.txt, whose rules it takes over
                 site.on("/robots.txt", redirect(self.url(number + 1, "/robots.txt")))
                 self.manners[self.url(number)] = self.manners[self.url(number + 1)]
             case 5:
@@ -99,7 +99,7 @@ class World:
                 site.on("/robots.txt", Page(text, close=True))
 
     def _pages(self, number: int) -> None:
-        # Most connections are closed, so that most requests resolve the name anew.
+        # Most connections are closed, so that most requests resolve the name again.
         self._on(number, "/a", Page("a", close=True))
         self._on(number, "/b", Page("b", close=number % 2 == 0))
         match number % 7:
@@ -132,11 +132,11 @@ class World:
             case 1:
                 lead("/far", self.url(number + 3, f"/from{number}"))
                 self._on(number + 3, f"/from{number}", Page("far", close=True), seed=False)
-            case 2:  # to where that host wants nobody, if it is one of those
+            case 2:  # to a disallowed path, if that host has one
                 lead("/astray", self.url(number + 1, f"/private/{number}"))
                 if not self.manners[self.url(number + 1)].denied:
                     self._on(number + 1, f"/private/{number}", Page("found"), seed=False)
-            case 3:  # two ends of a ring of hosts that lead to each other
+            case 3:  # two hosts that redirect to each other
                 lead("/ring", self.url(number + 5, f"/ring{number}"))
                 lead("/gnir", self.url(number - 5, f"/gnir{number}"))
                 self._on(number + 5, f"/ring{number}", Page("ring", close=True), seed=False)
@@ -151,8 +151,8 @@ class World:
                 self.welcome.add(f"{door.url}/open")
 
     def breaches(self, lost: Collection[int] = ()) -> list[Breach]:
-        """What the judge finds in the log; `lost`: requests, by their number in it, of whose
-        answers nothing could be kept."""
+        """Return what the judge finds in the log. `lost`: indices of requests whose responses could
+        not be recorded."""
         log = [
             replace(request, answered=None, answer=b"") if number in lost else request
             for number, request in enumerate(self.internet.requests)
@@ -160,12 +160,12 @@ class World:
         return judge(log, self.manners, wall=WALL)
 
     def known(self) -> set[str]:
-        """The robots.txt that were answered with a file or its absence, and not elsewhere."""
+        """Return the robots.txt URLs that were answered with a file or a 4xx, not a redirect."""
         direct = [r for r in self.internet.requests if not 300 <= (r.status or 0) < 400]
         return {f"{origin}/robots.txt" for origin in answers(direct)}
 
     def fetched(self) -> list[str]:
-        """The pages answered with 200, in the order of their names."""
+        """Return the pages answered with 200, sorted."""
         return sorted(
             request.url
             for request in self.internet.requests
