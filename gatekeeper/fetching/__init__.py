@@ -1,1 +1,1 @@
-"""Getting the text of a robots.txt over HTTP, and keeping what was learnt."""
+"""Fetching robots.txt files over HTTP and caching what is known about each origin."""

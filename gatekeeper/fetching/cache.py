@@ -1,16 +1,16 @@
-"""The record cache: hot records ready to answer, cold ones packed small, bounded by bytes.
+"""The record cache: hot records ready to answer, cold records packed into octets.
 
-A record asked about is hot. Beyond `cache.hot_records`, or five eighths of
-`cache.max_bytes`, the one least recently asked for goes cold: its moments and its text as
-one string of octets. Cold ones are dropped, least recently asked first, beyond the rest of
-the bytes. One that can't be had now is a promise not to ask again too soon, so it is
-dropped only where a storage has it. Without a storage such promises have `max_bytes` for
-themselves, which is a million dead origins; beyond that the oldest is given up.
+A record that is asked for becomes hot. Beyond `cache.hot_records`, or five eighths of
+`cache.max_bytes`, the least recently used one goes cold: its moments and its text are packed
+into one string of octets. Cold records are evicted, least recently used first, beyond the
+remaining bytes. The record of an unreachable origin is a promise not to ask again too soon, so
+it is evicted only if a storage has it. Without a storage such promises may take another
+`max_bytes`, which is enough for a million dead origins; beyond that the oldest are evicted.
 
-One timer ends that a record is `warm` when its soft life is over, so that who reads that needs no
-clock: cheaper than a heap for what is read a million times a second and expires once a day. It
-is late by a second, or by a little more where there are many: soft expiry comes long before the
-hard one, which `Directory.get` keeps to the moment.
+A record is `warm` until its soft expiry. One timer ends that, so that readers of `warm` need no
+clock: cheaper than a heap for a flag that is read a million times a second and expires once a
+day. The timer is late by about a second, or more with very many records: soft expiry is long
+before hard expiry, which `Directory.get` checks exactly.
 """
 
 from __future__ import annotations
@@ -54,33 +54,33 @@ from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage.base import OriginRecord, Storage
 
 _LEAST: Final = 1.0
-"""Seconds between two looks at all records."""
+"""The least seconds between two sweeps over all records."""
 _AT_ONCE: Final = 1_000
-"""Records that are looked at in one step of the loop, which takes half a millisecond."""
+"""Records that are checked in one step of the loop, which takes half a millisecond."""
 _A_SECOND: Final = 10_000
-"""For each so many records there is a second more between two looks at all."""
+"""Every so many records add one second between two sweeps."""
 _STEP: Final = 0.02
-"""Seconds between two steps of one look."""
+"""Seconds between two steps of a sweep."""
 
 
 class SoftExpiry:
-    """Which of the records in memory are warm; a timer ends that when they are no longer fresh."""
+    """Marks records as warm, and ends that by a timer when they are no longer fresh."""
 
     def __init__(self, records: SplitDict[str, Record], clock: Clock) -> None:
         self.records = records
         self.warm: int = 0
-        """How many of them are."""
+        """The number of warm records."""
         self._clock = clock
         self._timer = SingleTimer(clock, self._sweep)
         self._left: Iterator[str] = iter(())
-        """What the look that is under way has not come to; a part of the records is listed when it
-        is its turn, as a tuple: to that the garbage collector pays no attention."""
+        """The origins that the current sweep has still to check. Each part of the records is
+        listed when the sweep reaches it, as a tuple, which the garbage collector ignores."""
         self._looking = False
         self._earliest = math.inf
-        """When the first of those that it left, or that came meanwhile, is no longer fresh."""
+        """The earliest soft expiry of the warm records checked by this sweep or added since."""
 
     def expect(self, record: Record) -> None:
-        """The record is warm from now on, until it is no longer fresh."""
+        """Mark a record as warm until its soft expiry."""
         self.warm += not record.warm
         record.warm = True
         moment = record.fresh_until
@@ -89,12 +89,12 @@ class SoftExpiry:
             self._timer.set(max(moment, self._clock.monotonic() + _LEAST))
 
     def retire(self, record: Record) -> None:
-        """The record is not warm any more."""
+        """Mark a record as no longer warm."""
         self.warm -= record.warm
         record.retire()
 
     def close(self) -> None:
-        """Nothing is warm any more; and no timer."""
+        """Mark every record as no longer warm and cancel the timer."""
         for record in self.records.values():
             record.retire()
         self.warm = 0
@@ -127,19 +127,19 @@ class SoftExpiry:
 
 _OUTCOMES: Final = tuple(Outcome)
 _CHANCES: Final = 8
-"""Hot records that are looked at in search of one that is not in use."""
+"""Recently used records that are skipped in search of an unused one to evict."""
 _CODES: Final = {outcome: code for code, outcome in enumerate(_OUTCOMES)}
 _ENTRY: Final = 160
-"""Bytes of bookkeeping that a cold record costs: its key, its place in a dictionary."""
+"""Bytes of overhead of a cold record: its key and its entry in a dictionary."""
 _RECORD: Final = 700
 _TEXT: Final = 300
 _PER_OCTET: Final = 1
-"""A hot record is counted as `_RECORD`, and with a text as `_TEXT` and so many times its octets
-more: packed, and the rules of one agent. What texts that are awake cost is counted apart. Measured
-over real files."""
+"""A hot record is estimated at `_RECORD` bytes; with a text, `_TEXT` more, and so many bytes per
+octet of the text: the packed text and the rules of one agent. The cost of awake texts is counted
+separately. Measured with real files."""
 _SHARED_FROM: Final = 512
-"""Octets of packed text from which cold records share identical ones. Below, a copy inside
-the record costs less than what it takes to keep count of a shared one."""
+"""From this packed size on, identical texts of cold records are shared. For shorter ones a copy
+inside the record is smaller than the reference counting of a shared one."""
 
 
 class _PackedAnswer(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -164,9 +164,9 @@ class _PackedAnswer(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class _Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A record as it is written down; outcomes as their place in the table.
+    """The packed form of a record; outcomes are their index in the enum.
 
-    Monotonic moments and durations are whole milliseconds: half the octets of a float.
+    Monotonic moments and durations are integers of milliseconds: half the octets of a float.
     """
 
     current: _PackedAnswer
@@ -177,7 +177,7 @@ class _Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     step: int = 0
     page_ok: int | None = None
     good: _PackedAnswer | None = None
-    """None: the current answer is the good one, or there is none."""
+    """None: the current answer is the good one, or there is no good one."""
     voids: int = 0
 
 
@@ -186,11 +186,11 @@ _DECODER: Final = msgspec.msgpack.Decoder(_Packed)
 
 _Octets = bytes
 _Cold = bytes | tuple[bytes, bytes]
-"""A packed record with its text inside, or beside it where several share that text."""
+"""A packed record with its text inside, or beside it if the text may be shared."""
 
 
 class RecordCache:
-    """Every record in memory. Those that are hot the gate reads by itself."""
+    """Holds every record in memory. The gate reads the hot records directly."""
 
     def __init__(
         self,
@@ -201,28 +201,31 @@ class RecordCache:
         uptime: Callable[[float], float] = float,
         texts: FileTexts | None = None,
     ) -> None:
-        """`expiry`, whose records are the hot ones, and empty yet, ends what is warm."""
+        """`expiry`: its dictionary of records, still empty, becomes that of the hot records.
+        `stored`: True if a storage has every record, so that any record may be evicted."""
         self._expiry = expiry
         self.texts: FileTexts = FileTexts(config) if texts is None else texts
         self.evicted: int = 0
-        """Cold records dropped so far."""
+        """Cold records evicted so far."""
         self._config = config
         self._most_hot = max(1, config.cache.max_bytes * 5 // 8)
         self._stored = stored
         self._uptime = uptime
         self._hot: SplitDict[str, Record] = expiry.records
-        """In the order in which they came, or were last looked at and found in use."""
+        """In the order in which they were added, or last found in use by the search for an unused
+        record."""
         self._hot_bytes = 0
         self._candidates: deque[str] = deque()
-        """The next ones to look at where room is needed."""
+        """The next records to consider for going cold."""
         self._cold: SplitDict[str, _Cold] = SplitDict()
-        """In the order in which they went cold, which is the order of last use: asking
-        about one takes it out."""
+        """In the order in which they went cold, which is the order of last use, because using a
+        cold record makes it hot."""
         self._promises: SplitDict[str, _Cold] = SplitDict()
+        """Cold records of unreachable origins, if there is no storage that has them."""
         self._shared: SplitDict[bytes, tuple[bytes, int]] = SplitDict()
-        """Packed text -> (that very object, how many cold records hold it)."""
+        """Packed text -> (that same object, the number of cold records that hold it)."""
         self._voids = 0
-        """How often refusals of the guard were voided: older ones are as if they were not known."""
+        """How often the guard's refusals were voided: records of earlier ones are ignored."""
         self._cold_bytes = 0
         self._promise_bytes = 0
 
@@ -231,16 +234,16 @@ class RecordCache:
 
     @property
     def hot(self) -> int:
-        """Records ready to answer."""
+        """The number of hot records."""
         return len(self._hot)
 
     @property
     def bytes(self) -> int:
-        """An estimate of what the records cost."""
+        """An estimate of the records' memory in bytes."""
         return self._hot_bytes + self.texts.awake_bytes + self._cold_bytes + self._promise_bytes
 
     def get(self, origin: str) -> Record | None:
-        """The record, made hot; None if there is none."""
+        """Return the record of an origin, made hot, or None if there is none."""
         record = self._hot.get(origin)
         if record is not None:
             if record.voids < self._voids and record.current.outcome in OURS:
@@ -254,13 +257,13 @@ class RecordCache:
         return record
 
     def put(self, record: Record) -> None:
-        """Keep it, in place of what was there."""
+        """Add a record, replacing that of the same origin."""
         origin, hot = record.origin, self._hot
         record.voids = self._voids
         if self._cold_bytes or self._promise_bytes:
             self._take_cold(origin)
         if record.text is not None:
-            self.texts.hold(record.text)  # before the old one lets go of it
+            self.texts.hold(record.text)  # before the old record releases it
         old = hot.replace(origin, record)
         if old is not None:
             self._left(old, still=old is record)
@@ -273,13 +276,13 @@ class RecordCache:
             self._cool(self._least_used(origin))
 
     def _leave(self, origin: str) -> None:
-        """Take a record out of the hot ones."""
+        """Remove the record of an origin from the hot ones."""
         record = self._hot.take(origin)
         if record is not None:
             self._left(record)
 
     def _left(self, record: Record, *, still: bool = False) -> None:
-        """A record is no longer among the hot ones; `still`: but was put in once more."""
+        """Account for a record that left the hot ones; `still`: it was put in again."""
         if not still:
             self._expiry.retire(record)
         self._hot_bytes -= _weight(record)
@@ -287,11 +290,11 @@ class RecordCache:
             self.texts.release(record.text)
 
     def _least_used(self, kept: str) -> str:
-        """The origin of a hot record that was not asked about lately; never `kept`, if there is
+        """Return the origin of a hot record that was not used lately; not `kept`, if there is
         another one.
 
-        One that was asked about since it was last looked at goes to the end. After some such in
-        a row the next one it is: all are in use.
+        A record that was used since it was last considered moves to the end. After `_CHANCES`
+        such records the next one is returned even if it is in use.
         """
         hot, candidates = self._hot, self._candidates
         chances = _CHANCES
@@ -309,20 +312,20 @@ class RecordCache:
             hot.replace(origin, record)
 
     def drop(self, origin: str) -> None:
-        """Forget it."""
+        """Remove the record of an origin."""
         self._leave(origin)
         self._take_cold(origin)
 
     def void_refusals(self) -> None:
-        """Forget every file that our guard refused to fetch so far: it may think otherwise.
+        """Discard every record of a fetch that the guard refused, as its settings have changed.
 
-        Each is looked at when it is asked about: to look at hundreds of thousands now would stop
-        the loop. None of them is warm.
+        Each is discarded when it is next asked for: checking hundreds of thousands now would
+        block the loop. None of them is warm.
         """
         self._voids += 1
 
     def _cool(self, origin: str) -> None:
-        """A record leaves the hot ones: nobody but the cold ones has it from here on."""
+        """Pack a hot record and move it to the cold ones, or to the promises."""
         record = self._hot[origin]
         packed = self._pack(record)
         self._leave(origin)
@@ -381,7 +384,7 @@ class RecordCache:
         return self._unpacked(origin, packed)
 
     def put_octets(self, origin: str, octets: _Octets) -> None:
-        """Keep what `record_octets` made of a record, in another process of this machine."""
+        """Add a record from `record_octets`, made by another process of this machine."""
         self.put(self._unpacked(origin, _DECODER.decode(octets)))
 
     def _unpacked(self, origin: str, packed: _Packed) -> Record:
@@ -408,7 +411,7 @@ class RecordCache:
 
 
 def record_octets(record: Record) -> bytes:
-    """A record with its text. Its monotonic moments are those of this start of the machine."""
+    """Return a record with its text as octets. Its monotonic moments are valid for this boot."""
     return _encoded(_packed(record, None if record.text is None else record.text.packed()))
 
 
@@ -428,7 +431,7 @@ def _packed(record: Record, text: bytes | None) -> _Packed:
 
 
 def _encoded(packed: _Packed) -> bytes:
-    # The encoder's own result keeps the buffer it grew in, half as large again as needed.
+    # The encoder's result keeps its buffer, which is half as large again as needed.
     return bytes(memoryview(_ENCODER.encode(packed)))
 
 
@@ -445,7 +448,7 @@ def _weight(record: Record) -> int:
 
 
 def _size(packed: _Cold) -> int:
-    """Bytes of a cold record, a shared text not counted."""
+    """Return the bytes of a cold record, without a shared text."""
     return _ENTRY + len(packed if isinstance(packed, bytes) else packed[0])
 
 
@@ -456,26 +459,26 @@ _PAGE_NOTED_EVERY: Final = 3_600.0
 
 _NOT_RECORDED: Final = frozenset({Outcome.OURS, Outcome.OVERLOADED, Outcome.STORAGE, Outcome.FLEET})
 _ANSWERED: Final = frozenset({Outcome.TLS, Outcome.INVALID_RESPONSE, Outcome.BAD_ENCODING})
-"""Failures with which something came from the site, though it was no head."""
+"""Failures in which the site sent something, although not a response head."""
 
 
 def answered(retrieval: Retrieval) -> bool:
-    """Whether something came from the network that contradicts a fault of our own.
+    """Return True if a retrieval proves that our own network works.
 
-    Not a refused connection or a name that does not exist: they say nothing, either way.
+    A refused connection or a name that does not exist is no evidence either way.
     """
     outcome = retrieval.outcome
-    if retrieval.hops:  # whoever redirected us answered, whatever came of it
+    if retrieval.hops:  # the redirecting site has answered
         return True
     if outcome.row.local:
-        return False  # 511 is the captive portal's answer
+        return False  # a 511 comes from a captive portal
     return outcome.good or retrieval.status is not None or outcome in _ANSWERED
 
 
 class RecordUpdates:
-    """Turns retrievals into records, keeps them, stores them, and tells of changes.
+    """Makes records of retrievals, caches and stores them, and notifies subscribers of changes.
 
-    No method awaits: what is checked still holds when it is acted upon.
+    No method awaits, so a condition that was checked still holds when it is acted upon.
     """
 
     def __init__(
@@ -503,12 +506,14 @@ class RecordUpdates:
     def apply(
         self, origin: str, retrieval: Retrieval, *, began: float, text: FileText | None = None
     ) -> Record:
-        """Keep what a retrieval, begun at that monotonic moment, came to. `text`: its body, if it
-        was read already."""
+        """Record a retrieval that began at that monotonic moment and return the origin's record.
+
+        `text`: the retrieval's body, if it was parsed already.
+        """
         outcome = retrieval.outcome
         old = self._cache.get(origin)
         if outcome is Outcome.NOT_MODIFIED and (old is None or old.good is None):
-            outcome = Outcome.NOT_MODIFIED_NOTHING  # forgotten while it was being asked for
+            outcome = Outcome.NOT_MODIFIED_NOTHING  # the record was dropped during the retrieval
         now = self._clock.monotonic()
         if not outcome.good and outcome in _NOT_RECORDED:
             return self._not_recorded(origin, old, outcome, now + _SOON)  # row 28
@@ -543,7 +548,7 @@ class RecordUpdates:
         text = None
         wall = self._clock.wall()
         if outcome is Outcome.NOT_MODIFIED and old is not None and old.good is not None:
-            # Row 9. RFC 9111 4.3.4: the stored answer stands, its metadata are renewed.
+            # Row 9. RFC 9111 4.3.4: the stored response stays valid, its metadata are updated.
             text = old.text
             current = OriginAnswer(
                 old.good.outcome,
@@ -597,7 +602,8 @@ class RecordUpdates:
         )
 
     def passing(self, origin: str, outcome: Outcome, seconds: float) -> Record:
-        """A record for one answer, not kept: the failure is ours, not the site's."""
+        """Return a record for one answer, which is not cached: the failure is ours, not the
+        site's."""
         until = self._clock.monotonic() + seconds
         return Record(
             origin,
@@ -608,7 +614,7 @@ class RecordUpdates:
         )
 
     def postponed(self, origin: str) -> Record:
-        """The answer during a local fault: nothing recorded, ask again soon."""
+        """Return the record to answer by during a local fault; nothing is cached."""
         now = self._clock.monotonic()
         retry_at = self._faults.retry_at(now)
         return self._not_recorded(origin, self._cache.get(origin), Outcome.LOCAL_FAULT, retry_at)
@@ -618,18 +624,18 @@ class RecordUpdates:
     ) -> Record:
         now = self._clock.monotonic()
         if old is not None and old.usable(now):
-            # It may go on answering; it need not launch a flight with every question.
+            # The record may still answer, but should not start a flight with every question.
             old.fresh_until = min(max(old.fresh_until, retry_at), max(old.expires, now))
             return old
         return self.passing(origin, outcome, retry_at - now)
 
     def _keep(self, record: Record) -> None:
-        self._on_learnt(record)  # it may lengthen the record's life
+        self._on_learnt(record)  # the callback may extend the record's life
         self._cache.put(record)
         self._store(record)
 
     def _restore(self, origin: str, old: Record | None) -> None:
-        """Undo what was recorded of a failure that turned out to be ours."""
+        """Undo a recorded failure that turned out to be ours, not the site's."""
         if old is None:
             self._cache.drop(origin)
             self.forget(origin)
@@ -637,10 +643,10 @@ class RecordUpdates:
             self._keep(old)
 
     def _fill_authority(self, origin: str, said: Retrieval, text: FileText | None) -> None:
-        """A redirect that ended at another origin's own /robots.txt answered for it too.
+        """After a redirect that ended at another origin's /robots.txt, record that origin too.
 
-        Only what that URL itself answered, and only a file or a definite absence: B's
-        record is never made of a text that A chose to name (T14).
+        Only if that URL itself answered with a file or a definite absence: B's record is never
+        made from a text that A chose (T14).
         """
         if not said.hops or said.outcome is Outcome.NOT_MODIFIED or not said.outcome.good:
             return
@@ -657,7 +663,7 @@ class RecordUpdates:
         self._tell(other, old, record)
 
     def known(self, origin: str) -> Retrieval | None:
-        """What is fresh about an origin, as if it had just been asked; else None."""
+        """Return a fresh record as the retrieval that would have given it, or None."""
         record = self._cache.get(origin)
         now = self._clock.monotonic()
         if record is None or now >= record.fresh_until:
@@ -672,12 +678,12 @@ class RecordUpdates:
             etag=current.etag,
             last_modified=current.last_modified,
             lifetime=Lifetime(left),
-            # Its ladder, and its Retry-After, hold for whoever is redirected there.
+            # Its ladder, and its Retry-After, apply to an origin that redirects there.
             retry_after=None if record.reachable else left,
         )
 
     def note_page(self, origin: str) -> None:
-        """A page of the origin was had. Matters, and is stored, while its file can't be."""
+        """Note that a page of the origin was fetched; stored only while its file is unreachable."""
         record = self._cache.get(origin)
         if record is None or record.reachable:
             return
@@ -690,7 +696,7 @@ class RecordUpdates:
     def subscribe(
         self, callback: Callable[[str, RobotsTxt | None, RobotsTxt | None], object]
     ) -> Callable[[], None]:
-        """Add a callback; the result takes it away again."""
+        """Add a callback for changes of an origin's text. Return a function that removes it."""
         self._callbacks.append(callback)
 
         def unsubscribe() -> None:
@@ -725,13 +731,15 @@ class RecordUpdates:
             log.warning("the record of %s can't be stored: %s", record.origin, error)
 
     def forget(self, origin: str) -> None:
-        """Store that nothing is known of the origin."""
+        """Overwrite the stored record of an origin with a tombstone."""
         if self._storage is not None:
             self._storage.put_origin(tombstone(origin))
 
     def restore(self, stored: OriginRecord, text: FileText | None = None) -> Record | None:
-        """A record as it was stored, and kept from here on; None if it can't be used. `text`: that
-        of its body, if it was read already."""
+        """Add a stored record to the cache and return it, or None if it can't be used.
+
+        `text`: that of its body, if it was parsed already.
+        """
         try:
             record = from_stored(
                 stored,
@@ -751,6 +759,6 @@ class RecordUpdates:
 
 
 def _authority_of(url: str) -> str | None:
-    """The origin whose own /robots.txt the URL is, or None."""
+    """Return the origin whose /robots.txt the URL is, or None if it is another URL."""
     origin, sep, rest = url.rpartition("/robots.txt")
     return origin if sep and not rest and origin.count("/") == 2 else None

@@ -1,9 +1,9 @@
-"""`Directory`: one record per origin, asked once however many want to know.
+"""`Directory`: one record per origin, and one fetch for any number of concurrent callers.
 
-Each origin that has to be asked about has one *flight*: a task that the directory owns and
-futures, one for each who awaits it. So a cancelled caller cancels nobody, a slow origin holds up
-only those who asked about it, and closing leaves no task behind. Between awaits nothing is
-held: every check and the update that follows it stand in one step of the loop.
+Each origin that has to be fetched has one *flight*: a task that the directory owns, and one
+future per caller that waits for it. So a cancelled caller does not cancel the fetch, a slow
+origin delays only its own callers, and closing leaves no task behind. There are no locks:
+every check and the update that depends on it run without an await in between.
 """
 
 from __future__ import annotations
@@ -43,26 +43,27 @@ from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage.base import Storage, unpack_body
 
 HeldUp = Callable[[], tuple[Outcome, float] | None]
-"""What keeps a flight from its turn for long, and for how many seconds; None: nothing now."""
+"""Returns why a flight has to wait long for its turn, and for how many seconds; None: it need
+not."""
 
 
 class Flight(msgspec.Struct, eq=False):
-    """One origin being asked about, and everybody who waits for it."""
+    """The lookup of one origin that is in progress, and the callers that wait for it."""
 
     origin: str
     force: bool
     task: asyncio.Task[None] | None = None
     waiters: dict[asyncio.Future[Record | None], None] = {}
-    """Each has a future of its own, so that a cancelled one cancels nobody. It gets the
+    """One future per waiting caller, so that cancelling one affects no other. The result is the
     record, or None when the directory closes; never an exception."""
     asked: bool = False
-    """It came to asking the origin (or would have, but for a local fault), and not only
-    to looking it up in the storage."""
+    """True once the origin itself is asked (or would be, but for a local fault), instead of
+    only the storage."""
     held_up: HeldUp | None = None
-    """Set while it waits for a turn that may be far off."""
+    """Set while the flight waits for a turn that may be far off."""
 
     def answer(self, record: Record | None) -> None:
-        """Wake everybody who waits; who comes from now on gets what is learnt after it."""
+        """Answer the current waiters; later ones get the next answer."""
         waiters, self.waiters = self.waiters, {}
         for waiter in waiters:
             if not waiter.done():
@@ -70,42 +71,43 @@ class Flight(msgspec.Struct, eq=False):
 
 
 flying: ContextVar[Flight | None] = ContextVar("gatekeeper_flying", default=None)
-"""The flight that this task belongs to."""
+"""The flight that the current task belongs to."""
 
 
 log: Final = logging.getLogger("gatekeeper.fetching")
 
 OnChange = Callable[[str, RobotsTxt | None, RobotsTxt | None], object]
-"""Called with the origin, the old text and the new one; None where there is no file."""
+"""Called with the origin, the old text and the new one; None for an origin without a file."""
 OnRetrieval = Callable[[str, Retrieval, float], object]
+"""Called with the origin, the retrieval, and its seconds."""
 
 _PACKS: Final = 1_000
-"""How many times smaller than its text a packed body may be."""
+"""The highest compression ratio of a body, for an upper bound of its text's size."""
 _TURN: Final = 0.5
-"""Seconds that a probe waits for the turn of its host before it only connects."""
+"""Seconds that a probe waits for its host's turn before it only tests the connection."""
 _RENEWED: Final = 1_000
-"""Flights under way beyond which none is begun for a file that others have renewed."""
+"""With so many flights in progress none is started for a file that others have renewed."""
 _SOON: Final = 1.0
-"""Seconds after which to ask again where nothing could be recorded."""
+"""Seconds until the next attempt if nothing could be recorded."""
 
 
 class DirectoryStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters since the start, and the state of things now."""
+    """Counters since the start, and gauges of the current state."""
 
     records: int
-    """Origins in memory; `hot` of them ready to answer, `warm` of them by a look."""
+    """Records in memory. `hot` of them are unpacked, and `warm` of those answer immediately."""
     hot: int
     warm: int
     texts: int
-    """Distinct texts among the hot ones."""
+    """Distinct texts of the hot records."""
     bytes: int
-    """Estimate of what they cost."""
+    """An estimate of the memory that the records take."""
     in_flight: int
     waiting: int
-    """Questions that wait for a flight."""
+    """Callers that wait for a flight."""
     fetches: int
     outcomes: dict[str, int]
-    """Retrievals by row name."""
+    """Retrievals by the name of their outcome's row."""
     revalidated: int
     internal_errors: int
     overloaded: int
@@ -116,10 +118,10 @@ class DirectoryStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Directory:
-    """What is known of every origin's robots.txt.
+    """What is known about every origin's robots.txt.
 
-    `records` is a dictionary of those that are ready to answer. Whoever wants speed looks there
-    first, for what is `Record.warm`, and calls `get` for the rest.
+    `records` is the dictionary of hot records. A hot path looks there first for a record that
+    is `Record.warm`, and calls `get` otherwise.
     """
 
     def __init__(
@@ -138,12 +140,12 @@ class Directory:
         choose: Callable[[RobotsTxt, str], Policy] = RobotsTxt.policy,
         agent: str = "",
     ) -> None:
-        """`on_learnt` is called with each record that a retrieval came to, `on_retrieval` after
-        each one with the origin, what it came to, and its seconds with the wait for turns. They
-        must be short and must not raise. `faults` hears from others, too, who answers, and has
-        `plan_probes` called when in doubt; None: it is the directory's own. `records` and `texts`
-        may be the caller's, and empty. `choose` gives a text as it reads for an agent, called in a
-        thread; `agent` is the one that most questions are for."""
+        """`on_learnt` is called with each record made from a retrieval; `on_retrieval` after each
+        retrieval with the origin, the retrieval, and its seconds including the wait for turns.
+        They must be short and must not raise. `faults` may be shared with others that report
+        answers; its `on_doubt` must call `plan_probes`. None: the directory has its own. `records`
+        and `texts` may be given by the caller, empty. `choose` returns the policy of a text for an
+        agent, and is called in a thread; `agent` is the agent of most questions."""
         self._fetcher = fetcher
         self._config = config
         self._clock = clock
@@ -173,7 +175,7 @@ class Directory:
         self._choose, self._agent = choose, agent
         self._choosing: dict[tuple[int, str], asyncio.Task[None]] = {}
         self._aside = asyncio.Semaphore(1)
-        """One large text at a time: every thread that works takes from the loop's."""
+        """Allows one large text at a time, as every busy thread slows the loop's thread down."""
         self._waiting = 0
         self._counts: Counter[str] = Counter()
         self._fetches = self._internal = self._overloaded = self._storage_errors = 0
@@ -181,12 +183,12 @@ class Directory:
         self._on_retrieval = on_retrieval
 
     async def open(self) -> None:
-        """Begin to answer, in this loop. The storage, if any, is opened by its owner."""
-        self._loop = asyncio.get_running_loop()  # kept: to ask for it is a system call
+        """Start answering, in the running loop. The storage, if any, is opened by its owner."""
+        self._loop = asyncio.get_running_loop()  # cached, as this makes a system call
         self._open = True
 
     async def close(self) -> None:
-        """End every flight; those who wait get GateClosed. Idempotent."""
+        """Cancel every flight; waiting callers get GateClosed. Idempotent."""
         self._open = False
         self._soft_expiry.close()
         tasks = [flight.task for flight in self._flights.values() if flight.task is not None]
@@ -196,39 +198,39 @@ class Directory:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # Those whose task had not begun: cancelled before its first step, it does nothing.
+        # A task that is cancelled before its first step never runs its `finally`.
         flights, self._flights = self._flights, {}
         for flight in flights.values():
             flight.answer(None)
 
     @property
     def local_fault(self) -> bool:
-        """Our own uplink seems to be down: nothing is recorded against any origin."""
+        """True while our own uplink seems to be down: nothing is recorded against any origin."""
         return self._faults.active
 
     @property
     def ready(self) -> bool:
-        """Open, and with a network."""
+        """True if the directory is open and the network works."""
         return self._open and not self._faults.active
 
     async def get(self, origin: str) -> Record:
-        """The record, asked for if need be.
+        """Return the record of an origin, fetching its file if necessary.
 
-        Answers at once within the soft life; beyond it too, while the origin is asked in
-        the background; beyond the hard one it waits. Never fails because of the origin:
-        what can't be had reads as DEFER. Raises GateClosed.
+        Until soft expiry the cached record is returned; after it too, while the file is fetched
+        in the background; after hard expiry the call waits for the fetch. It never fails because
+        of the origin: an unreachable file reads as DEFER. Raises GateClosed.
         """
         record = self.at_hand(origin)
         return await self.meet(origin) if record is None else record
 
     async def meet(self, origin: str) -> Record:
-        """The record as the origin is asked for it, or is being asked: what `get` gives where
-        nothing is `at_hand`. Raises GateClosed."""
+        """Wait for a flight and return its record, as `get` does if nothing is `at_hand`. Raises
+        GateClosed."""
         return (await self._wait_for(origin, force=False))[0]
 
     def at_hand(self, origin: str) -> Record | None:
-        """The record, if `get` gives one without waiting; it is asked for anew beyond its soft
-        life."""
+        """Return the record that `get` would return without waiting, or None. After soft expiry,
+        start a refresh in the background."""
         record = self._cache.get(origin)
         if record is not None:
             now = self._clock.monotonic()
@@ -241,56 +243,61 @@ class Directory:
         return None
 
     def peek(self, origin: str) -> Record | None:
-        """What is in memory and may still answer; never waits, asks or loads."""
+        """Return a record in memory that may still answer, or None. Never waits, fetches or reads
+        the storage."""
         record = self._cache.get(origin)
         if record is None or not record.usable(self._clock.monotonic()):
             return None
         return record
 
     def recall(self, origin: str) -> Record | None:
-        """What is in memory of the origin, however old."""
+        """Return the record in memory, even an expired one, or None."""
         return self._cache.get(origin)
 
     async def refresh(self, origin: str) -> Record:
-        """Ask the origin now, whatever is known. Raises GateClosed."""
+        """Fetch the file now, even if a fresh record exists. Raises GateClosed."""
         while True:
             record, asked = await self._wait_for(origin, force=True)
             if asked:
                 return record
 
     def renew(self, origin: str) -> None:
-        """Have the file fetched again in the background, if there is a record of it: there is a
-        newer one than ours. With many under way it waits until it expires."""
+        """Fetch a file again in the background, because a newer version of it exists.
+
+        Does nothing if there is no record of the origin, or if many flights are in progress: then
+        the record is refreshed when it expires.
+        """
         if self._open and len(self._flights) < _RENEWED and self._cache.get(origin) is not None:
             self._launch(origin, force=True)
 
     def void_refusals(self) -> None:
-        """The guard has other settings: what it refused to fetch may be asked for again."""
+        """Discard the records of fetches that the guard refused, as its settings have changed."""
         self._cache.void_refusals()
 
     def note_page(self, origin: str, ok: bool) -> None:
-        """A page of the origin was fetched; `ok` is 2xx or 3xx: for the 30 days of RFC 9309
-        section 2.3.1.4 (RFC-38)."""
+        """Note that a page of the origin was fetched; `ok`: with 2xx or 3xx. It counts for the
+        30 days of RFC 9309 section 2.3.1.4 (RFC-38)."""
         record = self.records.get(origin)
         if ok and (record is None or not record.warm):
             self._updates.note_page(origin)
 
     def subscribe(self, callback: OnChange) -> Callable[[], None]:
-        """Be told when an origin's rules change; call the result to be told no more.
+        """Add a callback for changes of an origin's rules. Return a function that removes it.
 
-        Not called when an origin is asked for the first time.
+        It is not called when an origin is fetched for the first time.
         """
         return self._updates.subscribe(callback)
 
     def known(self, origin: str) -> Retrieval | None:
-        """What is fresh about an origin, as if it had just been asked; else None."""
+        """Return a fresh record as the retrieval that would have given it, or None."""
         return self._updates.known(origin)
 
     def holder(self) -> Callable[[HeldUp | None], None]:
-        """For who takes a flight's turns, called from within it: tell it why it has to wait.
+        """Return a function that reports why the current flight has to wait for its turn.
 
-        Nobody waits with it as long as that holds: a block or a pause may last for days, and
-        DEFER always has a `retry_at` (promise 1). The flight itself goes on. None: it may go.
+        Called inside the flight by the code that takes its turns. While the reason holds, callers
+        do not wait with the flight but get a DEFER with a `retry_at`: a block or a pause may last
+        for days. The flight itself goes on. Reporting None ends the reason.
         """
         return partial(self._hold_up, flying.get())
 
@@ -301,12 +308,12 @@ class Directory:
                 flight.answer(record)
 
     def _meanwhile(self, flight: Flight) -> Record | None:
-        """What to answer while a flight is held up; None where it is not."""
+        """Return the record to answer by while a flight is held up, or None if it is not."""
         found = None if flight.held_up is None else flight.held_up()
         return None if found is None else self._updates.passing(flight.origin, *found)
 
     def stats(self) -> DirectoryStats:
-        """Counters and sizes."""
+        """Return counters and sizes."""
         return DirectoryStats(
             records=len(self._cache),
             hot=self._cache.hot,
@@ -327,7 +334,7 @@ class Directory:
         )
 
     async def _wait_for(self, origin: str, *, force: bool) -> tuple[Record, bool]:
-        """The record that the flight brings, and whether it came to asking the origin."""
+        """Wait for the origin's flight. Return its record, and whether the origin was asked."""
         if not self._open:
             raise GateClosed("the directory is not open: use `async with Gatekeeper(...)`")
         flight = self._flights.get(origin)
@@ -355,7 +362,7 @@ class Directory:
         return record, flight.asked
 
     def _launch(self, origin: str, *, force: bool = False) -> Flight:
-        """The flight of the origin, begun now if there is none: no await in between."""
+        """Return the flight of an origin, starting one if there is none. Does not await."""
         flight = self._flights.get(origin)
         if flight is None:
             flight = self._flights[origin] = Flight(origin, force=force)
@@ -367,14 +374,14 @@ class Directory:
         record: Record | None = None
         try:
             record = await self._learn(origin, flight)
-        except Exception as error:  # whatever it was, it defers
+        except Exception as error:  # any internal error defers
             self._internal += 1
             log.exception("robots.txt of %s: unexpected %s", origin, type(error).__name__)
             record = self._after_surprise(origin)
         finally:
-            # Also on cancellation: no waiter may be left behind.
+            # Also on cancellation: no waiter may be left waiting.
             self._flights.pop(origin, None)
-            flight.task = None  # whose context holds the flight: else only the collector frees both
+            flight.task = None  # the task's context refers to the flight: break the cycle
             flight.answer(record)
 
     def _after_surprise(self, origin: str) -> Record:
@@ -395,7 +402,7 @@ class Directory:
             if now < record.fresh_until and not flight.force:
                 return record
             if record.usable(now) and not flight.force:
-                flight.answer(record)  # the rest of this flight is in the background
+                flight.answer(record)  # the fetch goes on in the background
         flight.asked = True
         if not self._faults.may_ask(origin, now):
             return self._updates.postponed(origin)
@@ -406,7 +413,7 @@ class Directory:
         return await self._take_in(origin, retrieval, now)
 
     async def _take_in(self, origin: str, retrieval: Retrieval, now: float) -> Record:
-        """Make a record of a retrieval that began at `now`."""
+        """Count a retrieval that began at `now`, and make its record."""
         self._counts[retrieval.outcome.row.name] += 1
         self._on_retrieval(origin, retrieval, self._clock.monotonic() - now)
         log.debug("robots.txt of %s: %s %s", origin, retrieval.outcome.row.name, retrieval.detail)
@@ -415,7 +422,7 @@ class Directory:
         return self._updates.apply(origin, retrieval, began=now, text=text)
 
     async def _read_ahead(self, body: bytes) -> FileText:
-        """Parse a large text in a thread, so that it holds up nobody else's answer."""
+        """Parse a large text in a thread, so that it delays no other answer."""
         texts = self._cache.texts
         if (known := texts.find(body)) is not None:
             return known
@@ -432,13 +439,13 @@ class Directory:
 
     @staticmethod
     def is_prepared(record: Record, agent: str) -> bool:
-        """A decision about the record for the agent holds nobody up: its text is no large one, or
-        was `prepare`d."""
+        """Return True if a decision by the record is quick: its text is not large, or was
+        `prepare`d for the agent."""
         text = record.text
         return text is None or text.size < LARGE or text.policy_for(agent) is not None
 
     async def prepare(self, record: Record, agent: str) -> None:
-        """Choose from a large text for the agent in a thread; once for however many ask."""
+        """Make the policy of a large text for an agent in a thread, once for concurrent calls."""
         text = record.text
         if text is None or self.is_prepared(record, agent):
             return
@@ -446,7 +453,7 @@ class Directory:
         task = self._choosing.get(key)
         if task is None:
             task = self._choosing[key] = self._loop.create_task(self._prepare(text, agent))
-        await asyncio.shield(task)  # who is cancelled cancels nobody else's
+        await asyncio.shield(task)  # a cancelled caller must not cancel it for the others
 
     async def _prepare(self, text: FileText, agent: str) -> None:
         def read() -> tuple[RobotsTxt, Policy]:
@@ -462,8 +469,8 @@ class Directory:
         text.keep_policy(policy, self._config.cache.max_agents)
 
     def _chosen(self, robots: RobotsTxt, agent: str) -> Policy:
-        """The text as it reads for the agent, with all that a first question takes done: from here
-        on the text itself is needed but to explain."""
+        """Return the text's policy for an agent, with the work of a first question done. After
+        that the text is needed only for explanations."""
         policy = self._choose(robots, agent)
         if not policy.timed:
             policy.allows("/", "")
@@ -484,7 +491,7 @@ class Directory:
         try:
             body = unpack_body(stored.body)
         except (zlib.error, ValueError):
-            return self._updates.restore(stored)  # which says what is wrong
+            return self._updates.restore(stored)  # logs what is wrong
         text = await self._read_ahead(body) if len(body) >= LARGE else None
         return self._updates.restore(stored, text)
 
@@ -497,25 +504,25 @@ class Directory:
         url = good.hops[-1] if good.hops else f"{origin}/robots.txt"
         return Validators(url=url, etag=good.etag, last_modified=good.last_modified)
 
-    # -- is it us?
+    # -- probes during a suspected fault of our own network
 
     def plan_probes(self) -> None:
-        """Probe somebody at the moment that `faults` name, if they name one."""
+        """Set the timer to the moment of the next probe according to `faults`, if any."""
         now = self._clock.monotonic()
         pause = self._faults.pause(now)
         self._next_probe.set(math.inf if pause is None or not self._open else now + pause)
 
     def _send_probes(self) -> None:
-        """Ask some for their robots.txt to find out whether we can reach anybody.
+        """Fetch some robots.txt files to find out whether our network works.
 
-        Nobody waits for a probe: one that gets no answer must not put off the next one.
+        Nothing waits for a probe: one without an answer must not delay the next one.
         """
         now = self._clock.monotonic()
         for origin in self._faults.to_ask(now):
             if origin in self._probes:
                 continue
             if origin in self._flights:
-                self._faults.given_up(origin, now)  # what comes of that is heard of anyway
+                self._faults.given_up(origin, now)  # its flight reports its outcome anyway
                 continue
             task = self._probes[origin] = self._loop.create_task(self._probe(origin))
             task.add_done_callback(partial(self._probed, origin))
@@ -525,11 +532,11 @@ class Directory:
         del self._probes[origin]
 
     async def _probe(self, origin: str) -> None:
-        """Ask one, in its host's turn like any request, and wait no longer than a probe may.
+        """Fetch one robots.txt in its host's turn, with the short deadlines of a probe.
 
-        The turn may be held by requests that were under way when the uplink was lost, and of
-        which nothing will be heard for long. A connection is no request: one is tried then.
-        Of a failure nothing is recorded: it was our own curiosity, and in a hurry.
+        The turn may be held by requests that were in flight when the uplink was lost and will
+        not end for long. A connection is not a request: if the turn does not come, only a
+        connection is tried. A failure is not recorded against the origin.
         """
         precedence.set(ANSWERED)
         clock, record = self._clock, self._cache.get(origin)
@@ -557,7 +564,7 @@ class Directory:
             self._faults.given_up(origin, clock.monotonic())
 
     async def _probe_connection(self, origin: str, began: float) -> None:
-        """Its turn did not come: find out whether a connection to it does."""
+        """Test whether the origin accepts a connection, as its turn did not come."""
         reached = await self._fetcher.reach(origin)
         now = self._clock.monotonic()
         if reached:

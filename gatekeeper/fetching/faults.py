@@ -1,22 +1,22 @@
-"""Telling our own uplink's failure from the sites'.
+"""Detection of local faults: our own network fails, not the sites.
 
-One lost uplink must not write "unreachable" on every origin and start thousands of 30-day
-timers; nor may a list of dead links stop the hosts that answer. What is evidence of what:
+One lost uplink must not record "unreachable" for every origin and start thousands of 30-day
+timers; nor may a list of dead links stop the hosts that answer. The evidence:
 
 for      name servers that don't answer, no route, connections and TLS that time out, 511: of
-         20 distinct sites within 10 seconds, 30 % of those that were tried; or of three sites
-         that answered lately, where no other one that did can be reached either
-against  any answer, a page's head as much as a robots.txt: it clears all suspicion, ends a
-         fault at once, and whatever began to fail before it came is the site's own affair
-neither  refused and reset connections, and names that don't exist: something answered, but
-         a middlebox may have
+         20 distinct sites within 10 seconds, and 30 % of the sites tried; or of three sites
+         that answered recently, if none of the others that did can be reached either
+against  any response, a page's head as well as a robots.txt: it clears all suspicion and ends a
+         fault immediately, and any attempt that began before it failed because of its site
+neither  refused and reset connections, and names that don't exist: something responded, but
+         it may have been a middlebox
 
-A site is a registrable domain, or an address: 25 names of one domain, or of one machine, are
-one. While a fault is on, nothing is recorded, what was recorded of the suspects is undone,
-hosts that answered and have not failed since go on, and the others wait for the probes.
+A site is a registrable domain, or an address: 25 names of one domain, or of one machine, count
+as one. During a fault nothing is recorded, and the records of the suspects' failures are undone.
+Hosts that answered and have not failed since continue; the others wait for the probes.
 
-`LocalFaults` is pure: no I/O, no clock; times are monotonic seconds. `Uplink` tells it what became
-of the requests for pages.
+`LocalFaults` is pure: no I/O, no clock; times are monotonic seconds. `Uplink` reports the results
+of page requests to it.
 """
 
 from __future__ import annotations
@@ -41,54 +41,57 @@ from gatekeeper.urls import host_of, make_room
 WINDOW: Final = 10.0
 """Seconds over which sites are counted."""
 LEAST: Final = 20
-"""Distinct sites that must have failed."""
+"""The number of distinct sites that must have failed."""
 SHARE: Final = 0.30
-"""Share of those tried that must have failed."""
+"""The share of the sites tried that must have failed."""
 FEW: Final = 3
-"""Failed sites, of those that answered lately, from which on it may be us."""
+"""With so many failed sites that had answered recently, a local fault is suspected."""
 LATELY: Final = 300.0
-"""Seconds for which a site that answered counts as one that answers."""
+"""Seconds for which an answer of a site counts as recent."""
 _QUIET: Final = 0.9
-"""Seconds without any answer before a fault is told; a false alarm makes them more ..."""
+"""Seconds without any answer before a fault is declared; a false alarm raises them."""
 _MOST_QUIET: Final = 5.0
-"""... up to this."""
+"""The most seconds without any answer that a false alarm raises them to."""
 _FALSE_ALARM: Final = 3.0
-"""A fault that an answer ended so soon was none: answers just come so far apart."""
+"""A fault ended by an answer within so many seconds was a false alarm: answers are just sparse."""
 PATIENCE: Final = 3.0
-"""Seconds that a probe may take to connect, and then to its head."""
+"""Seconds that a probe may take to connect, and again until the response head."""
 _FIRST_PROBE: Final = 1.0
 _NEXT_PROBE: Final = 2.0
-"""Seconds between probes while somebody is there to be asked who answered lately, or who was
-never asked: the end of a fault is found within five seconds."""
+"""Seconds between probes while there are origins that answered recently, or were never asked, to
+probe: the end of a fault is found within five seconds."""
 _LAST_PROBE: Final = 60.0
+"""The most seconds between probes."""
 _AT_ONCE: Final = 2
-"""Origins that answered lately that are probed at once."""
+"""Origins that answered recently that are probed at a time."""
 _NEWCOMERS: Final = 8
-"""Origins probed at once in all; one that was never asked before is asked once, as it would be
-anyway."""
+"""Origins probed at a time in total. An origin that was never asked before is probed once, as it
+would have been fetched anyway."""
 _MOST_UNDONE: Final = 100
+"""The maximum number of undo callbacks per suspect."""
 _MOST: Final = 10_000
-"""Origins remembered in any list here."""
+"""The maximum number of origins in each collection here."""
 _SILENCE: Final = 8.0
-"""Seconds without any answer after which requests under way are looked at."""
+"""Seconds without any answer after which requests in flight are examined."""
 _IDLE: Final = 60.0
-"""Seconds without an answer, nor anything that waits for one, after which nobody looks."""
+"""Seconds without an answer, or a request that waits for one, after which checks stop."""
 _USUAL: Final = FetchConfig()
 
 
 class _Suspect(msgspec.Struct, eq=False):
-    """An origin that failed as a lost uplink would make it fail."""
+    """An origin that failed as it would with a lost uplink."""
 
     group: int
+    """The number of its site; see `LocalFaults._group`."""
     lately: bool
-    """It had answered lately."""
+    """It had answered recently when it failed."""
     at: float = 0.0
     """When it last failed."""
     undo: list[Callable[[], object]] = []
 
 
 class LocalFaults:
-    """Weighs who failed lately against who answered; says when it is us."""
+    """Weighs recent failures against answers, and decides when our own network is at fault."""
 
     def __init__(
         self,
@@ -97,56 +100,58 @@ class LocalFaults:
         on_answer: Callable[[], object] = lambda: None,
         on_doubt: Callable[[], object] = lambda: None,
     ) -> None:
-        """`on_change` is called when a fault begins (True) and when it is over, `on_answer` at
-        the first answer in a while, `on_doubt` when there is somebody to be probed."""
+        """`on_change` is called when a fault begins (True) and when it ends (False), `on_answer`
+        at an answer while `doubtful`, `on_doubt` when there are origins to probe."""
         self._rng = rng
         self._on_change = on_change
         self._on_answer = on_answer
         self._on_doubt = on_doubt
         self.heard: dict[str, float] = {}
-        """Origin -> when it last answered."""
+        """Origin -> when it last answered, in order of time."""
         self.last_answer: float = float("-inf")
         self.doubtful: bool = True
-        """Somebody is suspected, or a fault is on, or nobody was heard for long: an answer has
-        to be told."""
+        """An answer has to be reported: there are suspects, or a fault, or there was no answer for
+        long."""
         self.active: bool = False
-        """A local fault is on: nothing may be held against any origin."""
+        """A local fault is in progress: no failure may be held against any origin."""
         self.count: int = 0
-        """Faults so far."""
+        """The number of faults so far."""
         self.unanswered: set[str] = set()
-        """Hosts whose last attempt failed, while a fault is on."""
+        """During a fault: hosts whose last attempt failed."""
         self._suspects: OrderedDict[str, _Suspect] = OrderedDict()
         self._groups: Counter[int] = Counter()
         self._group_of: dict[str, int] = {}
-        """Domain or address -> the number of its site; while anybody is suspected."""
+        """Domain or address -> the number of its site; filled only while there are suspects."""
         self._hints: OrderedDict[str, _Suspect] = OrderedDict()
-        """Origins that gave no answer, nobody knows why."""
+        """Origins that gave no answer for an unknown reason."""
         self._pending: set[str] | None = None
-        """Origins being asked whether it is us; None: nobody need be asked yet."""
+        """Origins being probed to find out whether our network fails; None: no probe is needed."""
         self._handed_out = False
-        """Whoever sends the probes knows of them."""
+        """`to_ask` has returned the pending origins."""
         self._living: deque[str] = deque()
-        """During a fault: origins that answered lately, to be probed by turns."""
+        """During a fault: origins that answered recently, probed in rotation."""
         self._newcomers: OrderedDict[str, None] = OrderedDict()
+        """During a fault: origins that were never asked before."""
         self._probes: deque[str] = deque(maxlen=LEAST)
+        """During a fault: one suspect of each site, probed in rotation if no others are left."""
         self._met: set[str] = set()
-        """Origins that were suspected or probed in this fault."""
+        """Origins that were suspected or probed during this fault."""
         self._quiet = _QUIET
         self._judge_at: float | None = None
-        """When to judge again, though nothing else happens."""
+        """When to judge again, even without new evidence."""
         self._probe_at = 0.0
         self._pause = _FIRST_PROBE
         self._began = 0.0
         self._lasted = 0.0
         self._domains = (float("-inf"), 0)
-        """When it was last counted how many sites answered within the window; how many."""
+        """When the sites that answered within the window were last counted, and their number."""
 
     # -- evidence --------------------------------------------------------------------
 
     def answered(self, origin: str, now: float) -> None:
-        """Something came from the network: all suspicion is contradicted."""
+        """Record an answer from the network, which refutes all suspicion."""
         before = self.last_answer
-        self.heard.pop(origin, None)  # in the order in which they answered: the oldest go
+        self.heard.pop(origin, None)  # keep the order of answers: the oldest are evicted
         make_room(self.heard, _MOST)
         self.heard[origin] = self.last_answer = now
         if self.doubtful:
@@ -168,11 +173,11 @@ class LocalFaults:
         undo: Callable[[], object] | None = None,
         addresses: Iterable[str] = (),
     ) -> bool:
-        """An attempt failed as a lost uplink would make it fail, or is silent for too long.
+        """Record an attempt that failed as with a lost uplink, or was silent for too long.
 
-        `addresses`: those that were dialled, if any. Returns whether the fault is ours. If
-        that turns out now or later, `undo` of every suspect but those of a running fault is
-        called, the latest first.
+        `addresses`: those that were dialled, if any. Return True if a local fault is in
+        progress. If this failure is found now or later to be part of a fault, `undo` is called;
+        a suspect's callbacks are called latest first. During a fault `undo` is ignored.
         """
         if self.active:
             self._failed_again(origin)
@@ -188,9 +193,9 @@ class LocalFaults:
     def unanswered_by(
         self, origin: str, *, began: float, now: float, undo: Callable[[], object] | None = None
     ) -> None:
-        """No answer came from an origin, and nobody knows why: it may have refused.
+        """Record that an origin gave no answer for an unknown reason: it may have refused.
 
-        That proves nothing; but of origins that answered lately it is a reason to ask them.
+        That is no evidence, but a reason to probe origins that answered recently.
         """
         if self.active:
             self._failed_again(origin)
@@ -200,28 +205,29 @@ class LocalFaults:
             self._judge(now)
 
     def given_up(self, origin: str, now: float) -> None:
-        """A probe came to nothing that is evidence: a refusal, or its host's turn never came."""
+        """Record a probe without evidence: a refusal, or its host's turn did not come."""
         if self.active or self._pending is None:
             return
         self._pending.discard(origin)
         self._judge(now)
 
     def rest(self) -> None:
-        """Nobody has asked for long: the next answer is to be told."""
+        """After a long time without requests: have the next answer reported."""
         self.doubtful = True
 
-    # -- what follows from it --------------------------------------------------------
+    # -- consequences ----------------------------------------------------------------
 
     def uptime(self, now: float) -> float:
-        """Monotonic seconds without those of local faults: what an outage is measured in.
+        """Return monotonic seconds excluding local faults, in which outages are measured.
 
-        While nothing can be asked nobody's 12 hours or 30 days go by.
+        No origin's 12 hours or 30 days elapse while our own network is down.
         """
         return (self._began if self.active else now) - self._lasted
 
     def may_ask(self, origin: str, now: float) -> bool:
-        """Whether a retrieval may start: during a fault, of an origin that answered lately and
-        has not failed since. The others wait for the probes, and newcomers are among them.
+        """Return True if a retrieval may start. During a fault it may only for an origin that
+        answered and has not failed since. The others wait for the probes; one that was never
+        asked before is probed.
         """
         if not self.active:
             return True
@@ -240,11 +246,11 @@ class LocalFaults:
         return False
 
     def retry_at(self, now: float) -> float:
-        """When to ask again during a fault."""
+        """Return the moment of the next attempt during a fault."""
         return max(self._probe_at, now + _FIRST_PROBE)
 
     def pause(self, now: float) -> float | None:
-        """Seconds until somebody is to be probed; None: nobody is."""
+        """Return the seconds until `to_ask` is to be called, or None if no probe is planned."""
         if self.active:
             return max(0.0, self._probe_at - now)
         if self._pending and not self._handed_out:
@@ -252,7 +258,7 @@ class LocalFaults:
         return None if self._judge_at is None else max(0.0, self._judge_at - now)
 
     def to_ask(self, now: float) -> list[str]:
-        """Whom to probe now: who answered lately first, then newcomers, then the suspects."""
+        """Return the origins to probe now: those that answered recently, newcomers, suspects."""
         if self._judge_at is not None and now >= self._judge_at:
             self._judge_at = None
             self._judge(now)
@@ -276,7 +282,7 @@ class LocalFaults:
         return chosen
 
     def close(self) -> None:
-        """Undo nothing any more: what was recorded is of no interest to anybody."""
+        """Discard the undo callbacks, as the records are no longer used."""
         for suspect in (*self._suspects.values(), *self._hints.values()):
             suspect.undo.clear()
 
@@ -306,13 +312,14 @@ class LocalFaults:
         return suspect
 
     def _judge(self, now: float) -> bool:
-        """Is it us? Begin the fault if so; where it may be, ask some who answered lately."""
+        """Begin a fault if the evidence is sufficient and return True. If it is only suspected,
+        choose origins that answered recently to be probed."""
         sites = len(self._groups)
         if sites >= LEAST and sites >= SHARE * self._tried(now):
             quiet_at = self.last_answer + self._quiet
             if now >= quiet_at:
                 return self._begin(now)
-            if self._judge_at is None:  # an answer may be about to come: it is no fault then
+            if self._judge_at is None:  # an answer may be about to arrive, and refute the fault
                 self._judge_at = quiet_at
                 self._on_doubt()
         few = {one.group for one in self._suspects.values() if one.lately}
@@ -329,13 +336,13 @@ class LocalFaults:
         self._pending = None
         if len(few) >= FEW:
             return self._begin(now)
-        self._hints.clear()  # they were asked: something answered, or nothing is known
+        self._hints.clear()  # they were probed: something answered, or there was no evidence
         self._forget_old(now)
         return False
 
     def _witnesses(self, now: float) -> set[str]:
-        """Who can say whether it is us: those who gave no answer, nobody knows why, and a few
-        others that answered lately."""
+        """Return origins whose probes tell whether our network fails: those without an answer for
+        an unknown reason, and a few others that answered recently."""
         chosen = {origin for origin, one in [*self._hints.items()][-FEW:] if one.lately}
         sites = {site_of(origin) for origin in (*self._suspects, *self._hints)}
         others = 0
@@ -352,7 +359,7 @@ class LocalFaults:
         suspects = [*self._suspects.items(), *self._hints.items()]
         failed = {origin for origin, _ in suspects}
         recent = [one for one in self.heard.items() if now - one[1] <= LATELY]
-        recent.sort(key=lambda one: (one[0] in failed, -one[1]))  # who did not fail goes first
+        recent.sort(key=lambda one: (one[0] in failed, -one[1]))  # those that did not fail first
         self._clear()
         self.active = True
         self.doubtful = True
@@ -379,7 +386,7 @@ class LocalFaults:
         self._newcomers.pop(origin, None)
 
     def _clear(self) -> None:
-        """Nobody is suspected of anything."""
+        """Clear all suspicion."""
         self.doubtful = False
         self._pending = self._judge_at = None
         for one in (
@@ -389,7 +396,7 @@ class LocalFaults:
             one.clear()
 
     def _group(self, origin: str, addresses: Iterable[str]) -> int:
-        """The number of the origin's site, the same for all of a domain or of an address."""
+        """Return the number of the origin's site, shared by all origins of a domain or address."""
         names = (site_of(origin), *map(_plain, addresses))
         known = [self._group_of[name] for name in names if name in self._group_of]
         group = known[0] if known else len(self._group_of) + 1
@@ -398,9 +405,9 @@ class LocalFaults:
         return group
 
     def _tried(self, now: float) -> int:
-        """Sites that answered or failed within the window."""
+        """Return the number of sites that answered or failed within the window."""
         at, domains = self._domains
-        if not at <= now < at + 1.0:  # they may be many, and so may the failures
+        if not at <= now < at + 1.0:  # counted once a second, as both may be many
             recent = [one for one, when in self.heard.items() if now - when <= WINDOW]
             domains = len({site_of(origin) for origin in recent})
             self._domains = now, domains
@@ -426,9 +433,10 @@ class LocalFaults:
 
 @lru_cache(20_000)
 def site_of(origin: str) -> str:
-    """What counts as one site: the registrable domain of an origin's host, or its address.
+    """Return an origin's site: the registrable domain of its host, or its address.
 
-    By the Public Suffix List where the extra `psl` is installed, else the last two labels.
+    The domain is found by the Public Suffix List if the extra `psl` is installed; else it is the
+    last two labels.
 
     >>> site_of("https://www.example.com:8443"), site_of("http://[::1]")
     ('example.com', '::1')
@@ -461,12 +469,12 @@ def _plain(address: str) -> str:
 
 
 class Uplink:
-    """Tells what the pages' answers, failures and silence say about our own network.
+    """Reports answers, failures and silence of page requests to `LocalFaults`.
 
-    The head of a page is as good an answer as a robots.txt: it ends a fault of our own, and
-    shows whom to ask when one is suspected. A request that gets none is a hint; one that can't
-    be connected, or of which nothing is heard for long while nobody else answers either, is
-    evidence. What it is worth is for `LocalFaults` to say.
+    The response head of a page is as good an answer as a robots.txt: it ends a local fault, and
+    marks an origin that can be probed when one is suspected. A request without an answer is a
+    hint; one that can't be connected, or is silent for long while no others are answered either,
+    is evidence. `LocalFaults` weighs it.
     """
 
     def __init__(
@@ -478,9 +486,9 @@ class Uplink:
         busy: Callable[[], bool],
         forgive: Callable[[str], object],
     ) -> None:
-        """`sent`: the origins of the requests that were sent and of which nothing was heard, and
-        since when (monotonic seconds). `busy`: is any lease open? `forgive`: take back what a
-        request of the host was counted as."""
+        """`sent` returns the origins of the requests without any answer yet, and since when
+        (monotonic seconds). `busy` returns True if any lease is open. `forgive` takes back the
+        error that a request of the host was counted as."""
         self.faults = faults
         self._clock = clock
         self._sent = sent
@@ -489,35 +497,36 @@ class Uplink:
         self._timer = SingleTimer(clock, self._look)
 
     def wake(self) -> None:
-        """Something was sent, or answered: look after the open leases for as long as there are
-        any, and a while longer."""
+        """After a request or an answer: start checking the open leases, until there are none and
+        have been none for a while."""
         if self._timer.when == math.inf:
             self._timer.set(self._clock.monotonic() + _SILENCE)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         self._timer.hold()
 
     def unanswered(self, origin: str, host: str, began: float) -> None:
-        """A request ended without an answer, and was counted as an error of its host."""
+        """Record a request that ended without an answer and was counted as its host's error."""
         now, undo = self._clock.monotonic(), partial(self._forgive, host)
         self.faults.unanswered_by(origin, began=began, now=now, undo=undo)
 
     def unreached(self, lease: object, error: BaseException, *, connected: bool = True) -> None:
-        """A request of ours failed with that error: as a lost uplink would make it fail?
+        """Record a failed request, if it failed as it would with a lost uplink.
 
-        `connected` False: it failed before it could be sent, as an error of aiohttp says itself.
+        `connected`: False if it failed before it could be sent; errors of aiohttp tell that
+        themselves.
         """
         origin = getattr(lease, "origin", None)
         if origin is None:
-            return  # not a lease of ours
+            return  # not a lease of this package
         connected = connected and not isinstance(error, aiohttp.ConnectionTimeoutError)
         if classify(error=error, config=_USUAL, connected=connected).row.local:
             began: float = getattr(lease, "started_at", 0.0)
             self.faults.failed(origin, began=began, now=self._clock.monotonic())
 
     def _look(self) -> None:
-        """Has anybody answered? If not, each request that went out long ago is evidence."""
+        """Unless there was an answer recently, report each request that was sent long ago."""
         faults, now = self.faults, self._clock.monotonic()
         if not self._busy() and now - faults.last_answer >= _IDLE:
             faults.rest()

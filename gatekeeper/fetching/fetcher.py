@@ -1,10 +1,9 @@
-"""`Fetcher`: one retrieval of a robots.txt, through turns, redirects and failures.
+"""`Fetcher`: retrieves a robots.txt through turns, redirects and failures.
 
-Redirects are followed by hand, so that each hop is judged before it is sent and takes the turn
-of its own host. A turn is given back before the next one is asked for: holding one while waiting
-for another could wait for ever. A body is decoded here and not by the HTTP client, because the
-cap stands on decoded octets, and a bomb is known by what it grew to for what it cost
-(docs/threat-model.md, T9).
+Redirects are followed here, not by aiohttp, so that each hop is judged before it is sent and takes
+the turn of its own host. A turn is released before the next one is acquired: holding one while
+waiting for another could deadlock. Bodies are decoded here too, because the limit applies to
+decoded octets, and a decompression bomb is detected by its ratio (docs/threat-model.md, T9).
 """
 
 from __future__ import annotations
@@ -63,16 +62,16 @@ _BOMB_FROM: Final = 65_536
 _BOMB_RATIO: Final = 100
 _GZIP_MAGIC: Final = 0x1F
 _FIRST_STEP: Final = 64
-"""Octets of a further member that zlib is given at first; an empty one has 20."""
+"""Octets of a further gzip member that zlib gets at first; an empty member has 20."""
 _KNOWN: Final = frozenset({"", "identity", "gzip", "x-gzip", "deflate"})
 
 
 class BadEncoding(Exception):
-    """The body is not what its Content-Encoding says, or is a bomb (row 27)."""
+    """The body does not match its Content-Encoding, or is a decompression bomb (row 27)."""
 
 
 class Decoder:
-    """Decodes one body piece by piece; `identity`, `gzip` and `deflate`.
+    """An incremental decoder of one body: `identity`, `gzip` or `deflate`.
 
     >>> decoder = Decoder("identity")
     >>> decoder.feed(b"User-agent: *", 4)
@@ -85,7 +84,7 @@ class Decoder:
     )
 
     def __init__(self, encoding: str) -> None:
-        """Raises BadEncoding for an encoding that we never asked for."""
+        """Raises BadEncoding for an encoding that was not requested."""
         name = encoding.strip().lower()
         if name not in _KNOWN:
             raise BadEncoding(f"unknown Content-Encoding {encoding[:40]!r}")
@@ -99,9 +98,9 @@ class Decoder:
         self._produced = 0
 
     def feed(self, data: bytes, room: int) -> bytes:
-        """The next octets decoded, no more than `room` of them (at least 1).
+        """Decode the next octets and return at most `room` (at least 1) of the result.
 
-        Beyond `room` nothing is kept: the caller stops there. Raises BadEncoding.
+        Further octets are discarded: the caller stops there. Raises BadEncoding.
         """
         if self._plain:
             return data[:room]
@@ -117,14 +116,14 @@ class Decoder:
         return b"".join(out)
 
     def _unpack(self, data: memoryview, room: int) -> tuple[bytes, int]:
-        """The octets that come of the beginning of `data`, and how much of it that was.
+        """Decode the start of `data`. Return the decoded octets, and how many were consumed.
 
-        zlib copies what it does not use, so of a further member it is given little at first,
-        and twice as much each time that was not its end: many small members cost no more than
-        one that is as long as all of them.
+        zlib copies its unused input, so it gets a further member in steps that start small and
+        double until the member ends: many small members cost no more than a single one of the
+        same total length.
         """
         if self._unpacker is None:
-            # gzip may go on with another member; what else follows an end is padding.
+            # gzip may continue with another member; anything else after the end is padding.
             if self._ended and not (self._gzip and data[0] == _GZIP_MAGIC):
                 self._padding = True
                 return b"", len(data)
@@ -151,22 +150,22 @@ class Decoder:
     def _window(self, data: memoryview) -> int:
         if self._gzip:
             return 16 + zlib.MAX_WBITS
-        # "deflate" is zlib's format by the text and a bare stream by old custom.
+        # "deflate" is zlib's format by the standard, and a raw stream from some old servers.
         return zlib.MAX_WBITS if data[0] & 0x0F == 8 else -zlib.MAX_WBITS
 
     def finish(self) -> None:
-        """The body has ended. Raises BadEncoding if the encoding had not."""
+        """Call at the end of the body. Raises BadEncoding if the encoded stream is incomplete."""
         if self._unpacker is not None:
             raise BadEncoding("the encoded stream ends in the middle")
 
 
 _NO_LIMITS: Final = aiohttp.ClientTimeout(total=None, sock_connect=None)
 _MOST_KEPT_ALIVE: Final = 8
-"""Kept-alive connections of one origin that are given up for a new one."""
+"""Kept-alive connections that `reach` closes at most, one after another, to get a new one."""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request came to."""
+    """The result of one request."""
 
     outcome: Outcome
     status: int | None = None
@@ -175,16 +174,16 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     truncated: bool = False
     received: int = 0
     elapsed: float | None = None
-    """Seconds from the sending to the head."""
+    """Seconds from sending the request to the response head."""
     detail: str = ""
     addresses: tuple[str, ...] = ()
 
 
 class RequestSender:
-    """Sends requests over the connections of a session, and nothing else of it.
+    """Sends requests over the connections of a session, without its other settings.
 
-    The caller's session may carry cookies, headers and middlewares, and a robots.txt is asked
-    for without: so one of our own is laid over its connector, which stays its own.
+    The given session may have cookies, headers and middlewares, which must not be used for a
+    robots.txt. So a second session is made that borrows its connector.
     """
 
     def __init__(
@@ -202,11 +201,11 @@ class RequestSender:
         self._ssl = config.tls_errors != "accept" and config.profile != "archival"
         self._own: aiohttp.ClientSession | None = None
         self._dials_first: GuardedConnector | None = None
-        """Connects to origins that were not asked before, ahead of the request."""
+        """Connects to origins that were not asked before, before the request is built."""
         self._reaching: aiohttp.ClientSession | None = None
 
     def watch(self) -> RetrievalDeadline:
-        """For one retrieval: all its requests share the time that it has. Raises GateClosed."""
+        """Return the deadline that all requests of one retrieval share. Raises GateClosed."""
         self._session()
         config, hurry = self._config, hurried.get()
         if hurry is not None:
@@ -218,17 +217,17 @@ class RequestSender:
         return RetrievalDeadline(self._alarm, config, self._loop)
 
     def _session(self) -> aiohttp.ClientSession:
-        """Our own session, made when it is first asked for.
+        """Return the second session, which is created on first use.
 
-        Raises GateClosed where the lent one is closed: a session made without a connector
-        would get one that no guard knows.
+        Raises GateClosed if the given session is closed: a session without that connector would
+        create an unguarded one.
         """
         own = self._own
         if own is None or self._lent.closed:
             connector = self._connector()
-            self._loop = asyncio.get_running_loop()  # kept: to ask for it is a system call
+            self._loop = asyncio.get_running_loop()  # cached, as this makes a system call
             own = self._own = _laid_over(self._lent, connector, self._headers)
-            # It holds nothing to be closed; but aiohttp warns of a session that is not.
+            # It owns nothing that needs closing, but aiohttp warns about unclosed sessions.
             weakref.finalize(self, own.detach)
             if isinstance(connector, GuardedConnector) and not self._proxied:
                 self._dials_first = connector
@@ -236,11 +235,11 @@ class RequestSender:
 
     @property
     def _proxied(self) -> bool:
-        """There may be a proxy between us and the sites."""
+        """True if requests may go through a proxy."""
         return self._lent.trust_env or any(default_proxy(self._lent).values())
 
     def _connector(self) -> aiohttp.BaseConnector:
-        """That of the lent session. Raises GateClosed where that is closed."""
+        """Return the given session's connector. Raises GateClosed if the session is closed."""
         connector = self._lent.connector
         if connector is None or self._lent.closed:
             raise GateClosed("the session that robots.txt is fetched with is closed")
@@ -254,9 +253,9 @@ class RequestSender:
         *,
         first_hop: bool,
     ) -> Reply:
-        """Send one GET and read its answer. Whatever goes wrong out there is an outcome.
+        """Send one GET and read its response. Failures outside this process become an outcome.
 
-        `headers` are those of this request alone. Raises GateClosed.
+        `headers` are added for this request only. Raises GateClosed.
         """
         session = self._session()
         in_body = False
@@ -264,7 +263,7 @@ class RequestSender:
         first: FirstDial | None = None
         dialled: list[str] = []
         dialling.set(dialled)
-        connecting.set(None)  # whoever was the first to ask is told of its own alone
+        connecting.set(None)  # inherited from the first caller, who expects its own dials only
         watching.set(watch)
         if (hurry := hurried.get()) is not None:
             hurry.on_request()
@@ -286,7 +285,7 @@ class RequestSender:
             if isinstance(error, BadEncoding):
                 outcome = Outcome.BAD_ENCODING
             elif isinstance(error, TimeoutError) and in_body:
-                outcome = Outcome.TOO_SLOW  # the drip, and the deadline inside the body
+                outcome = Outcome.TOO_SLOW  # too low a rate, or the deadline inside the body
             else:
                 outcome = classify(
                     error=error,
@@ -307,11 +306,11 @@ class RequestSender:
                 first.close()
 
     async def reach(self, target: Target, watch: RetrievalDeadline) -> bool | None:
-        """Whether a connection to the target's origin comes about; no request is sent over it.
+        """Test whether a new connection to the target's origin can be made, without a request.
 
-        Connections that are kept alive prove nothing and are not used. False: it failed as a
-        lost uplink would make it fail. None: it can't be told, as where it was refused, or where
-        a proxy stands in between. Raises GateClosed.
+        Return False if it failed as it would with a lost uplink, and None if that is unknown: the
+        connection was refused, or goes through a proxy. Kept-alive connections prove nothing and
+        are not used. Raises GateClosed.
         """
         connector = self._connector()
         if self._proxied:
@@ -345,14 +344,14 @@ class RequestSender:
 
 
 class _NewConnection:
-    """One attempt to connect."""
+    """One attempt to connect, as seen by a trace."""
 
     made = False
-    """A new connection came about."""
+    """True once a new connection was made."""
 
 
 class _ConnectedError(Exception):
-    """Raised in place of sending a request: there is a connection, which aiohttp closes now."""
+    """Raised instead of sending a request on a connection, which aiohttp then closes."""
 
 
 def _laid_over(
@@ -362,7 +361,7 @@ def _laid_over(
     trace: aiohttp.TraceConfig | None = None,
 ) -> aiohttp.ClientSession:
     proxy = default_proxy(lent)
-    # Only in a bounded pool is there a queue to hear of.
+    # Only a bounded pool has a queue to trace.
     if trace is None and (connector.limit or connector.limit_per_host):
         trace = _trace_of_queue()
     return aiohttp.ClientSession(
@@ -376,14 +375,14 @@ def _laid_over(
         trust_env=lent.trust_env,
         auto_decompress=False,
         timeout=_NO_LIMITS,
-        # `FirstAnswer` does not see what a proxy says before it passes anything on.
+        # `FirstAnswer` does not see a proxy's response to CONNECT.
         middlewares=(send_once,) if lent.trust_env or any(proxy.values()) else (),
         **proxy,
     )
 
 
 def _trace_of_queue() -> aiohttp.TraceConfig:
-    """Tells the Watch given as `trace_request_ctx` of waiting for a place in the pool."""
+    """Reports waiting for a place in the pool to the deadline given as `trace_request_ctx`."""
     trace = aiohttp.TraceConfig()
 
     async def queued(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
@@ -398,7 +397,7 @@ def _trace_of_queue() -> aiohttp.TraceConfig:
 
 
 def _trace_of_connections() -> aiohttp.TraceConfig:
-    """Tells the _NewConnection given as `trace_request_ctx` of a new connection."""
+    """Reports a new connection to the _NewConnection given as `trace_request_ctx`."""
     trace = aiohttp.TraceConfig()
 
     async def made(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
@@ -409,25 +408,25 @@ def _trace_of_connections() -> aiohttp.TraceConfig:
 
 
 class _Request(aiohttp.ClientRequest):
-    """A request that tells the deadline of its context when it has a connection."""
+    """A request that notifies the deadline of its context when it has a connection."""
 
     connect_only = False
 
     def send(self, conn: Connection) -> Coroutine[Any, Any, aiohttp.ClientResponse]:
-        """Called by aiohttp with the connection, a new one or one from the pool."""
+        """Called by aiohttp with a connection, new or from the pool."""
         if self.connect_only:
             raise _ConnectedError
-        limit_interim(conn.protocol)  # of a connector that is not ours, too
+        limit_interim(conn.protocol)  # the connector may be the caller's, not a guarded one
         if (watch := watching.get()) is not None:
             watch.sending()
         return super().send(conn)
 
 
 class FirstAnswer(aiohttp.ClientResponse):
-    """What `send_once` does for the requests of a session, for less: no second one is sent."""
+    """A response class that does what `send_once` does, at less cost: no request is repeated."""
 
     async def start(self, connection: Connection) -> aiohttp.ClientResponse:
-        """Read the head."""
+        """Read the response head."""
         try:
             return await super().start(connection)
         except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
@@ -437,11 +436,11 @@ class FirstAnswer(aiohttp.ClientResponse):
 async def send_once(
     request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
-    """A client middleware: aiohttp never sends a request of this session a second time by itself.
+    """A client middleware that prevents aiohttp from repeating requests by itself.
 
-    It does so otherwise with GET, HEAD, OPTIONS, TRACE, PUT and DELETE where the connection
-    breaks before the head (RFC 9112 section 9.3.1 allows it), a millisecond later and in the
-    same turn. Here that raises `aiohttp.ClientConnectionError`; the error as it was is its cause.
+    aiohttp repeats GET, HEAD, OPTIONS, TRACE, PUT and DELETE if the connection breaks before the
+    head (RFC 9112 section 9.3.1 allows it), a millisecond later and in the same turn. With this
+    middleware it raises `aiohttp.ClientConnectionError` instead, caused by the original error.
 
     >>> async def main() -> None:
     ...     async with aiohttp.ClientSession(middlewares=(send_once,)) as session:
@@ -450,16 +449,16 @@ async def send_once(
     try:
         return await handler(request)
     except aiohttp.ClientConnectorError:
-        raise  # no connection came about: aiohttp does not try again
+        raise  # no connection was made: aiohttp does not repeat the request
     except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
-        # aiohttp knows those two by their classes, and repeats after no other.
+        # aiohttp repeats a request after errors of these two classes only.
         raise aiohttp.ClientConnectionError(str(error)) from error
 
 
 async def _connect_only(
     request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
-    """Nothing is sent."""
+    """A client middleware that connects without sending the request."""
     if not isinstance(request, _Request):
         raise aiohttp.ClientConnectionError("not a request of ours")
     request.connect_only = True
@@ -474,7 +473,7 @@ async def _read(
 ) -> Reply:
     outcome = classify(status=head.status, headers=head.headers, config=config)
     if not outcome.has_text or outcome is Outcome.EMPTY:
-        # The body of an error is never read, let alone parsed.
+        # The body of an error is never read.
         return Reply(outcome=outcome, status=head.status, headers=head.headers, elapsed=elapsed)
     body, received, binary = await _body_of(head, watch, config)
     truncated = len(body) > config.max_body
@@ -493,10 +492,10 @@ async def _read(
 async def _body_of(
     head: aiohttp.ClientResponse, watch: RetrievalDeadline, config: FetchConfig
 ) -> tuple[bytes, int, bool]:
-    """(the decoded body, octets on the wire, whether it is no text).
+    """Return the decoded body, the octets received, and whether it is not a text.
 
-    One octet beyond the cap is kept as the sign that the text goes on. Raises BadEncoding
-    where the wire's cap is reached before that: so much padding is an attack.
+    The body has one octet more than the limit if the text is longer. Raises BadEncoding if the
+    limit of received octets is reached before that: so much padding is an attack.
     """
     if is_media(head.headers.get(CONTENT_TYPE, "")):
         head.close()
@@ -530,22 +529,22 @@ async def _body_of(
 
 
 _ACCEPT: Final = "text/plain, text/*;q=0.9, */*;q=0.1"
-_ENCODING: Final = "gzip, deflate"  # no other: the cap stands on decoded octets
+_ENCODING: Final = "gzip, deflate"  # those that `Decoder` knows
 _RATE_LIMIT: Final = type(ETAG)("RateLimit")
 _MOST_LAPSED = 3
 _PATH: Final = "/robots.txt"
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _MAX_VALIDATOR: Final = 1_024
-"""Octets of an ETag or a date that are kept: they come back with every refresh."""
+"""The maximum length of an ETag or a date to store, as it is sent with every refresh."""
 
 
 class Fetcher:
-    """Retrieves robots.txt files; keeps nothing of them.
+    """Retrieves robots.txt files; caches nothing.
 
-    `session` lends its connections alone: no cookies, default headers or middlewares.
-    `take_turn(target)` gives the turn of its host. `refuse(url)` is the guard's word about a
-    redirect: None, or what is wrong. `known(origin)` is what is fresh about another origin to whose
-    /robots.txt a redirect leads.
+    Of `session` only the connections are used: no cookies, default headers or middlewares.
+    `take_turn(target)` acquires the turn of its host. `refuse(url)` is the guard's judgement of a
+    redirect: None, or what is wrong. `known(origin)` returns the fresh retrieval of another origin
+    to whose /robots.txt a redirect leads, or None.
     """
 
     def __init__(
@@ -574,18 +573,18 @@ class Fetcher:
         )
 
     def adjust(self, pacing: PacingConfig) -> None:
-        """Follow other settings of `[pacing]`."""
+        """Apply changed settings of `[pacing]`."""
         self._longest_wait = pacing.backoff_max
         self._slots.adjust(pacing.max_in_flight)
 
     async def fetch(self, origin: str, validators: Validators | None = None) -> Retrieval:
-        """Ask for the origin's robots.txt. Whatever goes wrong out there is an outcome.
+        """Retrieve the origin's robots.txt. Every failure becomes an outcome.
 
         With `validators` the request is conditional (RFC 9110 section 13.1, HTTP-01).
         """
         try:
             retrieval = await _Redirects(self, origin, validators).run()
-        except LeaseTimeout as error:  # too many wait for turns
+        except LeaseTimeout as error:  # too many waiters for turns
             return Retrieval(outcome=Outcome.OVERLOADED, detail=str(error))
         except StorageError as error:
             return Retrieval(outcome=Outcome.STORAGE, detail=str(error))
@@ -598,11 +597,10 @@ class Fetcher:
         return retrieval
 
     async def reach(self, origin: str) -> bool | None:
-        """Whether a new connection to the origin comes about; nothing is requested over it.
+        """Test whether a new connection to the origin can be made, without a request.
 
-        It takes no turn and starts no clock. False: it failed as a lost uplink would make it
-        fail. None: it can't be told, as where it was refused, or where a proxy stands in
-        between.
+        It takes no turn and starts no clock. Return False if it failed as it would with a lost
+        uplink, and None if that is unknown: the connection was refused, or goes through a proxy.
         """
         try:
             return await self._sender.reach(parse(origin + _PATH), self._sender.watch())
@@ -610,18 +608,18 @@ class Fetcher:
             return None
 
     def _wait_of(self, headers: Mapping[str, str]) -> float | None:
-        """Seconds that an answer asks to wait, `pacing.backoff_max` at the most.
+        """Return the seconds that a response asks to wait, at most `pacing.backoff_max`, or None.
 
-        A page's Retry-After is obeyed as it stands (RFC 9110 section 10.2.3, HTTP-08). That of a
-        robots.txt would keep the whole host closed, the file that could say otherwise included:
-        one mistaken year must not outlast its repair.
+        A page's Retry-After is obeyed without that limit (RFC 9110 section 10.2.3, HTTP-08). A
+        robots.txt's would block the whole host, including the file that could correct it: a
+        Retry-After of a year, by mistake, must not outlast its repair.
         """
         seconds = wait_of(headers, self._clock.wall())
         return None if seconds is None else min(seconds, self._longest_wait)
 
 
 class _Redirects:
-    """One retrieval on its way."""
+    """One retrieval and its redirects."""
 
     __slots__ = (
         *("_encoding", "_fetcher", "_hops", "_origin", "_retried"),
@@ -637,14 +635,14 @@ class _Redirects:
         self._encoding = _ENCODING
         self._retried = False
         self._wait: float | None = None
-        """Seconds that the latest reply asks to wait."""
+        """Seconds that the latest reply asks to wait; None: it does not ask."""
 
     async def run(self) -> Retrieval:
         lapsed = 0
         while True:
             try:
                 reply = self._not_modified(await self._ask())
-            except HoldLapsed:  # nothing was sent: in another turn, but not for ever
+            except HoldLapsed:  # nothing was sent: retry in another turn, a few times
                 if (lapsed := lapsed + 1) > _MOST_LAPSED:
                     raise
                 continue
@@ -660,7 +658,7 @@ class _Redirects:
                 return ended
 
     async def _ask(self) -> Reply:
-        """Take the turn of the hop's host, send the request, give the turn back."""
+        """Acquire the turn of the hop's host, send the request and release the turn."""
         fetcher = self._fetcher
         target, url = self._target, self._target.url
         async with fetcher._slots.with_turn(fetcher._take_turn(target)) as turn:
@@ -675,9 +673,10 @@ class _Redirects:
         return reply
 
     def _own_headers(self, url: str) -> dict[str, str] | None:
-        """Those that this request has beside, or instead of, the usual ones."""
+        """Return the headers that this request has in addition to the session's, or None."""
         signer = self._fetcher._signer
-        headers = {} if signer is None else signer.headers("GET", url)  # now, as it leaves
+        # Signed as late as possible, as a signature has a time.
+        headers = {} if signer is None else signer.headers("GET", url)
         if self._encoding is not _ENCODING:
             headers["Accept-Encoding"] = self._encoding
         validators = self._validators
@@ -689,7 +688,7 @@ class _Redirects:
         return headers or None
 
     def _not_modified(self, reply: Reply) -> Reply:
-        """Row 9: a 304 means something only in answer to a condition of ours."""
+        """Apply row 9: a 304 is valid only as the response to a conditional request."""
         if reply.outcome is not Outcome.NOT_MODIFIED:
             return reply
         validators = self._validators
@@ -698,7 +697,7 @@ class _Redirects:
         return msgspec.structs.replace(reply, outcome=Outcome.NOT_MODIFIED_NOTHING)
 
     def _follow(self, reply: Reply) -> Retrieval | None:
-        """Take the redirect; a retrieval if the journey ends with it."""
+        """Follow a redirect. Return the retrieval if it ends here, else None."""
         try:
             target = self._location(reply.headers.get(LOCATION, ""))
         except InvalidURL:
@@ -715,23 +714,24 @@ class _Redirects:
         return self._consult(target)
 
     def _location(self, reference: str) -> Target | None:
-        """Where a Location leads; None where we don't go. Raises InvalidURL."""
+        """Return the target of a Location, or None if it is refused. Raises InvalidURL."""
         reference = reference.strip(" \t")
         if not reference:
             raise InvalidURL("", "no Location")
         scheme = _SCHEME.match(reference)
         if scheme is not None and scheme[0].lower() not in {"http:", "https:"}:
             return None
-        # An absolute one must stand by itself: `http:` without a host is no URL.
+        # An absolute one must be a complete URL: `http:` without a host is not.
         target = join(self._target, reference) if scheme is None else parse(reference)
-        if target.userinfo:  # refused as the guard would, and never sent
+        if target.userinfo:  # refused as the guard does
             return None
         if self._fetcher._refuse is not None and self._fetcher._refuse(target.url) is not None:
             return None
         return target
 
     def _consult(self, target: Target) -> Retrieval | None:
-        """Another origin's own robots.txt: what is fresh of it need not be asked for again."""
+        """Return the fresh retrieval if the redirect leads to another origin's /robots.txt that is
+        cached, else None."""
         known = self._fetcher._known
         if known is None or not is_robots_txt(target.path) or target.origin == self._origin:
             return None
@@ -764,14 +764,14 @@ class _Redirects:
         )
 
     def _ended(self, outcome: Outcome, reply: Reply) -> Retrieval:
-        """The journey ends with a redirect that is not taken."""
+        """Return the retrieval that ends with a redirect that is not followed."""
         return msgspec.structs.replace(
             self._arrived(reply), outcome=outcome, body=None, etag=None, last_modified=None
         )
 
 
 def _headers(user_agent: str, config: FetchConfig) -> dict[str, str]:
-    """The header fields of every request."""
+    """Return the header fields of every request."""
     headers = {"User-Agent": user_agent, "Accept": _ACCEPT, "Accept-Encoding": _ENCODING}
     if config.from_address:
         headers["From"] = config.from_address  # RFC 9110 section 10.1.5 (HTTP-12)
@@ -779,7 +779,7 @@ def _headers(user_agent: str, config: FetchConfig) -> dict[str, str]:
 
 
 def _sendable(value: str) -> str | None:
-    """A validator that can be kept and sent back: octets that are no text can't."""
+    """Return a validator if it can be stored and sent back as text, else None."""
     if len(value) <= _MAX_VALIDATOR and value.isascii() and value.isprintable():
         return value
     return None

@@ -1,25 +1,24 @@
-"""The guard at the socket: no request of ours reaches an address that it refuses.
+"""The guard at the socket: no request reaches an address that the guard refuses.
 
-A page chooses the URLs that a crawler asks for, so every URL may be an attempt to turn the
-crawler against the network it runs in (T1). The guard judges three times:
+Pages choose the URLs that a crawler requests, so every URL may be an attempt to attack the
+network in which the crawler runs (T1). The guard judges at three points:
 
     GuardedConnector.connect    the URL of each hop, before anything is done with it
-    the resolver                each answer of the name service, before it is used
+    the resolver                each address of a name, before it is used
     socket_factory              the final address, at the moment of dialling
 
-The last two are needed together. aiohttp asks no resolver about a literal address; and
-only the resolver can say that a name had no answer but refused ones. Check and use are one
-answer: what the resolver let through is what is dialled, so rebinding finds no gap.
+The last two are both needed. aiohttp calls no resolver for a literal address; and only the
+resolver can tell that all addresses of a name were refused. An address is checked and used once:
+the ones that pass the resolver are those that are dialled, so DNS rebinding finds no gap.
 
-A refusal is known by the guard's own record. aiohttp merges the errors of several attempts
-into a plain OSError, so the class of an exception proves nothing.
+A refusal is recognised by the guard's own record of the attempt: aiohttp merges the errors of
+several attempts into a plain OSError, so the class of an exception proves nothing.
 
-Look-ups by the system have threads of their own: `getaddrinfo` holds one until the name service
-answers or gives up, which may take half a minute, and the event loop's threads are few and have
-other work. Some threads are kept for names that were found before. With
-`pacing.address_interval`, hosts of one address share its clock: what is looked up for a turn and
-what the connector dials is one answer, a failed look-up included, remembered for as long as
-aiohttp would.
+Look-ups by the system's resolver have their own threads: `getaddrinfo` occupies one until the name
+server answers or gives up, which may take half a minute, and the event loop's few threads have
+other work. Some threads are reserved for names that were found before. With
+`pacing.address_interval`, hosts at one address share its clock: the look-up for a turn and the
+connector's dial use the same result, a failure included, cached for as long as aiohttp would.
 """
 
 from __future__ import annotations
@@ -63,12 +62,13 @@ if TYPE_CHECKING:
 
 _THREADS: Final = 64
 _FOR_KNOWN: Final = 8
-"""Threads kept for names that were found before."""
+"""Threads reserved for names that were found before."""
 _KNOWN: Final = 20_000
+"""The maximum number of such names."""
 
 
 def system_resolver() -> AbstractResolver:
-    """aiohttp's own where it needs no threads (aiodns is installed), else ours.
+    """Return aiohttp's resolver if it needs no threads (aiodns is installed), else ours.
 
     Needs a running loop, as every resolver does.
     """
@@ -78,13 +78,13 @@ def system_resolver() -> AbstractResolver:
 
 
 class _Threads:
-    """What aiohttp's resolver asks of a loop, done by threads of our own."""
+    """Acts as the event loop of an aiohttp resolver, with its own threads."""
 
     def __init__(self, count: int, name: str) -> None:
         self.places = PlaceQueue(count)
         self._executor: Executor = ThreadPoolExecutor(count, thread_name_prefix=name)
         self._loop = asyncio.get_running_loop()
-        # It takes any loop, and asks nothing but these two of it.
+        # The resolver uses only these two methods of its loop.
         self.resolver = aiohttp.ThreadedResolver(cast("asyncio.AbstractEventLoop", self))
 
     async def getaddrinfo(self, host: str, port: int, **options: Any) -> Any:
@@ -105,7 +105,7 @@ class _Threads:
 
 
 class SystemResolver(AbstractResolver):
-    """`aiohttp.ThreadedResolver`, with threads of its own. Close it with its connector."""
+    """`aiohttp.ThreadedResolver` with its own threads. Close it with its connector."""
 
     def __init__(self, *, threads: int = _THREADS, for_known: int = _FOR_KNOWN) -> None:
         self._others = _Threads(threads, "gatekeeper-names")
@@ -115,13 +115,13 @@ class SystemResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """The name's addresses. Raises OSError as the system does."""
+        """Return the name's addresses. Raises OSError as the system does."""
         threads = self._others
         if host in self._known and self._familiar.places.free:
             threads = self._familiar
         await self._enter(threads.places)
         looking = asyncio.ensure_future(threads.resolver.resolve(host, port, family))
-        # The thread is taken until the name service gives up, whoever has left meanwhile.
+        # The thread is occupied until the name server gives up, even if the caller is cancelled.
         looking.add_done_callback(partial(self._looked, threads.places, host))
         return await asyncio.shield(looking)
 
@@ -144,18 +144,18 @@ class SystemResolver(AbstractResolver):
             self._known.pop(host, None)
 
     async def close(self) -> None:
-        """Let the threads go; those that are at work end by themselves."""
+        """Release the threads; busy ones end after their look-up."""
         self._others.close()
         self._familiar.close()
 
 
-# Addresses of one name that are tried, of each family. An answer may hold thousands, and
-# aiohttp dials n dead ones n(n+1)/2 times: a name could be aimed at somebody else's host.
+# The maximum number of addresses of a name that are tried, per family. An answer may have
+# thousands, and aiohttp dials n dead ones n(n+1)/2 times: a name could be aimed at another host.
 _MAX_ANSWERS = 4
 
 
 class _Attempt(msgspec.Struct, eq=False):
-    """The guard's own record of one connection attempt; seen by the tasks it starts."""
+    """The guard's record of one connection attempt; shared with the tasks that it starts."""
 
     host: str
     proxied: bool
@@ -167,47 +167,47 @@ _attempt: ContextVar[_Attempt | None] = ContextVar("gatekeeper_guard_attempt", d
 
 
 dialling: ContextVar[list[str] | None] = ContextVar("gatekeeper_dialling", default=None)
-"""Where whoever asks wants to read which addresses were dialled for it."""
+"""A list, set by the caller, that the connector fills with the addresses dialled."""
 _MOST_NAMED = 16
+"""The maximum length of that list."""
 before_send: ContextVar[Callable[[], bool] | None] = ContextVar(
     "gatekeeper_before_send", default=None
 )
-"""Asked once a request has its connection: must it not be sent any more?"""
+"""Called once a request has its connection; returns True if it must not be sent any more."""
 connecting: ContextVar[Callable[[bool], object] | None] = ContextVar(
     "gatekeeper_connecting", default=None
 )
-"""Called with True when a new connection begins to be made in this context, with False when that
-is over; a connection that is kept alive is used without."""
+"""Called with True when this context starts to make a new connection, and with False when that is
+over; not called for a kept-alive connection."""
 
 
 class _Socket(socket.socket):
-    """One that may be handed to aiohttp when it is connected: to connect it again does nothing."""
+    """A socket that can be given to aiohttp connected: connecting it again does nothing."""
 
     __slots__ = ("made",)
     made: bool
 
     def connect(self, address: Any) -> None:
-        """Connect, the first time."""
+        """Connect, unless `made` is set."""
         if not getattr(self, "made", False):
             super().connect(address)
 
 
 class FirstDial(msgspec.Struct, eq=False):
-    """A name that was looked up and dialled before there is a request for it, for one context.
+    """A connection made before there is a request for it, for use in the same context.
 
-    The request finds the answers and the connection where it asks for them: in the resolver and in
-    the socket factory.
+    The request gets the addresses and the connection from the resolver and the socket factory.
     """
 
     host: str
     port: int
     answers: list[ResolveResult]
-    """Vetted; the one that was connected to stands first."""
+    """The vetted addresses; the connected one is first."""
     sock: _Socket | None = None
-    """Connected, as long as no request has taken it."""
+    """The connected socket, until a request takes it."""
 
     def connected(self, sock: _Socket) -> None:
-        """It came about."""
+        """Store the connected socket."""
         sock.made = True
         self.sock = sock
         if len(self.answers) > 1:
@@ -215,7 +215,7 @@ class FirstDial(msgspec.Struct, eq=False):
             self.answers.sort(key=lambda answer: answer["host"] != peer)
 
     def take(self, address: tuple[str, int]) -> _Socket | None:
-        """The connection to that address, once."""
+        """Return the connection if it is to that address; only once."""
         sock = self.sock
         if sock is None or sock.getpeername()[:2] != address:
             return None
@@ -223,7 +223,7 @@ class FirstDial(msgspec.Struct, eq=False):
         return sock
 
     def close(self) -> None:
-        """No request follows any more."""
+        """End the use in this context; close the socket if no request has taken it."""
         _first_dial.set(None)
         if self.sock is not None:
             self.sock.close()
@@ -233,7 +233,7 @@ _first_dial: ContextVar[FirstDial | None] = ContextVar("gatekeeper_first_dial", 
 
 
 class GuardedResolver(AbstractResolver):
-    """Drops the answers that may not be dialled."""
+    """A resolver that removes addresses that may not be dialled."""
 
     def __init__(self, guard: Guard, inner: AbstractResolver | None) -> None:
         self._guard = guard
@@ -243,7 +243,7 @@ class GuardedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """The answers that may be dialled. Raises AddressRefused where none is left of some."""
+        """Return the addresses that may be dialled. Raises AddressRefused if all are refused."""
         attempt = _attempt.get()
         if attempt is not None and attempt.proxied:
             return await self._inner.resolve(host, port, family)
@@ -255,7 +255,7 @@ class GuardedResolver(AbstractResolver):
         kept = self._vetted(host, answers)
         if answers and not kept:
             raise AddressRefused
-        if not kept:  # aiohttp would stumble over an empty list
+        if not kept:  # aiohttp can't handle an empty list
             raise socket.gaierror(socket.EAI_NONAME, "the name has no address")
         return kept
 
@@ -271,28 +271,28 @@ class GuardedResolver(AbstractResolver):
         return kept
 
     async def close(self) -> None:
-        """Release the inner resolver if it is ours."""
+        """Close the inner resolver if it was created here."""
         if self._owned:
             await self._inner.close()
 
 
 Deny = Callable[[str, str, str], Decision]
-"""The decision about a request that the guard refuses: of its URL, its User-Agent header, and the
-note of the refusal."""
+"""Makes the decision about a refused request from its URL, its User-Agent header, and the note of
+the refusal."""
 
 _NOT_ABOUT_DIALS: Final = frozenset({"limit", "use_dns_cache", "keepalive_timeout", "force_close"})
-"""Options of a connector that leave its dials as they are, `limit` 0."""
+"""Options of a connector that do not change how it dials (`limit` only if it is 0)."""
 _NEXT_ADDRESS: Final = 0.25
-"""Seconds after which another address of a name is dialled as well (RFC 8305 section 5)."""
+"""Seconds until another address of a name is dialled as well (RFC 8305 section 5)."""
 
-_connect = aiohttp.TCPConnector.connect  # each request goes this way: no super() for it
+_connect = aiohttp.TCPConnector.connect  # called for each request, and cheaper than super()
 
 
 class GuardedConnector(DialConnector):
-    """A TCPConnector that dials nothing the guard refuses. Needs a running loop.
+    """A TCPConnector that dials nothing that the guard refuses. Needs a running loop.
 
-    A refused request raises Denied (an aiohttp.ClientError) with what `deny` makes of it,
-    whichever of the three stages refused it. `guard` is the judge, with its `stats()`.
+    A request refused at any of the three points raises Denied (an aiohttp.ClientError) with the
+    decision that `deny` makes. `guard` is the judge, with its `stats()`.
     """
 
     def __init__(
@@ -304,8 +304,8 @@ class GuardedConnector(DialConnector):
         url_cache: UrlCache | None = None,
         **options: Any,
     ) -> None:
-        """`resolver` None: the system's. `url_cache` is what reads the URLs of the requests, if
-        anything of ours does. `options` go to aiohttp.TCPConnector."""
+        """`resolver` None: the system's. `url_cache`: the cache that has parsed the requests' URLs,
+        if there is one. `options` are passed to aiohttp.TCPConnector."""
         self.guard = guard
         self._url_cache = url_cache or UrlCache()
         self._deny = deny
@@ -317,10 +317,10 @@ class GuardedConnector(DialConnector):
         )
 
     def _open_socket(self, info: AddrInfoType) -> socket.socket:
-        """The last judge before a connection is made. Raises AddressRefused.
+        """Judge the address at the moment of dialling. Raises AddressRefused.
 
         aiohttp calls it for every attempt: literals, names, redirects, happy eyeballs. The
-        error is an OSError, so that happy eyeballs goes on to the next address.
+        error is an OSError, so that happy eyeballs continues with the next address.
         """
         family, kind, proto, _, sockaddr = info
         host, port = str(sockaddr[0]), int(sockaddr[1])
@@ -333,7 +333,7 @@ class GuardedConnector(DialConnector):
         if attempt is None:
             refusal = self.guard.refuses_address(host, port)
         elif attempt.proxied:
-            refusal = None  # the proxy is the operator's; only the URL can be judged (T19)
+            refusal = None  # the operator has chosen the proxy; only the URL is judged (T19)
         else:
             refusal = self.guard.refuses_answer(host, port, attempt.host)
         if refusal is not None:
@@ -350,9 +350,9 @@ class GuardedConnector(DialConnector):
     def connect(
         self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout
     ) -> Coroutine[Any, Any, Connection]:
-        """Judge the URL of the hop, then connect; on pooled connections too.
+        """Judge the URL of the hop, also for pooled connections, then connect.
 
-        Raises at the call, before there is anything to await: a coroutine less a request.
+        It raises when called, not when awaited, which saves a coroutine per request.
         """
         if self._judged_by != self.guard.version:
             self._give_up_judged()
@@ -373,20 +373,21 @@ class GuardedConnector(DialConnector):
         timeout: ClientTimeout,
         lapsed: Callable[[], bool],
     ) -> Connection:
-        """The last look before a request is written, behind connect and TLS. Raises HoldLapsed."""
+        """Connect, and check `lapsed` after TLS, right before the request is written. Raises
+        HoldLapsed."""
         connection = await _connect(self, req, traces, timeout)
         if lapsed():
-            connection.release()  # nothing was written to it
+            connection.release()  # reusable, as nothing was written to it
             raise HoldLapsed(f"the hold of {req.url.raw_host} ran out before the request was sent")
         return connection
 
     async def dial(self, target: urls.Target) -> FirstDial | None:
-        """Look a host up and connect to it, for a request of this context that follows at once.
+        """Resolve a host and connect to it, for a request that this context sends next.
 
-        Most origins that nobody asked before are dead, and to build a request first would cost
-        more than all the rest. None: the request has to do it, also where the guard objects,
-        which it then says. Close what is returned when the request is over. Raises OSError where
-        there is no such name or no connection; a resolver may raise anything.
+        Most origins that were never asked before are dead, and building a request first would
+        cost more than all the rest. Return None if the request has to connect itself; it also
+        has to raise the guard's refusal. The caller closes the result after the request. Raises
+        OSError if the name does not exist or there is no connection; a resolver may raise anything.
         """
         host, port = target.host, target.port
         start = start_connection()
@@ -406,7 +407,7 @@ class GuardedConnector(DialConnector):
             if isinstance(error, AddressRefused):
                 return None
             raise
-        except OSError as error:  # aiodns, by way of aiohttp
+        except OSError as error:  # from aiodns, through aiohttp
             raise socket.gaierror(error.errno, str(error)) from error
         dial = FirstDial(host, port, answers)
         attempt = _Attempt(host, proxied=False)
@@ -418,13 +419,13 @@ class GuardedConnector(DialConnector):
                 happy_eyeballs_delay=_NEXT_ADDRESS,
                 socket_factory=self._open_socket,
             )
-            if isinstance(sock, _Socket):  # it is: `_open_socket` made it
+            if isinstance(sock, _Socket):  # always true, as `_open_socket` made it
                 dial.connected(sock)
         except BaseException as error:
             dial.close()
             if isinstance(error, OSError) and attempt.refused and not attempt.dialled:
                 return None
-            # A frame of aiohappyeyeballs holds it: with that, all of ours would hold themselves.
+            # A frame of aiohappyeyeballs refers to the error: avoid a cycle with our frames.
             error.__traceback__ = None
             raise
         finally:
@@ -432,7 +433,7 @@ class GuardedConnector(DialConnector):
         return dial
 
     def _give_up_judged(self) -> None:
-        """Other settings are in force: what was let through by the old ones is not used again."""
+        """After a change of settings: drop connections and look-ups that the old ones allowed."""
         self._judged_by = self.guard.version
         self.clear_dns_cache()
         close_pooled(self)
@@ -440,7 +441,7 @@ class GuardedConnector(DialConnector):
     async def dialled(
         self, req: ClientRequest, dial: Coroutine[Any, Any, ResponseHandler]
     ) -> ResponseHandler:
-        """Where no pooled connection serves: dial, and keep a record of the attempt."""
+        """Make a new connection, with a record of the attempt."""
         attempt = _Attempt(req.url.raw_host or "", proxied=req.proxy is not None)
         token = _attempt.set(attempt)
         told = connecting.get()
@@ -451,12 +452,12 @@ class GuardedConnector(DialConnector):
             limit_interim(protocol)
             return protocol
         except aiohttp.ClientConnectorError as error:
-            # Nothing was dialled, and not for want of an address: the guard's refusal, however
-            # the errors were merged on their way here. The resolver's error is typed where a
-            # look-up was shared with another request, whose record this one doesn't see.
+            # If addresses were refused and none was dialled, it is the guard's refusal, however
+            # aiohttp merged the errors. The error's type matters too: a look-up shared with
+            # another request was recorded in that request's attempt, not in this one.
             refused = attempt.refused and not attempt.dialled
             if refused or isinstance(error.os_error, AddressRefused):
-                raise self._denied(req)  # noqa: B904 - its cause is the refusal
+                raise self._denied(req)  # noqa: B904 - `_denied` sets the cause
             raise
         finally:
             _attempt.reset(token)
@@ -464,13 +465,13 @@ class GuardedConnector(DialConnector):
                 told(False)
 
     def _denied(self, request: ClientRequest, note: str = BLOCKED_NOTE) -> Denied:
-        """One note for all that was looked up (T2); the log has the rest."""
+        """Return the error to raise, with the same note for every look-up (T2)."""
         denied = Denied(self._deny(str(request.url), request.headers.get("User-Agent", ""), note))
         denied.__cause__ = AddressRefused()
         return denied
 
     async def close(self, *, abort_ssl: bool = False) -> None:
-        """Close the connections, and the resolver if it is not the caller's."""
+        """Close the connections, and the resolver unless the caller gave it."""
         await super().close(abort_ssl=abort_ssl)
         await self._guarded_resolver.close()
 
@@ -482,9 +483,9 @@ def _addr_info(answer: ResolveResult) -> AddrInfoType:
 
 
 def refuse_proxy(mode: str, proxy: object) -> None:
-    """T19: behind a proxy only URLs can be judged, and the operator has to know that.
+    """Raise ConfigError for a proxy, unless the guard's `mode` is "url-only".
 
-    `mode` is the guard's. Raises ConfigError for a proxy unless that is "url-only".
+    With a proxy only URLs can be judged, which the operator has to accept explicitly (T19).
     """
     if proxy is not None and mode != "url-only":
         raise ConfigError(
@@ -494,20 +495,21 @@ def refuse_proxy(mode: str, proxy: object) -> None:
 
 
 LASTING = 10.0
-"""Seconds for which an answer is good: a host that moves is followed after that."""
+"""Seconds for which the addresses of a host are cached."""
 _AGAIN = 1.0
-"""Seconds after which a look-up that failed is tried again."""
+"""Seconds until a failed look-up is repeated."""
 _MOST = 20_000
-"""Names remembered."""
+"""The maximum number of cached names."""
 
 _Key = tuple[str, int]
 
 UNRESOLVED = "address:unresolved"
-"""The clock of names without an address whose dial can't be held to that."""
+"""The scope of names that could not be resolved, if the connector is not ours and may still dial
+them."""
 
 
 class RememberingResolver(AbstractResolver):
-    """Gives an answer again while it is good. `inner` None: the system's."""
+    """A resolver that caches the answers of another; `inner` None: the system's."""
 
     def __init__(self, inner: AbstractResolver | None, clock: Clock) -> None:
         self._inner = inner
@@ -519,18 +521,18 @@ class RememberingResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """What the inner resolver says. A failure is not remembered."""
+        """Return cached addresses, or those of the inner resolver. Failures are not cached."""
         key = (host, port, int(family))
         answers = self._answers.get(key)
         if answers is None:
-            if self._inner is None:  # made here, for it needs a running loop
+            if self._inner is None:  # created here, as it needs a running loop
                 self._inner = system_resolver()
             answers = await self._inner.resolve(host, port, family)
             self._answers[key] = answers
         return answers
 
     async def close(self) -> None:
-        """Release the inner resolver if it is ours."""
+        """Close the inner resolver if it was created here."""
         self._answers.clear()
         if self._owned and self._inner is not None:
             inner, self._inner = self._inner, None
@@ -538,41 +540,40 @@ class RememberingResolver(AbstractResolver):
 
 
 class HeldResolver(AbstractResolver):
-    """For the connector: a name whose look-up before the turn failed can't be dialled either,
-    until another one brings an answer.
-    """
+    """The connector's resolver: a name whose look-up before a turn failed can't be dialled, until
+    another look-up succeeds."""
 
     def __init__(self, inner: AbstractResolver) -> None:
         self._inner = inner
         self._failed: cachetools.LRUCache[_Key, tuple[int, str]] = cachetools.LRUCache(_MOST)
 
     def fail(self, host: str, port: int, error: Exception) -> None:
-        """The look-up before a turn failed: so does the dial of that turn, whenever it comes."""
+        """Let every dial of the name fail, as its look-up before a turn failed."""
         code = error.errno if isinstance(error, socket.gaierror) else None
         told = socket.EAI_AGAIN if code is None else code
         self._failed[host, port] = told, str(error) or type(error).__name__
 
     def let_go(self, host: str, port: int) -> None:
-        """Another one brought an answer."""
+        """Allow dials of the name again, as a look-up succeeded."""
         self._failed.pop((host, port), None)
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """What the inner resolver says. Raises gaierror for a name that is held."""
+        """Return the inner resolver's addresses. Raises gaierror if the name is held."""
         failed = self._failed.get((host, port))
         if failed is not None:
             raise socket.gaierror(*failed)
         return await self._inner.resolve(host, port, family)
 
     async def close(self) -> None:
-        """Release the inner resolver if that is its own."""
+        """Close the inner resolver."""
         self._failed.clear()
         await self._inner.close()
 
 
 class HostAddresses:
-    """The scopes of hosts' addresses, such as "address:203.0.113.9"."""
+    """Finds the scopes of hosts' addresses, such as "address:203.0.113.9"."""
 
     def __init__(
         self,
@@ -582,14 +583,13 @@ class HostAddresses:
         resolver: AbstractResolver | None,
         patience: float,
     ) -> None:
-        """Without a `guard` nothing is vetted, and the connector is not ours; `patience`:
-        seconds for one look-up.
-        """
+        """`guard`: None if the connector is not ours; addresses are then not vetted. `patience`:
+        seconds that one look-up may take."""
         self._clock = clock
         self._patience = patience
         answers = RememberingResolver(resolver, clock)
         self.resolver: HeldResolver = HeldResolver(answers)
-        """For the connectors: the answers that were looked up here are those they dial."""
+        """The connectors' resolver, so that they dial the addresses that were looked up here."""
         self._ours = guard is not None
         self._vetted: AbstractResolver = (
             answers if guard is None else GuardedResolver(guard, answers)
@@ -607,27 +607,27 @@ class HostAddresses:
     def of(
         cls, config: Config, clock: Clock, guard: Guard | None, resolver: AbstractResolver | None
     ) -> Self | None:
-        """None where no clock belongs to an address: then nothing is looked up."""
+        """Return an instance for the settings, or None if addresses have no clocks."""
         if config.pacing.address_interval is None:
             return None
         patience = config.fetch.connect_timeout
         return cls(clock, guard=guard, resolver=resolver, patience=patience)
 
     async def scopes(self, host: str, port: int) -> tuple[str, ...]:
-        """One for each address of the host that may be dialled; never raises.
+        """Return one scope for each address of the host that may be dialled. Never raises.
 
-        None where the name can't be resolved: the connector is held to that, and says so. One
-        for all such names where the connector is not ours.
+        If the name can't be resolved, the result is empty, and the connector's dial will fail
+        too; or, if the connector is not ours, the scope that all such names share.
         """
         try:
-            return _scopes((host,))  # a literal address is its own answer
+            return _scopes((host,))  # a literal address needs no look-up
         except ValueError:
             pass
         key = (host, port)
         while (known := self._known.get(key)) is None:
             if (asking := self._asking.get(key)) is not None:
                 await asking.wait()
-                continue  # the one who asked may have been cancelled: then another one asks
+                continue  # the other caller may have been cancelled: then look up here
             done = self._asking[key] = asyncio.Event()
             try:
                 known = self._known[key] = await self._look_up(host, port)
@@ -638,7 +638,7 @@ class HostAddresses:
         return known
 
     def knows(self, target: urls.Target) -> bool:
-        """Would `scopes` answer without waiting?"""
+        """Return True if `scopes` would answer without waiting."""
         if (target.host, target.port) in self._known:
             return True
         try:
@@ -653,7 +653,7 @@ class HostAddresses:
                 answers = await self._vetted.resolve(host, port)
             found = _scopes(answer["host"] for answer in answers)
         except AddressRefused:
-            found = ()  # so will the dial be, by the guard
+            found = ()  # the guard will refuse the dial too
         except Exception as error:  # noqa: BLE001 - a resolver may raise anything
             if not self._ours:
                 return (UNRESOLVED,)
@@ -663,13 +663,13 @@ class HostAddresses:
         return found
 
     async def close(self) -> None:
-        """Release the resolver if it is ours."""
+        """Close the resolver."""
         self._known.clear()
         await self.resolver.close()
 
 
 def _scopes(addresses: Iterable[str]) -> tuple[str, ...]:
-    """Sorted: answers come in any order, and name the same clocks. Raises ValueError."""
+    """Return the scopes of addresses, sorted, as answers come in any order. Raises ValueError."""
     names = set()
     for text in addresses:
         address = ipaddress.ip_address(text.partition("%")[0])

@@ -1,11 +1,11 @@
-"""What the guard refuses: addresses, names, ports and URLs, and the operator's exceptions.
+"""The guard's policy: refused addresses, names, ports and URLs, and the operator's exceptions.
 
-The table of addresses is our own, and it denies by default in IPv6. `ipaddress.is_global` and its
-kin are never asked: their answers differ between Python 3.11 and 3.13, and all of them count
-multicast among the global addresses. Sources: the IANA special-purpose registries (as of
-`TABLE_VERSION`), the WHATWG Fetch standard for ports, the RFCs named beside each entry.
+The table of addresses is our own, and denies by default in IPv6. `ipaddress.is_global` and similar
+properties are not used: they differ between Python 3.11 and 3.13, and count multicast addresses
+as global. Sources: the IANA special-purpose registries (as of `TABLE_VERSION`), the WHATWG Fetch
+standard for ports, and the RFCs named beside the entries.
 
-Nothing here touches the network; `guard` puts it where no request gets past.
+Nothing here uses the network; the module `guard` enforces the policy for every request.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ from gatekeeper.errors import ConfigError, InvalidURL
 from gatekeeper.split_dict import SplitDict
 
 TABLE_VERSION = "2026-11-20"
-"""The day on which the tables were last compared with the registries."""
+"""The date on which the tables were last compared with the registries."""
 
 
 class Kind(StrEnum):
     """Why the guard refuses: for the log and the counters, never for a client (T2)."""
 
     MALFORMED = "malformed"
-    """No http or https URL, or no address at all."""
+    """Not an http or https URL, or not a canonical address."""
     USERINFO = "userinfo"
     """RFC 9110 section 4.2.4: credentials in a URL from an untrusted source."""
     PORT = "port"
     NAME = "name"
-    """A name of the inner network, or one that no public name service knows."""
+    """A name of the inner network, or one that public name servers don't know."""
     THIS_NETWORK = "this_network"
     LOOPBACK = "loopback"
     PRIVATE = "private"
     SHARED = "shared"
-    """Carrier-grade NAT; a cloud's metadata service lives there too."""
+    """Carrier-grade NAT; one cloud's metadata service has an address there too."""
     LINK_LOCAL = "link_local"
-    """169.254.169.254 among them, where most clouds keep credentials."""
+    """Includes 169.254.169.254, where most clouds serve credentials."""
     PLATFORM = "platform"
-    """A public-looking address that the hosting platform answers."""
+    """An address that looks public but belongs to the hosting platform."""
     PROTOCOL = "protocol"
     DOCUMENTATION = "documentation"
     BENCHMARKING = "benchmarking"
     TRANSITION = "transition"
-    """IPv6 that tunnels or translates to an IPv4 address we can't judge reliably."""
+    """IPv6 tunnelled or translated to an IPv4 address that can't be judged reliably."""
     NAT64 = "nat64"
     """64:ff9b::/96 under guard.nat64 = "deny"."""
     MULTICAST = "multicast"
     RESERVED = "reserved"
-    """Not allocated to anybody who could run a public site."""
+    """Not allocated for public use."""
     OPERATOR = "operator"
     """On the operator's deny list."""
     SELF = "self"
@@ -87,7 +87,7 @@ IPV4_TABLE: tuple[tuple[str, Kind], ...] = (
     ("224.0.0.0/4", Kind.MULTICAST),  # RFC 5771
     ("240.0.0.0/4", Kind.RESERVED),  # RFC 1112, broadcast included
 )
-"""Everything that is not here is public."""
+"""An address that is not listed is public."""
 
 IPV6_TABLE: tuple[tuple[str, Kind | None], ...] = (
     ("::/96", Kind.TRANSITION),  # RFC 4291: IPv4-compatible, deprecated
@@ -96,7 +96,7 @@ IPV6_TABLE: tuple[tuple[str, Kind | None], ...] = (
     ("::ffff:0:0:0/96", Kind.TRANSITION),  # RFC 2765: IPv4-translated
     ("64:ff9b:1::/48", Kind.TRANSITION),  # RFC 8215: local-use NAT64
     ("100::/64", Kind.PROTOCOL),  # RFC 6666: discard-only
-    ("2000::/3", None),  # RFC 4291: the one block of global unicast, less the following
+    ("2000::/3", None),  # RFC 4291: the only block of global unicast, except the following
     ("2001::/23", Kind.PROTOCOL),  # RFC 2928: IETF assignments, ORCHIDs among them
     ("2001::/32", Kind.TRANSITION),  # RFC 4380: Teredo
     ("2001:db8::/32", Kind.DOCUMENTATION),  # RFC 3849
@@ -107,24 +107,24 @@ IPV6_TABLE: tuple[tuple[str, Kind | None], ...] = (
     ("fec0::/10", Kind.PRIVATE),  # RFC 3879: site-local, deprecated
     ("ff00::/8", Kind.MULTICAST),  # RFC 4291
 )
-"""None is public. Everything that is not here is RESERVED; of two that hold an address, the
-narrower decides."""
+"""None means public. An address that is not listed is RESERVED; of two ranges that contain an
+address the narrower one decides."""
 
-MAPPED = IPv6Network("::ffff:0:0/96")  # RFC 4291: IPv4-mapped, the IPv4 address itself
-NAT64 = IPv6Network("64:ff9b::/96")  # RFC 6052: what DNS64 makes of a public IPv4 address
+MAPPED = IPv6Network("::ffff:0:0/96")  # RFC 4291: IPv4-mapped, equal to the IPv4 address
+NAT64 = IPv6Network("64:ff9b::/96")  # RFC 6052: DNS64 translates public IPv4 addresses so
 
 INNER_NAMES: tuple[str, ...] = (
     "alt",  # RFC 9476
     "home.arpa",  # RFC 8375
     "internal",  # ICANN, 2024; every cloud's metadata host
     "invalid",  # RFC 6761
-    "local",  # RFC 6762; clusters name their services so
-    "localdomain",  # what distributions write to /etc/hosts
+    "local",  # RFC 6762; also used for the services of clusters
+    "localdomain",  # in the /etc/hosts of some distributions
     "localhost",  # RFC 6761
     "onion",  # RFC 7686
 )
-"""These names and all below them are refused, and so is every name of a single label: a
-search domain would complete it with a name of the inner network."""
+"""These names and their subdomains are refused, and so is every name with a single label: a search
+domain would complete it to a name of the inner network."""
 
 # fmt: off
 BAD_PORTS: frozenset[int] = frozenset({
@@ -134,7 +134,8 @@ BAD_PORTS: frozenset[int] = frozenset({
     636, 989, 990, 993, 995, 1719, 1720, 1723, 2049, 3659, 4045, 4190, 5060, 5061, 6000, 6566,
     6665, 6666, 6667, 6668, 6669, 6679, 6697, 10080,
 })
-"""WHATWG Fetch, "bad port", and 0: other protocols that an HTTP request could be taken for."""
+"""The "bad ports" of WHATWG Fetch, and 0: ports of protocols for which an HTTP request could be
+mistaken."""
 # fmt: on
 
 
@@ -143,7 +144,7 @@ def _flattened(
     network: type[IPv4Network] | type[IPv6Network],
     default: Kind | None,
 ) -> tuple[list[int], list[Kind | None]]:
-    """The table as a sorted list of where each stretch of one kind begins."""
+    """Return a table as sorted starts of ranges, and the kind of each range."""
     ranges = [(network(cidr), kind) for cidr, kind in table]
     edges = {0}
     for net, _ in ranges:
@@ -166,7 +167,7 @@ _IPV6 = _flattened(IPV6_TABLE, IPv6Network, Kind.RESERVED)
 
 
 def address_kind(ip: IPv4Address | IPv6Address) -> Kind | None:
-    """Why an address is refused by the table; None for a public one.
+    """Return why the table refuses an address, or None if it is public.
 
     >>> address_kind(IPv4Address("169.254.169.254"))
     <Kind.LINK_LOCAL: 'link_local'>
@@ -178,7 +179,7 @@ def address_kind(ip: IPv4Address | IPv6Address) -> Kind | None:
 
 
 def ipv4_within(ip: IPv6Address, *, nat64: bool) -> IPv4Address | None:
-    """The IPv4 address that a mapped (and, if asked, a NAT64) address leads to.
+    """Return the IPv4 address inside a mapped (or, with `nat64`, a NAT64) address, or None.
 
     >>> ipv4_within(IPv6Address("64:ff9b::7f00:1"), nat64=True)
     IPv4Address('127.0.0.1')
@@ -189,7 +190,7 @@ def ipv4_within(ip: IPv6Address, *, nat64: bool) -> IPv4Address | None:
 
 
 def inner_name(host: str) -> bool:
-    """Whether a mapped name, without its root dot, belongs to the inner network.
+    """Return True if a normalized name (lower case, no final dot) belongs to the inner network.
 
     >>> inner_name("metadata.google.internal"), inner_name("internal.example.com")
     (True, False)
@@ -201,7 +202,7 @@ _INNER_ENDS = tuple(f".{name}" for name in INNER_NAMES)
 
 
 NEEDS_RANGE = frozenset({Kind.LINK_LOCAL, Kind.LOOPBACK, Kind.THIS_NETWORK, Kind.TRANSITION})
-"""What a name in guard.allow does not open, whatever it resolves to; a CIDR range does."""
+"""Kinds of addresses that a name in `guard.allow` does not open; only a CIDR range does."""
 
 _UNHELPED = frozenset({Kind.MALFORMED, Kind.USERINFO, Kind.OPERATOR, Kind.SELF})
 
@@ -222,12 +223,12 @@ NAME_NOTE = (
     "the guard refuses names of an inner network (localhost, .internal, a single label ...); "
     "guard.allow (--allow-address) lets yours in: list the name itself, a range does not cover it"
 )
-"""What a decision's `note` says where the text of the URL shows why: the same words for every
-URL of that form, whether anything is there or not (T2)."""
+"""These are a decision's `note` if the URL's text shows why it is refused: the same text for every
+such URL, whether anything answers there or not (T2)."""
 
 
 def remedy(kind: Kind) -> str:
-    """What lets it in all the same, for the end of a log line; empty where nothing does.
+    """Return the end of a log line that says how to allow it, or "" if that is impossible.
 
     >>> remedy(Kind.LOOPBACK)
     '; if it is your own network, let it in with guard.allow (--allow-address)'
@@ -246,11 +247,11 @@ _log = logging.getLogger("gatekeeper.guard")
 _Address = IPv4Address | IPv6Address
 _Network = IPv4Network | IPv6Network
 
-_MAX_REMEMBERED = 50_000  # origins whose verdict is kept
-_MAX_ADDRESSES = 4_096  # addresses whose text needs not be read again
-_ORDINARY = 8_000  # octets of a path that is not looked at twice
+_MAX_REMEMBERED = 50_000  # cached verdicts by origin
+_MAX_ADDRESSES = 4_096  # cached addresses: parsed texts, and those that may be dialled
+_ORDINARY = 8_000  # a shorter path of printable ASCII can't be malformed
 _ODD = re.compile(r"[^!-~]").search
-_MAX_LOGGED = 1_024  # refusals that are logged once until so many others were
+_MAX_LOGGED = 1_024  # a refusal is logged again after so many others
 _REASONS = {
     Kind.MALFORMED: "no canonical address",
     Kind.SELF: "our own listener",
@@ -261,11 +262,11 @@ _MAX_LABEL, _MAX_NAME = 63, 253  # RFC 1035 section 2.3.4
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why the guard said no. As text it is one constant word, which tells a client nothing (T2).
+    """Why the guard refuses. Its `str()` is one constant word, which tells a client nothing (T2).
 
-    `kind` is a named verdict; `detail` is for the operator's log alone. `note` may be told to
-    anybody: it rests on the text of the URL, and is one constant for all that was looked up, so
-    that no caller learns what a name leads to, or that anything is there.
+    `kind` classifies the refusal; `detail` is for the operator's log only. `note` is public: it
+    depends on the URL's text alone, and is constant for all look-ups, so that no client learns
+    the address of a name, or whether anything answers there.
 
     >>> str(Guard(Config()).refuses_url("http://127.0.0.1/"))
     'blocked'
@@ -284,24 +285,24 @@ _UNKNOWN: Final = Refusal(Kind.MALFORMED, "not judged yet")
 
 @dataclass(frozen=True, slots=True)
 class GuardStats:
-    """What a guard has done so far."""
+    """A guard's mode and counters."""
 
     mode: str
-    """"full", or "url-only" where proxies are let through unjudged."""
+    """"full", or "url-only" if connections through proxies are not judged."""
     table_version: str
     refused: Mapping[str, int]
-    """Refusals by kind, answers of the name service that were dropped included."""
+    """Refusals by kind, including addresses removed from the answers of name servers."""
     dialled: int
-    """Connections that were let through."""
+    """Connections that were allowed."""
 
 
 class Guard:
-    """Judges URLs and addresses by the operator's lists and our own tables.
+    """Judges URLs and addresses by the operator's lists and built-in tables.
 
-    The operator's `deny` is stronger than his `allow`, and both are stronger than the tables.
-    A CIDR range in `allow` opens addresses; a name (or `*.example.org`) opens that name, and
-    what it resolves to: but never a link-local address, nor, unless the name is `localhost`
-    itself, one of this machine. Our own listeners stay closed in any case (T3).
+    The operator's `deny` overrides `allow`, and both override the tables. A CIDR range in `allow`
+    opens addresses; a name (or `*.example.org`) opens that name and the addresses that it resolves
+    to, except link-local ones, and addresses of this machine unless the name is `localhost`. The
+    process's own listeners are always refused (T3).
 
     >>> guard = Guard(Config())
     >>> guard.refuses_url("http://example.com/") is None
@@ -316,30 +317,30 @@ class Guard:
         *,
         is_local: Callable[[_Address], bool] | None = None,
     ) -> None:
-        """Raises ConfigError for an entry of guard.allow or guard.deny that can't be read.
+        """Raises ConfigError for an invalid entry of guard.allow or guard.deny.
 
-        `is_local` says whether an address is one of this machine's; asked only about
-        addresses at the port of a listener on all interfaces.
+        `is_local` returns True for an address of this machine. It is called only for addresses
+        with the port of a listener on all interfaces.
         """
         self.version: int = 0
-        """Goes up when other settings are put in force."""
+        """Incremented when the settings change."""
         self._is_local = is_local or _is_local
         self._listeners: set[tuple[_Address, int]] = set()
         self._verdicts: SplitDict[str, Refusal | None] = SplitDict()
-        """By scheme and authority, of targets as of requests; None: whatever ordinary path follows
-        may be asked for."""
+        """Scheme and authority, of targets and of requests -> verdict; None: URLs with an ordinary
+        path may be requested."""
         self._passed_addresses: SplitDict[str, None] = SplitDict()
-        """Port, address and name of what may be dialled: each is judged before it is looked up or
-        used, and again as it is dialled."""
+        """Cache of port, address and name that may be dialled, as each is judged twice: when it is
+        resolved and when it is dialled."""
         self._logged: set[Refusal] = set()
         self._refused: Counter[str] = Counter()
         self._dialled = 0
         self.adjust(as_config(config).guard)
 
     def adjust(self, settings: GuardConfig) -> None:
-        """Judge by these settings from now on. Raises ConfigError, having changed nothing.
+        """Apply changed settings. Raises ConfigError, in which case nothing was changed.
 
-        Connections that were let through before are the connector's to give up.
+        The connector has to drop the connections that earlier settings allowed.
         """
         allowed, allowed_names = _read_list(settings.allow, "guard.allow")
         denied, denied_names = _read_list(settings.deny, "guard.deny")
@@ -354,20 +355,20 @@ class Guard:
         self.version += 1
 
     def refuses_url(self, raw: str) -> Refusal | None:
-        """Judge the text of a URL: scheme, userinfo, host, port. None: it may be visited.
+        """Judge the text of a URL: scheme, userinfo, host, port. Return None if it is allowed.
 
-        What a name resolves to is not known here; that is judged when it is dialled.
+        The addresses of a name are not known yet; they are judged when they are dialled.
         """
-        ordinary = urls.split_ordinary(raw)  # never with userinfo: those take the long road
+        ordinary = urls.split_ordinary(raw)  # None for a URL with userinfo
         known = None if ordinary is None else self._verdicts.get(ordinary[0], _UNKNOWN)
         refusal = self._judge_text(raw) if ordinary is None or known is _UNKNOWN else known
         return refusal if refusal is None else self._note(refusal)
 
     def refuses_request(self, url: URL) -> Refusal | None:
-        """Judge a URL that is about to be requested. None: it may be. Each refusal is counted."""
+        """Judge a URL about to be requested. Return None if it is allowed. Counts refusals."""
         origin = f"{url.scheme}://{url.raw_authority}"
         path = url.raw_path_qs
-        # A verdict is about the authority; of the rest only malformed text is refused.
+        # The verdict depends on the authority; a path is refused only if it is malformed.
         if len(path) < _ORDINARY and not _ODD(path) and self.passed(origin):
             return None
         refusal = self.refuses_url(str(url))
@@ -377,30 +378,30 @@ class Guard:
         return refusal
 
     def passed(self, origin: str) -> bool:
-        """May each ordinary path behind that scheme and authority be requested, as is known?"""
+        """Return True if it is known that all ordinary paths of an origin may be requested."""
         return self._verdicts.get(origin, _UNKNOWN) is None
 
     def refuses_target(self, target: urls.Target) -> Refusal | None:
-        """Judge a URL that was read already, such as where a redirect leads. None: it may be asked.
+        """Judge a parsed URL, such as the target of a redirect. Return None if it is allowed.
 
-        A Target's own `url` has lost its userinfo, so it must not be asked about as text.
+        A Target's `url` lacks its userinfo, so it must not be judged by `refuses_url`.
         """
         refusal = self._judge_target(target)
         return refusal if refusal is None else self._note(refusal)
 
     def refuses_address(self, ip: str | IPv4Address | IPv6Address, port: int) -> Refusal | None:
-        """Judge an address and port that are about to be dialled. None: it may be.
+        """Judge an address and port about to be dialled. Return None if it is allowed.
 
-        Text that is no canonical address is refused, not raised.
+        A text that is not a canonical address is refused; no error is raised.
         """
         refusal = self._judge_port(port, str(ip)) or self._judge_address(ip, port)
         return refusal if refusal is None else self._note(refusal)
 
     def listens_on(self, address: str | IPv4Address | IPv6Address, port: int) -> None:
-        """Never dial this address and port: it is a listener of ours (T3).
+        """Refuse to dial this address and port, as it is a listener of this process (T3).
 
-        `address` is numeric, as a socket's own name has it; "" and the unspecified addresses
-        mean every address of this machine. Raises ConfigError for anything else.
+        `address` is numeric, as in a socket's name; "" and the unspecified addresses mean every
+        address of this machine. Raises ConfigError for anything else.
         """
         try:
             own = ip_address(str(address).partition("%")[0] or "::")
@@ -411,11 +412,11 @@ class Guard:
         self._passed_addresses.clear()
 
     def count(self, refused: Mapping[str, int]) -> None:
-        """Count, by their kind, what a guard of another process refused for this one."""
+        """Add refusals by kind that a guard in another process made for this one."""
         self._refused.update(refused)
 
     def stats(self) -> GuardStats:
-        """What was refused and what was dialled, counted since the guard was made."""
+        """Return the counters of refusals and dials since the guard was created."""
         return GuardStats(self.mode, TABLE_VERSION, dict(self._refused), self._dialled)
 
     # -- the URL stage
@@ -441,7 +442,7 @@ class Guard:
         if refusal := self._judge_port(target.port, target.host):
             return refusal
         host = target.host
-        # Without a colon every address ends with a digit.
+        # An address has a colon or ends with a digit.
         literal = _as_address(host) if ":" in host or host[-1:].isdecimal() else None
         if literal is not None:
             return self._judge_address(host, target.port)
@@ -463,7 +464,7 @@ class Guard:
             return Refusal(Kind.MALFORMED, f"{name[:_MAX_NAME]}: no possible name")
         inner = inner_name(name)
         if _listed(name, self._denied_names):
-            # The same words as without the list: what stands on it is nobody's business.
+            # The same note as without the list: its contents are private.
             note = NAME_NOTE if inner else BLOCKED_NOTE
             return Refusal(Kind.OPERATOR, f"{name}: on the deny list", note)
         if inner and not _listed(name, self._allowed_names):
@@ -473,14 +474,14 @@ class Guard:
     # -- the address stage
 
     def _judge_address(self, ip: str | _Address, port: int, name: str = "") -> Refusal | None:
-        """`name`: what resolved to the address, for the log."""
+        """Judge an address; `name`: the name that resolved to it, if any."""
         passed, key = self._passed_addresses, f"{port} {ip} {name}"
         if key in passed:
             return None
         parsed = _as_address(ip) if isinstance(ip, str) else ip
         kind = Kind.MALFORMED if parsed is None else self._kind_of(parsed, port, name)
         if kind is None:
-            if not self._listeners:  # else which addresses are this machine's may change
+            if not self._listeners:  # with listeners it depends on this machine's addresses
                 passed.make_room(_MAX_ADDRESSES)
                 passed[key] = None
             return None
@@ -493,14 +494,14 @@ class Guard:
         return Refusal(kind, f"{shown}: {why}", BLOCKED_NOTE if name else ADDRESS_NOTE)
 
     def _kind_of(self, ip: _Address, port: int, name: str) -> Kind | None:
-        """Why the address may not be dialled; None: it may be."""
+        """Return why an address is refused, or None if it is allowed."""
         judged = _unmapped(ip, nat64=self._unwrap_nat64)
         if self._listeners and self._is_self(_unmapped(ip, nat64=True), port):
             return Kind.SELF
         if _within(ip, self._denied) or _within(judged, self._denied):
             return Kind.OPERATOR
-        # The allow list is asked about the address that is really reached: `::/0` on it does
-        # not open ::ffff:127.0.0.1.
+        # The allow list applies to the address that is actually reached: an entry of `::/0`
+        # does not open ::ffff:127.0.0.1.
         if _within(judged, self._allowed):
             return None
         if _listed(_folded(name), self._allowed_names):
@@ -515,30 +516,30 @@ class Guard:
                 continue
             if ip == own or ip.is_unspecified:  # dialling 0.0.0.0 reaches this machine
                 return True
-            # A wildcard listener answers at every address of this machine, and `::` at those
-            # of IPv4 as well.
+            # A wildcard listener answers at every address of this machine; `::` at its IPv4
+            # addresses as well.
             if own.is_unspecified and (own.version == 6 or ip.version == 4) and self._is_local(ip):
                 return True
         return False
 
-    # -- what the connector asks
+    # -- for the connector
 
     def refuses_name(self, name: str) -> Refusal | None:
-        """Judge a name alone, as it is about to be looked up."""
+        """Judge a name about to be resolved. Return None if it is allowed."""
         refusal = self._judge_name(name)
         return refusal if refusal is None else self._note(refusal)
 
     def refuses_answer(self, ip: str, port: int, name: str) -> Refusal | None:
-        """Judge an address that a name resolved to, its port having been judged with the URL."""
+        """Judge an address of a name. The port was judged with the URL."""
         refusal = self._judge_address(ip, port, name if name != ip else "")
         return refusal if refusal is None else self._note(refusal)
 
     def dialled(self) -> None:
-        """Count a connection that was let through."""
+        """Count a connection that was allowed."""
         self._dialled += 1
 
     def _note(self, refusal: Refusal) -> Refusal:
-        """Count a refusal, and log it unless it was logged lately."""
+        """Count a refusal, and log it unless it was logged recently."""
         self._refused[refusal.kind] += 1
         if refusal not in self._logged:
             if len(self._logged) >= _MAX_LOGGED:
@@ -548,18 +549,18 @@ class Guard:
         return refusal
 
 
-# -- small parts
+# -- helpers
 
 
 @functools.lru_cache(_MAX_ADDRESSES)
 def _as_address(text: str) -> _Address | None:
-    """A canonical address; a zone is taken off where it belongs, at link-local ones.
+    """Return a canonical address, or None. The zone of a link-local address is removed.
 
-    Each is judged several times on its way to the socket, and read once.
+    Cached, because each address is judged several times on its way to the socket.
     """
     plain, percent, _ = text.partition("%")
     if ":" not in plain and not plain[-1:].isdecimal():
-        return None  # a name: every such address ends with a digit
+        return None  # a name: an address has a colon or ends with a digit
     try:
         ip = ip_address(plain)
     except ValueError:
@@ -573,11 +574,11 @@ def _unmapped(ip: _Address, *, nat64: bool = False) -> _Address:
 
 
 def _beyond_a_name(ip: _Address, name: str) -> Kind | None:
-    """Why a listed name does not open the address; None: it does.
+    """Return why a name on the allow list does not open an address, or None if it does.
 
-    Whoever runs the zone of a listed name chooses its addresses. Link-local ones are where
-    clouds keep credentials, and those of this machine have services that trust whoever
-    reaches them; the forms that carry an IPv4 address inside may lead to either (T1).
+    The owner of the name's zone chooses its addresses. At link-local ones clouds serve
+    credentials, and services of this machine trust local clients; addresses with an embedded
+    IPv4 address may lead to either (T1).
     """
     kind = address_kind(ip)
     if kind is Kind.LOOPBACK and name == "localhost":
@@ -586,7 +587,7 @@ def _beyond_a_name(ip: _Address, name: str) -> Kind | None:
 
 
 def _within(ip: _Address, networks: tuple[_Network, ...]) -> bool:
-    for network in networks:  # noqa: SIM110 - a generator would cost more than the look
+    for network in networks:  # noqa: SIM110 - a generator would cost more than the test
         if ip in network:
             return True
     return False
@@ -597,7 +598,7 @@ def _folded(host: str) -> str:
 
 
 def _listed(name: str, names: frozenset[str]) -> bool:
-    """Whether a name is listed itself, or below a listed `*.parent`."""
+    """Return True if a name is listed, or is a subdomain of a listed `*.parent`."""
     if not names:
         return False
     if name in names:
@@ -609,7 +610,7 @@ def _listed(name: str, names: frozenset[str]) -> bool:
 def _read_list(
     entries: tuple[str, ...], setting: str
 ) -> tuple[tuple[_Network, ...], frozenset[str]]:
-    """CIDR ranges and single addresses apart from names. Raises ConfigError."""
+    """Split a list into CIDR ranges (with single addresses) and names. Raises ConfigError."""
     networks: list[_Network] = []
     names: set[str] = set()
     for entry in entries:
@@ -630,7 +631,7 @@ def _read_list(
 
 
 def _is_local(ip: _Address) -> bool:
-    """Whether an address is this machine's own: only such a one can be bound to."""
+    """Return True for an address of this machine: only such an address can be bound."""
     family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -1,7 +1,7 @@
-"""Limits on retrievals: how long each may take, how many run at once, and whose turn is next.
+"""Limits on retrievals: how long each may take, how many run concurrently, and which goes next.
 
-Nearly every limit on time is over long before its moment, so none has a timer of its own: a
-`SharedTimer` looks after all of them.
+Nearly every time limit is cancelled long before it is reached, so none has its own timer: all of
+them use a `SharedTimer`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ _NEVER: Final = float("inf")
 
 
 watching: ContextVar[RetrievalDeadline | None] = ContextVar("gatekeeper_watching", default=None)
-"""The watch over the request that this context sends."""
+"""The deadline of the request that this context sends."""
 
 
 class RetrievalDeadline:
-    """The network time of one retrieval; `with watch:` around each of its requests.
+    """Limits the network time of one retrieval; use `with` around each of its requests.
 
-    Waiting for turns, for slots and for a place in the connection pool is not network time
-    and is not counted. When the time is over, the task is cancelled and the block raises
-    TimeoutError.
+    Waiting for turns, for slots and for a place in the connection pool is not network time and
+    does not count. When the time is over, the task is cancelled and the block raises TimeoutError.
     """
 
     __slots__ = (
@@ -46,12 +45,13 @@ class RetrievalDeadline:
         self._loop = loop
         self._left = config.total_timeout
         self._since: float | None = None
-        """Network time runs since that moment."""
+        """Start of the current phase; None: no network time is counted."""
         self._limit = _NEVER
+        """End of the current phase."""
         self.ends: float = _NEVER
-        """The phase is over then; `ends` may be the end of a window before that."""
+        """The timer's moment: `_limit`, or the end of a window of the body before that."""
         self._octets = 0
-        """Of the body, in this window."""
+        """Octets of the body received in the current window."""
         self._asked_at = 0.0
         self._task: asyncio.Task[object] | None = None
         self._before = 0
@@ -59,18 +59,18 @@ class RetrievalDeadline:
         self.connected: bool = False
 
     def __deepcopy__(self, _: object) -> Self:
-        """Itself: stand-ins for aiohttp copy what they are given, and a task can't be copied."""
+        """Return self: mocks of aiohttp deep-copy their arguments, and a task can't be copied."""
         return self
 
     @property
     def used(self) -> float:
-        """Network seconds so far."""
+        """Network seconds used so far."""
         return self._config.total_timeout - self._left
 
     def __enter__(self) -> None:
-        """A request goes out from this task."""
+        """Begin a request of the current task, with the phase of connecting."""
         task = asyncio.current_task(self._loop)
-        if task is None:  # pragma: no cover - whoever awaits an answer runs inside a task
+        if task is None:  # pragma: no cover - awaiting a response requires a task
             raise RuntimeError("a Watch needs a running task")
         self._task, self._before = task, task.cancelling()
         self.connected = False
@@ -82,35 +82,36 @@ class RetrievalDeadline:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """It is over. Raises TimeoutError in place of our own cancellation, and no other."""
+        """End the request. Raises TimeoutError in place of this deadline's own cancellation."""
         self.queued()
         task, self._task = self._task, None
         deadline, self._deadline = self._deadline, None
         if deadline is None or task is None:
             return
         deadline.end()
-        # Taken back whatever the block made of it: the time of this request is over.
+        # The cancellation request is withdrawn even if the block turned it into another error.
         ours = deadline.fired and task.uncancel() <= self._before
         if ours and isinstance(error, asyncio.CancelledError):
             raise TimeoutError from None
 
     def connecting(self) -> None:
-        """Name service, TCP and TLS."""
+        """Begin the phase of name resolution, TCP and TLS."""
         self._phase(self._config.connect_timeout)
 
     def queued(self) -> None:
-        """Nothing of ours is on the network: our own pool is full, say."""
+        """Stop counting, as the request waits within this process (for the pool, for example)."""
         self._begin(self._alarm.clock.monotonic(), 0.0)
         self._since = None
         self._alarm.drop(self)
 
     def sending(self) -> None:
-        """Connected: now for the first octet of the head."""
+        """Begin the phase up to the first octet of the response head."""
         self.connected = True
         self._asked_at = self._phase(self._config.first_byte_timeout)
 
     def reading(self) -> float | None:
-        """The head has come; the seconds it took, None where the sending was not seen."""
+        """Begin the phase of the body. Return the seconds from sending to the response head, or
+        None if `sending` was not called."""
         config = self._config
         now = self._alarm.clock.monotonic()
         self._begin(now, config.total_timeout)
@@ -122,7 +123,7 @@ class RetrievalDeadline:
         return took
 
     def received(self, octets: int) -> None:
-        """So many octets of the body have come."""
+        """Count octets of the body that have arrived."""
         self._octets += octets
 
     def _phase(self, seconds: float) -> float:
@@ -132,7 +133,7 @@ class RetrievalDeadline:
         return now
 
     def _begin(self, now: float, seconds: float) -> None:
-        """A phase of so many seconds; those of the one before are counted."""
+        """Begin a phase of at most so many seconds, and count the time of the previous one."""
         since, left = self._since, self._left
         if since is not None:
             left -= now - since
@@ -147,9 +148,9 @@ class RetrievalDeadline:
             self._alarm.set(self, window)
 
     def due(self, now: float) -> None:
-        """The end of the phase, or of a window in which the body was read."""
+        """Called at the end of the phase, or of a window in which the body was read."""
         config = self._config
-        # A drip must not hold a slot: sock_read alone never fires on one.
+        # A dripping body must not occupy a slot: sock_read never fires on it.
         if now < self._limit and self._octets >= config.min_rate * config.min_rate_window:
             self._alarm.set(self, self._limit)
             self._next_window(now)
@@ -160,35 +161,36 @@ class RetrievalDeadline:
 
 _PATIENCE: Final = 0.25
 _FEWEST, _MOST = 4, 24
-"""Retrievals that begin, and that go on the network, during one iteration of the loop, where they
-fail and where they are answered, which is hoped at first; those of origins that answered before
-are not counted."""
+"""Retrievals that may start, and get a slot, per iteration of the loop: from `_FEWEST` if they fail
+to `_MOST` (the initial value) if they are answered. Those of origins that answered before do not
+count."""
 SLOW_FACTOR: Final = 19
-"""Places in the slow lane for each in the fast one."""
+"""Places in the slow lane per slot."""
 
 
 class PlaceQueue:
-    """A bound on what is done at once, and who goes next.
+    """A semaphore with priorities.
 
     Origins that answered before go before unknown ones, and these before those that failed
-    (`precedence`); of the unknown by turns the latest and the first, since many dead ones may have
-    come before one that answers.
+    (`precedence`). Of the unknown ones alternately the latest and the first is next, because
+    many dead ones may be queued before one that answers.
 
-    Only `per_iteration` of the latter two go in during one iteration of the event loop, and
-    everybody else has the loop in between.
+    Per iteration of the event loop only `per_iteration` places are given to the latter two
+    groups, so that other tasks run in between.
     """
 
     def __init__(self, most: int, *, per_iteration: int = sys.maxsize) -> None:
         self.free: int = most
         self.per_iteration: int = per_iteration
         self._went_in = 0
-        """During this iteration."""
+        """Places given during this iteration that count for `per_iteration`."""
         self._waiting: tuple[deque[asyncio.Future[None]], ...] = (deque(), deque(), deque())
+        """The waiters of each rank of `precedence`."""
         self._latest = False
-        """Whether the latest unknown one goes next."""
+        """True if the latest unknown origin was served last, so that the first is next."""
 
     def take_nowait(self) -> bool:
-        """Take a place if one is free and nobody goes before."""
+        """Take a place and return True, if one is free and no waiter has precedence."""
         rank = precedence.get()
         if self.free > 0 and not any(self._waiting[: rank + 1]) and self._may(rank):
             self.free -= 1
@@ -196,7 +198,7 @@ class PlaceQueue:
         return False
 
     async def take(self) -> None:
-        """Wait for a place, where `take_nowait` found none."""
+        """Wait for a place and take it, after `take_nowait` returned False."""
         waiting = self._waiting[precedence.get()]
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting.append(place)
@@ -204,20 +206,20 @@ class PlaceQueue:
             await place
         except asyncio.CancelledError:
             if place.cancelled():
-                with suppress(ValueError):  # `give` may have met it already
+                with suppress(ValueError):  # `_hand_out` may have removed it already
                     waiting.remove(place)
-            else:  # it was given in the very moment
+            else:  # the place was given just before the cancellation
                 self.give()
             raise
 
     def give(self) -> None:
-        """A place is free: to the next who waits."""
+        """Release a place, to the next waiter if there is one."""
         self.free += 1
         if any(self._waiting):
             self._hand_out()
 
     def _may(self, rank: int) -> bool:
-        """Whether one of that rank may be given a place now; it is given if so."""
+        """Return True, and count it, if a place may be given to that rank in this iteration."""
         if rank == ANSWERED or self.per_iteration == sys.maxsize:
             return True
         if self._went_in >= self.per_iteration:
@@ -245,17 +247,17 @@ class PlaceQueue:
 
 
 class Slots(PlaceQueue):
-    """A bound on retrievals at once, in which the dead don't crowd out the living.
+    """Bounds concurrent retrievals such that dead hosts do not delay living ones.
 
-    A retrieval that has not come to its end within a quarter of a second leaves its slot to
-    another and goes on in a slow lane, which has nineteen times as many places; only when that
-    is full too does it keep its slot. Otherwise two hundred silent hosts would be a wall of ten
-    seconds before everybody else. And a few begin during one iteration of the event loop: a list
-    of thousands, each of which fails at once, would leave it no time for the pages.
+    A retrieval that is not finished within a quarter of a second gives its slot to another and
+    goes on in a slow lane, which has nineteen times as many places; it keeps its slot only if
+    that is full too. Otherwise two hundred silent hosts would delay all others by ten seconds.
+    Only a few retrievals start per iteration of the event loop: thousands that fail immediately
+    would leave it no time for the pages.
 
     A retrieval has its host's turn before it waits for a slot. Of the requests that may be in
-    flight at once (`pacing.max_in_flight`) those on the network hold half at most, and those
-    that wait for a slot a quarter: so one quarter is left to pages.
+    flight (`pacing.max_in_flight`), retrievals on the network hold half at most, and those that
+    wait for a slot a quarter: one quarter remains for pages.
     """
 
     def __init__(
@@ -275,22 +277,24 @@ class Slots(PlaceQueue):
         self.alarm: SharedTimer = SharedTimer(clock)
         self.patience = patience
         self.taken = 0
-        """Retrievals on the network now, in both lanes."""
+        """Retrievals on the network now, in slots and in the slow lane."""
 
     def ended(self, *, answered: bool) -> None:
-        """A request came to its end: more may begin at once where they are answered, since who
-        waits for those files takes the connections of hosts that are known; fewer where they fail,
-        which costs as much and is good for nothing."""
+        """Adapt the number of starts per iteration to the end of a request.
+
+        After an answer more may start, because the waiters for those files also hold up pages
+        of known hosts; after a failure fewer, because those cost as much and yield nothing.
+        """
         each = self.per_iteration
         each = min(_MOST, each + 1) if answered else max(_FEWEST, each // 2)
         self.per_iteration = self._entries.per_iteration = each
 
     def with_turn(self, turn: AbstractAsyncContextManager[HostTurn]) -> TurnAndSlot:
-        """Wait for the turn and then for a slot; hold both for the block."""
+        """Return a context manager that acquires the turn, then a slot, and holds both."""
         return TurnAndSlot(self, self._entries, turn)
 
     def adjust(self, max_in_flight: int) -> None:
-        """Follow another setting; what holds a place keeps it."""
+        """Apply a changed `max_in_flight`; places in use are kept."""
         before, self._in_flight = self._in_flight, max_in_flight
         self.free += min(self._most, _half(max_in_flight)) - min(self._most, _half(before))
         self.slow_free += self._slow(max_in_flight) - self._slow(before)
@@ -303,10 +307,10 @@ class Slots(PlaceQueue):
 
 
 class TurnAndSlot:
-    """The turn and then the slot of a retrieval, for one `async with`.
+    """The context manager of a retrieval's turn and slot, for one `async with`.
 
-    Before it has a slot it holds a place among those that have a turn, or are about to. One whose
-    turn does not come soon gives that place to another: it holds nothing yet.
+    Until it has a slot it holds one of the entry places, which are for retrievals with a turn or
+    about to get one. If its turn does not come soon, it gives that place to another.
     """
 
     __slots__ = ("_entered", "_entries", "_slots", "_slow", "_turn", "ends")
@@ -333,7 +337,7 @@ class TurnAndSlot:
             alarm.drop(self)
             self._leave()
             raise
-        alarm.drop(self)  # it keeps its place until it has a slot
+        alarm.drop(self)  # from here on it keeps its entry place until it has a slot
         try:
             if not slots.take_nowait():
                 await slots.take()
@@ -362,13 +366,16 @@ class TurnAndSlot:
         await self._turn.__aexit__(kind, error, trace)
 
     def _leave(self) -> None:
-        """Give the place to another, once."""
+        """Release the entry place, if it is still held."""
         if self._entered:
             self._entered = False
             self._entries.give()
 
     def due(self, now: float) -> None:
-        """Its turn has not come; or it goes on: step aside if there is room, else look again."""
+        """Called when the turn, or with a slot the end of the retrieval, is late.
+
+        Release the entry place; or move to the slow lane if it has room, else check again later.
+        """
         slots = self._slots
         if self._entered:
             self._leave()
@@ -389,7 +396,8 @@ def _quarter(count: int) -> int:
 
 
 def within_files(wanted: int) -> int:
-    """So many retrievals at once, or as many as half of the open files that we may have."""
+    """Return the wanted number of retrievals, or fewer to use at most half of the limit of open
+    files."""
     try:
         import resource  # noqa: PLC0415 - not on every system
     except ImportError:

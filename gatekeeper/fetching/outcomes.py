@@ -1,13 +1,12 @@
-"""What a retrieval of a robots.txt comes to, and what follows from it. Pure: no clock, no I/O.
+"""The outcomes of retrieving a robots.txt, and their consequences. Pure: no clock, no I/O.
 
-Everything that the gate does about an outcome stands in its row of one table: what to answer,
-what to call it, how long to keep it, whether a second try helps. `classify` finds the row of an
-answer or of an exception; what no row names is `INTERNAL`, which defers, so that nothing falls
-through to a welcome. Beside it: whether a body is a text, a page or neither (linear in the body),
-how long an answer is fresh (RFC 9111 section 4.2), when to ask again after failures (RFC 9309
-section 2.3.1.4), and the values that go into a retrieval and come out of it.
+One table defines everything about an outcome: the verdict, the reason, how long to cache it and
+whether to retry. `classify` finds the row of a response or an exception; whatever has no row is
+`INTERNAL`, which defers, so that nothing unforeseen allows. The module also has the checks whether
+a body is a text, a page or neither (linear in the body), freshness (RFC 9111 section 4.2), the
+retry schedule after failures (RFC 9309 section 2.3.1.4), and the inputs and results of a retrieval.
 
-Times are seconds; "now" is wall time, because that is what sites write into their headers.
+Times are seconds; "now" is wall time, which sites use in their headers.
 """
 
 from __future__ import annotations
@@ -36,28 +35,28 @@ from gatekeeper.urls import Target
 
 
 class Kept(StrEnum):
-    """How long an outcome is kept."""
+    """How long an outcome is cached."""
 
     FRESH = "fresh"
-    """As HTTP says, within the floor and the cap."""
+    """As HTTP's headers say, within the configured minimum and maximum."""
     DAY = "day"
     SIX_HOURS = "six_hours"
     LADDER = "ladder"
     """1, 2, 4, 8, 15, 30, 60 minutes ... 6 hours; Retry-After overrides."""
     SLOW_LADDER = "slow_ladder"
-    """1 hour ... 24 hours: a name that doesn't exist won't come back in a minute."""
+    """1 hour ... 24 hours: a name that doesn't exist won't appear within a minute."""
     LONG_LADDER = "long_ladder"
-    """As LADDER, on to 24 hours."""
+    """LADDER, continued to 24 hours."""
     NOT = "not"
-    """Nothing is recorded: the outcome is no evidence about the site."""
+    """Not cached: the outcome is no evidence about the site."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutcomeRow:
-    """One row of the table."""
+    """One row of the table of outcomes."""
 
     number: int
-    """Its number in the table of outcomes; 0 for what is not listed there."""
+    """The row's number in the table of outcomes; 0 if it is not listed there."""
     name: str
     verdict: Verdict | None
     """None: the text decides."""
@@ -65,11 +64,11 @@ class OutcomeRow:
     reason: Reason
     kept: Kept
     retry: bool = False
-    """One immediate second attempt is made before the row counts."""
+    """The request is repeated once, immediately, before the row counts."""
     local: bool = False
-    """Seen on many origins at once, it is our own uplink that fails."""
+    """If many origins have this outcome at the same time, our own uplink is failing."""
     lapses: bool = True
-    """For a failure: after the 12 hours and 30 days of the ladder something else may hold."""
+    """For a failure: after 12 hours or 30 days another answer may apply; see `holds_meanwhile`."""
 
 
 def _text(number: int, name: str, reason: Reason = Reason.NO_RULE) -> OutcomeRow:
@@ -96,22 +95,22 @@ def _failed(
 
 
 _WITH_TEXT = frozenset({1, 2, 4, 6, 22})
-"""Numbers of the rows that the parser speaks for."""
+"""Numbers of the rows with a text for the parser."""
 
 
 class Outcome(Enum):
-    """Every outcome of one retrieval; the value is its row.
+    """Every outcome of a retrieval; the value is its row.
 
-    What is asked of it for every origin stands in plain attributes: Enum's own `value` and
-    hash cost a call in Python each.
+    What is needed for every origin is a plain attribute: Enum's `value` and hash cost a Python
+    call each.
     """
 
     row: OutcomeRow
-    """The row of the table."""
+    """The outcome's row of the table."""
     good: bool
-    """A file, or a definite absence: becomes the last good copy."""
+    """A file, or a definite absence: it becomes the last good copy."""
     has_text: bool
-    """A text was read, which the parser speaks for."""
+    """There is a text for the parser."""
 
     def __init__(self, row: OutcomeRow) -> None:
         self.row = row
@@ -133,14 +132,14 @@ class Outcome(Enum):
     REDIRECTED_AWAY = _failed(11, "redirected_away", Reason.TOO_MANY_REDIRECTS)
     BAD_REDIRECT = _failed(12, "bad_redirect", Reason.BAD_REDIRECT)
     EGRESS_POLICY = _failed(13, "egress_policy", Reason.EGRESS_POLICY, Kept.DAY, lapses=False)
-    # The origin's own name or address is refused, not that of a redirect: no later
-    # attempt helps, so the answer is no, and outwardly one constant word (T2).
+    # The origin's own name or address is refused, not a redirect's: a later attempt can't
+    # help, so this denies, with one constant reason for clients (T2).
     BLOCKED = OutcomeRow(
         13, "blocked", Verdict.DENY, State.UNREACHABLE, Reason.BLOCKED, Kept.DAY, lapses=False
     )
     NO_FILE = _absent(14, "no_file", Reason.NO_FILE)
     NO_FILE_SAID_OTHERWISE = _absent(14, "no_file_said_otherwise", Reason.NO_FILE, Kept.SIX_HOURS)
-    # What else the site says of machines is told, and decides nothing.
+    # Payment and licence challenges are reported, but do not decide.
     PAYMENT_REQUIRED = _absent(14, "payment_required", Reason.PAYMENT_REQUIRED, Kept.SIX_HOURS)
     LICENSE_REQUIRED = _absent(14, "license_required", Reason.LICENSE_REQUIRED, Kept.SIX_HOURS)
     ACCESS_RESTRICTED = OutcomeRow(
@@ -156,7 +155,7 @@ class Outcome(Enum):
     SERVER_ERROR = _failed(17, "server_error", Reason.SERVER_ERROR)
     CAPTIVE_PORTAL = _failed(18, "captive_portal", Reason.SERVER_ERROR, local=True)
     LOCAL_FAULT = _failed(18, "local_fault", Reason.LOCAL_FAULT, Kept.NOT)
-    # Refused or reset: something answered, so our uplink works.
+    # Refused or reset: something responded, so our uplink works.
     CONNECT_FAILED = _failed(19, "connect_failed", Reason.CONNECT_FAILED)
     NO_ROUTE = _failed(19, "no_route", Reason.CONNECT_FAILED, local=True)
     CONNECT_TIMEOUT = _failed(20, "connect_timeout", Reason.TIMEOUT, local=True)
@@ -170,24 +169,24 @@ class Outcome(Enum):
     BAD_ENCODING = _failed(27, "bad_encoding", Reason.BAD_ENCODING, retry=True)
     OURS = _failed(28, "ours", Reason.INTERNAL, Kept.NOT)
     OVERLOADED = _failed(28, "overloaded", Reason.OVERLOADED, Kept.NOT)
-    # The clock that the request would start can't be kept.
+    # The storage can't store the clock that the request would start.
     STORAGE = _failed(0, "storage", Reason.STORAGE, Kept.NOT, lapses=False)
-    # The ledger that a fleet shares can't be asked for the turn.
+    # The fleet's shared ledger can't be reached for the turn.
     FLEET = _failed(0, "fleet", Reason.FLEET, Kept.NOT, lapses=False)
-    # The turn for the file is far off: the host turned us away, or the operator holds it back.
+    # The turn for the file is far off: the host has blocked us, or the operator has paused it.
     HOST_BLOCKED = _failed(0, "host_blocked", Reason.HOST_BLOCKED, Kept.NOT, lapses=False)
     HOST_PAUSED = _failed(0, "host_paused", Reason.HOST_PAUSED, Kept.NOT, lapses=False)
-    # Whatever nobody foresaw. Counted, logged, never a welcome.
+    # Any unforeseen error: counted and logged, and never allows.
     INTERNAL = _failed(0, "internal", Reason.INTERNAL, lapses=False)
 
     @classmethod
     def named(cls, name: str) -> Outcome:
-        """The outcome of that row name; INTERNAL for one that this version doesn't know."""
+        """Return the outcome with that row name, or INTERNAL if this version doesn't know it."""
         return _BY_NAME.get(name, cls.INTERNAL)
 
 
 OURS = frozenset({Outcome.BLOCKED, Outcome.EGRESS_POLICY})
-"""What our own guard brought about, and no site."""
+"""Outcomes caused by our own guard, not by the site."""
 _BY_NAME = {outcome.row.name: outcome for outcome in Outcome}
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})  # RFC 9110 section 15.4 (HTTP-13)
@@ -196,7 +195,7 @@ _ODD_SUCCESSES = {
     203: Outcome.TRANSFORMED_RULES,
     204: Outcome.EMPTY,  # RFC 9309 section 2.3.1.1 (HTTP-18)
     205: Outcome.EMPTY,
-    206: Outcome.INVALID_RESPONSE,  # HTTP-17: we asked for the whole
+    206: Outcome.INVALID_RESPONSE,  # HTTP-17: the whole file was requested
 }
 
 
@@ -210,12 +209,12 @@ def classify(
     connected: bool = True,
     in_body: bool = False,
 ) -> Outcome:
-    """The row of an answer's head, or of what was raised instead of an answer.
+    """Return the outcome of a response's head, or of the exception raised instead.
 
-    `headers` are looked up in lower case (any case-insensitive mapping will do).
-    `first_hop`: the origin itself was asked, not a redirect. `connected`: for a
-    TimeoutError, whether the connection stood already. `in_body`: the head had come.
-    A 2xx comes out as RULES: the body decides between rows 1 to 5 (see `content.judge`).
+    `headers` are looked up in lower case (any case-insensitive mapping will do). `first_hop`: the
+    request went to the origin itself, not to a redirect. `connected`: for a TimeoutError, whether
+    there was a connection already. `in_body`: the head had arrived. A 2xx gives RULES: the body
+    decides between rows 1 to 5 (see `judge`).
 
     >>> classify(status=404, config=FetchConfig()).row.verdict
     <Verdict.ALLOW: 'allow'>
@@ -232,7 +231,7 @@ def classify(
 
 
 def _is_challenge(status: int, headers: Mapping[str, str]) -> bool:
-    # Row 7: the site answered a wall, not a file.
+    # Row 7: the site answered with a challenge page, not with the file.
     if status == 202:
         return True
     if status not in _CHALLENGE_STATUS:
@@ -263,7 +262,7 @@ def _of_client_error(status: int, headers: Mapping[str, str], config: FetchConfi
     if status == 429:
         return Outcome.RATE_LIMITED  # row 16; VND-06: not the letter of RFC-36
     if status in {408, 421, 425}:
-        return Outcome.CLIENT_ERROR  # row 15: about the exchange, not the file
+        return Outcome.CLIENT_ERROR  # row 15: about the connection or request, not the file
     if (status == 401 and config.on_401 == "deny") or (status == 403 and config.on_403 == "deny"):
         return Outcome.ACCESS_RESTRICTED  # the 1996 draft (R96-05)
     asked = headers.get("www-authenticate")
@@ -291,7 +290,7 @@ def _of_error(error: BaseException, *, first_hop: bool, connected: bool, in_body
     if isinstance(error, aiohttp.ClientConnectorDNSError | socket.gaierror):
         return _of_dns(causes)
     if any(isinstance(c, OSError) and c.errno in _OUT_OF_RESOURCES for c in causes):
-        return Outcome.OURS  # row 28: our own lack is no evidence about the site
+        return Outcome.OURS  # row 28: our own shortage is no evidence about the site
     if any(isinstance(cause, _TLS_ERRORS) for cause in causes):
         return Outcome.TLS
     if isinstance(error, TimeoutError):
@@ -299,11 +298,11 @@ def _of_error(error: BaseException, *, first_hop: bool, connected: bool, in_body
     if isinstance(error, aiohttp.ClientConnectorError):
         return _of_connecting(causes)
     if isinstance(error, aiohttp.ClientResponseError):
-        return Outcome.INVALID_RESPONSE  # row 8: the head couldn't be read
+        return Outcome.INVALID_RESPONSE  # row 8: the head could not be parsed
     if isinstance(error, aiohttp.InvalidURL | aiohttp.NonHttpUrlClientError):
         return Outcome.INTERNAL if first_hop else Outcome.BAD_REDIRECT
     if isinstance(error, aiohttp.ClientError | OSError):
-        # Row 21: a reset or a short body. Half a Disallow list is worse than none.
+        # Row 21: a reset or a short body. A partial Disallow list is worse than none.
         return Outcome.TRUNCATED if connected or in_body else _of_connecting(causes)
     return Outcome.INTERNAL
 
@@ -315,9 +314,9 @@ _ERRNO = re.compile(r"\[Errno (\d{1,5})\]")
 
 
 def _of_connecting(causes: list[BaseException]) -> Outcome:
-    """No connection: because nothing led there, or because something said no?
+    """Return the outcome of a failed connection: no route, a timeout, or a refusal.
 
-    Of several addresses that were tried, one that said no is enough: it was reached.
+    If several addresses were tried, one refusal is enough: that address was reached.
     """
     numbers = {cause.errno for cause in causes if isinstance(cause, OSError) and cause.errno}
     if not numbers:  # aiohappyeyeballs merges errors that differ into one text
@@ -334,14 +333,14 @@ def _of_dns(causes: list[BaseException]) -> Outcome:
     for cause in causes:
         if isinstance(cause, OSError) and cause.errno in _NO_SUCH_NAME:
             return Outcome.DNS_NXDOMAIN
-        # aiodns, which aiohttp takes when it is installed: (code, text) by c-ares.
+        # aiodns, which aiohttp uses if it is installed, raises (code, text) of c-ares.
         if type(cause).__name__ == "DNSError" and cause.args[:1] in _ARES_NO_SUCH_NAME:
             return Outcome.DNS_NXDOMAIN
     return Outcome.DNS_FAILURE
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """The exception and what it wraps; bounded, for a chain may be a ring."""
+    """Return the exception and those it wraps; bounded, as a chain may be circular."""
     found: list[BaseException] = []
     queue: list[BaseException | None] = [error]
     while queue and len(found) < 32:
@@ -369,24 +368,24 @@ _PAGE = re.compile(
     re.IGNORECASE,
 )
 _AGENT_LINE = re.compile(rb"(?:^|[\r\n])[ \t]*user-?agent[ \t]*:", re.IGNORECASE)
-# What stands first in its line and is no comment. The blanks are not given back, which keeps
-# the search linear in however many of them.
+# A line's first non-blank character that does not start a comment. The possessive quantifier
+# keeps the search linear in the number of blanks.
 _SAID = re.compile(rb"(?:\A|[\r\n])[ \t\v\f]*+[^\s#]")
-# A tag that ends a line on the screen ends one in the text: a rule after <br> is a rule.
+# Tags that end a line on the screen end one in the text: a rule after <br> counts.
 _BREAKS = re.compile(rb"/?(?:br|p|div|pre|li|tr|h[1-6])(?![a-z0-9])", re.IGNORECASE)
 
 
 def is_media(content_type: str) -> bool:
-    """Row 5: a media type that is no text at all."""
+    """Row 5: return True for a media type that is not text."""
     return content_type.partition("/")[0].strip().lower() in _MEDIA
 
 
 def is_binary(start: bytes) -> bool:
-    """Row 5: NUL in the first KiB, and no group begins there.
+    """Row 5: return True if the first KiB has a NUL octet and no user-agent line.
 
-    UTF-16 and UTF-32 have NULs in every other place, and say so by their first octets. In a file
-    that has groups a stray NUL spoils its own line: the rest is to be read all the same (RFC 9309
-    section 2.3.1.5, RFC-42).
+    UTF-16 and UTF-32 contain NULs, and are recognised by their byte order mark. In a file with
+    groups a stray NUL breaks only its own line: the rest must still be read (RFC 9309 section
+    2.3.1.5, RFC-42).
     """
     head = start[:_SNIFFED]
     if b"\0" not in head or head.startswith(_WIDE_BOMS):
@@ -395,9 +394,9 @@ def is_binary(start: bytes) -> bool:
 
 
 def judge(outcome: Outcome, body: bytes, *, truncated: bool) -> Outcome:
-    """Which of rows 1 to 6 and 22 the body of a 2xx belongs to."""
+    """Return the outcome of a 2xx by its body: one of rows 1 to 6 and 22."""
     if _is_page(body):
-        # HTTP-15: the media type is not asked; real files come as text/html every day.
+        # HTTP-15: the media type is ignored, as many real files are sent as text/html.
         if _AGENT_LINE.search(_without_tags(body)) is None:
             return Outcome.SOFT_404
         return Outcome.HTML_RULES
@@ -409,14 +408,14 @@ def judge(outcome: Outcome, body: bytes, *, truncated: bool) -> Outcome:
 
 
 def readable(body: bytes) -> bytes:
-    """The body as the parser is to see it: tags taken out of a page (row 4)."""
+    """Return the body for the parser: without tags if it is a page (row 4)."""
     return _without_tags(body) if _is_page(body) else body
 
 
 def _is_page(body: bytes) -> bool:
     if b"<" not in body:
         return False
-    # A window, so that a long run of blanks in front costs little.
+    # Limited to a window, so that a long run of leading blanks is cheap.
     return _PAGE.match(body[:_SNIFFED].lstrip(b" \t\r\n\f")) is not None
 
 
@@ -427,7 +426,8 @@ def _says_nothing(body: bytes) -> bool:
 
 
 def _without_tags(body: bytes) -> bytes:
-    """Everything outside <...>. Two finds a tag, so linear where `<[^>]*>` would not be."""
+    """Return everything outside <...>, by two searches per tag: the pattern `<[^>]*>` would not be
+    linear."""
     first, *pieces = body.split(b"<")
     out = [first]
     for piece in pieces:
@@ -446,12 +446,12 @@ _MOST: Final = float(2**31)  # RFC 9111 section 4.2.1 (HTTP-06): delta-seconds t
 
 
 class Lifetime(msgspec.Struct, frozen=True, gc=False):
-    """What an answer says about its own lifetime."""
+    """A response's lifetime according to its headers."""
 
     seconds: float | None = None
-    """Remaining at the moment of the answer, age subtracted; None: the answer names no lifetime."""
+    """Seconds left when the response arrived, its age subtracted; None: no lifetime is given."""
     brief: bool = False
-    """no-store, private or no-cache: hold it no longer than the floor (RFC 9111 section 5.2.2,
+    """no-store, private or no-cache: cache it no longer than the minimum (RFC 9111 section 5.2.2,
     HTTP-05)."""
 
 
@@ -461,7 +461,7 @@ _SILENT: Final = Lifetime()
 def lifetime(headers: Mapping[str, str], now: float) -> Lifetime:
     """Read Cache-Control, Expires and Age (RFC 9111 section 4.2.1, HTTP-02 to HTTP-06).
 
-    `headers` maps case-insensitively, or in the usual capitals.
+    `headers` is a case-insensitive mapping, or has the usual capitalisation.
 
     >>> lifetime({"Cache-Control": "max-age=600", "Age": "500"}, 0.0).seconds
     100.0
@@ -471,12 +471,12 @@ def lifetime(headers: Mapping[str, str], now: float) -> Lifetime:
         return _SILENT
     directives = _directives(control)
     brief = not directives.keys().isdisjoint({"no-store", "private", "no-cache"})
-    for name in ("s-maxage", "max-age"):  # HTTP-02: a gate serves many, so it is shared
+    for name in ("s-maxage", "max-age"):  # HTTP-02: a gate is a shared cache
         if name in directives:
             seconds = delta_seconds(directives[name])
-            # RFC 9111 section 4.2.1 (HTTP-06): an unreadable value is a stale one. HTTP-04: less
-            # the age. The Date header is left out of the age: our own clock may be the wrong one
-            # of the two.
+            # RFC 9111 section 4.2.1 (HTTP-06): an invalid value counts as stale. HTTP-04: the
+            # age is subtracted. It does not use the Date header, as our own clock may be the
+            # wrong one of the two.
             remaining = 0.0 if seconds is None else seconds - _age(headers)
             return Lifetime(max(0.0, remaining), brief)
     expires = headers.get("Expires")
@@ -490,10 +490,10 @@ def lifetime(headers: Mapping[str, str], now: float) -> Lifetime:
 
 
 def fresh_for(kept: Kept, said: Lifetime, cache: CacheConfig) -> float:
-    """How long an answer may be used: within the floor and the 24 hours of RFC 9309 section 2.4
-    (RFC-40).
+    """Return for how many seconds an answer may be used: at least the configured minimum, at most
+    the 24 hours of RFC 9309 section 2.4 (RFC-40).
 
-    A definite absence has its own time (row 14), which the site may shorten.
+    A definite absence has its own duration (row 14), which the site's headers may shorten.
     """
     base = SIX_HOURS if kept is Kept.SIX_HOURS else cache.default_ttl
     seconds = base if said.seconds is None else said.seconds
@@ -505,13 +505,13 @@ def fresh_for(kept: Kept, said: Lifetime, cache: CacheConfig) -> float:
 
 
 def soft_expiry(fresh: float, rng: random.Random) -> float:
-    """When to refresh in the background: early, and never two origins in step."""
+    """Return the seconds until a background refresh: before expiry, with jitter."""
     return fresh * (0.75 + 0.2 * rng.random())
 
 
 def _directives(value: str) -> dict[str, str]:
-    """Cache-Control as a dictionary; of duplicates the first one counts (RFC 9111 section 4.2.1,
-    HTTP-06)."""
+    """Return Cache-Control as a dictionary; the first of duplicate directives counts (RFC 9111
+    section 4.2.1, HTTP-06)."""
     found: dict[str, str] = {}
     for part in value.split(","):
         name, _, argument = part.partition("=")
@@ -542,11 +542,11 @@ _JITTER: Final = 0.2
 def next_try(
     kept: Kept, step: int, rng: random.Random, *, retry_after: float | None = None
 ) -> float:
-    """Seconds until the next attempt; `step` counts the failures in a row, from 0.
+    """Return the seconds until the next attempt; `step` counts the failures in a row, from 0.
 
-    Jittered by 20 % so that two origins never stay in step. A Retry-After (RFC 9110 section
-    10.2.3, HTTP-08) replaces the rung as it stands, up to 24 hours, and no shorter than the first
-    rung: an error never speeds us up.
+    A jitter of 20 % keeps origins from staying in step. A Retry-After (RFC 9110 section 10.2.3,
+    HTTP-08) replaces the rung without jitter, up to 24 hours, but no shorter than the first rung:
+    an error never speeds us up.
     """
     rungs = _RUNGS[kept]
     if retry_after is not None:
@@ -556,14 +556,14 @@ def next_try(
 
 
 class Holds(Enum):
-    """What answers while the file can't be had."""
+    """What applies while the file is unreachable."""
 
     NOTHING = auto()
     """Complete disallow (RFC 9309 section 2.3.1.4, RFC-37), as a deferral."""
     LAST_GOOD = auto()
-    """The old copy (RFC 9309 section 2.4, RFC-40)."""
+    """The last good copy (RFC 9309 section 2.4, RFC-40)."""
     WELCOME = auto()
-    """As if there were no file (RFC 9309 section 2.3.1.4, RFC-38)."""
+    """Everything is allowed, as without a file (RFC 9309 section 2.3.1.4, RFC-38)."""
 
 
 def holds_meanwhile(
@@ -573,13 +573,13 @@ def holds_meanwhile(
     has_last_good: bool,
     page_ok_ago: float | None,
 ) -> Holds:
-    """What answers, after so many seconds without the file.
+    """Return what applies after the file has been unreachable for so many seconds.
 
-    `page_ok_ago`: seconds since a page of the origin was last reported 2xx or 3xx, None if
-    never. With an old copy: 12 hours of nothing, then the copy (at once with
-    `stale_if_unreachable` or the archival profile). Google's profile drops the copy after
-    30 days (VND-05), the others keep it. Without one: nothing; after 30 days welcome if the
-    site is generally up, and with `unseen_unreachable` as after 12 hours.
+    `page_ok_ago`: seconds since a page of the origin was last reported with 2xx or 3xx, None if
+    never. With a last good copy: NOTHING for 12 hours, then the copy (immediately with
+    `stale_if_unreachable` or the archival profile). Google's profile drops the copy after 30
+    days (VND-05), the others keep it. Without a copy: NOTHING; WELCOME after 30 days if the site
+    is generally up, or after 12 hours with `unseen_unreachable = "allow_after_12h"`.
     """
     generally_up = page_ok_ago is not None and page_ok_ago <= DAY
     long_gone = unreachable_for >= MONTH
@@ -601,59 +601,59 @@ ANSWERED: Final = 0
 UNKNOWN_ORIGIN: Final = 1
 FAILED: Final = 2
 precedence: ContextVar[int] = ContextVar("gatekeeper_precedence", default=UNKNOWN_ORIGIN)
-"""Who goes first where retrievals wait for a slot: origins that answered before, then those
-never met, then those that failed."""
+"""The priority of a retrieval that waits for a slot: origins that answered before, then those
+never asked, then those that failed."""
 
 
 class Hurry(msgspec.Struct, frozen=True):
-    """What is different about a retrieval that only finds out whether anybody answers."""
+    """The settings of a probe: a retrieval that only tests whether the network works."""
 
     seconds: float
-    """How long it may take to connect, and then to the head, where that is less than usual."""
+    """The maximum for connecting, and again until the head, if less than the configured ones."""
     on_request: Callable[[], object]
-    """Called before each of its requests: it has waited for its turn and its slot then."""
+    """Called before each request, once the turn and the slot are acquired."""
 
 
 hurried: ContextVar[Hurry | None] = ContextVar("gatekeeper_hurried", default=None)
-"""Set where the retrievals of this context are in a hurry."""
+"""Set if the retrievals of this context are probes."""
 
 
 class Validators(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What makes a request conditional (RFC 9110 section 13.1, HTTP-01)."""
+    """The validators of a conditional request (RFC 9110 section 13.1, HTTP-01)."""
 
     url: str
-    """The URL that gave them: only a request for that one carries them."""
+    """The URL that sent them: only a request for that URL carries them."""
     etag: str | None = None
     last_modified: str | None = None
 
 
 class Retrieval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What one retrieval came to."""
+    """The result of one retrieval."""
 
     outcome: Outcome
     status: int | None = None
-    """Of the last answer; None where no answer came."""
+    """Status of the last response; None if there was none."""
     hops: tuple[str, ...] = ()
-    """The URLs that it was redirected to, the last one answered."""
+    """The URLs that it was redirected to; the last one sent the response."""
     url: str = ""
-    """The last URL that was asked."""
+    """The last URL that was requested."""
     body: bytes | None = None
-    """Decoded octets of a text, else None. One octet more than `fetch.max_body` where the
-    text goes on: so the parser sees for itself that it was cut, and drops the last line."""
+    """Decoded octets of a text, else None. If the text is longer than `fetch.max_body`, one octet
+    more than that: the parser sees that it was cut, and drops the last line."""
     etag: str | None = None
     last_modified: str | None = None
     lifetime: Lifetime = Lifetime()
     retry_after: float | None = None
-    """Seconds that the site asks to wait, as it said it (not capped)."""
+    """Seconds that the site asks to wait, at most `pacing.backoff_max`; None: it does not ask."""
     took: float = 0.0
-    """Seconds on the network, all hops; waiting for turns not counted."""
+    """Network seconds of all hops, without waiting for turns."""
     truncated: bool = False
     received: int = 0
-    """Octets of the body on the wire."""
+    """Octets of the body received, before decoding."""
     detail: str = ""
-    """For the log: what was raised. Never shown to a client (T2)."""
+    """The error, for the log. Never shown to a client (T2)."""
     addresses: tuple[str, ...] = ()
-    """Those that were dialled for the last hop, as far as our own connector saw it."""
+    """The addresses dialled for the last hop, if the connector is a GuardedConnector."""
 
 
 class HostTurn(Protocol):
@@ -666,27 +666,28 @@ class HostTurn(Protocol):
         elapsed: float | None = None,
         retry_after: float | None = None,
     ) -> None:
-        """What came of it: the status, None for none; seconds to the head; Retry-After."""
+        """Report the request's result: status (None: no response), seconds until the head, and
+        Retry-After in seconds."""
 
 
 class RobotsSource(Protocol):
-    """Where the directory gets its files: `Fetcher`, or a test's stand-in."""
+    """The source of the directory's files: `Fetcher`, or a stand-in of a test."""
 
     async def fetch(self, origin: str, validators: Validators | None = None) -> Retrieval:
-        """Ask for the origin's robots.txt. A failure is an outcome, not an exception."""
+        """Retrieve the origin's robots.txt. A failure is an outcome, not an exception."""
 
     async def reach(self, origin: str) -> bool | None:
-        """Whether a new connection to the origin comes about; nothing is requested over it.
+        """Test whether a new connection to the origin can be made, without a request.
 
-        False: it failed as a lost uplink would make it fail. None: it can't be told.
+        Return False if it failed as it would with a lost uplink, and None if that is unknown.
         """
 
 
 TakeTurn = Callable[[Target], AbstractAsyncContextManager[HostTurn]]
-"""Waits for the turn of a URL's host and gives it back on leaving."""
+"""Acquires the turn of a URL's host, and releases it on exit."""
 
 Refuse = Callable[[str], object | None]
-"""The guard's word about a URL: None, or what is wrong with it."""
+"""The guard's judgement of a URL: None, or what is wrong with it."""
 
 Known = Callable[[str], Retrieval | None]
-"""What is known and fresh about an origin, as if it had just been asked."""
+"""Returns an origin's fresh record as the retrieval that would have given it, or None."""

@@ -1,13 +1,13 @@
-"""What is kept of one origin: its record, the text of its file, and both as storage keeps them.
+"""The record of one origin, the text of its file, and their conversion to and from storage.
 
-A `Record` has two slots: `current`, what the latest attempt came to, and `good`, the last
-answer that was a file or a definite absence. A failure never overwrites the good one. Each
-distinct text is kept once, however many origins serve it, packed with a zlib dictionary of the
-words that robots.txt files are made of.
+A `Record` has two slots: `current`, the latest attempt, and `good`, the last answer that was a
+file or a definite absence. A failure never overwrites the good one. Each distinct text exists
+once for all origins that serve it; unused ones are compressed with a zlib dictionary of typical
+lines of robots.txt files.
 
 Records are confined to the event loop. Their lifetimes are monotonic seconds; wall seconds are
-kept beside them for what is shown and stored. How old a stored record is says its stamp: on the
-same start of the machine no wall clock that was set meanwhile makes it older or younger.
+kept beside them for display and storage. A stored record's age is computed from its stamp:
+during the same boot, setting the wall clock makes it neither older nor younger.
 """
 
 from __future__ import annotations
@@ -82,88 +82,89 @@ PRIMER: Final = _primer()
 
 
 _MAX_AWAKE: Final = 1_000
-"""Texts that are awake: each is some ten objects for the garbage collector to walk."""
+"""The maximum number of awake texts; each is about ten objects that the garbage collector
+traverses."""
 _AWAKE: Final = 1_500
 _PER_OCTET: Final = 3
-"""What a text costs more while it is awake: so many bytes, and so many an octet."""
+"""The additional cost of an awake text is `_AWAKE` bytes, and so many bytes per octet."""
 _CHANCES: Final = 8
-"""Texts in use that are passed over in search of one that may rest."""
+"""Recently used texts that are skipped in search of one to put to rest."""
 LARGE: Final = 65_536
-"""Octets of a text from which it is parsed, packed and chosen from in a thread."""
+"""Texts of so many octets are parsed, compressed and turned into policies in a thread."""
 _KEY: Final = (1 << 60) - 1
-"""A number up to here takes the fewest bytes for its bits."""
+"""Mask of a text's key: integers up to this take the least memory per bit."""
 
 
 _AS_IT_IS: Final = 2_048
-"""Octets of a body up to which a text at rest has it as it is: to pack it takes too long."""
+"""A body of up to so many octets is not compressed at rest: that would take too long."""
 _SMALL: Final = 4_096
-"""Octets of a body up to which a window of 8 KiB holds it and the dictionary."""
+"""A body of up to so many octets fits with the dictionary into a window of 8 KiB."""
 _QUICKLY: Final = zlib.compressobj(1, zlib.DEFLATED, -13, 4, zlib.Z_DEFAULT_STRATEGY, PRIMER)
-"""Has read the dictionary, and is copied for each small body: a tenth larger than by the slowest
-level, in two thirds of its time."""
+"""A compressor that has read the dictionary and is copied for each small body. The result is a
+tenth larger than at the slowest level, in two thirds of its time."""
 
 
 def deflate(body: bytes) -> bytes:
-    """A body as it is kept in memory while nobody asks: a quarter of what it was."""
+    """Compress a body with the dictionary, to about a quarter of its size."""
     if len(body) <= _SMALL:
         packer = _QUICKLY.copy()
     else:
-        level = 6 if len(body) >= LARGE else 1  # a thread does the one, the loop the other
+        level = 6 if len(body) >= LARGE else 1  # large bodies are compressed in a thread
         packer = zlib.compressobj(level, zlib.DEFLATED, -15, 8, zlib.Z_DEFAULT_STRATEGY, PRIMER)
     return packer.compress(body) + packer.flush()
 
 
 def inflate(packed: bytes) -> bytes:
-    """The body again."""
+    """Return the body that `deflate` has compressed."""
     unpacker = zlib.decompressobj(-15, PRIMER)
     return unpacker.decompress(packed) + unpacker.flush()
 
 
 class FileText(msgspec.Struct, gc=False, eq=False):
-    """One distinct text. Made by `FileTexts`.
+    """One distinct robots.txt text. Created by `FileTexts`.
 
-    It is *awake*, parsed and with the policies chosen so far, or *at rest*: packed, and with no
-    more than what answers plain questions of the gate's own agent. The garbage collector never
-    looks at it, and at rest there is nothing else that it would look at. The octets are kept as
-    they were fetched while it is awake: the parsed text would give most of them back, but not all.
+    It is *awake*: parsed, with the policies made so far; or *at rest*: compressed, with only what
+    answers simple questions about the gate's own agent. The garbage collector does not track it,
+    nor anything that it holds at rest. While awake it keeps the original octets, because the
+    parsed text does not preserve all of them.
     """
 
     size: int
     """Octets of the body."""
     how: tuple[str, int]
-    """The dialect it is read in, and how many octets of it."""
+    """The dialect to parse it in, and the number of octets to parse."""
     parsed: RobotsTxt | None
-    """None: it is at rest."""
+    """None while it is at rest."""
     kept: bytes | None = None
-    """The body packed; or else ..."""
+    """The compressed body; None: the body is in `plain`."""
     plain: bytes = b""
-    """... as it is, which at rest only a short one is."""
+    """The body, if it is not compressed; at rest that is so for short ones only."""
     policy: Policy | None = None
-    """That of the first agent that asked, and ..."""
+    """The policy of the first agent that asked."""
     others: dict[str, Policy] | None = None
-    """... those of others, by product token."""
+    """The policies of other agents, by product token."""
     ready: Policy | FlatRules | None = None
-    """What answers about plain paths for the gate's own agent; None: it has to be woken."""
+    """Answers about simple paths for the gate's own agent; None: the text has to be woken."""
     interval: RobotsInterval | None = None
-    """What the text asks for, for the gate's own agent, where that is the same at any hour."""
+    """The interval for the gate's own agent, if it is the same at any time of day."""
     used: bool = False
-    """It was asked for since that was last looked at."""
+    """It was used since it was last considered for rest."""
     key: int = 0
-    """What it is found by among the texts in use."""
+    """Its key among the texts in use."""
     users: int = 0
-    """How many records in memory hold it."""
+    """The number of records in memory that hold it."""
 
     @property
     def robots(self) -> RobotsTxt:
-        """The text parsed, which is done for this one look where it is at rest."""
+        """The parsed text. A text at rest is parsed for each access."""
         if self.parsed is not None:
             return self.parsed
         dialect, limit = self.how
         return RobotsTxt.parse(readable(self.body()), dialect=dialect, limit=limit)
 
     def rest(self) -> None:
-        """Keep the body alone, packed unless it is short; the rules of the gate's own agent stay
-        in the form that takes least."""
+        """Put the text to rest: keep only the body, compressed unless it is short, and the rules
+        of the gate's own agent in their smallest form."""
         ready = self.ready
         if self.size > _AS_IT_IS:
             self.packed()
@@ -172,21 +173,21 @@ class FileText(msgspec.Struct, gc=False, eq=False):
         self.parsed = self.policy = self.others = None
 
     def packed(self) -> bytes:
-        """The body as it is kept while nobody asks; packed once."""
+        """Return the compressed body; it is compressed once."""
         if self.kept is None:
             self.kept, self.plain = deflate(self.plain), b""
         return self.kept
 
     def body(self) -> bytes:
-        """The octets as they were fetched."""
+        """Return the octets as they were fetched."""
         return self.plain if self.kept is None else inflate(self.kept)
 
     def same_as(self, body: bytes) -> bool:
-        """Whether that is the body."""
+        """Return True if the text has that body."""
         return len(body) == self.size and self.body() == body
 
     def policy_for(self, agent: str) -> Policy | None:
-        """What was chosen for that product token, if it was."""
+        """Return the policy made for a product token, or None. Marks the text as used."""
         self.used = True
         first = self.policy
         if first is not None and first.agent == agent:
@@ -194,7 +195,7 @@ class FileText(msgspec.Struct, gc=False, eq=False):
         return None if self.others is None else self.others.get(agent)
 
     def keep_policy(self, policy: Policy, most: int) -> None:
-        """Keep a policy while awake; the oldest goes beyond so many."""
+        """Cache a policy while the text is awake, at most `most`; the oldest is evicted."""
         if self.parsed is None:
             return
         if self.policy is None or self.policy.agent == policy.agent:
@@ -210,10 +211,10 @@ class FileText(msgspec.Struct, gc=False, eq=False):
 
 
 class FileTexts:
-    """Every text in use, found by its body: one for however many origins serve it.
+    """Every text in use, found by its body: one object for all origins that serve it.
 
-    A text is in use from the first `hold` to the last `release`. Those that were asked for last
-    are awake, `_MAX_AWAKE` of them at most, and an eighth of `cache.max_bytes` by an estimate.
+    A text is in use from the first `hold` to the last `release`. The most recently used ones are
+    awake: at most `_MAX_AWAKE`, and an eighth of `cache.max_bytes` by an estimate.
     """
 
     def __init__(self, config: Config) -> None:
@@ -222,15 +223,16 @@ class FileTexts:
         self._awake: deque[FileText] = deque()
         self._most_bytes = config.cache.max_bytes // 8
         self.awake_bytes: int = 0
-        """An estimate of what being awake costs, beside what a text at rest does."""
+        """An estimate of the additional memory of the awake texts, in bytes."""
         self._dead = 0
-        """Texts that nobody holds any more since the list of those awake was cleared of them."""
+        """Texts released since unused texts were last removed from `_awake`."""
 
     def __len__(self) -> int:
         return len(self._texts)
 
     def of(self, body: bytes, packed: bytes | None = None) -> FileText:
-        """The text with that body: parsed now unless it is in use already, or comes packed."""
+        """Return the text with a body: the one in use if there is one. A new one is parsed, or
+        with `packed`, its compressed body, created at rest."""
         found = self.find(body)
         if found is not None:
             return found
@@ -239,22 +241,22 @@ class FileTexts:
         return FileText(len(body), self._how, None, packed, key=hash(body) & _KEY)
 
     def find(self, body: bytes) -> FileText | None:
-        """The text with that body, if it is in use."""
+        """Return the text in use with that body, or None."""
         text = self._texts.get(hash(body) & _KEY)
-        # Of two bodies with one key only the first is ever found.
+        # If two bodies have the same key, only the first is ever found.
         return text if text is not None and text.same_as(body) else None
 
     def read(self, body: bytes) -> FileText:
-        """Parse a body; touches nothing shared, so it may run in a thread."""
+        """Parse a body. It changes no shared state, so it may run in a thread."""
         dialect, limit = self._how
         robots = RobotsTxt.parse(readable(body), dialect=dialect, limit=limit)
         text = FileText(len(body), self._how, robots, plain=body, key=hash(body) & _KEY)
         if len(body) >= LARGE:
-            text.packed()  # later it would be felt
+            text.packed()  # this may be a thread; later it would delay the loop
         return text
 
     def hold(self, text: FileText) -> None:
-        """One more record has it."""
+        """Count one more record that holds the text."""
         text.users += 1
         if text.users == 1:
             if text.key not in self._texts:
@@ -263,27 +265,27 @@ class FileTexts:
                 self._take_in(text)
 
     def release(self, text: FileText) -> None:
-        """One record less has it."""
+        """Count one record less that holds the text."""
         text.users -= 1
         if text.users > 0:
             return
         if self._texts.get(text.key) is text:
             del self._texts[text.key]
         self._dead += 1
-        if self._dead > len(self._awake) // 2:  # they go by themselves, once nobody lists them
+        if self._dead > len(self._awake) // 2:  # in bulk, as removing one is a linear search
             self._awake = deque([each for each in self._awake if each.users > 0])
             self.awake_bytes = sum(map(_awake_weight, self._awake))
             self._dead = 0
 
     def wake(self, text: FileText, robots: RobotsTxt) -> None:
-        """It is awake from now on; `robots` is what it was parsed to."""
+        """Wake a text; `robots` is its parsed form."""
         if text.parsed is None:
             text.parsed = robots
             if text.users:
                 self._take_in(text)
 
     def _take_in(self, text: FileText) -> None:
-        """Keep it awake, and let others rest for it."""
+        """Add a text to the awake ones, and put others to rest if there are too many."""
         awake = self._awake
         awake.append(text)
         self.awake_bytes += _awake_weight(text)
@@ -305,43 +307,43 @@ def _awake_weight(text: FileText) -> int:
 
 
 NO_TEXT: Final = RobotsTxt.parse(b"")
-"""What an origin without a file says: nothing, so everything is welcome."""
+"""The text of an origin without a file: empty, so everything is allowed."""
 
 
 class TwoClocks(Protocol):
-    """What tells the time by both clocks: a `Clock`, or a `Moment`."""
+    """A source of monotonic and wall time: a `Clock`, or a `Moment`."""
 
     def monotonic(self) -> float:
-        """Seconds of the clock that never jumps."""
+        """Return monotonic seconds."""
 
     def wall(self) -> float:
-        """Seconds since 1970-01-01 UTC."""
+        """Return seconds since 1970-01-01 UTC."""
 
 
 class Moment(msgspec.Struct, frozen=True, gc=False):
-    """A moment as both clocks tell it, in seconds. It stands in for a clock that stands still."""
+    """A fixed moment of both clocks, in seconds, usable in place of a clock."""
 
     now: float
-    """Monotonic."""
+    """Monotonic seconds."""
     wall_time: float
-    """Since 1970-01-01 UTC."""
+    """Seconds since 1970-01-01 UTC."""
 
     def monotonic(self) -> float:
-        """`now`."""
+        """Return `now`."""
         return self.now
 
     def wall(self) -> float:
-        """`wall_time`."""
+        """Return `wall_time`."""
         return self.wall_time
 
 
 class OriginAnswer(msgspec.Struct, frozen=True, gc=False):
-    """One answer of an origin, or the lack of one."""
+    """One answer of an origin, or a failed attempt."""
 
     outcome: Outcome
     status: int | None
     wall: float
-    """Wall seconds when it came, or was last revalidated."""
+    """Wall seconds at which it arrived, or was last revalidated."""
     hops: tuple[str, ...] = ()
     took: float = 0.0
     etag: str | None = None
@@ -352,29 +354,30 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How a record reads at one moment."""
 
     verdict: Verdict | None
-    """None: ask the policy of `robots`."""
+    """None: the policy of `robots` decides."""
     speaks: bool
-    """A text speaks, or the lack of one does; else nothing may."""
+    """A text applies, or the definite absence of one; False if the file is unreachable."""
     text: FileText | None = None
-    """The one that speaks, if there is one."""
+    """The text that applies; None if there is none."""
     state: State
     reason: Reason
-    """Where the policy is asked: the reason to give if no rule matched."""
+    """If the policy decides, the reason to give if no rule matches."""
     status: int | None
     """HTTP status of the latest attempt."""
     fetched_at: float
-    """Wall seconds when the text that speaks was fetched or revalidated."""
+    """Wall seconds at which the applicable answer was fetched or revalidated."""
     expires_at: float
-    """Wall seconds when what is known here ends."""
+    """Wall seconds until which this holds."""
     retry_at: float | None
-    """Wall seconds; with DEFER alone."""
+    """Wall seconds of the next attempt; only with DEFER."""
     hops: tuple[str, ...] = ()
     took: float | None = None
     """Seconds that the last successful retrieval took."""
 
     @property
     def robots(self) -> RobotsTxt | None:
-        """The text that speaks; the empty one where there is none; None where nothing may."""
+        """The text that applies, an empty one if there is no file, or None if the file is
+        unreachable."""
         if not self.speaks:
             return None
         return NO_TEXT if self.text is None else self.text.robots
@@ -386,91 +389,92 @@ class _RecordHead(msgspec.Struct, gc=False, eq=False):
 
 
 class _RecordInUse(_RecordHead, kw_only=True, gc=False, eq=False):
-    """What each question reads, side by side in memory: among hundreds of thousands of origins no
-    processor cache holds it."""
+    """The fields that each question reads, adjacent in memory: with hundreds of thousands of
+    origins they exceed every processor cache."""
 
     asked: int = 0
-    """Questions lately: whoever looks for what is asked about least sets it back."""
+    """Recent questions; reset by the search for the least used records."""
     seen: int = 0
-    """The era of the question asked last; see `DecisionCache.often`."""
+    """The era of the latest question; see `DecisionCache.often`."""
     ready: int = 0
-    """For the gate's own agent the text alone decides, for as long as the record is `warm`, and
-    that is the number of the operator's latest word (`Decider.forget`):
-    guard and operator say nothing of the origin, and no hours are named."""
+    """If it equals the number of the operator's latest change (`Decider.forget`), the text alone
+    decides for the gate's own agent while the record is `warm`: neither the guard nor an
+    operator's rule applies to the origin, and the text has no Visit-time."""
     rules: FlatRules | None = None
-    """`text.ready`, without a look at the text; None: look there."""
+    """`text.ready`, available without accessing the text; None: look there."""
     cached: dict[str, Any] | None = None
-    """What the decision cache keeps of this record, by agent; lost as `ready` is."""
+    """The decision cache's entries for this record, by agent; dropped together with `ready`."""
     warm: bool = False
-    """It is in memory, and answers by the policy of its text alone; a timer ends that when its
-    `fresh_until` has come."""
+    """The record is in memory, fresh, and answers by the policy of its text alone. A timer ends
+    that after `fresh_until`."""
 
     def retire(self) -> None:
-        """It is no longer warm: whoever still holds it has to look at the clock."""
+        """Mark the record as no longer warm: its users have to check the clock."""
         self.warm, self.ready, self.rules = False, 0, None
         self.drop_cached()
 
     def drop_cached(self) -> None:
-        """Its decisions are not kept any more."""
+        """Discard the cached decisions."""
         cached, self.cached = self.cached, None
         for origin in (cached or {}).values():
             origin.retire()
 
 
 class Record(_RecordInUse, kw_only=True, gc=False, eq=False):
-    """What is kept of one origin. Read it between awaits only: it may be replaced.
+    """What is known about one origin. Do not hold it across an await: it may be replaced.
 
-    The garbage collector never looks at it: nothing that it holds leads back to it.
+    The garbage collector does not track it: nothing that it holds refers back to it.
     """
 
     current: OriginAnswer
     good: OriginAnswer | None = None
     text: FileText | None = None
-    """The text of `good`, None where it has none."""
+    """The text of `good`; None if `good` has no text."""
     fresh_until: float
-    """Monotonic moment of soft expiry: until then nothing is asked."""
+    """Monotonic moment of soft expiry, before which the file is not fetched again."""
     expires: float
-    """Monotonic: hard expiry of a good answer, else the moment of the next attempt."""
+    """Monotonic moment of a good answer's hard expiry, or after a failure of the next attempt."""
     unreachable_since: float | None = None
-    """When the first failure in a row was, in seconds of `uptime`."""
+    """Time of the first failure in a row, in seconds of `uptime`; None: reachable."""
     step: int = 0
+    """The number of further failures in a row: the rung on the ladder."""
     page_ok: float | None = None
-    """Monotonic moment when a page was last reported 2xx or 3xx."""
+    """Monotonic moment at which a page was last reported with 2xx or 3xx."""
     uptime: Callable[[float], float] = float
-    """Turns a monotonic moment into seconds in which nothing was wrong with our own network."""
+    """Converts a monotonic moment into seconds during which our own network worked."""
     voids: int = 0
-    """See `RecordCache.void_refusals`: how often it was called before this was kept."""
+    """The number of calls of `RecordCache.void_refusals` before the record was added."""
 
     @property
     def robots(self) -> RobotsTxt | None:
-        """The text that speaks until `fresh_until`; None while the file can't be had."""
+        """The text that applies until `fresh_until`, or None if the file is unreachable."""
         if not self.current.outcome.good:
             return None
         return NO_TEXT if self.text is None else self.text.robots
 
     @property
     def reachable(self) -> bool:
-        """The latest attempt brought a file or a definite absence."""
+        """True if the latest attempt gave a file or a definite absence."""
         return self.current.outcome.good
 
     @property
     def policy_only(self) -> bool:
-        """Until `fresh_until` the policy of `robots` alone gives the answer."""
+        """True if the policy of `robots` alone gives the answer until `fresh_until`."""
         outcome = self.current.outcome
         return outcome.good and outcome.row.verdict is not Verdict.DENY
 
     def outlive(self, moment: float) -> None:
-        """Let it answer until that monotonic moment at least, without being asked for anew."""
+        """Extend the record's life to that monotonic moment at least, without a new fetch."""
         self.fresh_until = max(self.fresh_until, moment)
         self.expires = max(self.expires, moment)
 
     def unreachable_for(self, now: float) -> float:
-        """Seconds since the first failure in a row; 0 while the file can be had."""
+        """Return the seconds since the first failure in a row, or 0 if the file is reachable."""
         since = self.unreachable_since
         return 0.0 if since is None else max(0.0, self.uptime(now) - since)
 
     def holds(self, now: float) -> Holds:
-        """What answers at that monotonic moment while the latest attempt is a failure."""
+        """Return what applies at a monotonic moment if the latest attempt was a failure."""
         if not self.current.outcome.row.lapses:
             return Holds.NOTHING
         return holds_meanwhile(
@@ -481,13 +485,13 @@ class Record(_RecordInUse, kw_only=True, gc=False, eq=False):
         )
 
     def usable(self, now: float) -> bool:
-        """It can answer at that monotonic moment without asking first."""
+        """Return True if the record can answer at a monotonic moment without a fetch."""
         if now < self.expires:
             return True
         return not self.reachable and self.holds(now) is not Holds.NOTHING
 
     def standing(self, clock: TwoClocks) -> Standing:
-        """How the record reads now, or at that moment."""
+        """Return how the record reads at the time of `clock`."""
         now = clock.monotonic()
         offset = clock.wall() - now
         if self.current.outcome.good:
@@ -533,11 +537,12 @@ class Record(_RecordInUse, kw_only=True, gc=False, eq=False):
 
 _FORGOTTEN: Final = "forgotten"
 _SKEW: Final = 60.0
-"""Seconds that a stored moment may lie in the future before the clock is doubted."""
+"""A stored moment further in the future than so many seconds means that the wall clock was set
+back."""
 
 
 def tombstone(origin: str) -> OriginRecord:
-    """What is stored of an origin of which nothing is to be known any more."""
+    """Return the record that marks an origin as forgotten in the storage."""
     return OriginRecord(
         origin=origin,
         outcome=_FORGOTTEN,
@@ -549,7 +554,7 @@ def tombstone(origin: str) -> OriginRecord:
 
 
 def to_stored(record: Record, clock: Clock) -> OriginRecord:
-    """The record with its moments in wall seconds, as the clock stands now."""
+    """Return the record for the storage, with its moments converted to wall seconds."""
     made = stamp(clock)
     offset = made.wall - clock.monotonic()
     current, good = record.current, record.good
@@ -591,10 +596,10 @@ def from_stored(
     uptime: Callable[[float], float],
     read: FileText | None = None,
 ) -> Record | None:
-    """The record again; None for a tombstone. `read`: its text, if that was read already.
+    """Return the record that was stored, or None for a tombstone.
 
-    Raises ValueError or zlib.error for one that is damaged: a text that is lost must not
-    be taken for an empty one, which would be a welcome.
+    `read`: its text, if that was parsed already. Raises ValueError or zlib.error if the stored
+    record is damaged: a lost text must not read as an empty one, which allows everything.
     """
     if stored.outcome == _FORGOTTEN:
         return None
@@ -614,7 +619,7 @@ def from_stored(
     if current.outcome.good and doubtful:
         soft = hard = 0.0
     if current.outcome in OURS:
-        # The guard's verdict, not the site's word: this process may have another guard.allow.
+        # The guard's verdict, not the site's: this process may have another `guard.allow`.
         soft = hard = 0.0
     cap = config.cache.max_ttl if current.outcome.good else DAY
     return Record(
@@ -633,11 +638,11 @@ def from_stored(
 
 
 def _wall_of(stored: OriginRecord, clock: Clock) -> tuple[float, bool]:
-    """What a wall clock that nobody had set since would show now; and whether that is a guess.
+    """Return what an unchanged wall clock would show now, and whether that is a guess.
 
-    A guess it is where the wall clock decides and stands before the record: it was set back.
-    How old the record is nobody knows then, so a good one has expired, and a pause on the
-    ladder begins anew.
+    It is a guess if only the wall clock is available and is before the record, so that it was
+    set back. The record's age is then unknown: a good record counts as expired, and a pause on
+    the ladder starts again.
     """
     wall = clock.wall()
     if stored.made_at is None:
@@ -680,5 +685,5 @@ def _text_of(
 
 
 def _ago(then: float | None, wall: float, now: float) -> float | None:
-    """A wall moment as a monotonic one; a moment in the future counts as now."""
+    """Convert a wall moment to a monotonic one; a future moment counts as now."""
     return None if then is None else now - max(0.0, wall - then)
