@@ -1,13 +1,13 @@
-// Keeps a page up to date: it is asked for again now and then, and what differs is changed in
-// place. Texts travel as texts: the answer is parsed as a document that runs nothing, and its
-// nodes are compared one by one. When the sidecar does not answer, the page says so.
+// Keeps a page up to date: the page is requested again periodically, and the differences are
+// applied in place. The response is parsed as an inert document, in which no script runs, and its
+// nodes are compared one by one. If the sidecar does not answer, the page says so.
 
 const stale = document.getElementById("stale");
 const seconds = Number(document.body.dataset.refresh || 0);
 let lastGood = Date.now();
 let failures = 0;
 
-/** Make `there` look like `here` without losing focus, selection, or what was opened. */
+/** Make `there` look like `here` without losing focus, selection or opened parts. */
 export function patch(there, here) {
   if (there.nodeType !== here.nodeType || there.nodeName !== here.nodeName) {
     there.replaceWith(document.importNode(here, true));
@@ -18,7 +18,7 @@ export function patch(there, here) {
     return;
   }
   if (there.nodeType !== Node.ELEMENT_NODE || (there.dataset.keep && there.dataset.keep === here.dataset.keep)) {
-    // Forms in a part that is kept learn the word that only our pages know.
+    // Forms in a part that is kept get the current secret of our pages.
     if (there.dataset) syncForms(there, here);
     return;
   }
@@ -103,8 +103,8 @@ async function refresh() {
   }
 }
 
-/** A session lasts while somebody looks. Pages of the first level renew its cookie by themselves,
-    when they are asked for again; others have one of those renew it. */
+/** Keep the session alive while the page is visible. Pages of the first level renew its cookie when
+    they are requested again; other pages request one of those to renew it. */
 export function keepSession() {
   const renew = () => { if (!document.hidden) fetch(`${document.body.dataset.root}explain`).catch(() => {}); };
   setInterval(renew, 300000);

@@ -1,4 +1,4 @@
-// What if the text read otherwise: the answer follows as you type. Nothing is stored.
+// Explains an edited text while the reader types. Nothing is stored.
 import { patch, tellStale } from "./app.js";
 
 const text = document.getElementById("what-if");

@@ -1,5 +1,5 @@
-// Decisions as they are given. At most 200 rows are kept, and they are drawn four times a second,
-// however many come.
+// The stream of decisions. The table has at most 200 rows and is redrawn four times a second, however
+// many decisions arrive.
 import { keepSession, tellStale } from "./app.js";
 
 const MOST = 200;
@@ -88,7 +88,7 @@ function open() {
   };
 }
 
-/** An EventSource does not say why it was refused: the answer to the same question does. */
+/** An EventSource does not say why it was refused; the response to the same request does. */
 async function tellWhy(url) {
   const stop = new AbortController();
   try {
@@ -97,7 +97,7 @@ async function tellWhy(url) {
     const why = (await answer.json()).detail;
     tellStale(`These data are stale: ${why}. The stream is asked for again.`);
   } catch {
-    // It is not there, which the page says already.
+    // The sidecar can't be reached, which the page says already.
   } finally {
     stop.abort();
   }
