@@ -1,4 +1,4 @@
-"""config.example.toml is the documentation of Config: neither knows what the other lacks."""
+"""config.example.toml documents Config: both have the same settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TABLES: dict[str, type[msgspec.Struct]] = {"host": HostRule, "group": GroupRule}
 
 
 def example(*, everything: bool) -> dict[str, Any]:
-    """The file as it stands, or with each `#name = value` and `#[[table]]` switched on."""
+    """Parse the file as it is, or with each `#name = value` and `#[[table]]` uncommented."""
     text = EXAMPLE.read_text(encoding="utf-8")
     if everything:
         text = re.sub(r"^#(?=[a-z\[])", "", text, flags=re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Files that settings name: none holds anybody up, and none fills the memory."""
+"""Files that settings name: reading one neither blocks nor exhausts the memory."""
 
 from __future__ import annotations
 
@@ -98,10 +98,10 @@ ELSEWHERE = {
     "config.py": 1,  # read_file itself
     "identity.py": 1,  # a key that is written
     "sidecar/leases.py": 2,  # the journal of leases: our own, beside the state
-    "sidecar/listening.py": 1,  # the folder of a socket, held
-    "sidecar/pages/shell.py": 1,  # what the package brings
+    "sidecar/listening.py": 1,  # the folder of a socket, kept open
+    "sidecar/pages/shell.py": 1,  # static files of the package
 }
-"""Calls that open a file, by module, beside those of commands and of the storage."""
+"""Calls that open a file, by module, except in commands and the storage."""
 
 
 def opening(tree: ast.AST) -> Iterator[ast.Call]:

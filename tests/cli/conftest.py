@@ -1,4 +1,4 @@
-"""What the tests of the commands share."""
+"""Fixtures shared by the tests of the commands."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where a crawl puts its pages; not there yet."""
+    """The output folder of a crawl, which does not exist yet."""
     return tmp_path / "pages"
 
 
 @pytest.fixture
 def free_port() -> Iterator[int]:
-    """A port on which nobody listens, and nobody can meanwhile."""
+    """A port on which nothing listens; it is reserved for the duration of the test."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         yield int(sock.getsockname()[1])

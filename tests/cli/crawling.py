@@ -1,4 +1,4 @@
-"""One run of `gatekeeper fetch` on the fake internet, and what it left behind."""
+"""Run `gatekeeper fetch` on the fake internet, and read its output."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ ROBOTS = "/robots.txt"
 
 
 async def fetch(net: FakeInternet, *urls: str, config: Config = CONFIG, **job: Any) -> int:
-    """One run of the command, on the fake internet and its clock."""
+    """Run the command on the fake internet with its clock, and return the exit code."""
     made = Job(identity="examplebot/1.0", config=config, urls=urls, **job)
     return await crawl(made, Progress(), clock=net.clock, resolver=net.resolver, trace_configs=[])
 
 
 def manifest(folder: Path) -> dict[str, dict[str, Any]]:
-    """The last entry of every URL."""
+    """Return the last entry of every URL."""
     lines = (folder / "manifest.jsonl").read_text().splitlines()
     return {entry["url"]: entry for entry in map(json.loads, lines)}
 
@@ -37,7 +37,7 @@ def stored(folder: Path, url: str) -> bytes:
 
 
 def archived(path: Path) -> list[tuple[str, str, bytes]]:
-    """Every response in a WARC file: its URL, its status line, its body."""
+    """Return every response in a WARC file as URL, status line and body."""
     with path.open("rb") as file:
         return [
             (

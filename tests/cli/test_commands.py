@@ -1,4 +1,4 @@
-"""The commands as a user meets them: output, exit codes, one-line errors."""
+"""The commands as a user calls them: output, exit codes, one-line errors."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ ROBOTS = "User-agent: *\nDisallow: /private\nCrawl-delay: 7\n"
 
 @pytest.fixture
 async def site(internet: FakeInternet) -> str:
-    """A literal address, since a command has the machine's own resolver."""
+    """A site at a literal address, since commands use the machine's own resolver."""
     internet.site("127.0.0.1").robots(ROBOTS)
     return f"http://127.0.0.1:{internet.listener().port()}"
 
 
 async def command(*arguments: str) -> int:
-    """A command's exit code, run in a thread: it has an event loop of its own."""
+    """Run a command in a thread, since it has its own event loop, and return the exit code."""
     who = ("--user-agent", "examplebot/1.0")
     return await asyncio.to_thread(main, [*arguments, *who, "--allow-address", "127.0.0.0/8"])
 
@@ -399,7 +399,7 @@ ODD = "User-agent: *\nDisalow: /caf\u00e9\nDisallow: /\u4e2d\U0001f600\n"
 
 
 class Ascii(io.TextIOWrapper):
-    """Standard output as a terminal has it that knows nothing but ASCII."""
+    """Standard output of a terminal that supports ASCII only."""
 
     def __init__(self) -> None:
         super().__init__(io.BytesIO(), "ascii", errors="strict")
@@ -411,7 +411,7 @@ class Ascii(io.TextIOWrapper):
 
 
 def on_ascii(monkeypatch: pytest.MonkeyPatch) -> Ascii:
-    """From here on; a fixture's streams would be pytest's own again in the test."""
+    """Replace standard output from here on. In a fixture, pytest would set its own again."""
     stream = Ascii()
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setattr(sys, "stderr", Ascii())
@@ -526,7 +526,10 @@ def test_warnings_on_a_terminal_have_their_time(monkeypatch: pytest.MonkeyPatch)
 
 
 def shell(line: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
-    """A command as a shell starts it, buffered as a user's is; `gatekeeper` stands for it."""
+    """Run a command line in a shell, with buffered output as users have it.
+
+    `gatekeeper` is replaced by the command under test.
+    """
     (tmp_path / "robots.txt").write_text("Disallow /x\n")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     line = line.replace("gatekeeper", f"{sys.executable} -m gatekeeper")

@@ -1,4 +1,4 @@
-"""`gatekeeper fetch`, judged by the servers of a fake internet and by what is on disk."""
+"""`gatekeeper fetch`, checked by the servers of a fake internet and by the files on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gatekeeper fetch`: a list that begins with dead hosts is no slower for the living ones."""
+"""`gatekeeper fetch`: dead hosts at the start of a list do not slow down the living ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def dials(clock: VirtualClock) -> Iterator[Dials]:
 
 
 def living(internet: FakeInternet, count: int, pages: int) -> list[str]:
-    """URLs of hosts that answer, one of each host after the other."""
+    """Return URLs of hosts that answer, alternating between the hosts."""
     for number in range(count):
         internet.site(f"up{number}.test").robots("").otherwise("page")
     return [f"http://up{host}.test/{page}" for page in range(pages) for host in range(count)]
@@ -55,7 +55,7 @@ async def pages_within(
     *,
     concurrency: int = 100,
 ) -> float:
-    """Seconds until that many pages were had; the crawl is cut off then."""
+    """Return the seconds until that many pages were fetched; then the crawl is cancelled."""
     began = internet.clock.monotonic()
     folder.mkdir()
     listed = folder / "urls"
@@ -125,7 +125,7 @@ async def test_a_worker_that_stands_in_waits_for_no_lease_of_its_own(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is started while another one's request connects, under that one's lease."""
+    """The additional worker is started while another's request connects under a lease."""
     call_at = clock.call_at
 
     def in_context(when: float, callback: Callable[..., object], *args: Any) -> Timer:

@@ -1,4 +1,4 @@
-"""One URL's error ends neither its crawl nor its page, whatever text it is and wherever from."""
+"""An error about one URL ends neither the crawl nor its page, whatever the text and its source."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_a_link_or_sitemap_that_is_no_url_costs_no_page(
 async def test_an_answer_that_can_not_be_read_is_told_in_words(
     internet: FakeInternet, folder: Path
 ) -> None:
-    """It was told with aiohttp's status 400, which no site had sent."""
+    """The error used to show aiohttp's status 400, which no site had sent."""
     twice = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab"
     internet.site("a.test").robots(OPEN).on("/x", Raw(twice))
     assert await fetch(internet, "http://a.test/x", output=folder) == 1
@@ -76,7 +76,7 @@ async def test_a_redirect_with_credentials_is_refused(internet: FakeInternet, fo
 
 @pytest.fixture
 def faulty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader with an error of its own, which nobody foresaw."""
+    """A URL parser that fails with an unexpected error."""
     read = urls._read
 
     def fail(raw: str) -> Any:
@@ -85,7 +85,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> None:
         return read(raw)
 
     monkeypatch.setattr(urls, "_read", fail)
-    # Ordinary text is read without it.
+    # Ordinary URLs would be read without the parser.
     monkeypatch.setattr(urls, "split_ordinary", lambda _: None)
     monkeypatch.setattr(urls, "_plain", lambda _: None)
 

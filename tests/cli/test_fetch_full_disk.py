@@ -1,4 +1,4 @@
-"""`gatekeeper fetch` where the state takes nothing: it waits until there is room, and goes on."""
+"""`gatekeeper fetch` while its state can't be written: it waits for room, and resumes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pwrite = os.pwrite
 
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """No journal takes a line; what is not the state's is written."""
+    """Make writes to the journal fail; other files can be written."""
 
     def refuse(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -38,7 +38,7 @@ async def test_nothing_is_asked_until_there_is_room(
 ) -> None:
     net, folder = virtual_internet, tmp_path / "out"
     site = net.site("a.test").robots(OPEN).page("/x", "here")
-    # The thread that writes goes by the machine's time, of which the virtual one knows nothing.
+    # The writer thread uses the machine's clock, which is independent of the virtual one.
     full.setattr(runner, "_FOR_ROOM", 1e9)
 
     async def run() -> int:

@@ -1,4 +1,4 @@
-"""`gatekeeper fetch` where a host is not to be had: it says so, and says the truth at the end."""
+"""`gatekeeper fetch` with hosts that can't be requested: messages, and a correct summary."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SOME_TIME = utc(VirtualClock().wall())
 
 
 async def said(net: FakeInternet, *urls: str, **job: Any) -> list[str]:
-    """What a run says while it goes on, without the lines about the state of things."""
+    """Return the messages of a run, without the lines with its counts."""
     stream = io.StringIO()
     made = Job(identity="examplebot/1.0", config=CONFIG, urls=urls, **job)
     await crawl(made, Plain(stream), clock=net.clock, resolver=net.resolver)
@@ -179,7 +179,7 @@ async def test_a_host_that_always_asks_to_come_back_soon_ends_the_crawl_as_well(
     net.site("b.test").robots("User-agent: *\nCrawl-delay: 500\n").page("/1").page("/2")
     urls = ("http://a.test/1", "http://b.test/1", "http://b.test/2")
     assert await net.drive(fetch(net, *urls, max_wait=600.0)) == 1
-    # 600 s after the last page of the host that is well: its turn is 1,000 s after robots.txt.
+    # 600 s after the last page of the healthy host, whose turn comes 1,000 s after its robots.txt.
     assert net.clock.monotonic() - began == pytest.approx(1_600.0, rel=0.2)
     assert "fetched 2" in (out := capsys.readouterr().out)
     assert "1 unfinished; nobody's turn comes within --max-wait 600 s" in out

@@ -1,4 +1,4 @@
-"""`gatekeeper fetch` given what it can't use: one line says so, and nothing is begun."""
+"""`gatekeeper fetch` with unusable arguments: a one-line error, and nothing is created."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ async def test_a_bad_line_is_said_once_with_its_file_and_number(
 async def test_a_line_that_is_not_utf_8_is_a_bad_line_and_the_rest_goes_on(
     internet: FakeInternet, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It was asked for as another page, with a replacement character for each octet."""
+    """It used to be requested as another page, with a replacement character for each byte."""
     site = internet.site("a.test").robots(OPEN).page("/x")
     listed = tmp_path / "urls.txt"
     listed.write_bytes(b"http://a.test/caf\xe9\nhttp://\xff.test/\nhttp://a.test/x\n")
     assert await fetch(internet, input=str(listed), output=folder) == 1
     assert site.paths == [ROBOTS, "/x"]
     out = capsys.readouterr().out
-    # In words, and with each octet as it was escaped once.
+    # The problem in words, and each byte escaped once.
     said = "no URL to fetch: is not UTF-8, or holds half of a character; write it in UTF-8"
     assert f"{listed}:1: 'http://a.test/caf\\udce9'  {said}" in out
     assert f"{listed}:2: 'http://\\udcff.test/'  {said}" in out
@@ -115,7 +115,7 @@ async def test_pages_that_are_kept_nowhere_are_said_to_be(
 async def test_a_url_that_is_deferred_in_its_turn_is_asked_for_later(
     internet: FakeInternet, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was noted as denied, and no run asked for it again."""
+    """It used to be recorded as denied, and no later run asked again."""
     site = internet.site("a.test").robots(OPEN).page("/x")
     deferred = Decision(
         verdict=Verdict.DEFER, reason=Reason.OVERLOADED, url="", origin="", user_agent="bot"

@@ -25,7 +25,7 @@ PAGES = 12
 
 @pytest.fixture
 async def site(internet: FakeInternet) -> str:
-    """A literal address, since a command has the machine's own resolver."""
+    """A site at a literal address, since commands use the machine's own resolver."""
     made = internet.site("127.0.0.1").robots(ROBOTS)
     for number in range(PAGES):
         made.page(f"/page/{number}", f"page {number}")
@@ -64,7 +64,7 @@ def entries(folder: Path) -> list[dict[str, str]]:
 
 
 def no_request_came_too_early(internet: FakeInternet) -> bool:
-    """The server's own log is the judge; it sees arrivals, which jitter a little."""
+    """Return True if the server's log shows the interval; arrivals may jitter a little."""
     times = [request.at for request in internet.requests]
     return all(later - earlier >= 0.045 for earlier, later in itertools.pairwise(times))
 
@@ -143,7 +143,7 @@ async def test_a_second_ctrl_c_ends_it_at_once(internet: FakeInternet) -> None:
 
 
 def in_the_background() -> None:
-    """As a shell without job control starts what has an `&` behind it."""
+    """Ignore SIGINT, as for a command that a shell without job control starts with `&`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -170,7 +170,7 @@ def no_file_may_grow() -> None:
 async def test_on_a_full_disk_it_waits_for_room_for_a_while_and_says_so(
     internet: FakeInternet, site: str, tmp_path: Path, earlier: bool
 ) -> None:
-    """With the state of an earlier run and without one. Nothing is asked meanwhile."""
+    """With and without the state of an earlier run. No request is sent while it waits."""
     if earlier:
         code, *_ = await finish(await start(f"{site}/page/0", "-o", str(tmp_path)))
         assert code == 0

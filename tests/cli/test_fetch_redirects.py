@@ -1,4 +1,4 @@
-"""Redirects of a crawl: each hop decided and paced, no page asked for twice, none taken for had."""
+"""Redirects of a crawl: each hop is decided and paced, no page is fetched twice or left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Crawls that are stopped, and go on; crawls that would meet in one place."""
+"""Crawls that are stopped and resumed, and crawls that would share an output folder."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_what_was_denied_is_asked_about_again_on_demand(
 async def test_what_the_guard_refused_is_fetched_once_it_is_allowed(
     internet: FakeInternet, folder: Path, host: str
 ) -> None:
-    """It was final: no later run asked for it, whatever --allow-address said."""
+    """It used to be final: no later run asked again, whatever --allow-address was."""
     site, url = internet.site(host).robots(OPEN).page("/1"), f"http://{host}/1"
     closed = Config(pacing=CONFIG.pacing)
     opened = Config.from_dict(

@@ -1,4 +1,4 @@
-"""`gatekeeper fetch --warc`: all that was answered is in it, and nothing is ever taken out."""
+"""`gatekeeper fetch --warc`: the file has all responses, and no record is ever removed."""
 
 from __future__ import annotations
 

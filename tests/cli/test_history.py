@@ -1,4 +1,4 @@
-"""`gatekeeper history`, called as a user calls it."""
+"""`gatekeeper history`, as a user calls it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def at(day: int) -> float:
 
 
 async def fill(path: Path) -> None:
-    """OLD on the 1st and 2nd, NEW from the 4th to the 6th, no file on the 8th."""
+    """Store OLD on the 1st and 2nd, NEW on the 4th and 6th, and no file on the 8th."""
     async with SqliteStorage(path) as storage:
         for day, text in ((1, OLD), (2, OLD), (4, NEW), (6, NEW), (8, None)):
             body, digest = (None, None) if text is None else pack_body(text)

@@ -1,4 +1,4 @@
-"""Mistakes that users make with each command: one line that names the input and the remedy."""
+"""Mistakes in calls of each command: a one-line error that names the input and the remedy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def refused(capsys: Capture, *arguments: str) -> str:
-    """The line that ends the command, which exits with 2."""
+    """Run a command that exits with 2, and return its last line."""
     try:
         code = main(arguments)
     except SystemExit as end:

@@ -1,4 +1,4 @@
-"""`serve`, `healthcheck` and `config check`: what they make of options, files and variables."""
+"""`serve`, `healthcheck` and `config check`: how they use options, files and variables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gatekeeper.sidecar.process import ServeOptions
 
 @pytest.fixture
 def wired(monkeypatch: pytest.MonkeyPatch) -> list[ServeOptions]:
-    """What `serve` would have been started with."""
+    """The options that the sidecar would have been started with."""
     started: list[ServeOptions] = []
     monkeypatch.setattr(process, "serve", started.append)
     return started

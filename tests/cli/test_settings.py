@@ -1,4 +1,4 @@
-"""The effective configuration: default, file, environment, flag; the later one wins."""
+"""The effective configuration: default, file, environment, flag; the last one wins."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_the_flag_of_the_state_file_is_named_as_it_is_called() -> None:
 
 
 def test_variables_of_others_are_left_alone() -> None:
-    # Kubernetes sets such ones for a service that is called gatekeeper.
+    # Kubernetes sets such variables for a service that is called gatekeeper.
     environ = {"GATEKEEPER_PORT": "tcp://10.0.0.1:8750", "GATEKEEPER_SERVICE_HOST": "10.0.0.1"}
 
     assert Settings.load(None, environ=environ).config == Config()

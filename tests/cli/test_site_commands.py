@@ -1,4 +1,4 @@
-"""`lint`, `test`, `diff` and `compose`: what the owner of a site runs."""
+"""`lint`, `test`, `diff` and `compose`: the commands for site owners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies on disk: names that nothing in a URL can break, and whole files only."""
+"""Bodies on disk: file names are safe for any URL, and files are complete."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def stored(pages: Folder, url: str = URL) -> str | None:
 def pages(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Folder:
-    """The folder of a crawl; its bodies are kept in memory while they are small, or not."""
+    """The folder of a crawl, with small bodies in memory or with all bodies in files."""
     if "file" in request.param:
         monkeypatch.setattr(output, "_SMALL", -1)
     return Folder(tmp_path)
@@ -183,7 +183,7 @@ async def test_no_directory_stays_open(pages: Folder) -> None:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Path:
-    """A directory that nothing may be written to, with a file."""
+    """A directory with a file, to which nothing may be written."""
     place = tmp_path / "elsewhere"
     place.mkdir()
     (place / "precious").write_bytes(b"mine")

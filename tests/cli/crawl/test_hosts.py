@@ -1,4 +1,4 @@
-"""The hosts that a crawl waits for, and when the turn of each comes."""
+"""The hosts that a crawl waits for, and the time of their next turns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gatekeeper.robots.timing import RobotsInterval
 
 
 class Gate:
-    """Says of each host what it was told to say."""
+    """A gate that returns prepared answers for each host."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self.clock = clock

@@ -1,4 +1,4 @@
-"""The manifest: what a crawl that was stopped anywhere remembers."""
+"""The manifest: what a crawl knows after it was stopped at any point."""
 
 from __future__ import annotations
 

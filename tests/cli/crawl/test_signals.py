@@ -1,4 +1,4 @@
-"""Ctrl-C, once and twice, in a crawl that has something under way."""
+"""The first and the second Ctrl-C in a crawl with requests in flight."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gatekeeper.cli.crawl.runner import _interruptible
 
 
 class Running:
-    """As much of a crawl as a signal sees."""
+    """The part of a crawl that signal handlers use."""
 
     def __init__(self) -> None:
         self.stops = 0
@@ -83,7 +83,7 @@ def test_the_second_ends_it_and_every_task_winds_up(number: signal.Signals) -> N
 def test_the_second_may_come_in_the_very_moment_of_the_end(
     monkeypatch: pytest.MonkeyPatch, error: OSError | None
 ) -> None:
-    """Then its cancellation must not fall upon the closing of files and connections."""
+    """Its cancellation must not interrupt the closing of files and connections."""
     handlers, closed = {}, []
 
     def add(number: int, handler: Callable[[int], None], *arguments: int) -> None:
@@ -108,7 +108,7 @@ def test_the_second_may_come_in_the_very_moment_of_the_end(
 
 
 def test_later_ones_are_the_runners_again() -> None:
-    """Which cancels the task, instead of raising between two callbacks."""
+    """The runner's handler cancels the task instead of raising between two callbacks."""
 
     async def crawl() -> None:
         before = signal.getsignal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Where URLs come from."""
+"""The sources of URLs: arguments, files and standard input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def read(*arguments: str, file: str | None = None) -> list[str]:
 
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    """Standard input as a pipe; gives its other end."""
+    """Replace standard input by a pipe, and return the other end."""
     reading, writing = os.pipe()
     stdin = os.fdopen(reading, "rb")
     monkeypatch.setattr(sys, "stdin", stdin)

@@ -1,4 +1,4 @@
-"""Counting a crawl, and what is said of it."""
+"""The counts of a crawl, and its summary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose way a URL is part of, and who waits for whose end."""
+"""Redirect chains: which chain a URL belongs to, and which chains wait for another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""WARC: whole records, the octets as they came, and no stranger's file touched."""
+"""WARC files: whole records, unchanged bytes, and files of other programs left alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SOFTWARE = "gatekeeper/0.1"
 
 
 def head(url: str = "https://a.test/x?y=1", **headers: str) -> WarcHead:
-    """The head of a response, with the attributes that aiohttp's has."""
+    """Return the head of a response with the attributes of aiohttp's."""
     response: Any = SimpleNamespace(
         request_info=SimpleNamespace(headers=CIMultiDict({"Host": "a.test", "User-Agent": "bot"})),
         url=URL(url, encoded=True),
