@@ -1,11 +1,11 @@
 """`RemoteGatekeeper`: the methods of `Gatekeeper`, answered by a sidecar.
 
-What a client promises beyond passing questions on:
+Beyond passing questions on, a client guarantees:
 
-fail closed   a sidecar that can't be asked gives DEFER, reason gate_unreachable
-batches       checks asked in one turn of the loop travel in one request
-memory        a decision is repeated while it holds: see `gatekeeper.remote.questions`
-retries       questions are put again for `patience` seconds, reports for ten minutes
+fail closed   while the sidecar is unreachable, decisions are DEFER, reason gate_unreachable
+batching      checks made in one iteration of the event loop are sent in one request
+caching       a decision is repeated while it is valid: see `gatekeeper.remote.questions`
+retries       questions are retried for `patience` seconds, reports for ten minutes
 leases        renewed while they are held, given back when their caller is cancelled
 """
 
@@ -69,13 +69,13 @@ _log = logging.getLogger(__name__)
 
 
 _ASK_AGAIN = 5.0
-"""Seconds after which a sidecar that could not be asked may be asked again."""
+"""Retry delay in seconds of a decision made while the sidecar is unreachable."""
 _AFTER_AN_ERROR = 60.0
-"""The same for a URL whose question met an error of this client's."""
+"""Retry delay in seconds of a decision made after an internal error of the client."""
 _FAREWELL = 5.0
 """Seconds that closing waits for the last reports."""
 _WINDOW = 1000
-"""URLs that `check_many` reads ahead of the one it answers."""
+"""URLs that `check_many` reads ahead of the one being answered."""
 
 
 def _check(fail: str, user_agent: str | None) -> None:
@@ -83,39 +83,39 @@ def _check(fail: str, user_agent: str | None) -> None:
         raise ConfigError(f'fail={fail!r}: "closed" defers, "open" allows; nothing else')
     if user_agent is not None:
         agent_named(user_agent)
-        check_agent(user_agent)  # how long it may be
+        check_agent(user_agent)  # its length
 
 
 class RemoteGatekeeper:
-    """A gate in another process: `Gatekeeper`'s methods, over TCP or a unix socket.
+    """A client of a sidecar: the methods of `Gatekeeper`, over TCP or a unix socket.
 
     `where` is `"http://127.0.0.1:8750"`, `"https://..."` (with `ssl` for a context of your
-    own) or `"unix:/run/gatekeeper/gatekeeper.sock"`; `token` the sidecar's bearer token.
-    `user_agent` is the whole User-Agent header, or a product token, as of `Gatekeeper`: it goes
-    with every question and lease, and its token chooses the group in robots.txt. Without one
-    the sidecar's own identity does, which `gate.user_agent` tells once the gate is open. Of
-    `config` only `[robots]` matters, for `robots` and `policy`, and `pacing.own_wait`.
+    own) or `"unix:/run/gatekeeper/gatekeeper.sock"`; `token` is the sidecar's bearer token.
+    `user_agent` is the whole User-Agent header, or a product token, as for `Gatekeeper`: it is sent
+    with every question and lease, and its token selects the group in robots.txt. The default is the
+    sidecar's own name, which `gate.user_agent` returns once the gate is open. Of `config` only
+    `[robots]`, for `robots` and `policy`, and `pacing.own_wait` are used.
 
-    `fail` says what `allowed` and `check` answer while the sidecar can't be asked: "closed"
-    defers, "open" allows; the decision's reason is gate_unreachable. A lease needs the
-    sidecar whatever `fail` says: nobody else knows whose turn it is.
+    `fail` is the answer of `allowed` and `check` while the sidecar is unreachable: "closed" defers,
+    "open" allows; the decision's reason is gate_unreachable. A lease needs the sidecar in any case,
+    as only the sidecar knows whose turn it is.
 
-    `patience`: seconds for which an unanswered question is put again. `timeout`: seconds in
-    which one answer must come; the sidecar may have to fetch a robots.txt, and wait for its
-    turn, first. `poll`: seconds that one request for a lease waits in the sidecar, fewer
-    where its server.max_wait is less; `most_polls` how many may wait at once. `remember`: for
-    how many seconds at most a decision is repeated, `remember_most` how many are kept (0: none).
+    `patience`: seconds for which an unanswered question is retried. `timeout`: seconds for one
+    answer, for which the sidecar may have to fetch a robots.txt and wait for its turn. `poll`:
+    seconds that one request for a lease waits in the sidecar (less if its server.max_wait is);
+    `most_polls`: how many may wait at the same time. `remember`: the most seconds for which a
+    decision is cached; `remember_most`: how many are cached (0: none).
 
-    A `PoliteQueue` works over it as over a gate of this process.
+    A `PoliteQueue` works with it as with a gate of this process.
 
-    A task that would wait for what it holds, alone or in a circle of this client's tasks (in the
-    `get` of a `PoliteQueue`, too), gets LeaseTimeout at once, and the child of one that holds the
-    host after `pacing.own_wait`. The client goes by its own leases and one slot a host: it knows
-    nothing of a circle through clocks that hosts share, through another client, or through where a
-    robots.txt is redirected.
+    A task that would wait for a lease that it holds itself, or in a cycle of this client's tasks
+    (also in the `get` of a `PoliteQueue`), gets LeaseTimeout immediately; the child of a task that
+    holds the host gets it after `pacing.own_wait`. The client considers its own leases, with one
+    slot per host: it can't detect a cycle through clocks that hosts share, through another client,
+    or through the redirects of a robots.txt.
 
-    Raises ConfigError for an address, token or name that can't be used. Every method raises
-    SidecarError where the sidecar refuses the client (a wrong token, say).
+    Raises ConfigError for an invalid address, token or name. Every method raises SidecarError if
+    the sidecar rejects the client, for example because of a wrong token.
 
     >>> async def main() -> None:
     ...     where = "unix:/run/gatekeeper/gatekeeper.sock"
@@ -202,7 +202,7 @@ class RemoteGatekeeper:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        """Tell the last reports, five seconds at most; what still waits gets GateClosed."""
+        """Send the last reports, for at most five seconds; pending calls raise GateClosed."""
         self._open, self._closed = False, True
         try:
             await self._tasks.close()
@@ -215,17 +215,17 @@ class RemoteGatekeeper:
 
     @property
     def user_agent(self) -> str | None:
-        """The name whose rules apply where a question names no other.
+        """The name whose rules apply if a question has no other.
 
-        As it was given, or else the sidecar's own, read when the gate opens: None before, and
-        where the sidecar could not be asked then.
+        As given, or else the sidecar's own, read when the gate opens: None before that, and if the
+        sidecar was unreachable then.
         """
         return self._name or self._sidecars_name
 
     # -- questions -------------------------------------------------------------------
 
     async def allowed(self, url: str, *, user_agent: str | None = None) -> bool:
-        """Whether the URL may be fetched now. Raises InvalidURL."""
+        """Return True if the URL may be fetched now. Raises InvalidURL."""
         origin, _ = urls.split(url)
         found = self._ask(url, origin, self._name if user_agent is None else user_agent)
         decision = found if isinstance(found, Decision) else await found
@@ -234,9 +234,9 @@ class RemoteGatekeeper:
         return decision.verdict is Verdict.ALLOW
 
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
-        """Whether the URL may be fetched now, and why. Raises InvalidURL.
+        """Decide whether the URL may be fetched now, and why. Raises InvalidURL.
 
-        Those asked in one turn of the loop travel together, without a wait.
+        Questions of one iteration of the event loop are sent together, without a delay.
         """
         origin, _ = urls.split(url)
         found = self._ask(url, origin, self._name if user_agent is None else user_agent)
@@ -248,9 +248,9 @@ class RemoteGatekeeper:
     async def check_many(
         self, urls: Iterable[str], *, user_agent: str | None = None
     ) -> AsyncIterator[Decision]:
-        """Decisions in the order of the URLs; origins are asked in parallel.
+        """Yield a decision about each URL, in order; robots.txt files are fetched in parallel.
 
-        Text that is no URL gives DENY with reason invalid_url, so that nothing is lost.
+        A malformed URL yields DENY with reason `invalid_url`, so there is one decision per input.
         """
         refuse_one_text(urls)
         agent = self._name if user_agent is None else user_agent
@@ -271,32 +271,32 @@ class RemoteGatekeeper:
     async def check_all(
         self, urls: Iterable[str], *, user_agent: str | None = None
     ) -> list[Decision]:
-        """What `check_many` gives, as a list."""
+        """Return the decisions of `check_many` as a list."""
         return [decision async for decision in self.check_many(urls, user_agent=user_agent)]
 
     def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
-        """The decision if this client remembers it; never asks. Raises InvalidURL."""
+        """Return the decision if this client has cached it; never ask. Raises InvalidURL."""
         urls.split(url)
         if user_agent is not None:
             check_agent(user_agent)
         return self._answers.find((url, self._name if user_agent is None else user_agent))
 
-    # -- files and hosts: SidecarError where the sidecar can't be asked, as no fail mode has
-    # an answer to give here
+    # -- files and hosts: these raise SidecarError if the sidecar is unreachable, as no fail mode
+    # has an answer here
 
     async def robots(self, url: str) -> RobotsTxt | None:
-        """The robots.txt that speaks for the URL's origin; None where there is none to read.
+        """Return the robots.txt of the URL's origin; None if there is no text.
 
-        The text is the sidecar's, read here. None too where guard or operator decide.
-        Raises InvalidURL.
+        The sidecar sends the text, which is parsed here. It is also None if the guard or the
+        operator decides about the origin. Raises InvalidURL.
         """
         return await robots_of(await self._explain(url, None), self.config.robots)
 
     async def policy(self, url: str, *, user_agent: str | None = None) -> Policy:
-        """The file as it reads for the agent. Raises InvalidURL.
+        """Return the rules of the URL's origin for the agent. Raises InvalidURL.
 
-        Where there is no file it allows everything, where it can't be had nothing; where
-        the operator decides, what he says.
+        Without a file the policy allows everything, if the file can't be fetched it allows nothing,
+        and if the operator decides it follows the operator.
         """
         agent = self._name if user_agent is None else user_agent
         told = await self._explain(url, agent)
@@ -304,33 +304,33 @@ class RemoteGatekeeper:
         return policy_of(told, robots, agent or told.decision.user_agent, self.config.robots)
 
     async def why(self, host: str) -> tuple[ClockView, ...]:
-        """Every clock of the host, each with where it came from.
+        """Return every clock of the host, each with its source.
 
-        `host` is a name, an address or a URL, here and below. Raises ConfigError for others.
+        `host` is a name, an address or a URL, here and below. Raises ConfigError for anything else.
         """
         answer = await self._must("GET", f"/v1/hosts/{_segment(host)}")
         return read(answer, HostBody).clocks
 
     async def refresh(self, origin: str) -> None:
-        """Ask the origin (or the origin of that URL) again now. Raises InvalidURL.
+        """Fetch the robots.txt of an origin, or of a URL's origin, again now. Raises InvalidURL.
 
-        Where the host's turn is far off it returns before, and the sidecar goes on.
+        If the host's turn is far off it returns earlier, and the sidecar goes on.
         """
         target = urls.parse(origin)
         await self._control(target.host, "refresh", encode(RefreshBody(origin=target.origin)))
         self._answers.forget()
 
     async def block(self, host: str, until: datetime | float, reason: str = "operator") -> None:
-        """See `Gatekeeper.block`."""
+        """Send no request to the host before `until`, an aware datetime or POSIX seconds."""
         moment = utc(moment_named(host, until))
         await self._control(host, "block", encode(BlockBody(until=moment, reason=reason)))
 
     async def pause(self, host: str) -> None:
-        """No turns for the host until `resume`."""
+        """Grant no lease for the host until `resume`."""
         await self._control(host, "pause", b"{}")
 
     async def resume(self, host: str) -> None:
-        """Turns again; lifts a pause, not a block."""
+        """Grant leases for the host again. It lifts a pause, not a block."""
         await self._control(host, "resume", b"{}")
 
     # -- turns -----------------------------------------------------------------------
@@ -343,11 +343,11 @@ class RemoteGatekeeper:
         timeout: float | None = None,
         user_agent: str | None = None,
     ) -> RemoteLeaseRequest:
-        """The right to send one request, once the host's turn has come.
+        """Wait for the host's turn; the lease is the right to send one request to the URL.
 
-        `async with gate.lease(url) as lease:`. Priorities from -1000 to 1000 are told apart.
-        Entering raises InvalidURL, Denied, Deferred (also where the sidecar can't be asked),
-        or LeaseTimeout.
+        Use it as `async with gate.lease(url) as lease:`. Arguments and errors are those of
+        `Gatekeeper.lease`; a priority outside -1000 to 1000 counts as the nearest of these. It
+        also raises Deferred while the sidecar is unreachable.
         """
         return RemoteLeaseRequest(
             lambda: self.acquire(url, priority=priority, timeout=timeout, user_agent=user_agent)
@@ -362,9 +362,9 @@ class RemoteGatekeeper:
         user_agent: str | None = None,
         owned: bool = True,
     ) -> RemoteLease:
-        """A lease that ends by `lease.end()`, for those to whom a block does not fit.
+        """Wait for a lease that is not bound to a block; call `lease.end()` yourself.
 
-        `owned=False`: it outlives the task that asks for it. Raises as `lease` does.
+        `owned=False`: it outlives the task that asks for it. Raises as entering `lease` does.
         """
         self._admit(user_agent)
         refuse_everybody(user_agent)
@@ -379,9 +379,9 @@ class RemoteGatekeeper:
     async def try_acquire(
         self, url: str, *, priority: int = 0, user_agent: str | None = None, owned: bool = True
     ) -> RemoteLease | NotYet:
-        """The lease if it can be had now: one round trip. See `Gatekeeper.try_acquire`.
+        """Grant a lease if the host's turn is now: one round trip. See `Gatekeeper.try_acquire`.
 
-        A sidecar that can't be asked gives NotYet, its `why` gate_unreachable.
+        While the sidecar is unreachable it returns NotYet with `why` gate_unreachable.
         """
         self._admit(user_agent)
         refuse_everybody(user_agent)
@@ -389,34 +389,37 @@ class RemoteGatekeeper:
         return await self._leases.attempt(url, priority=priority, user_agent=agent, owned=owned)
 
     at_a_glance = False
-    """For a `PoliteQueue`: whose turn it is, the sidecar has to be asked."""
+    """For a `PoliteQueue`: False, as only the sidecar knows whose turn it is."""
 
     async def look(self, url: str, *, priority: int = 0) -> RemoteLease:
-        """The lease, if its turn is now, in one round trip; it belongs to no task yet.
+        """Grant a lease if the host's turn is now, in one round trip, for a `PoliteQueue`.
 
-        What a `PoliteQueue` asks. Raises as `acquire` does; LeaseTimeout says in `retry_at`
-        from when on it is worth while to ask again.
+        The lease belongs to no task yet. Raises as `acquire` does; the `retry_at` of LeaseTimeout
+        is the earliest time at which asking again can help.
         """
         self._admit(None)
         return await self._leases.look(url, priority=priority, user_agent=self._name)
 
     @property
     def waits(self) -> WaitGraph[RemoteLease]:
-        """Who of this client waits and holds what. For a `PoliteQueue`."""
+        """Which tasks of this client hold leases or wait for them. For a `PoliteQueue`."""
         return self._leases.waits
 
     @property
     def clock(self) -> Clock:
-        """Where it reads the time."""
+        """The clock that the client uses."""
         return self._clock
 
     @property
     def middleware(self) -> ClientMiddlewareType:
-        """For `aiohttp.ClientSession(middlewares=(gate.middleware,))`; put it last."""
+        """Client middleware that decides, paces and reports every request and redirect hop.
+
+        Pass it last: `aiohttp.ClientSession(middlewares=(..., gate.middleware))`.
+        """
         return self._middleware
 
     def stats(self) -> RemoteStats:
-        """Counters and gauges of this client, at this moment."""
+        """Return the current counters and gauges of this client."""
         return RemoteStats(
             asked=self._asked,
             remembered=self._remembered,
@@ -437,21 +440,21 @@ class RemoteGatekeeper:
 
     @property
     def ready(self) -> bool:
-        """Open, and the sidecar answered when it was asked last."""
+        """Whether the gate is open and the sidecar answered the last question."""
         return self._open and not self._connection.down
 
     # -- inside ----------------------------------------------------------------------
 
     def _admit(self, user_agent: str | None) -> None:
-        """Raise unless a question can be put, for that agent."""
+        """Raise GateClosed or ConfigError unless a question for the agent can be sent."""
         if not self._open:
             raise GateClosed("open the gate first: async with RemoteGatekeeper(...) as gate")
         if user_agent is not None:
             check_agent(user_agent)
 
     async def _explain(self, url: str, agent: str | None) -> Explanation:
-        # The question is about "/": of /robots.txt itself nothing could be learnt (RFC 9309
-        # section 2.2.2, RFC-20).
+        # About "/", as the answer about /robots.txt itself would explain nothing (RFC 9309 section
+        # 2.2.2, RFC-20).
         query = f"url={quote(urls.parse(url).origin + '/', safe='')}"
         if agent is not None:
             check_agent(agent)
@@ -465,7 +468,7 @@ class RemoteGatekeeper:
     async def _must(
         self, method: str, path: str, body: bytes | None = None, *, agent: str | None = None
     ) -> SidecarResponse:
-        """An answer, whatever it says. Raises SidecarError where none comes."""
+        """Return the sidecar's response of any status. Raises SidecarError if there is none."""
         self._admit(agent)
         try:
             return await self._connection.ask(method, path, body)
@@ -473,7 +476,7 @@ class RemoteGatekeeper:
             raise SidecarError(503, "unreachable", str(error)) from None
 
     def _ask_any(self, raw: str, agent: str | None) -> Decision | asyncio.Future[Decision]:
-        """As `_ask`; text that is no URL gets its DENY here."""
+        """Ask as `_ask` does; a malformed URL gets DENY here."""
         try:
             origin, _ = urls.split(raw)
         except InvalidURL as error:
@@ -482,7 +485,7 @@ class RemoteGatekeeper:
         except Exception as error:
             if not isinstance(raw, str):
                 raise
-            # One URL's error is not its batch's.
+            # The error of one URL must not fail its batch.
             _log.exception("%s can't be asked about", urls.mask(raw, query=False))
             note = f"an error of this client's ({type(error).__name__}); its log says more"
             return self._decision(
@@ -491,12 +494,12 @@ class RemoteGatekeeper:
         return self._ask(raw, origin, agent)
 
     def _ask(self, url: str, origin: str, agent: str | None) -> Decision | asyncio.Future[Decision]:
-        """The decision, or the future that will hold it; cancel it to want it no more."""
+        """Return the cached decision, or a future of it; cancel the future to drop the question."""
         self._asked += 1
         key = (url, agent)
         try:
             found = self._answers.find(key)
-        except TypeError:  # an agent that is no text
+        except TypeError:  # an agent that is not hashable, so not text
             self._admit(agent)
             raise
         if found is not None:
@@ -506,7 +509,7 @@ class RemoteGatekeeper:
         return self._questions.ask(key, origin)
 
     def _unanswered_question(self, question: Question, detail: str) -> Decision:
-        """The fail mode: DEFER, or ALLOW where the word for it was given."""
+        """Decide by the fail mode: DEFER, or ALLOW with `fail="open"`."""
         url, agent = question.key
         if self._fail != "open":
             return self._deferral(url, question.origin, agent, detail)
@@ -529,7 +532,7 @@ class RemoteGatekeeper:
         note: str,
         wait: float | None = None,
     ) -> Decision:
-        """One of this client's own; `wait`: seconds after which to ask again."""
+        """Make a decision of the client's own; `wait`: seconds after which to ask again."""
         return Decision(
             verdict=verdict,
             reason=reason,
@@ -543,26 +546,27 @@ class RemoteGatekeeper:
 
 
 def _invalid(url: str, decision: Decision) -> InvalidURL:
-    # The sidecar reads URLs more strictly than this client, being of another version.
+    # A sidecar of another version may parse URLs more strictly than this client.
     return InvalidURL(urls.mask(url), decision.note or "no URL by the sidecar's word")
 
 
 def _abandon(window: Iterable[Decision | asyncio.Future[Decision]]) -> None:
-    """Want those answers no more, and let no error among them go unseen by accident."""
+    """Drop these questions; retrieve the errors of those that failed, so that asyncio does not
+    warn."""
     for found in window:
         if not isinstance(found, Decision) and not found.cancel() and not found.cancelled():
             found.exception()
 
 
-# --- What is asked of a sidecar one by one: files, clocks, and the operator's hand on hosts.
+# --- the sidecar's name ---------------------------------------------------------------------
 
 
 _IDENTITY = 5.0
-"""Seconds in which a sidecar must say who it is: a crawl may begin without that."""
+"""Seconds that opening waits for the sidecar's name, without which a crawl can begin."""
 
 
 async def identity_of(connection: SidecarConnection) -> str | None:
-    """The name under which a sidecar asks; None where it can't be asked, or doesn't say."""
+    """Return the sidecar's own user agent. None if it is unreachable or does not return one."""
     try:
         answer = await connection.request("GET", "/healthz", timeout=_IDENTITY)
         return read(answer, Alive).user_agent
@@ -575,54 +579,59 @@ def _segment(host: str) -> str:
     return quote(host_named(host), safe="")
 
 
-# --- `RemoteStats`: what a client counts.
+# --- statistics -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteStats:
-    """What a client counts. All counters run since it was made."""
+    """Counters and gauges of a client. The counters run since it was made."""
 
     asked: int
-    """Questions put to the client."""
+    """Questions that the client was asked."""
     remembered: int
-    """... answered without the sidecar."""
+    """Questions answered from the client's cache."""
     unanswered: int
-    """... for which the sidecar could not be asked: the fail mode answered."""
+    """Questions answered by the fail mode, as the sidecar was unreachable."""
     batches: int
+    """Batches of questions sent."""
     urls: int
     """URLs sent in those batches."""
     requests: int
-    """Attempts of every kind; `failures` of them got no answer."""
+    """HTTP requests sent, of every kind, including retries."""
     repeated: int
+    """Requests that were retries."""
     failures: int
+    """Requests that got no response."""
     granted: int
+    """Leases granted."""
     held: int
-    """Leases held at this moment."""
+    """Leases held now."""
     told: int
-    """Reports, renewals and returns that the sidecar heard."""
+    """Reports, renewals and returns of leases that the sidecar received."""
     untold: int
-    """... that are under way or wait."""
+    """Reports, renewals and returns that are being sent or wait."""
     dropped: int
-    """... that were given up; the sidecar ends those leases by itself, as used."""
+    """Reports, renewals and returns that were given up; the sidecar lets those leases expire, as
+    used."""
     kept: int
-    """Decisions remembered at this moment."""
+    """Decisions cached now."""
     reachable: bool
-    """False from the moment a question was given up until an answer comes."""
+    """False from the time at which a question was given up until the next response."""
 
 
-# --- The robots.txt itself, as a sidecar tells of it, read here.
+# --- the robots.txt, sent by the sidecar and parsed here ------------------------------------
 
 
 _LARGE = 65_536
-"""Characters above which a text is read beside the loop."""
+"""Characters above which a text is parsed in a thread."""
 
 
 async def robots_of(told: Explanation, reading: RobotsConfig) -> RobotsTxt | None:
-    """The file, parsed; None where there is none to read."""
+    """Parse the file of an explanation; None if there is no text."""
     text = told.robots_txt
     if text is None:
         return None
-    size = max(512_000, len(text) * 4)  # the sidecar has cut it already
+    size = max(512_000, len(text) * 4)  # no further limit: the sidecar applied its own
     if len(text) < _LARGE:
         return RobotsTxt.parse(text, dialect=reading.dialect, limit=size)
     return await asyncio.to_thread(RobotsTxt.parse, text, dialect=reading.dialect, limit=size)
@@ -631,10 +640,11 @@ async def robots_of(told: Explanation, reading: RobotsConfig) -> RobotsTxt | Non
 def policy_of(
     told: Explanation, robots: RobotsTxt | None, agent: str, reading: RobotsConfig
 ) -> Policy:
-    """The file as it reads for the agent, or what stands for one that can't be read.
+    """Return the policy of the file for the agent, or a policy in place of a missing file.
 
-    Everything is allowed where there is no file (RFC 9309 section 2.3.1.3, RFC-36) or the operator
-    says so, nothing where it can't be had (section 2.3.1.4, RFC-37) or the guard refuses.
+    Everything is allowed if there is no file (RFC 9309 section 2.3.1.3, RFC-36) or the operator
+    allows the origin; nothing if the file can't be fetched (section 2.3.1.4, RFC-37) or the guard
+    refuses it.
     """
     if robots is None:
         welcome = told.decision.verdict is Verdict.ALLOW
@@ -647,14 +657,15 @@ def policy_of(
     )
 
 
-# --- Names that agents give themselves, judged before they are sent.
+# --- names of agents ------------------------------------------------------------------------
 
 
 _LONGEST = 512
+"""The most characters of a User-Agent that a sidecar accepts."""
 
 
 def check_agent(user_agent: str) -> str:
-    """The product token. Raises ConfigError for a name that holds none, or is too long."""
+    """Return the product token of a name. Raises ConfigError if it has none or is too long."""
     token = token_of(user_agent)
     if len(user_agent) > _LONGEST:
         raise ConfigError(

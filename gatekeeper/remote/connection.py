@@ -1,8 +1,8 @@
-"""The connection to a sidecar: requests, answers, and an outbox of reports.
+"""The connection to a sidecar: requests, responses, and an outbox of reports.
 
-Reports, ends and renewals of leases are sent from the outbox. Each is repeated until it is
-answered or its time is over; repeating one changes nothing, and the sidecar ends a lease of
-which it hears nothing by itself, as used.
+Reports, ends and renewals of leases are sent from the outbox. Each is idempotent, and retried until
+it is answered or its time is over. The sidecar lets a lease that it hears nothing of expire, as
+used.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ _log = logging.getLogger(__name__)
 
 
 _CONNECT = 5.0
-"""Seconds in which a sidecar must take the connection."""
+"""Seconds in which a sidecar must accept the connection."""
 _JSON = {"Content-Type": "application/json"}
 _FIRST_PAUSE, _MOST_PAUSE = 0.05, 2.0
+"""The first and the longest retry delay, in seconds."""
 _FORMS = (
     'give "http://127.0.0.1:8750", "https://..." with a name, or a unix socket as '
     '"unix:/run/gatekeeper/gatekeeper.sock"'
@@ -52,28 +53,28 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class SidecarResponse:
-    """What the sidecar answered, whatever it was."""
+    """A response of the sidecar, of any status."""
 
     status: int
     body: bytes
     retry_after: float | None
-    """Seconds, where it named a number of them."""
+    """Seconds of its Retry-After header; None without one, or if that is a date."""
     token: bool = False
-    """The question came with a bearer token."""
+    """Whether the request had a bearer token."""
 
     @property
     def busy(self) -> bool:
-        """No answer to the question: draining, full, or an error of its own."""
+        """Whether the sidecar did not handle the request: draining, full, or an internal error."""
         return self.status >= 500
 
     @property
     def detail(self) -> str:
-        """The status, for people."""
+        """The status, for a message to people."""
         return f"it answers {self.status}"
 
 
 class SidecarUnreachable(Exception):
-    """No answer came. `late`: the time for it was over, so asking again has none left."""
+    """There was no response. `late`: the timeout passed, which leaves no time for a retry."""
 
     def __init__(self, detail: str, *, late: bool = False) -> None:
         super().__init__(detail)
@@ -81,17 +82,17 @@ class SidecarUnreachable(Exception):
 
 
 def backoff(attempt: int, rng: random.Random) -> float:
-    """Seconds before the next attempt: doubled each time, half of it by chance."""
+    """Return the seconds before the next attempt: doubled each time, half of them random."""
     pause = min(_MOST_PAUSE, _FIRST_PAUSE * float(2 ** min(attempt, 16)))
     return pause * (0.5 + rng.random() / 2)
 
 
 class SidecarConnection:
-    """Connections to one sidecar, kept and used again.
+    """A pool of connections to one sidecar.
 
-    `patience` is how many seconds `ask` tries again before it gives up. Once it gave up,
-    every further question is one attempt, until one is answered.
-    Raises ConfigError for an address or a token that can't be used.
+    `patience` is the number of seconds for which `ask` retries before it gives up. After that every
+    question is attempted once, until one is answered. `timeout` is the number of seconds for one
+    response. Raises ConfigError for an invalid address or token.
     """
 
     def __init__(
@@ -120,12 +121,12 @@ class SidecarConnection:
         self.failures: int = 0
 
     def __repr__(self) -> str:
-        # Never the headers: the token is one of them.
+        # Never the headers: one of them is the token.
         return f"<SidecarConnection to {self._socket or self.base}>"
 
     async def open(self) -> None:
-        """Make ready; nothing is sent yet."""
-        # Unbounded: long polls must not keep a report from going out. Who asks has bounds.
+        """Create the HTTP session; nothing is sent yet."""
+        # Without a limit, as long polls must not delay a report. The callers have limits.
         connector: aiohttp.BaseConnector
         if self._socket is not None:
             connector = aiohttp.UnixConnector(self._socket, limit=0)
@@ -149,7 +150,7 @@ class SidecarConnection:
     async def request(
         self, method: str, path: str, body: bytes | None = None, *, timeout: float | None = None
     ) -> SidecarResponse:
-        """One attempt. Raises SidecarUnreachable where no answer came within `timeout`."""
+        """Send a request once. Raises SidecarUnreachable if `timeout` passes without a response."""
         session = self._session
         if session is None:
             raise GateClosed("open the gate first: async with RemoteGatekeeper(...) as gate")
@@ -160,7 +161,7 @@ class SidecarConnection:
         try:
             async with (
                 deadline(self._clock, seconds),
-                # A redirect would carry the token to wherever it leads.
+                # A redirect would carry the token to another server.
                 session.request(method, url, allow_redirects=False, **options) as response,
             ):
                 data = await response.read()
@@ -171,12 +172,12 @@ class SidecarConnection:
         except (aiohttp.ClientError, OSError) as error:
             raise self._failed(self._described(error)) from None
         self.down = False
-        # In seconds: our own service writes no date.
+        # Only seconds: a sidecar never sends a date.
         retry_after = delta_seconds(response.headers.get("Retry-After", ""))
         return SidecarResponse(response.status, data, retry_after, token=bool(self._headers))
 
     def _described(self, error: Exception) -> str:
-        """What went wrong, for people; aiohttp's own words name a TLS context of its own."""
+        """Describe an error for people; aiohttp's own message prints its TLS context."""
         where = f"no connection to {self._socket or self.base}"
         if isinstance(error, aiohttp.ClientSSLError):
             return f"{where}: {_os_reason(error.os_error)}"
@@ -189,17 +190,17 @@ class SidecarConnection:
         return SidecarUnreachable(detail, late=late)
 
     def lost(self) -> None:
-        """The sidecar could not be asked, for as long as patience lasts."""
+        """Note that the sidecar was unreachable for as long as patience lasts."""
         self.down = True
 
     def asked_again(self) -> None:
-        """Count a question that is put once more."""
+        """Count a retry."""
         self.repeated += 1
 
     async def ask(self, method: str, path: str, body: bytes | None = None) -> SidecarResponse:
-        """The answer to a question that may be put twice, repeated while patience lasts.
+        """Send an idempotent request, with retries while patience lasts.
 
-        Raises SidecarUnreachable where none came, or the sidecar was too busy all the while.
+        Raises SidecarUnreachable if there was no response, or only those of a busy sidecar.
         """
         end = self._clock.monotonic() + (0.0 if self.down else self._patience)
         attempt = 0
@@ -222,7 +223,7 @@ class SidecarConnection:
 
 
 def _parse_address(where: str | os.PathLike[str]) -> tuple[str, str | None]:
-    """Base URL and socket path."""
+    """Return the base URL and the socket's path. Raises ConfigError."""
     text = os.fspath(where)
     if text.startswith("unix:"):
         text = "/" + text[5:].lstrip("/") if text[5:].startswith("/") else text[5:]
@@ -238,7 +239,7 @@ def _parse_address(where: str | os.PathLike[str]) -> tuple[str, str | None]:
     if url.scheme not in ("http", "https") or not url.host:
         raise ConfigError(f"{text!r} is no address of a sidecar; {_FORMS}")
     if url.user is not None or url.password is not None or url.query_string or url.fragment:
-        # Not shown: what stands there may be a secret.
+        # The address is not shown: it may contain a secret.
         raise ConfigError(f"the sidecar's address holds more than a place; {_FORMS}")
     return str(url).rstrip("/"), None
 
@@ -247,26 +248,26 @@ def _authorization(token: str | None) -> dict[str, str]:
     if token is None:
         return {}
     if not token or not token.isascii() or not token.isprintable() or " " in token:
-        # It is not shown: half a secret in a log is one too many (T6, T11).
+        # The token is not shown: not even a part of a secret belongs in a log (T6, T11).
         raise ConfigError("the token holds blanks or characters that no header may have")
     return {"Authorization": f"Bearer {token}"}
 
 
 def _os_reason(error: OSError) -> str:
-    """As the system has it, without the address that asyncio repeats."""
+    """Return the system's message, without the address that asyncio adds to it."""
     if error.errno and error.errno > 0 and not isinstance(error, ssl.SSLError):
         return os.strerror(error.errno)
     return error.strerror or str(error)
 
 
-# --- What travels between client and sidecar: bodies, and problems as exceptions.
+# --- responses: bodies, and problem documents as exceptions ---------------------------------
 
 
 _decoders: dict[type, msgspec.json.Decoder[object]] = {}
 
 
 def read(answer: SidecarResponse, kind: type[_T]) -> _T:
-    """The body of a good answer. Raises what `problem` gives for any other."""
+    """Decode the body of a successful response. Raises the error of `problem` for any other."""
     if answer.status not in (200, 201, 202):
         raise problem(answer)
     decoder = _decoders.get(kind)
@@ -281,12 +282,12 @@ def read(answer: SidecarResponse, kind: type[_T]) -> _T:
 
 
 def bound_in(answer: SidecarResponse) -> float | None:
-    """What a refusal names as the most that may be asked for at once, if it does."""
+    """Return the limit that a refusal names, if it does."""
     return getattr(_document(answer), "most", None)
 
 
 def why_in(answer: SidecarResponse) -> str:
-    """Why there was no turn, in the words of `NotYet.why`."""
+    """Return why there was no turn, as a value of `NotYet.why`."""
     return getattr(_document(answer), "why", None) or "turn"
 
 
@@ -298,9 +299,9 @@ def _document(answer: SidecarResponse) -> ProblemDocument | None:
 
 
 def problem(answer: SidecarResponse, url: str = "") -> GatekeeperError:
-    """A problem document as the exception that the embedded gate would raise.
+    """Turn a problem document into the exception that the embedded gate would raise.
 
-    `url` is the one asked about. What has no counterpart there is a SidecarError.
+    `url` is the one asked about. A problem without a counterpart there becomes a SidecarError.
     """
     told = _document(answer)
     if told is None:
@@ -319,11 +320,11 @@ def problem(answer: SidecarResponse, url: str = "") -> GatekeeperError:
     return SidecarError(answer.status, kind, detail or "it says no more")
 
 
-# --- `OwnedTasks`: everything that goes on beside the callers, and who ends it.
+# --- background tasks -----------------------------------------------------------------------
 
 
 class OwnedTasks:
-    """OwnedTasks with one owner, who calls `close` and then has none left."""
+    """Background tasks with one owner, whose `close` ends all of them."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -332,14 +333,14 @@ class OwnedTasks:
         return len(self._tasks)
 
     def start(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
-        """Begin; the task forgets itself when it is done."""
+        """Start a task, which is removed when it is done."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def finish(self, clock: Clock, seconds: float) -> None:
-        """Let them come to their end, for so long at most."""
+        """Wait until all tasks are done, for at most that many seconds."""
         try:
             async with deadline(clock, seconds):
                 while self._tasks:
@@ -348,7 +349,7 @@ class OwnedTasks:
             return
 
     async def close(self) -> None:
-        """Cancel what is left, and wait until it has ended."""
+        """Cancel the remaining tasks, and wait until they have ended."""
         while self._tasks:
             tasks = list(self._tasks)
             for task in tasks:
@@ -356,18 +357,19 @@ class OwnedTasks:
             await asyncio.wait(tasks)
 
 
-# --- `Outbox`: what a client tells its sidecar without waiting for the answer.
+# --- messages to the sidecar whose response no caller waits for -----------------------------
 
 _SENDERS = 8
+"""The most messages that are sent at the same time."""
 _MOST = 100_000
-"""Outbox that wait; beyond, the oldest is given up."""
+"""The most messages that wait; beyond that the oldest is dropped."""
 _ANSWER = 10.0
 """Seconds in which one attempt must be answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxMessage:
-    """A request whose answer nobody waits for, until the monotonic moment `give_up`."""
+    """A request whose response no caller waits for, retried until the monotonic time `give_up`."""
 
     method: str
     path: str
@@ -376,7 +378,7 @@ class OutboxMessage:
 
 
 class Outbox:
-    """A queue and at most eight senders, which end when it is empty."""
+    """A queue of messages and at most eight sender tasks, which end when the queue is empty."""
 
     def __init__(self, connection: SidecarConnection, clock: Clock, rng: random.Random) -> None:
         self._connection = connection
@@ -392,7 +394,7 @@ class Outbox:
         return len(self._queue) + self._senders
 
     def send(self, message: OutboxMessage) -> None:
-        """Have it told; returns at once."""
+        """Queue a message, without waiting."""
         if len(self._queue) >= _MOST:
             self._queue.popleft()
             self.dropped += 1
@@ -402,7 +404,7 @@ class Outbox:
             self._tasks.start(self._go())
 
     async def close(self, seconds: float) -> None:
-        """Tell what is left, for so long at most, then drop the rest."""
+        """Send the remaining messages, for at most that many seconds, then drop the rest."""
         await self._tasks.finish(self._clock, seconds)
         left = len(self)
         await self._tasks.close()
@@ -416,7 +418,7 @@ class Outbox:
             while self._queue:
                 await self._tell(self._queue.popleft())
         finally:
-            # No await since the queue was found empty: the next message starts another task.
+            # There was no await since the queue was empty: the next message starts another task.
             self._senders -= 1
 
     async def _tell(self, message: OutboxMessage) -> None:
@@ -443,5 +445,5 @@ class Outbox:
     def _heard(self, message: OutboxMessage, answer: SidecarResponse) -> None:
         self.told += 1
         if answer.status >= 400:
-            # A lease that ran out meanwhile, for the most part: it counts as used.
+            # Mostly a lease that expired meanwhile: it counts as used.
             _log.info("%s %s: %s", message.method, message.path, answer.detail)

@@ -1,10 +1,10 @@
-"""Leases of a sidecar: waited for, held, renewed in time, told of when they end.
+"""Leases of a sidecar: waited for, held, renewed in time, and reported when they end.
 
 Invariants
-    * a lease that is held is in `_held` and in the row of renewals, and leaves both at once;
-    * what came of it is told exactly once, and after that nothing more is;
-    * a caller who is cancelled while it waits hangs up, and the sidecar gives its place
-      back; a lease that had arrived already is given back unused.
+    * a lease that is held is in `_held` and in `_renewals`, and is removed from both together;
+    * its outcome is sent exactly once, and nothing about it is sent after that;
+    * a caller that is cancelled while it waits closes its request, and the sidecar removes it from
+      the queue; a lease that was granted meanwhile is given back unused.
 """
 
 from __future__ import annotations
@@ -60,37 +60,38 @@ from gatekeeper.urls import Target
 from gatekeeper.wire import LeaseBody, LeaseReport, LeaseRequestBody, Renewal, encode
 
 TTL = 60.0
-"""Seconds after which the sidecar ends a lease of which it hears no more: how long a host
-waits for a client that died."""
+"""Seconds after which the sidecar lets a lease expire that is not renewed: how long a host waits
+for a client that died."""
 _LONGEST = 600.0
-"""Seconds for which a lease is renewed unless its owner renews it: as in the embedded gate."""
+"""Seconds for which a lease is renewed unless its owner renews it, as in the embedded gate."""
 _REPORTABLE = 600.0
-"""Seconds for which a report is tried: a sidecar that starts again still takes it."""
+"""Seconds for which sending a report is retried: a restarted sidecar still accepts it."""
 _COMPLAINTS = (429, 503)
 
 
 class RemoteLease(msgspec.Struct, eq=False):
     """The right to send one request to `url`: `gatekeeper.Lease`, held through a sidecar.
 
-    The slot is the sidecar's, so what is told here travels: a 429 or 503 at once, as the
-    host is blocked from then on; anything else when the lease ends, as the slot is
-    taken until then. No method waits for the sidecar.
+    The sidecar holds the slot, so reports are sent to it: a 429 or 503 immediately, as it blocks
+    the host; any other when the lease ends, as the slot is taken until then. No method waits for
+    the sidecar.
     """
 
     _held: HeldRemoteLeases
     _clock: Clock
     _granted_at: float
     lasts_until: float
-    """Monotonic: it is renewed until then."""
+    """The monotonic time until which it is renewed."""
     id: str
     url: str
     host: str
     decision: Decision
     user_agent: str | None
-    """The name that it was asked for under, as it was given; None: the sidecar's own."""
+    """The name that the lease was requested for, as given; None: the sidecar's own."""
     owner: asyncio.Task[object] | None
+    """The task that holds the lease; None if no task does."""
     data: Any = None
-    """The payload of a URL that came out of a `PoliteQueue`; yours to use otherwise."""
+    """The payload of a URL from a `PoliteQueue`; otherwise free for the caller's use."""
     _settled: bool = False
     _head_at: float | None = None
     _told: LeaseReport | None = None
@@ -98,10 +99,10 @@ class RemoteLease(msgspec.Struct, eq=False):
     _claimed: bool = False
     _ended: bool = False
     _left: bool = False
-    """Its block was left while the connection was in use."""
+    """Whether its block was left while the connection was in use."""
 
     def settle(self) -> bool:
-        """True once: the sidecar is to be told what came of it."""
+        """Return True the first time: the outcome has to be sent to the sidecar."""
         before, self._settled = self._settled, True
         return not before
 
@@ -111,43 +112,43 @@ class RemoteLease(msgspec.Struct, eq=False):
 
     @property
     def expires_at(self) -> datetime:
-        """When the lease ends by itself and counts as used (aware, UTC)."""
+        """When the lease expires and counts as used (aware, UTC)."""
         return utc(self._clock.wall() + self.lasts_until - self._clock.monotonic())
 
     @property
     def holdings(self) -> Holdings[RemoteLease]:
-        """Where the open leases of its gate are known by their owners."""
+        """The open leases of its gate, by owner."""
         return self._held.holdings
 
     @property
     def scopes(self) -> tuple[str, ...]:
-        """What it holds a slot of, as far as this client knows: its host."""
+        """Scopes of which it holds a slot, as far as this client knows: its host."""
         return (self.host,)
 
     @property
     def headed(self) -> bool:
-        """The head of its response is here."""
+        """Whether the head of its response has arrived."""
         return self._head_at is not None
 
     @property
     def ended(self) -> bool:
-        """Whether the slot was given back, or the time is over."""
+        """Whether the slot was given back, or the lease expired."""
         return self._ended or self._clock.monotonic() >= self.lasts_until
 
     def goes_on(self, now: float) -> bool:
-        """Whether the sidecar is to be told so at that monotonic moment."""
+        """Return True if the lease has to be renewed at the monotonic time `now`."""
         if self._in_use:
             self.lasts_until = max(self.lasts_until, now + _LONGEST)
         return now < self.lasts_until
 
     @property
     def _in_use(self) -> bool:
-        """The request is known to be under way."""
+        """Whether its request is known to be under way."""
         connection = None if self._held_by is None else self._held_by()
         return connection is not None and not connection.closed
 
     def claim(self, url: str) -> bool:
-        """Take the lease for a request to `url`; true for the first matching claim."""
+        """Use the lease for a request to `url`. Return True for the first claim that matches."""
         if self._claimed or self.ended:
             return False
         try:
@@ -158,7 +159,7 @@ class RemoteLease(msgspec.Struct, eq=False):
         return matches
 
     def enter(self) -> None:
-        """Let requests of this context adopt it; the current task is its owner from now on."""
+        """Let requests of this context adopt the lease, and make the current task its owner."""
         if self.ended:
             return
         self.holdings.own(self, asyncio.current_task())
@@ -167,8 +168,8 @@ class RemoteLease(msgspec.Struct, eq=False):
             open_leases.set((*held, self))
 
     def leave(self) -> None:
-        """Undo `enter`, and end it: now, or as soon as the connection is free. Without a report
-        it counts as sent and unanswered."""
+        """Undo `enter` and end the lease, now or when the connection is free. Without a report it
+        counts as sent and unanswered."""
         open_leases.set(tuple(held for held in open_leases.get() if held is not self))
         self.report()
         self._left = self._in_use
@@ -176,14 +177,14 @@ class RemoteLease(msgspec.Struct, eq=False):
             self.end()
 
     def head(self) -> None:
-        """The head of the response is here; `elapsed` is measured to this moment."""
+        """Note that the head of the response has arrived: `elapsed` is measured to this moment."""
         if self._head_at is None:
             self._head_at = self._clock.monotonic()
 
     def answered(
         self, status: int, *, retry_after: str | None = None, rate_limit: str | None = None
     ) -> None:
-        """`head` and `report` in one: the head is here, and says so much."""
+        """Call `head` and `report` in one: the head has arrived, with this status and fields."""
         self.head()
         self.report(status=status, retry_after=retry_after, rate_limit=rate_limit)
 
@@ -196,14 +197,14 @@ class RemoteLease(msgspec.Struct, eq=False):
         size: int | None = None,
         rate_limit: str | None = None,
     ) -> None:
-        """Say what came of the request; the first report is final. See `Lease.report`."""
+        """Report the outcome of the request; the first report is final. See `Lease.report`."""
         wrong = wrong_report(status, elapsed, retry_after, size)
         if wrong is not None:
             raise wrong
         if self._told is not None or self._ended:
             return
         if self._head_at is not None:
-            # An answer began: without a status, what ended it is no failure of the host.
+            # A response began: without a status, what ended it is not a failure of the host.
             measured = self._head_at - self._granted_at
             elapsed = None if status is None else measured if elapsed is None else elapsed
         self._told = LeaseReport(
@@ -218,22 +219,22 @@ class RemoteLease(msgspec.Struct, eq=False):
 
     @property
     def counts_bytes(self) -> bool:
-        """Its host may have a budget: the sidecar knows."""
+        """Always True: only the sidecar knows whether the host has a budget."""
         return True
 
     def received(self, size: int) -> None:
-        """So many bytes of the response came: its report says so, if that was not sent yet."""
+        """Add the bytes of the response to the report, if that has no `size` and was not sent."""
         if self._told is not None and self._told.size is None:
             self._told = msgspec.structs.replace(self._told, size=size)
 
     def renew(self, seconds: float) -> None:
-        """Put the end `seconds` from now; the sidecar is told in time."""
+        """Move the end of the lease to `seconds` from now."""
         if not self._ended:
             self.lasts_until = self._clock.monotonic() + seconds
             self._held.prolong(self)
 
     def give_back(self) -> None:
-        """End it unused: nothing was sent. The slot is free at once, the clock stays."""
+        """End the lease unused: nothing was sent. The slot is freed, the host's clock stays."""
         if not self._ended:
             self._ended = True
             self._held.give_back(self)
@@ -241,9 +242,9 @@ class RemoteLease(msgspec.Struct, eq=False):
     def ends_with(
         self, connection: ConnectionInUse | None, then: Callable[[], None] | None = None
     ) -> None:
-        """The slot is held until that connection is free, however long it takes; None: it is.
+        """Hold the slot until the connection is free, then end the lease; None: end it now.
 
-        `then` is called at that moment, before the slot is given on.
+        `then` is called at that moment, before the slot is passed on.
         """
         if connection is not None:
             self._held_by = ref(connection)
@@ -262,10 +263,9 @@ class RemoteLease(msgspec.Struct, eq=False):
     def lasts_with(
         self, connection: ConnectionInUse | None, then: Callable[[], None] | None = None
     ) -> None:
-        """The slot is held until that connection is free, even if the block of the lease is
-        left before; a block that is left later ends it then.
+        """Hold the slot until both the connection is free and the lease's block is left.
 
-        `then` is called when the connection is free, at once if it is None.
+        `then` is called when the connection is free; immediately if `connection` is None.
         """
         if connection is not None:
             self._held_by = ref(connection)
@@ -276,21 +276,21 @@ class RemoteLease(msgspec.Struct, eq=False):
             then()
 
     def _unused(self) -> None:
-        """The connection is free: the block may still be open."""
+        """Connection callback of `lasts_with`: the block may still be open."""
         self._held_by = None
         if self._left:
             self.end()
 
     def end(self) -> None:
-        """The connection is free again: the slot goes to the next in line."""
+        """End the lease: its slot goes to the next waiter. Idempotent."""
         if not self._ended:
             self._ended = True
-            # Without a report it counts as sent and unanswered: fail closed.
+            # Without a report the request counts as sent and unanswered: fail closed.
             self._held.tell(self, self._told or LeaseReport())
 
 
 class RemoteLeaseRequest:
-    """What `gate.lease()` returns: entering waits for the turn, leaving ends the lease."""
+    """The result of `gate.lease()`: entering waits for the turn, leaving ends the lease."""
 
     __slots__ = ("_acquire", "_lease")
 
@@ -312,7 +312,7 @@ class RemoteLeaseRequest:
 
 
 class HeldRemoteLeases:
-    """Every lease in this client's hands, and one timer for all their renewals."""
+    """The leases that this client holds, and one timer for their renewals."""
 
     def __init__(self, outbox: Outbox, holdings: Holdings[RemoteLease], clock: Clock) -> None:
         self._outbox = outbox
@@ -320,8 +320,8 @@ class HeldRemoteLeases:
         self._clock = clock
         self._held: dict[str, RemoteLease] = {}
         self._renewals: OrderedDict[str, float] = OrderedDict()
-        """Id -> moment of the next renewal. Each is put in half a TTL ahead, at the end: so
-        the first is the earliest."""
+        """Monotonic time of the next renewal, by lease id. Each is set half a TTL ahead, at the
+        end: so the first is the earliest."""
         self._timer = SingleTimer(clock, self._due)
 
     def __len__(self) -> int:
@@ -330,7 +330,7 @@ class HeldRemoteLeases:
     def take(
         self, given: LeaseBody, host: str, user_agent: str | None, *, owned: bool
     ) -> RemoteLease:
-        """A lease that just arrived, and was asked for under that name."""
+        """Hold a lease that was just granted, and requested for the name `user_agent`."""
         now = self._clock.monotonic()
         lease = RemoteLease(
             *(self, self._clock, now, now + _LONGEST),
@@ -347,28 +347,28 @@ class HeldRemoteLeases:
         return lease
 
     def tell(self, lease: RemoteLease, told: LeaseReport) -> None:
-        """Report it, once; that ends it in the sidecar."""
+        """Send the report of a lease, once; that ends it in the sidecar."""
         self._drop(lease)
         if lease.settle():
             self._send("POST", f"/v1/leases/{lease.id}/report", encode(told))
 
     def give_back(self, lease: RemoteLease) -> None:
-        """End it unused."""
+        """End a lease unused."""
         self._drop(lease)
         if lease.settle():
             self.give_back_id(lease.id)
 
     def give_back_id(self, lease_id: str) -> None:
-        """End a lease unused that no caller took."""
+        """End a lease unused that no caller received."""
         self._send("DELETE", f"/v1/leases/{lease_id}", None)
 
     def prolong(self, lease: RemoteLease) -> None:
-        """Its end was moved."""
+        """Renew a lease in the sidecar, as its end was moved."""
         if lease.id in self._held:
             self._renew(lease, self._clock.monotonic())
 
     def end_all(self) -> None:
-        """The client closes: end what is still held, as used."""
+        """End the leases that are still held, as used: the client closes."""
         for lease in list(self._held.values()):
             lease.end()
         self._timer.cancel()
@@ -390,7 +390,7 @@ class HeldRemoteLeases:
             lease = self._held[next(iter(self._renewals))]
             if lease.goes_on(now):
                 self._renew(lease, now)
-            else:  # forgotten by its owner: the sidecar ends it; a report may still come
+            else:  # its owner never ended it: it expires in the sidecar; a report may still come
                 self._drop(lease)
         self._timer.set(next(iter(self._renewals.values()), math.inf))
 
@@ -404,7 +404,7 @@ class HeldRemoteLeases:
 
 
 def _within(seconds: float | None, most: float) -> float | None:
-    """What the sidecar would take; a measurement that is none is left out."""
+    """Return the seconds within the limits of the sidecar; None for infinity and NaN."""
     if seconds is None or not math.isfinite(seconds):
         return None
     return min(max(0.0, seconds), most)
@@ -416,23 +416,23 @@ def _header(retry_after: float | str | None) -> float | str | None:
     return _within(retry_after, math.inf)
 
 
-# --- `RemoteLeases`: how a client waits for a turn that a sidecar hands out.
+# --- waiting for a turn ---------------------------------------------------------------------
 
 
 _GRACE = 15.0
-"""Seconds beyond `wait` in which the answer to a long poll must come."""
+"""Seconds that the response to a long poll may take beyond the `wait` that it asks for."""
 _LAST = 0.5
-"""... and beyond the moment at which its caller wants to have given up, whatever comes."""
+"""Seconds that the response may take beyond the caller's timeout."""
 _INFINITE = float("inf")
 _ID = 12
-"""Octets of randomness in the id of a lease."""
+"""Random bytes in the id of a lease."""
 
 
 class RemoteLeases:
-    """Long polls, at most `most_polls` at once, each of `poll` seconds at most.
+    """Waits for leases with long polls: at most `most_polls` at a time, each of `poll` seconds.
 
-    A turn that was asked for and whose answer got lost is asked for again: at the worst a
-    turn is wasted, as the sidecar ends the lease by itself; none is ever taken twice.
+    A request whose response got lost is repeated. At worst a turn is wasted, as the sidecar lets
+    the lease expire; no turn is used twice.
     """
 
     def __init__(
@@ -489,29 +489,28 @@ class RemoteLeases:
             if waiting is not None:
                 self.waits.end(waiting)
         self.granted += 1
-        # No await between the arrival and the table: every lease granted has an owner.
+        # There is no await between the response and this: every granted lease is held.
         lease = self.held.take(given, target.host, user_agent, owned=owned)
         if owned:
             hold_in_context(lease)
         return lease
 
     def _begin_wait(self, target: Target) -> TurnWait[RemoteLease] | None:
-        """Note that this task waits for the host; None where that can block no other task.
+        """Note that this task waits for the host. None if that can't block another task.
 
-        Raises WaitsForItself where, as far as this client can see, it could never end.
+        Raises WaitsForItself if, as far as this client can see, the wait could never end.
         """
         task = asyncio.current_task()
         if task is None:  # pragma: no cover - a lease is awaited inside a task
             return None
-        # Another gate's leases are no business of this one's hosts.
+        # Leases of another gate hold no slots of this gate's hosts.
         under = [one for one in inherited(task) if getattr(one, "_held", None) is self.held]
         return self.waits.begin(task, target.url, target.host, (), under)
 
     async def look(self, url: str, *, priority: int, user_agent: str | None) -> RemoteLease:
-        """The lease, if its turn is now: one round trip, which may take its time.
+        """Grant a lease if the host's turn is now: one round trip, however long that takes.
 
-        `acquire` with a timeout of 0 would hang up where the answer takes longer, and waste
-        the turn that it brings.
+        `acquire` with a timeout of 0 would close a slow request, and waste the turn that it grants.
         """
         asked = _WantedLease(url, urls.parse(url), priority, user_agent, _INFINITE)
         given = await self._at_once(asked)
@@ -519,7 +518,7 @@ class RemoteLeases:
         return self.held.take(given, asked.target.host, user_agent, owned=False)
 
     async def _at_once(self, asked: _WantedLease) -> LeaseBody:
-        """The lease, in one round trip. Raises what refuses it, or its turn that is not now."""
+        """Get the lease in one round trip. Raises its refusal, or LeaseTimeout if it must wait."""
         try:
             answer = await self._asking(asked, 0.0)
         except SidecarUnreachable as error:
@@ -527,7 +526,7 @@ class RemoteLeases:
         if answer.status == 201:
             return read(answer, LeaseBody)
         refusal = self._refusal(asked, answer)
-        if answer.busy and not isinstance(refusal, Deferred):  # as for one who waits
+        if answer.busy and not isinstance(refusal, Deferred):  # as in `_given`
             refusal = self._deferred(asked, answer.detail)
         raise refusal
 
@@ -559,10 +558,10 @@ class RemoteLeases:
             ) from None
 
     async def _beside(self, asked: _WantedLease, stuck: WaitsForItself) -> LeaseBody:
-        """A lease for a host of which this task holds one, or those who wait for it.
+        """Get a lease for a host of which this task, or a task that waits for it, holds one.
 
-        The sidecar hears of a lease's head only when it ends, so what is not granted at once
-        would wait for a task that waits.
+        The sidecar learns of a lease's head only when the lease ends, so a lease that is not
+        granted immediately would wait for a task that waits itself.
         """
         try:
             return await self._at_once(asked)
@@ -570,7 +569,7 @@ class RemoteLeases:
             raise stuck from None
 
     async def _given(self, asked: _WantedLease) -> LeaseBody:
-        """Poll until the turn comes, it is refused, or the time is over."""
+        """Poll until the lease is granted or refused, or the caller's timeout passes."""
         give_up = self._clock.monotonic() + (0.0 if self._connection.down else self._patience)
         attempt = 0
         while True:
@@ -591,7 +590,7 @@ class RemoteLeases:
                 if answer.busy and not isinstance(refusal, Deferred):
                     self._persist(asked, answer.detail, pause, give_up)
                 else:
-                    # Rounded up to whole seconds: one less is certain.
+                    # Retry-After is rounded up to whole seconds: one less is certain.
                     soonest = now + max(wait, (answer.retry_after or 0.0) - 1.0)
                     if not isinstance(refusal, LeaseTimeout) or soonest >= asked.end:
                         raise refusal
@@ -603,7 +602,7 @@ class RemoteLeases:
             await self._clock.sleep(max(0.0, min(pause, left)))
 
     def _shortened(self, answer: SidecarResponse, wait: float) -> bool:
-        """The sidecar lets nobody wait so long (server.max_wait): polls are shorter now."""
+        """Return True, and shorten polls, if the sidecar refused `wait` (server.max_wait)."""
         most = bound_in(answer) if answer.status == 400 else None
         if most is None or not 0 < most < wait:
             return False
@@ -611,14 +610,17 @@ class RemoteLeases:
         return True
 
     def _until_next_poll(self, began: float, wait: float, named: float) -> float:
-        """Seconds to sleep: none after a whole poll; after one that was cut short, as the
-        turn lies further off than a poll lasts, until a poll can reach it."""
+        """Return the seconds to sleep before the next poll.
+
+        None after a complete poll. A poll that returned early, as the turn comes later than a poll
+        lasts, is repeated when a poll can reach the turn; `named` is the response's Retry-After.
+        """
         if self._clock.monotonic() - began >= wait:
             return 0.0
         return max(1.0, named - self._poll)
 
     def _persist(self, asked: _WantedLease, why: str, pause: float, give_up: float) -> None:
-        """Raise Deferred once there is no time left to try again."""
+        """Raise Deferred if no time is left for another attempt."""
         if self._clock.monotonic() + pause > min(give_up, asked.end):
             raise self._deferred(asked, why)
 
@@ -638,11 +640,14 @@ class RemoteLeases:
         return None if seconds is None else utc(self._clock.wall() + seconds)
 
     async def _asking(self, asked: _WantedLease, wait: float) -> SidecarResponse:
-        """One long poll, in a task of its own: a caller who is cancelled leaves at once, and
-        what the sidecar may have answered meanwhile is given back by the name we gave it."""
+        """Send one long poll, in a task of its own.
+
+        A cancelled caller returns immediately, and the lease that the sidecar may have granted
+        meanwhile is given back by the id that the client chose for it.
+        """
         lease_id = secrets.token_urlsafe(_ID)
         body = LeaseRequestBody(
-            url=asked.url,  # as it came: the sidecar's guard must see all of it
+            url=asked.url,  # as given: the sidecar's guard must see the whole URL
             wait=wait,
             ttl=TTL,
             priority=min(max(asked.priority, -1000), 1000),
@@ -658,35 +663,35 @@ class RemoteLeases:
             return await asyncio.shield(poll)
         except SidecarUnreachable as error:
             if error.late:
-                self.held.give_back_id(lease_id)  # that we hung up it may hear too late
+                self.held.give_back_id(lease_id)  # the sidecar may notice the disconnect too late
             raise
         except asyncio.CancelledError:
             if poll.cancelled():
                 self.held.give_back_id(lease_id)
                 raise GateClosed("the gate was closed before the turn came") from None
             poll.add_done_callback(partial(self._give_back, lease_id))
-            # In the next turn of the loop: an answer that was read in this one arrives yet.
+            # In the next iteration: a response that was read in this one can still arrive.
             asyncio.get_running_loop().call_soon(poll.cancel)
             raise
 
     def _give_back(self, lease_id: str, poll: asyncio.Task[SidecarResponse]) -> None:
         if poll.cancelled() or poll.exception() is not None:
-            self.held.give_back_id(lease_id)  # it may be on its way to us
+            self.held.give_back_id(lease_id)  # the response may be on its way
         elif poll.result().status == 201:
             self.held.give_back_id(read(poll.result(), LeaseBody).id)
 
 
 def _needs(host: str, _near: tuple[str, ...]) -> tuple[Need, ...]:
-    """What a client knows of a host's slots: that there is one."""
+    """Return the needs of a lease as far as a client knows them: one slot of its host."""
     return (Need(host, 1, False),)
 
 
 class _WantedLease(NamedTuple):
-    """What one caller wants."""
+    """Arguments of one request for a lease."""
 
     url: str
     target: Target
     priority: int
     user_agent: str | None
     end: float
-    """Monotonic: nobody waits any more then."""
+    """Monotonic time at which the caller's timeout passes."""

@@ -1,10 +1,10 @@
-"""`Questions`: those asked in one turn of the loop leave together.
+"""`Questions`: sends the questions of one iteration of the event loop in batches.
 
-A batch is answered when its slowest URL is, so URLs of origins that the sidecar knows go
-together, and each origin that it may have to ask first goes by itself: a slow origin
-delays no other. Beside that nothing waits: a batch leaves at the end of the turn in which
-its first URL was asked, unless as many as may be are under way already; then what gathers
-meanwhile leaves with the next.
+A batch is answered when its slowest URL is. So URLs of origins that the sidecar has cached share
+batches, and each origin that it may have to fetch first has batches of its own: a slow origin
+delays no other. There is no other delay: a batch is sent at the end of the iteration in which its
+first URL was asked. If the most batches are under way already, the questions that gather meanwhile
+are sent with the next.
 """
 
 from __future__ import annotations
@@ -30,16 +30,20 @@ from gatekeeper.remote.connection import (
 from gatekeeper.wire import MAX_BATCH, Batch, Decisions, encode
 
 _MOST_TEXT = 150_000
-"""Characters of URLs in a batch: six bytes each at the worst, within the sidecar's 1 MiB."""
+"""The most characters of URLs in a batch: six bytes each at worst, within the sidecar's 1 MiB."""
 _KNOWN_AT_ONCE = 4
+"""The most batches of cached origins that are under way at the same time."""
 _SHORT = 250
-"""URLs below which a batch is not cut up: a request of its own costs more than that saves."""
+"""URLs up to which a batch is not split: another request costs more than it saves."""
 _COLD_AT_ONCE = 64
+"""The most batches of other origins that are under way at the same time."""
 
 
 class Question(msgspec.Struct, eq=False):
-    """One URL that somebody wants to know about; each waiter has a future of its own, so
-    that one who is cancelled takes none of the others along."""
+    """One URL and agent that callers ask about.
+
+    Each waiter has a future of its own, so that cancelling one does not cancel the others.
+    """
 
     key: Key
     origin: str
@@ -47,26 +51,27 @@ class Question(msgspec.Struct, eq=False):
 
     @property
     def wanted(self) -> bool:
-        """Somebody still waits."""
+        """Whether any waiter still waits."""
         return any(not waiter.done() for waiter in self.waiters)
 
 
 BatchKey = tuple[str, str | None]
-"""Origin, or empty for all those that answer at once; and agent."""
+"""Origin, or "" for all origins that the sidecar has cached; and agent."""
 
 
 class _BatchQueues(msgspec.Struct, eq=False):
-    """Questions that wait, by the batch they may travel in: (origin, agent)."""
+    """Queues of questions, one for each key of batches that they may share."""
 
     most: int
-    """Batches under way."""
+    """The most batches under way at the same time."""
     at_once: int
-    """Those of one key."""
+    """The most batches of one key under way at the same time."""
     busy: dict[BatchKey, int] = {}
+    """The batches under way, by key."""
     queues: dict[BatchKey, deque[Question]] = {}
 
     def next(self) -> BatchKey | None:
-        """Whose batch may leave."""
+        """Return the key whose next batch may be sent. None if there is none."""
         if sum(self.busy.values()) >= self.most:
             return None
         for key in self.queues:
@@ -75,10 +80,10 @@ class _BatchQueues(msgspec.Struct, eq=False):
         return None
 
     def length(self, longest: int) -> int:
-        """URLs that a batch may have now, of the `longest` that any may.
+        """Return the most URLs that a batch may have now; `longest` is the most for any batch.
 
-        Those that fit into one are spread over all that may be under way, so that the
-        sidecar answers one batch while the client reads another.
+        Questions that would fit into one batch are spread over all that may be under way, so that
+        the sidecar answers one batch while the client reads another.
         """
         waiting = sum(map(len, self.queues.values()))
         free = self.most - sum(self.busy.values())
@@ -96,7 +101,7 @@ class _BatchQueues(msgspec.Struct, eq=False):
 
 
 class Questions:
-    """Gathers questions, sends batches, hands the answers out."""
+    """Gathers questions, sends them in batches, and resolves their waiters."""
 
     def __init__(
         self,
@@ -108,10 +113,10 @@ class Questions:
     ) -> None:
         self._connection = connection
         self._longest = MAX_BATCH
-        """URLs that a batch may have, as far as is known: server.max_batch may be less."""
+        """The most URLs of a batch; lowered when the sidecar refuses one (server.max_batch)."""
         self._monotonic = clock.monotonic
         self._turn = 0.0
-        """When the first question of this turn of the loop was asked."""
+        """When the first question of this iteration of the loop was asked (monotonic)."""
         self._answers = answers
         self._tasks = tasks
         self._unanswered = unanswered
@@ -126,9 +131,9 @@ class Questions:
         return len(self._asked)
 
     def ask(self, key: Key, origin: str) -> asyncio.Future[Decision]:
-        """The answer to come; cancel the future to want it no more.
+        """Return a future of the decision; cancel it to drop the question.
 
-        `origin` is empty for text that is no URL, which needs nobody to be asked.
+        `origin` is empty for a malformed URL, for which the sidecar fetches nothing.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Decision] = loop.create_future()
@@ -162,7 +167,7 @@ class Questions:
             batch = self._take(queues.queues[key], length)
             if not queues.queues[key]:
                 del queues.queues[key]
-            else:  # behind the others: one agent's million is not every agent's wait
+            else:  # moved to the end, so that a million questions of one agent delay no other
                 queues.queues[key] = queues.queues.pop(key)
             if batch:
                 queues.left(key)
@@ -201,14 +206,17 @@ class Questions:
             self._start_batches(queues)
 
     async def _post(self, urls: list[str], agent: str | None) -> list[Decision]:
-        """The decisions in the order of the URLs. Raises SidecarError, or
-        SidecarUnreachable. A refusal says how long batches may be, from then on."""
+        """Ask the sidecar; return the decisions in the order of the URLs.
+
+        A batch that is refused as too long is sent in parts; later ones are shorter. Raises
+        SidecarError or SidecarUnreachable.
+        """
         answer = await self._connection.ask("POST", "/v1/check", encode(Batch(urls, agent)))
         if answer.status == 413 and len(urls) > 1:
             most = bound_in(answer)
             if most is not None:
                 self._longest = max(1, min(self._longest, int(most)))
-            # Without a number it was the octets: server.max_body.
+            # A refusal without a limit concerns the bytes of the body: server.max_body.
             length = min(self._longest, len(urls) - 1) if most is not None else len(urls) // 2
             parts = [urls[at : at + length] for at in range(0, len(urls), length)]
             return [decision for part in parts for decision in await self._post(part, agent)]
@@ -232,38 +240,38 @@ class Questions:
             del self._asked[question.key]
             for waiter in question.waiters:
                 if not waiter.done():
-                    # One each: an exception collects the traceback of everybody it meets.
+                    # A copy for each waiter, as raising an exception adds to its traceback.
                     own = copy.copy(error) if isinstance(error, GatekeeperError) else error
                     waiter.set_exception(own)
 
     def close(self) -> None:
-        """Tell everybody who still waits. Call it when no batch is under way any more."""
+        """Fail the remaining questions with GateClosed. Call it when no batch is under way."""
         for queues in (self._known, self._cold):
             queues.queues.clear()
         left = list(self._asked.values())
         self._fail(left, GateClosed("the gate was closed before the answer came"))
 
 
-# --- What a client remembers: decisions while they hold, and which origins answer at once.
+# --- the client's cache: decisions while they are valid, and origins that the sidecar has cached
 
 
 _OPERATORS_WORD = 5.0
-"""Seconds that a word of the operator or of the guard is kept: it can change at any time,
-and nobody tells the clients."""
+"""Seconds for which a decision of the operator or the guard is cached: it can change at any time,
+and clients are not notified."""
 _MINUTE = 60.0
 _ORIGINS = 65_536
+"""The most origins that are remembered as cached by the sidecar."""
 Key = tuple[str, str | None]
 """URL and agent."""
 
 
 class DecisionLifetimes:
-    """For how many seconds decisions of this moment may be repeated without asking.
+    """For how many seconds decisions, all made now, may be repeated without asking.
 
-    Never beyond their own end: DEFER until `retry_at`. ALLOW and DENY by the file until
-    `expires_at`, and `cap` seconds at most, as the file may be asked for again before that;
-    ALLOW to the end of the minute at most: a decision does not say whether the file has a
-    Visit-time, whose windows end with a minute (2.0 draft, V2-24). An operator's or the guard's
-    word for a few seconds.
+    DEFER until `retry_at`. ALLOW and DENY by the file until `expires_at`, and for at most `cap`
+    seconds, as the file may be fetched again before it expires. ALLOW at most to the end of the
+    minute: a decision does not show whether the file has a Visit-time, whose windows end with a
+    minute (2.0 draft, V2-24). A decision of the operator or the guard for five seconds.
     """
 
     __slots__ = ("_cap", "_minute", "_short", "_soon", "_wall")
@@ -271,12 +279,12 @@ class DecisionLifetimes:
     def __init__(self, wall: float, cap: float) -> None:
         self._wall = wall
         self._cap = cap
-        self._soon = utc(wall + cap)  # two moments are compared faster than subtracted
+        self._soon = utc(wall + cap)  # comparing two datetimes is faster than subtracting them
         self._minute = min(cap, _MINUTE - wall % _MINUTE)
         self._short = min(cap, _OPERATORS_WORD)
 
     def of(self, decision: Decision) -> float:
-        """Seconds; none, or fewer, where it may not be repeated."""
+        """Return the seconds; zero or less if the decision may not be repeated."""
         verdict, end = decision.verdict, decision.expires_at
         if verdict is Verdict.DEFER:
             return self.left(decision.retry_at)
@@ -288,31 +296,30 @@ class DecisionLifetimes:
         return min(seconds, self.left(end))
 
     def left(self, end: datetime | None) -> float:
-        """Seconds until then."""
+        """Return the seconds until `end`; 0.0 for None."""
         return 0.0 if end is None else end.timestamp() - self._wall
 
 
 class RememberedDecisions:
-    """Decisions by URL and agent, at most `size` of them; 0 keeps none."""
+    """Cache of decisions by URL and agent, at most `size` of them; 0 caches none."""
 
     def __init__(self, clock: Clock, *, size: int, cap: float) -> None:
         self._clock = clock
         self._cap = cap
         self._size = size
-        # The one not asked about for longest first. An LRUCache takes five calls where this
-        # one takes none, on the way of every question.
+        # The least recently used first. An LRUCache would add five calls to every question.
         self._kept: OrderedDict[Key, tuple[float, Decision]] = OrderedDict()
         self.known: dict[str, float] = {}
-        """Origins that the sidecar knows, as far as is known here, until a monotonic moment.
-        Emptied when full, which costs a batch of its own an origin; to move each origin to
-        the end of a row would cost every question a write."""
+        """Origins that the sidecar presumably has cached, with the monotonic time until which.
+        Cleared when full, after which each origin has a batch of its own once; keeping it in order
+        of use would cost every question a write."""
         self._monotonic = clock.monotonic
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def find(self, key: Key) -> Decision | None:
-        """The decision, if it still holds."""
+        """Return the cached decision if it is still valid."""
         found = self._kept.get(key)
         if found is None:
             return None
@@ -323,9 +330,9 @@ class RememberedDecisions:
         return None
 
     def keep(self, answered: Iterable[tuple[Question, Decision]]) -> None:
-        """Remember each for as long as it holds, and that its origin answers at once.
+        """Cache each decision for as long as it is valid, and note that its origin is cached.
 
-        All are of this moment.
+        All of them must have been made just now.
         """
         lifetimes, now = DecisionLifetimes(self._clock.wall(), self._cap), self._monotonic()
         kept, prompt = self._kept if self._size else None, self.known
@@ -338,7 +345,7 @@ class RememberedDecisions:
             origin = question.origin
             if now >= prompt.get(origin, 0.0):
                 if decision.verdict is not Verdict.DEFER:
-                    # Longer than the answer itself: the sidecar keeps the whole file.
+                    # Longer than the decision: the sidecar caches the file until it expires.
                     seconds = max(seconds, lifetimes.left(decision.expires_at))
                 if len(prompt) >= _ORIGINS:
                     prompt.clear()
@@ -347,6 +354,6 @@ class RememberedDecisions:
             self._kept.popitem(last=False)
 
     def forget(self) -> None:
-        """Forget everything: somebody changed something."""
+        """Clear the cache: a file or a rule was changed through this client."""
         self._kept.clear()
         self.known.clear()
