@@ -1,4 +1,4 @@
-"""What the tests of this room share."""
+"""Fixtures shared by the tests of this folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.internet import FakeInternet
 
 
 class Asker:
-    """Fetches from the fake internet under virtual time, past a guard that lets it."""
+    """Fetches from the fake internet under virtual time, with a guard that allows it."""
 
     def __init__(self, net: FakeInternet) -> None:
         self.net = net
@@ -81,7 +81,7 @@ class Asker:
 
 @pytest.fixture
 def ask(virtual_internet: FakeInternet) -> Asker:
-    """`await ask(origin)` is one retrieval on the virtual internet."""
+    """`await ask(origin)` makes one retrieval on the virtual internet."""
     return Asker(virtual_internet)
 
 

@@ -1,4 +1,4 @@
-"""A directory over a source that answers as the test says."""
+"""A directory whose source gives the answers that the test sets."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ DAY = 86_400.0
 
 
 def file(body: bytes = OLD, **fields: Any) -> Retrieval:
-    """An ordinary file."""
+    """Return the retrieval of an ordinary file."""
     fields.setdefault("status", 200)
     return Retrieval(outcome=Outcome.RULES, body=body, took=0.25, **fields)
 
 
 def lasting(seconds: float, body: bytes = OLD, **fields: Any) -> Retrieval:
-    """A file that says how long it may be kept."""
+    """Return the retrieval of a file with a lifetime."""
     return file(body, lifetime=Lifetime(seconds), **fields)
 
 
 class Source:
-    """A RobotsSource: `answer` is a retrieval, an exception, or what makes one of an origin."""
+    """A RobotsSource; `answer` is a retrieval, an exception, or a function of the origin."""
 
     def __init__(self, answer: Any = None) -> None:
         self.answer: Any = file() if answer is None else answer
@@ -65,12 +65,12 @@ class Source:
         return answer
 
     async def reach(self, origin: str) -> bool | None:
-        """It can't be told."""
+        """Return None: unknown."""
         return None
 
 
 class House:
-    """One directory with all that belongs to it."""
+    """A directory with its collaborators."""
 
     def __init__(
         self, directory: Directory, source: Source, clock: VirtualClock, config: Config
@@ -84,7 +84,7 @@ class House:
         return await self.directory.get(origin)
 
     def allows(self, record: Record, path: str) -> bool | None:
-        """What the record says about a path now; None where it defers or denies all."""
+        """Return whether a path is allowed now; None if the record defers or denies everything."""
         standing = record.standing(self.clock)
         if standing.verdict is not None:
             return True if standing.verdict == "allow" else None
@@ -103,7 +103,7 @@ async def house(
     agent: str = "",
     **sections: Any,
 ) -> AsyncIterator[House]:
-    """An open directory, closed at the end."""
+    """Provide an open directory, closed at the end."""
     clock = clock or VirtualClock(start=1000.0)
     config = Config.from_dict(sections)
     source = answer if isinstance(answer, Source) else Source(answer)

@@ -1,4 +1,4 @@
-"""Hot and cold records, and what may be dropped."""
+"""Hot and cold records, and which may be evicted."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def test_memory_is_bounded_by_bytes() -> None:
         assert stats.hot == 10
         assert stats.evicted > 0
         assert stats.records == 500 - stats.evicted
-        # The one asked for last is there, the first one is not.
+        # The latest one is in memory, the first one is not.
         assert it.directory.peek(origin(499)) is not None
         assert it.directory.peek(origin(0)) is None
 
@@ -127,7 +127,7 @@ async def test_cold_records_share_a_large_text() -> None:
         for number in range(51):
             await it.get(origin(number))
         alone = len(deflate(text))
-        # One text, and for each of the 50 its moments; not fifty texts.
+        # One text, and the moments of 50 records; not 50 texts.
         assert it.directory.stats().bytes < 20_000 + alone + 50 * 300
         for number in range(50):
             record = await it.get(origin(number))
@@ -141,7 +141,7 @@ def test_a_text_is_the_same_after_packing() -> None:
 
 
 def test_a_cold_record_costs_little() -> None:
-    """Everything counted: key, dictionary, moments, text. The corpus' mean is a benchmark."""
+    """With key, dictionary, moments and text. A benchmark measures the mean of real files."""
     config = Config.from_dict({"cache": {"hot_records": 1}})
     clock = VirtualClock(start=1000.0)
     cache = RecordCache(config, stored=True, expiry=SoftExpiry(SplitDict(), clock))
@@ -186,7 +186,7 @@ def lasting_until(moment: float, number: int) -> Record:
 async def test_what_the_guard_refused_is_forgotten_without_a_look_at_every_record(
     monkeypatch: pytest.MonkeyPatch, set_back: float
 ) -> None:
-    """With 300,000 hot records a look at each would stop the loop for a tenth of a second."""
+    """With 300,000 hot records, checking each would block the loop for a tenth of a second."""
 
     def listed(_self: object) -> NoReturn:
         raise AssertionError("every record is looked at")
@@ -213,14 +213,14 @@ async def test_what_the_guard_refused_is_forgotten_without_a_look_at_every_recor
             assert it.allows(await it.get(origin(number)), "/new")
         assert len(it.source.asked) == 3
         await it.get(origin(0))
-        assert len(it.source.asked) == 3  # no refusal was forgotten but those of the guard
+        assert len(it.source.asked) == 3  # only the guard's refusals were forgotten
 
 
 @pytest.mark.parametrize("most", [50, split_dict.MOST])
 async def test_expired_records_leave_in_steps_and_at_their_time(
     monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    """Of one part, and of many, some of which become two while a look is under way."""
+    """With one part, and with many, some of which are split during a sweep."""
     monkeypatch.setattr(cache_module, "_AT_ONCE", 100)
     monkeypatch.setattr(split_dict, "MOST", most)
     clock = VirtualClock(start=1000.0)
@@ -242,7 +242,7 @@ async def test_expired_records_leave_in_steps_and_at_their_time(
     assert max(before - after for before, after in itertools.pairwise(left)) <= 100
     warm = {name for name, record in records.items() if record.warm}
     assert warm == {origin(number) for number in range(1, 1000, 2)}
-    # One that comes while a look is under way is not forgotten.
+    # A record that is added during a sweep is not missed.
     clock.advance(49.0)
     late = records[origin(5000)] = lasting_until(clock.monotonic() + 5.0, 5000)
     expiry.expect(late)

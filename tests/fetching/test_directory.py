@@ -1,4 +1,4 @@
-"""One record per origin, asked once however many want to know."""
+"""One record per origin, and one fetch for any number of concurrent callers."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ async def test_a_forced_refresh_waits_for_the_news_of_a_flight_under_way() -> No
         it.source.answer = file(NEW)
         it.source.hold = asyncio.Event()
         await it.clock.elapse(0.96 * HOUR)
-        await it.get()  # answered at once; the flight goes on behind
+        await it.get()  # answered immediately; the flight goes on in the background
         forced = asyncio.create_task(it.directory.refresh(ORIGIN))
         await it.clock.settle()
         assert not forced.done()
@@ -380,7 +380,7 @@ async def test_a_jump_of_the_wall_clock_moves_nobody_on_the_ladder(jump: float) 
         assert it.allows(record, "/old") is None, "the 12 hours have not passed"
 
 
-# Events and neighbours
+# Changes, and other origins
 
 
 async def test_a_change_of_rules_is_told() -> None:
@@ -460,7 +460,7 @@ async def test_a_redirect_respects_the_targets_ladder() -> None:
         assert fresh.retry_after == pytest.approx(60, rel=0.21)
 
 
-# Many at once
+# Many concurrent callers
 
 
 async def test_ten_thousand_origins_at_once_one_in_ten_dead() -> None:
@@ -493,7 +493,7 @@ async def test_ten_thousand_origins_at_once_one_in_ten_dead() -> None:
 
 
 def thread_of(called: list[str]) -> Callable[[RobotsTxt, str], Policy]:
-    """Chooses, and notes in which thread it did."""
+    """Make the policy, and note the thread."""
 
     def choose(robots: RobotsTxt, agent: str) -> Policy:
         called.append(threading.current_thread().name)
@@ -520,7 +520,7 @@ async def test_a_large_text_is_chosen_from_beside_the_loop_once() -> None:
         await it.directory.prepare(record, "other")
         assert len(called) == 2
         assert threading.main_thread().name not in called
-        # At rest it takes a thread again.
+        # At rest, the thread is needed again.
         record.text.rest()
         assert not it.directory.is_prepared(await it.get(), "bot")
         await it.directory.prepare(record, "bot")

@@ -1,4 +1,4 @@
-"""Our own uplink's failure, told from the sites'."""
+"""Detection of failures of our own uplink, as opposed to the sites'."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def origin(number: int | str) -> str:
 
 
 class Book:
-    """Counts what is undone, and hears of changes."""
+    """Counts undone records and notes changes."""
 
     def __init__(self) -> None:
         self.undone: list[str] = []
@@ -52,7 +52,7 @@ def test_many_failures_at_once_and_no_answer_are_our_own_fault() -> None:
 
 
 class Unlisted(dict[str, float]):
-    """Cannot be gone through whole."""
+    """A collection that can't be iterated over."""
 
     def items(self) -> NoReturn:
         raise AssertionError("all of them were looked at, which stops the loop for 10 ms")
@@ -62,7 +62,7 @@ class Unlisted(dict[str, float]):
 
 def test_an_answer_of_one_more_origin_looks_at_no_other() -> None:
     faults = Book().faults
-    faults.answered(origin("first"), 0.0)  # the start is in doubt until then
+    faults.answered(origin("first"), 0.0)  # at the start an answer has to be reported
     faults.heard = Unlisted()
     for number in range(25_000):
         faults.answered(origin(number), float(number))
@@ -127,7 +127,7 @@ def test_an_answer_while_they_failed_clears_them_all() -> None:
     book.fail_many(LEAST - 1)
     book.faults.answered(origin("living"), 1.5)
     assert not book.faults.doubtful
-    # These began before the answer came: the network was there while they failed.
+    # These began before the answer arrived: the network worked while they failed.
     assert not any(book.fail(origin(f"p{i}"), began=0.0, now=9.0) for i in range(3 * LEAST))
     assert book.undone == []
 
@@ -146,7 +146,7 @@ def test_a_small_share_of_failures_is_nothing_unusual() -> None:
 
 
 def test_names_of_one_living_site_are_no_large_share() -> None:
-    # One site that answers under 300 names must not hide that all the others fail.
+    # One site that answers under 300 names must not mask that all others fail.
     book = Book()
     for i in range(300):
         book.faults.answered(f"https://up{i}.example.test", 1.0)
@@ -199,7 +199,7 @@ def test_if_it_does_not_come_the_fault_is_told_though_nothing_else_happens() -> 
 
 
 def test_false_alarms_are_learnt_from() -> None:
-    # A host answers every 1.5 seconds, and names that fail at once are asked all the time.
+    # A host answers every 1.5 seconds, and names that fail immediately are tried all the time.
     book, now, answered = Book(), 0.0, -1.0
     for tick in range(600):
         now = tick / 10
@@ -214,7 +214,7 @@ def test_false_alarms_are_learnt_from() -> None:
     assert book.faults.count == 1
 
 
-# -- few, but they answered lately
+# -- a few that answered recently
 
 
 def hear(book: Book, count: int, now: float = 0.0) -> None:
@@ -293,7 +293,7 @@ def test_what_those_without_an_answer_were_counted_is_undone_too() -> None:
     assert sorted(book.undone) == [origin(i) for i in range(FEW)]
 
 
-# -- while a fault is on
+# -- during a fault
 
 
 def test_who_answered_and_has_not_failed_goes_on_and_the_others_wait() -> None:
@@ -311,7 +311,7 @@ def test_who_answered_and_has_not_failed_goes_on_and_the_others_wait() -> None:
 
 
 def probes(book: Book, *, until: float, now: float = 1.0) -> list[tuple[float, list[str]]]:
-    """Every probe till then, none of which is answered."""
+    """Return every probe until that moment, none of which is answered."""
     sent = []
     while (pause := book.faults.pause(now)) is not None and now + pause < until:
         now += pause
@@ -374,7 +374,7 @@ def test_time_stands_still_during_a_fault() -> None:
     assert book.faults.uptime(111.0) == 11.0
 
 
-# -- whatever happens
+# -- invariants
 
 STEPS = st.lists(
     st.tuples(
@@ -417,7 +417,7 @@ def test_any_answer_turns_it_off_and_leaves_no_suspicion(
     assert not book.faults.active
     assert not book.faults.doubtful
     assert book.faults.may_ask(origin(0), now)
-    # And what was under way then is the sites' own affair.
+    # Attempts in flight at that moment failed because of their sites.
     assert not any(book.fail(origin(i), began=now, now=now + 9.0) for i in range(100))
 
 
@@ -435,7 +435,7 @@ def test_failures_while_something_answers_are_never_a_fault(
 
 @given(st.lists(st.sampled_from(["unanswered_by", "given_up", "to_ask", "answered"]), max_size=200))
 def test_without_one_failure_that_is_ours_there_is_no_fault(steps: list[str]) -> None:
-    # Refused connections and names that don't exist come as these, or not at all.
+    # Refused connections and unknown names are reported like this, or not at all.
     book = Book()
     hear(book, 40)
     for number, step in enumerate(steps):

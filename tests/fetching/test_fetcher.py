@@ -1,4 +1,4 @@
-"""One retrieval, over real sockets and under virtual time."""
+"""Single retrievals, over real sockets and under virtual time."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def test_five_redirects_are_followed_each_with_its_own_turn(
     assert got.outcome is Outcome.RULES
     assert got.hops == (*(f"{A}/{n}" for n in (1, 2, 3, 4)), "http://b.test/5")
     urls = [f"{A}/robots.txt", *got.hops]
-    # A turn is given back before the next one is asked for.
+    # A turn is released before the next one is acquired.
     assert ask.turns == [(act, url) for url in urls for act in ("take", "give")]
     assert [status for _, status, _ in ask.reports] == [301, 302, 303, 307, 308, 200]
 
@@ -299,7 +299,7 @@ async def test_odd_octets_in_a_location_break_nothing(
 
 
 def lines(size: int) -> bytes:
-    """A file of exactly so many octets whose last line is a rule."""
+    """Return a file of exactly so many octets whose last line is a rule."""
     head, last = b"User-agent: *\n", b"Disallow: /last\n"
     filler = b"# " + b"x" * 61 + b"\n"
     room = size - len(head) - len(last)
@@ -323,7 +323,7 @@ async def test_the_limit_stands_on_decoded_octets(
     body = lines(kib * 1024)
     page = Page(body)
     if packed:
-        # Stored, not squeezed: a real file doesn't shrink a hundredfold.
+        # Stored, not compressed, as a real file doesn't shrink a hundredfold.
         level = gzip.compress(body, 0)
         page = Page(level, headers=[("Content-Encoding", "gzip")])
     net.site("a.test").robots(page)
@@ -364,7 +364,7 @@ async def test_a_bomb_does_not_go_off(net: FakeInternet, ask: Asker) -> None:
 
 
 async def test_endless_padding_is_cut_at_the_wires_cap(net: FakeInternet, ask: Asker) -> None:
-    # Empty stored blocks: five octets on the wire for none of text.
+    # Empty stored blocks: five octets are received for no text.
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     start = packer.compress(b"User-agent: *\n") + packer.flush(zlib.Z_SYNC_FLUSH)
     padding = b"\x00\x00\x00\xff\xff" * 400_000
@@ -398,7 +398,7 @@ async def test_half_an_answer_is_asked_for_once_more_and_then_unreachable(
 
 async def test_garbage_in_the_framing_is_never_a_file(net: FakeInternet, ask: Asker) -> None:
     net.site("a.test").robots(BrokenChunk(RULES, garbage=True))
-    # Which of the two rows depends on whether head and garbage came in one segment.
+    # The row depends on whether head and garbage arrived in one segment.
     assert (await ask(A)).outcome in {Outcome.TRUNCATED, Outcome.INVALID_RESPONSE}
 
 
@@ -561,7 +561,7 @@ class _Late:
         return await self.turn.__aexit__(*error)
 
 
-# Misfortunes before the first octet
+# Failures before the first octet
 
 
 async def test_a_name_that_does_not_exist(net: FakeInternet, ask: Asker) -> None:
@@ -599,7 +599,7 @@ async def test_a_wait_that_the_site_asks_for_reaches_turn_and_record(
 async def test_a_wait_of_years_is_capped_by_the_longest_back_off(
     net: FakeInternet, ask: Asker, years: bytes, redirected: bool
 ) -> None:
-    """The block would outlast the repair of the file, which alone could end it."""
+    """Otherwise the block would outlast the repair of the file, which alone could end it."""
     said = [("Retry-After", years.decode())]
     if redirected:
         net.site("b.test").robots(Page("", 503, said))

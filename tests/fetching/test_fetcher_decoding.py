@@ -1,4 +1,4 @@
-"""Content-Encodings, honest and otherwise."""
+"""Content-Encodings, valid and hostile."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ MEMBERS = {
 
 
 class Counting:
-    """zlib, with a count of the octets that it was given: what it does not use, it copies."""
+    """zlib, counting the octets it was given, as it copies its unused input."""
 
     MAX_WBITS, error = zlib.MAX_WBITS, zlib.error
 
@@ -133,5 +133,5 @@ def test_many_members_cost_no_more_than_one_of_their_length(
 
     assert text.endswith(TEXT)
     assert len(text) == len(MEMBERS[kind]) * (most // len(member)) + len(TEXT)
-    # Beyond the first member, whose rest is copied once, a few times what there is.
+    # After the first member, whose rest is copied once, a small multiple of the input.
     assert counting.given <= 6 * len(data)

@@ -1,4 +1,4 @@
-"""Whether a new connection to an origin comes about, without a request."""
+"""Testing a new connection to an origin, without a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests over the connections of a session that is somebody else's."""
+"""Requests over the connections of the caller's session."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_a_place_in_the_connection_pool_is_waited_for_outside_of_network_t
         fetcher = fetcher_of(net, lent)
         both = asyncio.gather(fetcher.fetch("http://a.test"), fetcher.fetch("http://b.test"))
         first, second = await net.drive(both, limit=3600.0)
-    # The second one waited for longer than anybody may take to connect.
+    # The second one waited for longer than a connection may take.
     assert (first.outcome, second.outcome) == (Outcome.RULES, Outcome.RULES)
     assert first.took == second.took == pytest.approx(12.0)
     assert net.clock.monotonic() == pytest.approx(24.0)
@@ -52,7 +52,7 @@ async def test_a_fetcher_leaves_no_session_behind_that_aiohttp_would_complain_of
     net = virtual_internet
     net.site("a.test").robots(RULES)
     connector = aiohttp.TCPConnector(resolver=net.resolver)
-    # The connector outlives both: closing the lent session does not close it.
+    # The connector outlives both: closing the caller's session does not close it.
     async with aiohttp.ClientSession(connector=connector, connector_owner=False) as lent:
         fetcher = fetcher_of(net, lent)
         assert (await net.drive(fetcher.fetch("http://a.test"))).outcome is Outcome.RULES

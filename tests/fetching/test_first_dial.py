@@ -1,5 +1,5 @@
-"""An origin that nobody asked before is dialled before a request is built; one that lives notices
-nothing of it."""
+"""An origin that was never asked is dialled before a request is built, invisibly for one that
+answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def gate_on(net: FakeInternet, *allow: str) -> Gatekeeper:
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The hosts for which aiohttp built a request."""
+    """Return the hosts for which aiohttp built a request."""
     hosts: list[str] = []
     update = aiohttp.ClientRequest.update_host
 
@@ -45,7 +45,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def sockets(monkeypatch: pytest.MonkeyPatch) -> list[socket.socket]:
-    """Those that were connected, or were to be, ahead of a request."""
+    """Return the sockets that were created for a connection before a request."""
     opened: list[socket.socket] = []
 
     class Noted(guarding._Socket):

@@ -1,4 +1,4 @@
-"""What the guard says about URLs; the operator's lists; what it tells and what it logs."""
+"""The guard's judgement of URLs, the operator's lists, its counters and its log."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_refusal_is_a_value() -> None:
         one.kind = Kind.PORT
 
 
-# -- a seen authority
+# -- cached verdicts
 
 
 def test_a_seen_authority_is_judged_without_reading_it_again(monkeypatch) -> None:
@@ -390,6 +390,6 @@ def test_refusals_can_be_told_apart_only_inside() -> None:
 
 
 def test_notes_are_told_whole() -> None:
-    """A decision's own text cuts a note to 200 characters."""
+    """The text of a decision would cut a note at 200 characters."""
     notes = (BLOCKED_NOTE, ADDRESS_NOTE, NAME_NOTE, PORT_NOTE.format(65_535), USERINFO_NOTE)
     assert max(map(len, notes)) <= 200

@@ -1,4 +1,4 @@
-"""Names that get no answer hold up no other name, and nobody's time runs while they wait."""
+"""Names without an answer delay no other name, and waiting for a thread costs no network time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ANSWER = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 80))]
 
 
 class NameService:
-    """The system's, for whose answer about some names one waits until the end of the test."""
+    """The system's resolver, whose look-ups of some names block until the end of the test."""
 
     def __init__(self) -> None:
         self.over = threading.Event()
@@ -34,7 +34,7 @@ class NameService:
         self._loop = asyncio.get_running_loop()
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Threads are no part of virtual time: let them get there."""
+        """Wait in real time, as threads do not follow virtual time."""
         async with asyncio.timeout(20.0):
             while not condition():
                 self.step.clear()
@@ -42,7 +42,7 @@ class NameService:
 
     def getaddrinfo(self, host: str, *_: Any, **__: Any) -> Any:
         self.asked.append(host)
-        with contextlib.suppress(RuntimeError):  # the test is over
+        with contextlib.suppress(RuntimeError):  # the loop is closed after the test
             self._loop.call_soon_threadsafe(self.step.set)
         if host in self.silent:
             self.over.wait(60.0)
@@ -117,7 +117,7 @@ async def test_a_thread_counts_as_taken_until_the_name_service_is_done(names: Na
 
 
 async def test_who_waits_for_a_thread_is_not_held_to_have_timed_out(names: NameService) -> None:
-    # Else a living site would be written down as dead, and as a sign of a lost uplink.
+    # Otherwise a living site would be recorded as dead, and as evidence of a lost uplink.
     names.silent = {"silent0.test"}
     clock = VirtualClock()
     resolver = SystemResolver(threads=1, for_known=1)

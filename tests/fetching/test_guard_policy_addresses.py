@@ -1,4 +1,4 @@
-"""The tables of addresses, names and ports: each boundary with its neighbours."""
+"""The tables of addresses, names and ports: each boundary, and the values next to it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The guard against real sockets: nothing refused is ever dialled.
+"""The guard with real sockets: nothing refused is ever dialled.
 
 127.1.0.0/16 stands for the public internet (the operator allowed it), 127.66.0.1 for the
-inner network. Every site there would answer; the server's own log says whether it was asked.
+inner network. Every site there would answer; the server's own log shows whether it was asked.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ async def body(session: aiohttp.ClientSession, url: str, **options: object) -> s
 async def assert_refused(session: aiohttp.ClientSession, url: str) -> None:
     with pytest.raises(Denied) as caught:
         await session.get(url)
-    # One class and one word, whichever stage refused (T2).
+    # The same class and word at every stage (T2).
     assert type(caught.value) is Denied
     assert caught.value.decision.reason is Reason.BLOCKED
-    # What the URL's own text shows may be said; of a name nobody learns where it leads.
+    # What the URL's text shows may be told; the address of a name may not.
     note = caught.value.decision.note
     assert note in (BLOCKED_NOTE, ADDRESS_NOTE, NAME_NOTE, PORT_NOTE.format(25))
 
@@ -140,7 +140,7 @@ async def test_the_answer_that_was_judged_is_the_one_that_is_dialled(
 
 
 class Turncoat(dict[str, object]):
-    """An answer that shows one address to the judge and another one to the dialler."""
+    """An answer with one address when it is judged and another when it is dialled."""
 
     looked = 0
 
@@ -180,7 +180,7 @@ async def test_a_refusal_is_known_though_its_error_was_merged_away(
     world: FakeInternet, monkeypatch
 ) -> None:
     async def merging(addr_infos, socket_factory, **_: object) -> None:
-        """What the connecting library does to the errors of several attempts."""
+        """Merge the errors of several attempts, as aiohappyeyeballs does."""
         texts = []
         for info in addr_infos:
             try:
@@ -274,7 +274,7 @@ async def test_a_failed_look_up_is_no_refusal(world: FakeInternet, step: Fail) -
 
 
 async def test_those_who_share_a_look_up_share_its_refusal(world: FakeInternet) -> None:
-    world.resolver.delay = (1e-6, 1e-6)  # one that takes no time is over before it is shared
+    world.resolver.delay = (1e-6, 1e-6)  # a look-up without delay would end before it is shared
     async with guarded(world) as session:
         results = await asyncio.gather(
             *(session.get(f"http://inner.test/{n}") for n in range(5)), return_exceptions=True
@@ -370,7 +370,7 @@ async def test_an_answer_of_a_thousand_addresses_is_cut(world: FakeInternet) -> 
     async with guarded(world, None, guard=guard) as session:
         with pytest.raises(aiohttp.ClientConnectorError):
             await session.get("http://many.test/")
-    # Four addresses are kept; aiohttp begins anew with one fewer after each failure.
+    # Four addresses are kept; aiohttp starts again with one fewer after each failure.
     assert guard.stats().dialled == 4 + 3 + 2 + 1
 
 

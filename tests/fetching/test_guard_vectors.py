@@ -1,4 +1,4 @@
-"""tests/vectors/ssrf.jsonl, whole: one test id a line. Nothing here touches the network."""
+"""All of tests/vectors/ssrf.jsonl, one test per line. Nothing here uses the network."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def url_denied(url: str) -> bool:
 
 
 async def answers_dialled(host: str, *look_ups: str) -> list[set[str]]:
-    """The addresses that the guard lets through, look-up by look-up; empty: refused."""
+    """Return the addresses that the guard allows, per look-up; empty: refused."""
     names = Names(VirtualClock(), lambda _, port: port)
     names.script(host, *(look_up.split(",") if look_up else Fail.EMPTY for look_up in look_ups))
     guard = Guard(Config())
@@ -74,7 +74,7 @@ async def self_denied(listener: str, url: str) -> bool:
     own = {IPv4Address("203.0.114.9")}
     guard = Guard(Config(), is_local=lambda ip: ip in own)
     address, _, port = listener.rpartition(":")
-    assert guard.refuses_url(url) is None  # nothing but the listener speaks against it
+    assert guard.refuses_url(url) is None  # only the listener is a reason to refuse
     guard.listens_on(address, int(port))
     return guard.refuses_url(url) is not None
 

@@ -1,4 +1,4 @@
-"""One timer for many moments, and the time that a retrieval has."""
+"""The shared timer, and the deadline of a retrieval."""
 
 from __future__ import annotations
 

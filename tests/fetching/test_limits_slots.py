@@ -1,4 +1,4 @@
-"""Turns by host, and slots in which the dead don't crowd out the living."""
+"""Turns by host, and slots in which dead hosts do not delay living ones."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def test_those_who_wait_may_leave_at_any_moment() -> None:
     holder.cancel()
     waiting[0].cancel()
     await clock.settle()
-    waiting[2].cancel()  # the place was given to it just now, or to the one before
+    waiting[2].cancel()  # it, or the one before, was just given the place
     await asyncio.gather(*waiting, holder, return_exceptions=True)
     assert (slots.taken, slots.free) == (0, 1)
 
@@ -179,7 +179,7 @@ async def test_more_begin_at_once_while_they_are_answered_and_as_few_as_ever_onc
     for _ in range(100):
         slots.ended(answered=True)
     many = await most_at_once()
-    for _ in range(5):  # half of those that are asked are dead: no more than one more begins
+    for _ in range(5):  # half of the origins are dead: at most one more starts
         slots.ended(answered=False)
         slots.ended(answered=True)
     again = await most_at_once()

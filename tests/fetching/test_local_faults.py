@@ -1,4 +1,4 @@
-"""One lost uplink writes nothing on anybody's record."""
+"""A lost uplink changes no origin's record."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_when_everybody_fails_at_once_it_is_us() -> None:
         )
         assert standing.retry_at is not None
         assert 0 < standing.retry_at - it.clock.wall() < 70
-        # Nothing is held against any of them, those before the fault was found included.
+        # Nothing is held against any of them, including those that failed before the detection.
         for n in range(40):
             assert it.directory.peek(origin(n)) is None
 
@@ -77,7 +77,7 @@ async def test_during_a_fault_callers_are_answered_at_once() -> None:
 async def test_what_is_known_goes_on_answering_during_a_fault() -> None:
     async with house(file()) as it:
         await it.get("https://known.test")
-        await it.clock.elapse(0.96 * DAY)  # in its soft time
+        await it.clock.elapse(0.96 * DAY)  # after its soft expiry
         it.source.answer = CUT_OFF
         await ask(it, 40)
         for _ in range(10):

@@ -1,4 +1,4 @@
-"""Status and body to outcome, many of them and no socket."""
+"""The outcome of many statuses and bodies, with a mocked session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose rules hold where: no origin's file speaks for another one (T13, T14)."""
+"""Which origin's rules apply: no origin's file applies to another origin (T13, T14)."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ async def test_t14_a_file_that_a_chose_at_b_is_not_bs_policy(
 async def test_t14_only_bs_own_robots_txt_fills_bs_record_and_bs_scheme_alone(
     virtual_internet: FakeInternet,
 ) -> None:
-    """A redirect that ends at exactly B's /robots.txt has asked B as well."""
+    """A redirect that ends at exactly B's /robots.txt has fetched B's file as well."""
     net = virtual_internet
     net.site("a.test").on("/robots.txt", redirect("https://b.test/robots.txt"))
     net.site("https://b.test").robots(OPEN)

@@ -1,4 +1,4 @@
-"""Each row of the table, from the head of an answer or from an exception."""
+"""Each row of the table, from the head of a response or from an exception."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A text, a page, or neither."""
+"""Bodies: a text, a page, or neither."""
 
 from __future__ import annotations
 

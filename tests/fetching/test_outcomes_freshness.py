@@ -1,4 +1,4 @@
-"""What headers say about time."""
+"""Lifetimes from response headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When to ask again, and what holds meanwhile."""
+"""When to retry after failures, and what applies meanwhile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DAY = 86_400.0
 
 
 class Middle(random.Random):
-    """Jitter that always falls in the middle."""
+    """Jitter that is always in the middle."""
 
     def uniform(self, a: float, b: float) -> float:
         return (a + b) / 2
@@ -47,7 +47,7 @@ def test_two_origins_never_stay_in_step() -> None:
     [(600.0, 600.0), (10 * 365 * DAY, DAY), (DAY, DAY), (0.0, 60.0), (-1.0, 60.0)],
 )
 def test_retry_after_overrides_the_rung(asked: float, given: float) -> None:
-    """The moment that the site names is the one that callers are told: no jitter."""
+    """Callers are told the moment that the site names, without jitter."""
     assert next_try(Kept.LADDER, 3, random.Random(5), retry_after=asked) == given
 
 
@@ -85,7 +85,7 @@ MONTH = 30 * 24.0
         (GOOGLE, 12, True, None, Holds.LAST_GOOD),
         (GOOGLE, MONTH, True, None, Holds.NOTHING),
         (GOOGLE, MONTH, True, 60.0, Holds.WELCOME),
-        # Without one: nothing, until a month has gone by and the site is generally up.
+        # Without one: nothing, until a month has passed and the site is generally up.
         (STRICT, 12, False, 60.0, Holds.NOTHING),
         (STRICT, MONTH - 0.1, False, 60.0, Holds.NOTHING),
         (STRICT, MONTH, False, None, Holds.NOTHING),

@@ -1,4 +1,4 @@
-"""Directory and fetcher together, against the fake internet."""
+"""Directory and fetcher together, with the fake internet."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_living_and_dead_together(virtual_internet: FakeInternet) -> None:
         names = dead + [f"o{n}.test" for n in range(270)]
         reachable = await net.drive(asyncio.gather(*(one(directory, name) for name in names)))
         assert sum(reachable) == 270
-        # Ten that never answer hold ten of the twenty slots for a second, not for ten.
+        # Ten silent ones occupy ten of the twenty slots for one second, not for ten.
         assert max(took[f"o{n}.test"] for n in range(270)) <= 2.0
         assert directory.stats().in_flight == 0
         assert not directory.local_fault
@@ -129,7 +129,7 @@ async def test_the_limit_of_500_kib_spares_the_rule_before_it(
         assert standing.robots.truncated
         policy = standing.robots.policy("testbot")
         assert not policy.allowed("/first")
-        # The line on the cut is dropped whole: half of it would be another rule.
+        # The line at the cut is dropped entirely: a part of it would be another rule.
         assert policy.allowed("/on-the-cut-of-the-file")
         assert policy.allowed("/on-the")
         assert policy.allowed("/behind")

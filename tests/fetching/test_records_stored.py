@@ -1,4 +1,4 @@
-"""What outlives the process, and what a restart asks again."""
+"""Records that outlive the process, and those that a restart fetches again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOWN = Retrieval(outcome=Outcome.SERVER_ERROR, status=503)
 
 
 def reborn(clock: VirtualClock, *, wall: float = 0.0) -> VirtualClock:
-    """The clock of the next process: monotonic time means nothing there."""
+    """Return the clock of the next process, with another monotonic time."""
     return VirtualClock(start=7.0, wall=clock.wall() + wall)
 
 
@@ -105,7 +105,7 @@ async def test_a_clock_set_wrong_between_two_processes_makes_us_ask(jump: float)
         await first.get()
     clock = reborn(first.clock, wall=jump)
     async with house(file(NEW), storage=storage, clock=clock) as second:
-        # Forward: it seems a day old. Back: nobody knows how old it is.
+        # Forward: it seems a day old. Back: its age is unknown.
         assert second.allows(await second.get(), "/new") is False
         assert second.source.asked == [ORIGIN]
 
@@ -152,7 +152,7 @@ async def test_a_clock_set_back_prolongs_no_pause() -> None:
 
 
 class Damaged(MemoryStorage):
-    """Loses the texts of what it keeps."""
+    """A storage that loses the texts of its records."""
 
     async def load_origin(self, origin: str) -> OriginRecord | None:
         record = await super().load_origin(origin)
@@ -212,7 +212,7 @@ async def test_each_distinct_body_enters_the_history() -> None:
 async def test_what_the_guard_refused_is_asked_about_again_by_the_next_process(
     outcome: Outcome,
 ) -> None:
-    """It was remembered for a day, whatever the next process was allowed."""
+    """Otherwise it would be refused for a day, even if the next process may fetch it."""
     storage = MemoryStorage()
     async with house(Retrieval(outcome=outcome), storage=storage) as first:
         await first.get()

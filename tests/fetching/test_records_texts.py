@@ -1,4 +1,4 @@
-"""A text is in memory once, and its octets can be had again as they came."""
+"""A text is in memory once, and its original octets can be restored."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_the_texts_asked_for_last_are_awake(
     kept = [texts.of(b"User-agent: *\nDisallow: /%d\n" % number) for number in range(10)]
     for text in kept[:9]:
         texts.hold(text)
-        assert kept[0].policy_for("bot") is None  # asked for, all the same
+        assert kept[0].policy_for("bot") is None  # no policy, but marked as used
     assert [text for text in kept[:9] if text.parsed] == [kept[0], *kept[7:9]]
     for text in kept[:9]:
         texts.release(text)

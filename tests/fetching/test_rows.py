@@ -1,4 +1,4 @@
-"""The 28 rows times what was known before: cold, warm, stale, unreachable with an old copy."""
+"""The 28 rows, for each state of the record: cold, warm, stale, unreachable with an old copy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARSED, UNAVAILABLE, UNREACHABLE = State.PARSED, State.UNAVAILABLE, State.UNREAC
 
 @dataclass(frozen=True)
 class Expected:
-    """What a row comes to for an origin never asked before."""
+    """What a row gives for an origin that was never asked before."""
 
     row: int
     outcome: Outcome
@@ -65,7 +65,7 @@ ROWS = [
     fails(7, Outcome.CHALLENGE, Reason.CHALLENGE, status=403),
     fails(8, Outcome.INVALID_RESPONSE, Reason.INVALID_RESPONSE, status=206),
     fails(9, Outcome.NOT_MODIFIED_NOTHING, Reason.INVALID_RESPONSE, status=304),
-    # Row 10 is no outcome: a redirect is judged by where it ends. test_fetcher.py follows it.
+    # Row 10 is not final: a redirect is judged by its end. test_fetcher.py follows redirects.
     absent(11, Outcome.TOO_MANY_REDIRECTS, Reason.TOO_MANY_REDIRECTS, DAY, 302),
     fails(11, Outcome.REDIRECTED_AWAY, Reason.TOO_MANY_REDIRECTS, status=302),
     fails(12, Outcome.BAD_REDIRECT, Reason.BAD_REDIRECT, status=301),
@@ -134,7 +134,7 @@ async def test_cold(row: Expected) -> None:
         if row.verdict is None:
             assert it.allows(record, "/new") is False
             assert it.allows(record, "/other") is True
-        # Kept: the next question asks nobody.
+        # Cached: the next question causes no fetch.
         assert await it.get() is record or not row.recorded
         assert len(it.source.asked) == (1 if row.recorded else 2)
         assert record.warm is (row.verdict in {None, ALLOW})
@@ -145,7 +145,7 @@ async def test_warm(row: Expected) -> None:
     async with house(file(OLD)) as it:
         before = await it.get()
         it.source.answer = came(row)
-        await it.clock.elapse(17 * HOUR)  # within the soft life, whatever the jitter
+        await it.clock.elapse(17 * HOUR)  # before soft expiry for any jitter
         assert await it.get() is before
         assert it.allows(before, "/old") is False
         assert len(it.source.asked) == 1
@@ -163,7 +163,7 @@ async def test_stale(row: Expected) -> None:
         if row.verdict is None:
             assert it.allows(record, "/old") is True
         elif row.recorded and row.state is UNREACHABLE:
-            # A failure never overwrites the last good copy; for 12 hours it keeps silent.
+            # A failure never overwrites the last good copy, which does not answer for 12 hours.
             assert record.text is not None
             assert record.text.body() == OLD
 
@@ -177,7 +177,7 @@ async def test_unreachable_with_an_old_copy(row: Expected) -> None:
         await it.get()
         await it.clock.elapse(DAY)
         it.source.answer = came(row)
-        # After 12 hours the old copy answers, at once, while the file is asked for.
+        # After 12 hours the old copy answers immediately, while the file is fetched.
         before = await it.get()
         assert before.standing(it.clock).state is State.STALE
         assert it.allows(before, "/old") is False
@@ -195,7 +195,7 @@ async def test_unreachable_with_an_old_copy(row: Expected) -> None:
 
 
 async def test_not_modified_renews_what_is_known() -> None:
-    """Row 9, the good half: only something known can be confirmed."""
+    """Row 9, the good case: a 304 confirms an existing record."""
     source = Source(file(OLD, etag='"1"'))
     async with house(source) as it:
         before = await it.get()

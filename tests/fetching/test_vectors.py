@@ -1,4 +1,4 @@
-"""Every vector about HTTP in tests/vectors/robots.jsonl, one test id a line."""
+"""Every vector about HTTP in tests/vectors/robots.jsonl, one test per line."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ VECTORS = [
 HEADERS = [v for v in VECTORS if "header" in v]
 ANSWERS = [v for v in VECTORS if "http" in v]
 
-# Where the project's own rules decide otherwise than the vector, and which rule it is.
+# The vectors from which the project deviates, and the rule that says so.
 DECIDED: dict[str, dict[str, Any]] = {
     # VND-06 and row 16: by the letter 429 is "unavailable, may access"; here it defers.
     "V402": {"allowed": False},
     # RFC 9309 section 2.3.1.4 (RFC-38): after 30 days welcome only if the site is generally
-    # up, which nobody reported here.
+    # up, which is not reported here.
     "V414": {"allowed": False},
     # DIA-12: lifetimes are always RFC 9309's, so the 1996 draft's 7 days meet the 24 hours.
     "V152": {"fresh_for_s": 86_400},
@@ -112,7 +112,7 @@ async def test_answers(vector: dict[str, Any]) -> None:
 
 
 async def _have_a_copy(it: House, vector: dict[str, Any], age: float) -> None:
-    """A copy of that age, and an outage since it expired."""
+    """Give the origin a copy of that age, and an outage since its expiry."""
     down, it.source.answer = (
         it.source.answer,
         Retrieval(outcome=Outcome.RULES, status=200, body=vector["robots_txt"].encode()),

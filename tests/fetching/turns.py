@@ -1,4 +1,4 @@
-"""Turns by host for a `Fetcher` by itself, where a gate would ask its scheduler."""
+"""Turns by host for a `Fetcher` without a gate and its scheduler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gatekeeper.urls import Target
 
 
 class _Silent:
-    """A turn that makes nothing of a report."""
+    """A turn that ignores reports."""
 
     def report(
         self,
@@ -21,7 +21,7 @@ class _Silent:
         elapsed: float | None = None,
         retry_after: float | None = None,
     ) -> None:
-        """Heard."""
+        """Ignore the report."""
 
 
 AT_ONCE = nullcontext(_Silent())
@@ -38,7 +38,7 @@ class _Host:
 
 
 class HostTurns:
-    """One request at a time for each host, and an interval between the end and the next."""
+    """One request at a time per host, and an interval between the end and the next start."""
 
     def __init__(self, clock: Clock, interval: float) -> None:
         self._clock = clock
@@ -47,7 +47,7 @@ class HostTurns:
 
     @asynccontextmanager
     async def __call__(self, target: Target) -> AsyncIterator[HostTurn]:
-        """Wait for the turn of the host; it ends with the block."""
+        """Acquire the host's turn for the block."""
         name = target.host
         host = self._hosts.get(name)
         if host is None:

@@ -18,7 +18,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def made() -> MakeRecord:
-    """A record of an origin whose file was read at a moment."""
+    """Return the record of an origin whose file was fetched at a moment."""
 
     def make(
         origin: str = "https://a.example",

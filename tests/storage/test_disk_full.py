@@ -1,4 +1,4 @@
-"""A disk that takes nothing: what is promised is refused, nothing is lost, reads go on."""
+"""A full or failing disk: promises are refused, nothing is lost, reads continue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SLOW = StorageConfig(flush_interval=3600.0)
 
 
 class _Disk:
-    """The pages that every database of this test may have; None: as many as it likes."""
+    """The maximum number of pages of every database of the test; None: unlimited."""
 
     pages: int | None = None
 
@@ -143,7 +143,7 @@ asyncio.run(main())
 @pytest.mark.skipif(sys.platform == "win32", reason="no resource limits there")
 @pytest.mark.parametrize("on_failure", ["refuse", "continue"])
 async def test_a_disk_that_refuses_every_write_is_survived(path: Path, on_failure: str) -> None:
-    """The kernel itself says no, to the database and to the journal."""
+    """The kernel refuses the writes of the database and of the journal."""
     run = subprocess.run(
         [sys.executable, "-c", FILL, path, on_failure], capture_output=True, text=True, check=False
     )
@@ -256,7 +256,7 @@ def test_a_start_on_a_full_disk_refuses_until_there_is_room(path: Path, earlier:
 async def test_a_start_where_the_database_opens_and_no_journal_can_begin(
     path: Path, refuses: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kill -9 on a full disk leaves just that: a database without a transaction to undo."""
+    """A kill -9 on a full disk leaves this state: a database without a transaction to roll back."""
     config = StorageConfig(on_failure="refuse" if refuses else "continue")
     monkeypatch.setattr(writer, "MEND_INTERVAL", 0.02)
     async with SqliteStorage(path) as storage:
@@ -317,7 +317,7 @@ def promised(host: str) -> ClockRecord:
 
 
 async def until(done: Callable[[], bool]) -> None:
-    """Until that is so after something that the writer's thread did."""
+    """Wait until the condition holds, checking it after each step of the writer's thread."""
     async with asyncio.timeout(30.0):
         while True:
             Looks.step.clear()
@@ -327,7 +327,7 @@ async def until(done: Callable[[], bool]) -> None:
 
 
 class Looks:
-    """Set whenever the writer's thread has done something and looks for more to do."""
+    """`step` is set whenever the writer's thread has finished a task and looks for the next."""
 
     step: asyncio.Event
 
@@ -348,7 +348,7 @@ async def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def in_trouble(storage: SqliteStorage) -> None:
-    """A failed write shows at once, a failed fsync when the thread comes to it."""
+    """Wait until the failure is noticed: a write's immediately, an fsync's by the thread."""
     with contextlib.suppress(StorageError):
         storage.promise(promised("a.example"))
     await until(lambda: storage.stats().failing is not None)
@@ -458,7 +458,7 @@ def promise_many(storage: SqliteStorage) -> None:
 
 
 def journaled(path: Path) -> list[ClockRecord]:
-    """What a process would find that is killed now."""
+    """Return what would be found if the process were killed now."""
     return [
         record
         for file in sorted(path.parent.glob("*.promises-*"))

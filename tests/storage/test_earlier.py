@@ -1,6 +1,6 @@
-"""State files that an earlier gatekeeper left: every clock, block, lease and text is found.
+"""State files of earlier versions: every clock, block, lease and text is found.
 
-`data/make.py` says how they were made, by the version whose schema is in their name.
+`data/make.py` documents how they were made, by the version whose schema is in their name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The journal by itself: what is appended comes back, whatever was torn."""
+"""The journal alone: what was appended is replayed, even from a torn file."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_an_endless_block_survives(path: Path) -> None:
 
 
 def test_a_promise_that_an_earlier_version_gave_is_read(path: Path) -> None:
-    # A frame as it was when clocks knew nothing of errors, latency and RateLimit fields.
+    # A frame from before clocks had errors, latency and RateLimit fields.
     payload = msgspec.msgpack.encode(
         (
             7,
@@ -100,7 +100,7 @@ def test_a_tail_torn_at_any_byte_costs_its_own_frame_only(path: Path) -> None:
         complete = sum(end <= cut for end in ends)
         assert found == frames[:complete], cut
         inside = (len(HEADER), *ends)
-        # Trailing zeros may be room that was taken ahead: they count for nothing.
+        # Trailing zeros may be preallocated space, and are not damage.
         torn = whole[inside[complete] : cut].rstrip(b"\0")
         assert damaged == (cut if cut < len(HEADER) else len(torn))
 
@@ -163,7 +163,7 @@ def test_generations_in_which_nothing_is_do_not_wait_to_be_absorbed(
     def refuse(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    for _ in range(100):  # as often as a disk is found full that has room for a header
+    for _ in range(100):  # as a full disk with space for a header only would have it
         journal.begin()
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwrite", refuse)
@@ -207,7 +207,7 @@ def test_a_write_cut_short_leaves_no_torn_frame(
 
 
 class Disk:
-    """A disk with so many octets left, as far as `posix_fallocate` and `pwrite` tell."""
+    """A disk with so many octets left, simulated by `posix_fallocate` and `pwrite`."""
 
     def __init__(self, patch: pytest.MonkeyPatch, path: Path, left: int) -> None:
         self.left, self.path = left, path
@@ -246,7 +246,7 @@ needs_room_ahead = pytest.mark.skipif(
 def test_a_full_disk_has_room_for_what_can_not_be_refused(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = Disk(monkeypatch, path, 200_000)  # room is taken once, and not twice
+    disk = Disk(monkeypatch, path, 200_000)  # space is preallocated once, not twice
     journal = Journal(path, limit=1 << 20)
     journal.begin()
     with pytest.raises(OSError, match="No space"):
@@ -278,7 +278,7 @@ def test_a_file_system_that_takes_no_room_ahead_will_do(
 
 
 async def test_a_promise_given_before_a_put_does_not_come_back_over_it(path: Path) -> None:
-    """The sequence in the database, not the order of files, says what is newer."""
+    """The sequence in the database, not the order of files, determines which is newer."""
     storage = SqliteStorage(path)
     await storage.open()
     storage.promise(ClockRecord(scope="a.example", next_at=9.0))
@@ -286,7 +286,7 @@ async def test_a_promise_given_before_a_put_does_not_come_back_over_it(path: Pat
     await storage.flush()
     kept = path.with_name("state.db.promises-1").read_bytes()
     await storage.close()
-    # As if the process had been killed before it deleted the journal.
+    # As if the process had been killed before deleting the journal.
     path.with_name("state.db.promises-1").write_bytes(kept)
     async with SqliteStorage(path) as again:
         assert [c.next_at for c in await again.load_clocks()] == [1.0]
@@ -294,7 +294,7 @@ async def test_a_promise_given_before_a_put_does_not_come_back_over_it(path: Pat
 
 
 async def test_promises_count_on_after_a_restart(path: Path) -> None:
-    """Else new promises would look absorbed already."""
+    """Otherwise new promises would count as absorbed already."""
     async with SqliteStorage(path) as storage:
         for n in range(10):
             storage.promise(clock(n))

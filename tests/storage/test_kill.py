@@ -1,4 +1,4 @@
-"""kill -9 at any moment: no promise is lost, and the file is never unusable."""
+"""kill -9 at any moment: no promise is lost, and the file stays usable."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VICTIM = Path(__file__).with_name("victim.py")
 
 @dataclass
 class Told:
-    """What the victim reported: at least this must be found afterwards."""
+    """The calls that the victim reported, whose effects must be found afterwards."""
 
     promised: dict[str, int] = field(default_factory=dict)
     put: dict[str, int] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Told:
 
 
 class Victim:
-    """One process that forks those to be killed: starting Python once is enough."""
+    """A process that forks the processes to be killed, so that Python starts only once."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -67,11 +67,11 @@ class Victim:
         return int(self.line().split()[1])
 
     def kill(self, pid: int, told: Told) -> None:
-        """Kill it, and hear out what it said before it died."""
+        """Kill the process, and read its last reports."""
         os.kill(pid, signal.SIGKILL)
         while (line := self.line()) != "dead\n":
             told.hear(line)
-        # What was put and not flushed may be gone: a later flush does not vouch for it.
+        # Records that were put but not flushed may be lost: a later flush does not cover them.
         told.put.clear()
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ async def check(path: Path, told: Told) -> None:
     async with SqliteStorage(path) as storage:
         clocks = {clock.scope: clock.next_at for clock in await storage.load_clocks()}
         for scope, value in told.promised.items():
-            # One more may have been made whose report the kill cut off.
+            # There may be one more, whose report was cut off by the kill.
             assert value <= clocks[scope] <= told.latest + 1
         for scope, value in told.flushed.items():
             found = await storage.load_origin(f"https://{scope}")
@@ -120,7 +120,7 @@ async def test_no_promise_is_lost_by_kill_9(path: Path, victim: Victim) -> None:
 
 
 async def test_killed_again_and_again_before_it_got_far(path: Path, victim: Victim) -> None:
-    """Nobody opens it in between: the journals of many lives lie beside the file."""
+    """The file is not opened in between, so the journals of many processes accumulate."""
     rng = random.Random(7)
     told = Told()
     for _ in range(15):
@@ -132,7 +132,7 @@ async def test_killed_again_and_again_before_it_got_far(path: Path, victim: Vict
 
 
 async def test_what_was_put_a_second_ago_is_not_lost(path: Path, victim: Victim) -> None:
-    """No flush is asked for: the writer comes round by itself, but for a machine's hiccup."""
+    """Without a flush, the writer commits by itself. A slow machine gets three attempts."""
     lost = [await lost_after(1.0, path, victim)]
     while lost[-1] and len(lost) < 3:
         lost.append(await lost_after(1.0, path.with_name(f"{len(lost)}.db"), victim))
@@ -140,12 +140,12 @@ async def test_what_was_put_a_second_ago_is_not_lost(path: Path, victim: Victim)
 
 
 async def lost_after(seconds: float, path: Path, victim: Victim) -> list[str]:
-    """What had been put so long before the kill, and is not there."""
+    """Return the records that were put so long before the kill, and are missing."""
     told = Told()
     pid = victim.start(path, 5, 0)
     while not told.put_at or told.now < min(at for _, at in told.put_at.values()) + seconds:
         told.hear(victim.line())
-    victim.kill(pid, Told())  # what it said last is too young to be asked for
+    victim.kill(pid, Told())  # its last reports are too recent to count
     lost = []
     async with SqliteStorage(path) as storage:
         for scope, (value, at) in told.put_at.items():

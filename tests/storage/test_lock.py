@@ -1,4 +1,4 @@
-"""One state file, one gatekeeper: also where the file that says so was deleted."""
+"""One process per state file, even if the lock file was deleted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ asyncio.run(main())
 
 
 def second(path: Path) -> str:
-    """What another process says that opens the same file."""
+    """Return the output of another process that opens the same file."""
     run = subprocess.run(
         [sys.executable, "-c", SECOND, path], capture_output=True, text=True, check=True
     )
@@ -58,7 +58,7 @@ async def test_a_second_process_is_kept_out_though_the_lock_file_is_gone(path: P
 
 @needs_locks
 async def test_a_second_storage_of_one_process_is_kept_out_and_harms_nothing(path: Path) -> None:
-    """It may not even open the file: closing it again would drop the locks of the first."""
+    """It must not even open the file: closing it again would drop the locks of the first."""
     async with SqliteStorage(path) as storage:
         for _ in range(2):
             delete_lock(path)

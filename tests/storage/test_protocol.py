@@ -1,4 +1,4 @@
-"""What every storage promises, in memory and in a file."""
+"""The `Storage` protocol, in memory and in a file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMALL = StorageConfig(history_versions=3, history_bytes=4000, flush_interval=60.
 
 @pytest.fixture(params=["memory", "sqlite pending", "sqlite written"])
 async def storage(request: Any, path: Path) -> AsyncIterator[Storage]:
-    """Three of a kind: what is pending reads as what is written."""
+    """Provide three storages: in memory, with pending writes, and with everything written."""
     kept: Storage
     if request.param == "memory":
         kept = MemoryStorage(config=SMALL)
@@ -42,7 +42,7 @@ async def storage(request: Any, path: Path) -> AsyncIterator[Storage]:
 
 
 class _Written(SqliteStorage):
-    """Reads only after all is in the file."""
+    """Flushes before each read."""
 
     async def _read(self, query: Any) -> Any:
         await self.flush()
@@ -58,7 +58,7 @@ class _Written(SqliteStorage):
 
 
 async def body_at(storage: Storage, wall: float) -> bytes | None:
-    """The text that was last seen at or before that moment; None: no file, or unknown."""
+    """Return the text last seen at or before a moment; None: no file, or unknown."""
     entry = entry_at(await storage.history(ORIGIN), wall)
     return None if entry is None else await storage.body(entry.body_hash)
 

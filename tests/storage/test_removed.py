@@ -1,4 +1,4 @@
-"""Files that are removed while they are in use: nothing is promised that nobody could read."""
+"""Files removed while in use: nothing is promised that could never be read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def clock(scope: str) -> ClockRecord:
 
 
 def promised(path: Path) -> set[str]:
-    """What a process that starts after a kill would find in the journal."""
+    """Return what a process started after a kill would find in the journal."""
     found = (read_generation(one)[0] for one in path.parent.glob(f"{path.name}.promises-*"))
     return {record.scope for frames in found for _, record in frames if record.scope}
 
@@ -59,7 +59,7 @@ async def test_a_database_that_was_deleted_is_told_of_and_its_journal_is_kept(pa
         await storage.flush()
     await storage.close()
     assert promised(path) == {"a.example"}
-    async with SqliteStorage(path) as storage:  # started again, it makes another
+    async with SqliteStorage(path) as storage:  # a restart creates another one
         assert [record.scope for record in await storage.load_clocks()] == ["a.example"]
 
 

@@ -1,4 +1,4 @@
-"""Which files are opened, which are refused, and that a refused one is left as it was."""
+"""Which files are opened and which are refused; refused files are not changed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PRAGMA user_version = 1;
 """
 
 
-# What the second version was, where later ones differ.
+# The tables of the second version that later ones changed.
 VERSION_2_CLOCKS = """
 ALTER TABLE origins DROP COLUMN made_at;
 ALTER TABLE origins DROP COLUMN boot_id;
@@ -62,7 +62,7 @@ async def opened(path: Path) -> None:
 
 
 async def refused(path: Path, match: str) -> None:
-    """It is refused in one line that names the file, and not a byte of it is changed."""
+    """Check that a file is refused, in one line that names it, and is not changed."""
     before = path.read_bytes()
     with pytest.raises(StorageError, match=match) as caught:
         await opened(path)
@@ -246,7 +246,7 @@ async def test_damage_met_later_is_an_error_that_names_the_file(
     content = bytearray(path.read_bytes())
     content[2 * 4096 :] = b"\xff" * (len(content) - 2 * 4096)
     path.write_bytes(content)
-    # As for a file too large to be checked at the start.
+    # Like a file that is too large to be checked on opening.
     monkeypatch.setattr(schema, "_QUICK_CHECK_BELOW", 0)
     async with SqliteStorage(path) as storage:
         with pytest.raises(StorageError, match=r"state\.db: .*move it away"):
@@ -255,7 +255,7 @@ async def test_damage_met_later_is_an_error_that_names_the_file(
         with pytest.raises(StorageError, match=r"state\.db"):
             await storage.flush()
         assert storage.stats().last_error is not None
-        # What is in memory still answers.
+        # Records in memory are still readable.
         assert await storage.load_origin("https://new.example") is not None
 
 
@@ -284,7 +284,7 @@ async def test_a_file_where_the_directory_should_be_is_refused(tmp_path: Path) -
 
 
 async def test_a_log_left_by_another_database_is_set_aside(path: Path) -> None:
-    """Whoever moves a damaged database away and forgets its log must not get it back."""
+    """If a damaged database is moved away without its log, the log must not be replayed."""
     other = sqlite3.connect(path)
     other.execute("PRAGMA journal_mode = WAL")
     other.execute("CREATE TABLE theirs (x)")
@@ -307,7 +307,7 @@ async def test_a_creation_that_was_killed_is_begun_again(path: Path) -> None:
 
 @pytest.fixture
 def locked() -> Iterator[Path]:
-    """A directory that may be read but not written to, by anybody but root."""
+    """A directory that may be read but not written to, except by root."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name) / "ro"
         directory.mkdir()

@@ -1,4 +1,4 @@
-"""The file: what is in it after a restart, and whose it is while it is open."""
+"""The file: its contents after a restart, and its lock while it is open."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ async def test_the_number_of_origins_is_bounded(path: Path, made: Any) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 async def test_the_books_of_the_history_balance(path: Path, made: Any, seed: int) -> None:
-    """Whatever is put and dropped: every text is named, every named text is there."""
+    """After any puts and deletions, every text is referred to, and every reference has its text."""
     rng = random.Random(seed)
     config = StorageConfig(flush_interval=3600.0, history_versions=3, history_bytes=6000)
     async with SqliteStorage(path, config=config, clock=VirtualClock(wall=1e6)) as storage:

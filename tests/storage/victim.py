@@ -1,6 +1,6 @@
-"""What test_kill.py kills: forks a process a round, which puts and promises without end.
+"""The victim of test_kill.py: forks a process per round, which puts and promises without end.
 
-    stdin     one line a round: "<path> <seed> <clocks from>"
+    stdin     one line per round: "<path> <seed> <clocks from>"
     stdout    "pid <n>", then one line for every call that has returned, until the end
 
 Lines of a round: "promised <scope> <value>", "put <scope> <value>", "flushed <value>".
