@@ -1,4 +1,4 @@
-"""A real server, and its time moved at will."""
+"""Fixtures: a real server, and control over its clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ end)()"""
 
 
 class ShiftedClock(SystemClock):
-    """The machine's time, and some more."""
+    """The machine's clock plus an offset."""
 
     __slots__ = ("by",)
 
@@ -39,26 +39,26 @@ class ShiftedClock(SystemClock):
 
 
 class FleetTime:
-    """Moves the server's time and that of its members on, together or alone."""
+    """Advances the clocks of the server and of its members, together or separately."""
 
     def __init__(self, server: Server, clock: ShiftedClock) -> None:
         self.server = server
         self.clock = clock
 
     async def tick(self, seconds: float) -> None:
-        """Both."""
+        """Advance all clocks."""
         self.server_alone(seconds)
         self.clock.by += seconds
 
     def server_alone(self, seconds: float) -> None:
-        """The server's clock is set."""
+        """Set the server's clock."""
         self.server.ask("INCRBY", "{shift}", str(round(seconds * 1e6)))
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A store that a busy machine keeps waiting for two seconds is not lost for that: where the
-    deadline of a call is the test, it sets one."""
+    """Raise the deadline of calls, so that a busy machine does not lose the store. Tests of
+    deadlines set their own."""
     monkeypatch.setattr(store_module, "CALL_DEADLINE", 20.0)
     with real_time():
         yield
@@ -94,8 +94,8 @@ Join = Callable[..., Awaitable[RedisLedger]]
 
 @pytest.fixture
 async def join(server: Server, time: FleetTime) -> AsyncIterator[Join]:
-    """Make members; the first one waits out the quarantine of an empty store. `user` gets each one
-    before it is opened, so that it hears from the start what concerns whoever listens then."""
+    """Create members; the first one waits until the quarantine of the empty store is over. `user`
+    is called with each ledger before it is opened, so that it can register listeners."""
     made: list[RedisLedger] = []
 
     async def build(
@@ -107,7 +107,7 @@ async def join(server: Server, time: FleetTime) -> AsyncIterator[Join]:
             user(ledger)
         await ledger.open()
         async with asyncio.timeout(PATIENCE):
-            while not ledger.hearing:  # until then it has who waits ask again each second
+            while not ledger.hearing:  # until then waiters poll once a second
                 await asyncio.sleep(0.01)
         if wait and len(made) == 1:
             await time.tick(100_000)

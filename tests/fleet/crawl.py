@@ -1,7 +1,7 @@
-"""A crawl by several processes, judged by the log of the sites alone; what can break breaks.
+"""A crawl by several processes with injected faults, judged by the logs of the sites alone.
 
-`python -m benchmarks --only faults` is the long form of it, in which faults and observations last
-for so many seconds. A test waits for what the log shows instead: `Sites.until`.
+`python -m benchmarks --only faults` is the long form, in which faults and observations last for a
+number of seconds. Tests wait for events in the log instead: `Sites.until`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from tests.fleet.server import QUICK, Server
 from tests.internet import free_port
 
 INTERVALS = (0.4, 0.6)
-"""Seconds that each site's robots.txt asks for, now these, now those."""
+"""Intervals in seconds that the sites' robots.txt files ask for; each site alternates."""
 CHANGES = 15.0
 LIFETIME, MIN_TTL = 24.0, 4.0
-"""Seconds for which a robots.txt is fresh, and for which at least a member keeps one."""
+"""Seconds for which a robots.txt is fresh, and the minimum for which a member caches one."""
 GOES_BY = 100.0
-"""Seconds for which a member may go by a file at most: the next one is not asked for before a
-minute's worth of turns went to pages, and the file may have been taken over from another."""
+"""Maximum number of seconds for which a member may use a file: a new one is not requested before a
+minute's worth of leases went to pages, and the file may come from another member."""
 RETRY_AFTER = 2
 TOLERANCE = 0.002
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass
 class Visit:
-    """One request, as the site saw it."""
+    """One request as seen by the site."""
 
     path: str
     arrived: float
@@ -50,7 +50,7 @@ class Visit:
     end: float = 0.0
     status: int = 0
     interval: float = 0.0
-    """What the robots.txt that was answered asks for."""
+    """The interval that the served robots.txt asks for, if this was a request for it."""
 
 
 @dataclass
@@ -60,15 +60,15 @@ class Sites:
     hosts: int
     rng: random.Random
     delays: tuple[float, ...] = (0.0, 0.05, 0.3, 0.8)
-    """Seconds until the head, one of these."""
+    """Delays of the response head in seconds, chosen at random."""
     changing: bool = False
     hasty: bool = False
-    """A late answer comes once another request has arrived, anywhere, if that is earlier."""
+    """Whether a late response is sent early once another request has arrived at any site."""
     log: dict[str, list[Visit]] = field(default_factory=lambda: defaultdict(list))
     forgotten: list[float] = field(default_factory=list)
-    """When the store lost the files that it kept, or a member the store."""
+    """When the store lost its cached files, or a member lost the store."""
     stopped: list[tuple[float, float, float]] = field(default_factory=list)
-    """From when to when a member was stopped, and how long its holds last."""
+    """From when to when a member was stopped, and the time to live of its holds."""
     port: int = 0
     servers: list[asyncio.Server] = field(default_factory=list)
     serving: set[asyncio.Task[None]] = field(default_factory=set)
@@ -119,7 +119,7 @@ class Sites:
             visit.status = 302
             there = f"//{self.rng.choice(self.names)}:{self.port}" if dice < 0.05 else ""
             more = f"Location: {there}/hop/{self.rng.random()}\r\n"
-        if reader.at_eof():  # whoever asked was killed, so nobody sees it
+        if reader.at_eof():  # the client was killed, so it never gets the response
             visit.status = 0
         visit.head = visit.end = time.monotonic()
         head = f"HTTP/1.1 {visit.status} x\r\nContent-Length: {len(body)}\r\n{more}\r\n"
@@ -132,20 +132,20 @@ class Sites:
             await writer.drain()
 
     async def linger(self, seconds: float) -> None:
-        """Answer later by so much."""
+        """Delay all responses by `seconds`."""
         wait = self.arrived.wait() if self.hasty else asyncio.Event().wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await wait
 
     async def until(self, enough: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Wait for what the log shows."""
+        """Wait until a condition on the log is true."""
         async with asyncio.timeout(seconds):
             while not enough():
                 await self.arrived.wait()
 
     async def close(self) -> None:
-        """After the crawl: what is under way ends."""
+        """Close the servers after the crawl, once requests in flight have ended."""
         for server in self.servers:
             server.close()
         if self.serving:
@@ -156,16 +156,16 @@ class Sites:
         return sum(map(len, self.log.values()))
 
     def since(self, moment: float, to: float = float("inf")) -> list[Visit]:
-        """What arrived, at whichever site, within that time."""
+        """Return the requests that arrived at any site within that time."""
         every = (one for log in self.log.values() for one in log)
         return [one for one in every if moment <= one.arrived < to]
 
     def arrivals(self, since: float, to: float = float("inf")) -> list[float]:
-        """When."""
+        """Return when requests arrived."""
         return sorted(one.arrived for one in self.since(since, to))
 
     def violations(self, since: float = 0.0, to: float = float("inf")) -> dict[str, list[str]]:
-        """What the log says against the crawl."""
+        """Return the violations that the log shows."""
         found: dict[str, list[str]] = defaultdict(list)
         for name, log in self.log.items():
             visits = sorted(log, key=lambda one: one.arrived)
@@ -189,8 +189,8 @@ class Sites:
         after: Visit,
     ) -> None:
         said = f"{name} {before} {after}"
-        # The first request to a site may only be that of its robots.txt, and what it says counts
-        # from there; of a file that changed, what anybody may still go by.
+        # The first request to a site must be for its robots.txt, and its interval applies from
+        # there on. After a change of the file, any version that may still be in use is accepted.
         files = [one for one in visits if one.interval and one.head <= after.arrived]
         recent = [one for one in files if one.head > after.arrived - GOES_BY]
         interval = min((one.interval for one in recent or files[-1:]), default=INTERVALS[0])
@@ -203,15 +203,17 @@ class Sites:
             found["in a block"].append(said)
 
     def _unheard(self, before: Visit, after: Visit) -> bool:
-        """Was it answered to a member that was stopped, whose hold had run out? It can't tell."""
+        """Return True if the response went to a stopped member whose hold had expired, so that the
+        member could not report it."""
         return any(
             begun <= before.head <= end and before.arrived + hold < after.arrived < end + 1.0
             for begun, end, hold in self.stopped
         )
 
     def _again(self, before: Visit, after: Visit) -> bool:
-        """Was it fetched twice within its lifetime, less what it is refreshed early by? Files that
-        the store lost are fetched again, those of a member that died on the way too."""
+        """Return True if a file was fetched twice within its lifetime (less the margin for early
+        refreshes). Files that the store lost, or that a member fetched when it died, are fetched
+        again."""
         if any(
             before.arrived < lost + 2 * MIN_TTL and lost < after.arrived + 1.0
             for lost in self.forgotten
@@ -221,22 +223,22 @@ class Sites:
 
 
 class Fleet:
-    """The members' processes, their store, and the wires that lead to it."""
+    """The members' processes, their store, and the proxies in front of it."""
 
     def __init__(self, sites: Sites, *, hold: float, when_lost: str, workers: int) -> None:
         self.sites = sites
         self.hold, self.when_lost, self.workers = hold, when_lost, workers
         self.store = Server(*QUICK, "--appendonly", "no", port=free_port())
         self.wires = [Proxy(str(self.store.socket)) for _ in range(2)]
-        """Every other member's: the network may be cut in two."""
+        """The proxy of every other member, to partition the network."""
         self.members: list[subprocess.Popen[bytes]] = []
         self._joined = itertools.count()
-        # What the members log, for who looks into a failure.
+        # The members' logs, to investigate failures.
         self.errors = Path(os.environ.get("FLEET_LOG", os.devnull)).open("ab")  # noqa: SIM115
 
     async def open(self, members: int, *, long_since: bool = False) -> None:
-        """`long_since`: the store's epoch began long ago, so that no quarantine is to be waited
-        for."""
+        """`long_since`: pretend that the store's epoch began long ago, so that there is no
+        quarantine."""
         self.store.start()
         if long_since:
             told = self.store.ask("INFO", "everything").decode()
@@ -271,7 +273,7 @@ class Fleet:
         member.wait()
 
     async def breaks(self, kind: str) -> float:
-        """Let that happen; the moment at which everything is back."""
+        """Inject a fault. Return when everything works again."""
         await _KINDS[kind](self)
         return time.monotonic()
 
@@ -290,11 +292,11 @@ class Fleet:
         self.store.close()
 
 
-# --- what breaks ------------------------------------------------------------------------------
+# --- faults -----------------------------------------------------------------------------------
 
 
 async def _kill_member(fleet: Fleet) -> None:
-    fleet.lost()  # it may have had files on the way
+    fleet.lost()  # the member may have been fetching files
     fleet.kill()
     fleet.join()
 
@@ -330,7 +332,7 @@ async def _script_flush(fleet: Fleet) -> None:
 
 
 async def _kill_store(fleet: Fleet, away: float = 1.0, *, proxied: bool = False) -> None:
-    """`proxied`: what lies before it accepts connections meanwhile, and closes them."""
+    """Kill the store. `proxied`: its proxy accepts connections meanwhile, and closes them."""
     fleet.lost()
     fleet.store.kill()
     if not proxied:
@@ -373,7 +375,7 @@ async def _kill_store_with_file(fleet: Fleet) -> None:
 
 
 async def _promote(fleet: Fleet) -> None:
-    """The master is lost with what it had not passed on: for a moment the replica got nothing."""
+    """Kill the master after the replica received no writes for a moment, which are then lost."""
     fleet.lost()
     master = fleet.store
     options = (*QUICK, "--appendonly", "no", "--replicaof", "127.0.0.1", str(master.port))
@@ -396,7 +398,7 @@ async def _cut(fleet: Fleet) -> None:
 
 
 async def _drop(fleet: Fleet, wires: int = 2, seconds: float = 5.0) -> None:
-    """Whatever is sent gets lost, and nobody hangs up."""
+    """Drop all data without closing connections."""
     fleet.lost()
     for wire in fleet.wires[:wires]:
         wire.how = "drop"
@@ -408,7 +410,7 @@ async def _drop(fleet: Fleet, wires: int = 2, seconds: float = 5.0) -> None:
 
 
 async def _drop_half(fleet: Fleet) -> None:
-    """Half of the members are cut off from the store, and the others are not."""
+    """Cut half of the members off from the store."""
     await _drop(fleet, wires=1, seconds=8.0)
 
 
@@ -460,7 +462,7 @@ EVERYTHING = tuple(kind for kind in _KINDS if kind not in _APART)
 
 @dataclass
 class Fault:
-    """What broke, and what followed."""
+    """A fault and its consequences."""
 
     kind: str
     begun: float
@@ -468,12 +470,12 @@ class Fault:
     over: float = 0.0
 
     def pause(self, sites: Sites) -> float:
-        """Seconds after everything was back until a request arrived."""
+        """Seconds from the end of the fault until a request arrived."""
         arrivals = sites.arrivals(self.back, self.over)
         return arrivals[0] - self.back if arrivals else float("inf")
 
     def silence(self, sites: Sites) -> float:
-        """The longest time without any request, from the fault on."""
+        """The longest time without any request after the start of the fault, in seconds."""
         moments = [self.begun, *sites.arrivals(self.begun, self.over), self.over]
         return max(after - before for before, after in itertools.pairwise(moments))
 
@@ -488,7 +490,7 @@ async def crawling(
     when_lost: str = "wait",
     long_since: bool = False,
 ) -> AsyncIterator[Fleet]:
-    """So many processes crawl the sites. The log is whole when it is over. `long_since`: see
+    """Crawl the sites with a number of processes. On exit the log is complete. `long_since`: see
     `Fleet.open`."""
     await sites.open()
     fleet = Fleet(sites, hold=hold, when_lost=when_lost, workers=workers)
@@ -510,7 +512,7 @@ async def crawl(
     workers: int,
     following: float | None = None,
 ) -> list[Fault]:
-    """Crawl, and break one thing after another. `following`: seconds after each one."""
+    """Crawl and inject one fault after another. `following`: seconds to crawl after each one."""
     faults = []
     async with crawling(
         sites, members=members, hold=hold, workers=workers, when_lost=when_lost

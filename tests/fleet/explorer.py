@@ -1,12 +1,12 @@
-"""Whole fleets in virtual time over the store's real scripts, judged by the sites' log alone.
+"""Fleets in virtual time over the store's real scripts, judged by the logs of the sites alone.
 
-The members are real schedulers and ledgers. Between them and a real server lies a simulated wire:
-each message takes as long as its seed says, or is lost, and the store may die, forget, or come
-back with what it knew a while ago, before or after any message. Nothing here waits for the real
-clock, and the same seed brings the same run.
+The members are real schedulers and ledgers. A simulated network connects them to a real server: the
+seed determines how long each message takes or whether it is lost. Before or after any message the
+store may die, lose its data, or come back with an earlier state. Nothing waits for the real clock,
+and the same seed reproduces the same run.
 
-`python -m tests.fleet.explorer 0 1999` explores those seeds and prints what breaks a promise;
-with `--impatient` nothing breaks but everybody gives up soon, and each hold has to be somebody's.
+`python -m tests.fleet.explorer 0 1999` runs those seeds and prints violations. With `--impatient`
+there are no faults, but all waiters give up soon, and each hold must belong to a living member.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from gatekeeper.robots.timing import RobotsInterval
 
 HOLD = 2.0
 INTERVALS = (0.4, 0.4, 0.4, 3.0)
-"""Seconds that each site asks for."""
+"""Intervals in seconds that sites may ask for."""
 TOLERANCE = 1e-6
 BEGIN = 1_000_000.0
 _APART = 1e-6
-"""Seconds between two messages of a wire: timers of one moment fire in any order."""
+"""Seconds between two messages of a wire, since timers of the same time fire in any order."""
 _SETTLED = 3.0
 """Seconds after which a hold that its member has ended must be gone from the store."""
 T = TypeVar("T")
@@ -52,28 +52,28 @@ SPEEDS = (
     *((0.001,), (0.001, 0.02), (0.001, 0.002, 0.02), (0.0005, 0.002, 0.01)),
     *((0.001, 0.01, 0.05), (0.005, 0.03, 0.1), (0.001, 0.05, 0.3)),
 )
-"""Of messages: seconds one way, one of these for each."""
+"""One-way delays of messages in seconds; each message has one of them."""
 KINDS = ("die", "die", "die and keep", "forget", "cut")
 _ACTING: ContextVar[str] = ContextVar("_ACTING", default="")
-"""The member whose store is being made."""
+"""The member whose store is being created."""
 
 
 # --- time ---------------------------------------------------------------------------------------
 
 
 class _Selector(selectors.DefaultSelector):
-    """Where a loop would wait, its time moves on."""
+    """A selector that advances the loop's time instead of waiting."""
 
     loop: VirtualLoop
 
     def select(self, timeout: float | None = None) -> Any:
         assert timeout is not None, "everybody waits for ever"
-        self.loop.now += max(1e-9, timeout)  # a timer that is early by rounding comes again
+        self.loop.now += max(1e-9, timeout)  # so that a timer early by rounding makes progress
         return super().select(0)
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """A loop that never waits."""
+    """An event loop that never waits."""
 
     def __init__(self) -> None:
         selector = _Selector()
@@ -86,7 +86,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class LoopClock:
-    """That loop's time."""
+    """A clock that shows the loop's time."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self.loop = loop
@@ -109,7 +109,7 @@ class LoopClock:
 
 @dataclass
 class Visit:
-    """One request, as its site saw it."""
+    """One request as seen by its site."""
 
     who: str
     arrived: float
@@ -117,11 +117,11 @@ class Visit:
     end: float = float("inf")
     block: float = 0.0
     told: float = 0.0
-    """When the block could be known to others."""
+    """When other members could first know of the block."""
 
 
 def violations(log: dict[str, list[Visit]], intervals: dict[str, float]) -> list[str]:
-    """What the sites' log says against the fleet."""
+    """Return the violations that the logs of the sites show."""
     found = []
     for name, visits in log.items():
         for number, after in enumerate(visits):
@@ -142,24 +142,24 @@ def violations(log: dict[str, list[Visit]], intervals: dict[str, float]) -> list
 
 
 def _simulated(text: str) -> str:
-    """A script whose time and messages are ours."""
+    """Rewrite a script so that its time and its messages are simulated."""
     text = text.replace("redis.call('TIME')", "{0, tonumber(redis.call('GET', '{now}'))}")
     return text.replace("redis.call('PUBLISH',", "redis.call('RPUSH', '{published}',")
 
 
 @dataclass
 class World:
-    """The store, the wires, and what happens to them."""
+    """The store, the wires, and their faults."""
 
     loop: VirtualLoop
     client: Any
     rng: random.Random
     speeds: tuple[float, ...] = (0.001,)
-    """Seconds one way, one of these for each message."""
+    """One-way delays in seconds, one of which is chosen for each message."""
     losing: float = 0.0
-    """The share of messages with which a wire goes dead."""
+    """The share of messages at which a wire goes dead."""
     faults: dict[int, tuple[str, float]] = field(default_factory=dict)
-    """What happens at which message, and for how long the store is away then."""
+    """The faults by the number of the message, and for how long the store is then away."""
     generation: int = 0
     alive: bool = True
     messages: int = 0
@@ -170,11 +170,11 @@ class World:
     )
     told: list[str] = field(default_factory=list)
     heard: list[tuple[float, str]] = field(default_factory=list)
-    """When the store was told of a block, and of which scope."""
+    """When the store received a block, and of which scope."""
     parted: dict[str, float] = field(default_factory=dict)
-    """Until when a member's messages reach nobody, nor come any to it."""
+    """By member, until when no messages reach the store or the member."""
     origin: Callable[[], object] | None = None
-    """Has the store know what it did at the beginning."""
+    """Restores the initial state of the store."""
 
     @property
     def identity(self) -> StoreIdentity:
@@ -187,7 +187,7 @@ class World:
         return self.rng.choice(self.speeds)
 
     def passed(self) -> bool:
-        """A message is sent: what is to happen at it happens; False: its wire goes dead."""
+        """Count a message and trigger its fault. Return False if its wire goes dead."""
         self.messages += 1
         if (fault := self.faults.get(self.messages)) is not None:
             self.breaks(*fault)
@@ -211,7 +211,7 @@ class World:
             self.loop.call_later(seconds, self._back, kept)
 
     def parts(self, who: str) -> bool:
-        """Does nothing come through, to or from that member?"""
+        """Return True if that member is partitioned from the store."""
         return self.loop.now < self.parted.get(who, 0.0)
 
     def _back(self, kept: int) -> None:
@@ -220,7 +220,7 @@ class World:
         self.note("back")
 
     def _forget(self, kept: int) -> None:
-        """The store knows nothing any more but the effect of the first calls."""
+        """Reset the store to its state after the first calls."""
         self.client.flushall()
         calls, self.calls = self.calls[:kept], []
         if kept and self.origin is not None:
@@ -276,14 +276,14 @@ class World:
 
 
 class Wire:
-    """A connection: first in, first out, both ways."""
+    """A connection that delivers in order, in both directions."""
 
     def __init__(self, world: World, who: str) -> None:
         self.world = world
         self.who = who
         self.generation = world.generation
         self.up = self.down = 0.0
-        """When the latest message each way arrives."""
+        """When the latest message arrives, for each direction."""
         self.deaf = self.dumb = False
         self.open = True
         self.waiting: set[asyncio.Future[Any]] = set()
@@ -324,7 +324,7 @@ class Wire:
 
 
 class SimulatedStore:
-    """`gatekeeper.fleet.store.Store`, on such a wire."""
+    """`gatekeeper.fleet.store.Store` over a simulated wire."""
 
     world: World
 
@@ -409,7 +409,7 @@ class SimulatedStore:
 
 
 async def _vanish(ledger: RedisLedger) -> None:
-    """Without a word, at once."""
+    """End immediately, without leaving the fleet."""
     tasks = [one for one in (ledger._beating, ledger._hearing, *ledger._air.flights) if one]
     ledger._open = False
     for task in tasks:
@@ -427,15 +427,15 @@ def _same(asked: RobotsInterval) -> RobotsInterval:
 
 @dataclass
 class Plan:
-    """What one run is made of."""
+    """The parameters of a run."""
 
     seed: int
     members: int = 2
     seconds: float = 15.0
     faults: dict[int, tuple[str, float]] = field(default_factory=dict)
-    """What breaks at which message, and for how long ..."""
+    """Faults by the number of the message, and for how long."""
     moments: tuple[tuple[float, str, float], ...] = ()
-    """... or after how many seconds."""
+    """Faults by the number of seconds."""
     losing: float = 0.0
     newcomers: int = 0
     speeds: tuple[float, ...] = (0.001, 0.002, 0.02)
@@ -443,13 +443,13 @@ class Plan:
     leaving: int = 0
     hold: float = HOLD
     patience: float = math.inf
-    """Seconds after which, at most, a waiter gives up, and a request is broken off. Nothing else
-    goes wrong then, so that each hold in the store must be a living member's."""
+    """Maximum number of seconds after which a waiter gives up or a request is cancelled. If finite,
+    there are no faults, so each hold in the store must belong to a living member."""
 
 
 @dataclass
 class Outcome:
-    """What came of it."""
+    """The result of a run."""
 
     violations: list[str]
     messages: int
@@ -469,12 +469,12 @@ class _Run:
         self.clock = LoopClock(loop)
         self.ledgers: list[RedisLedger] = []
         self.orphans: dict[str, float] = {}
-        """Holds that no member knows of, and since when ..."""
+        """Holds that no member knows, and since when."""
         self.left: set[str] = set()
-        """... and those that stayed."""
+        """Such holds that were not removed in time."""
 
     def long_since(self) -> None:
-        """The epoch began long ago."""
+        """Pretend that the epoch began long ago."""
         told = ("id", "old", "server", "run0:", "format", str(FORMAT))
         self.world.client.hset("{gatekeeper}:epoch", items=told)
 
@@ -534,21 +534,21 @@ class _Run:
                 grant.head()
                 await asyncio.sleep(rng.choice((0.0, 0.0, 0.2)))
                 grant.report(*((429, 0.1, 2.0) if refused else (200, 0.1)))
-                visit.block = 2.0 if refused else 0.0  # one that nobody reported nobody can keep
+                visit.block = 2.0 if refused else 0.0  # only a reported block has to be kept
             finally:
                 visit.head = min(visit.head, self.loop.now)
                 visit.end = self.loop.now
                 grant.release()
 
     async def give_up(self, name: str, scheduler: Scheduler) -> None:
-        """Work, but never for long at one thing."""
+        """Work, but give up waiting soon."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.rng.random() * self.plan.patience):
                     await self.work(name, scheduler)
 
     async def watch_holds(self) -> None:
-        """Of a store that nothing befalls: note what stands there for nobody."""
+        """Without faults: note holds in the store that belong to no member."""
         client = self.world.client
         while True:
             await asyncio.sleep(0.1)
@@ -600,8 +600,8 @@ class _Run:
         )
 
     def excuse(self) -> None:
-        """Wires went dead: a block counts from when the store's message of it is there, for a hold
-        that nobody renews runs out meanwhile."""
+        """After a wire went dead, count a block only from when the store's message arrives, since a
+        hold that is not renewed expires meanwhile."""
         trip = max(self.world.speeds)
         for host, visits in self.log.items():
             told = [at for at, key in self.world.heard if key.endswith(f":s:{host}")]
@@ -610,7 +610,7 @@ class _Run:
 
 
 def explore(plan: Plan, client: Any) -> Outcome:
-    """One run. `client`: of a server that nobody else uses."""
+    """Execute one run. `client`: a client of a server that nothing else uses."""
     loop = VirtualLoop()
     run = _Run(plan, client, loop)
     return _complete(loop, run.world, run.run())
@@ -623,7 +623,7 @@ def _complete(loop: VirtualLoop, world: World, whole: Coroutine[Any, Any, T]) ->
         with patch.object(ledger_module, "Store", store):
             return loop.run_until_complete(whole)
     finally:
-        left = asyncio.all_tasks(loop)  # of members that were killed
+        left = asyncio.all_tasks(loop)  # tasks of members that were killed
         for task in left:
             task.cancel()
         loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
@@ -632,8 +632,9 @@ def _complete(loop: VirtualLoop, world: World, whole: Coroutine[Any, Any, T]) ->
 
 
 def told_after(client: Any, *, hosts: int, trip: float) -> tuple[list[float], list[float]]:
-    """Round trips, of so many seconds each, until a head was told, and until a lease started after
-    its host was due here: one member that asks each host once a second, and takes no time."""
+    """Return how many round trips of `trip` seconds it took until each head was sent to the store,
+    and until each lease started after its host was due. One member requests each host once a
+    second, and computing takes no time."""
     loop = VirtualLoop()
     world = World(loop, client, random.Random(1), (trip / 2,))
     run = _Run(Plan(1), client, loop)
@@ -679,9 +680,9 @@ def told_after(client: Any, *, hosts: int, trip: float) -> tuple[list[float], li
 
 
 def plan_of(seed: int) -> Plan:
-    """A plan at random: how many members and messages, what is slow, what breaks when. Every other
-    one is short and breaks while members join, and of the rest every other one has outages that
-    last for longer than lists of members count."""
+    """Return a random plan: numbers of members and messages, delays and faults. Every other plan is
+    short, with faults while members join; of the rest, every other one has outages that last longer
+    than lists of members are valid."""
     rng = random.Random(f"plan {seed}")
     if seed % 4 == 2:
         return _outlasting(seed, rng)
@@ -711,7 +712,7 @@ def _crawling(seed: int, rng: random.Random) -> Plan:
         begin = rng.choice((20, 60, 200, 600))
         away = rng.choice((0.0, 0.0, 0.05, 1.0, 5.0))
         faults[rng.randrange(begin, begin * 3)] = (rng.choice(KINDS), away)
-        if rng.random() < 0.5:  # and once more, soon
+        if rng.random() < 0.5:  # a second fault soon afterwards
             faults[rng.randrange(begin, begin * 3) + 20] = (rng.choice(KINDS), 0.0)
     return Plan(
         seed,
@@ -733,7 +734,7 @@ def _outlasting(seed: int, rng: random.Random) -> Plan:
         soon, about = rng.uniform(0.0, 1.0), away - rng.uniform(0.0, 3.0)
         moment = first + rng.choice((soon, about, about, rng.uniform(4.0, 14.0)))
         moments += [(moment, rng.choice(kinds), rng.choice((0.0, 0.1, 1.0, *long)))]
-        if rng.random() < 0.7:  # and somebody can't tell
+        if rng.random() < 0.7:  # a member can't push what it knows
             moments += [(moment - rng.choice((0.0, 0.01, 0.1)), "part", rng.choice(long))]
     return Plan(
         seed,
@@ -748,7 +749,7 @@ def _outlasting(seed: int, rng: random.Random) -> Plan:
 
 
 def impatient(seed: int) -> Plan:
-    """Nothing breaks, but everybody gives up soon, and messages take long, some much longer."""
+    """Return a plan without faults in which waiters give up soon and messages take long."""
     rng = random.Random(f"impatient {seed}")
     return Plan(
         seed,
@@ -762,7 +763,7 @@ def impatient(seed: int) -> Plan:
 
 
 def main() -> None:
-    """Explore the seeds from one to another; one alone is told in full."""
+    """Run the seeds of a range; the log of a single one is printed in full."""
     from tests.fleet.server import Server
 
     plan_for = impatient if "--impatient" in sys.argv else plan_of

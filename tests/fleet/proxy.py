@@ -1,4 +1,4 @@
-"""A proxy in front of a store that passes on, drops, delays, or closes one half."""
+"""A proxy in front of a store that forwards, drops or delays data, or closes one direction."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ How = Literal["pass", "drop", "delay", "half-close", "swallow replies"]
 
 
 class Proxy:
-    """Listens on loopback; `how` says what happens to bytes from now on."""
+    """A proxy on loopback; `how` determines what happens to data from now on."""
 
     def __init__(self, target: str | int) -> None:
         """`target`: a unix socket, or a port of loopback."""
         self.target = target
         self.first: list[Callable[[], Awaitable[None]]] = []
-        """Awaited before the next connections are passed on, one each."""
+        """Awaitables for the next connections: each is awaited before its data is forwarded."""
         self.how: How = "pass"
         self.delay = 0.2
         self.rewrite: tuple[bytes, bytes] | None = None
-        """Of equal length: what the store says, and what arrives in its place."""
+        """Replacements of equal length: what the store sends, and what arrives instead."""
         self.refusal = ""
-        """What every command gets for an answer, in place of the store's."""
+        """A response that replaces the store's response to every command."""
         self.connections = 0
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -37,16 +37,16 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        """Of a store."""
+        """The URL of the store behind the proxy."""
         return f"redis://127.0.0.1:{self.port}/0"
 
     async def open(self) -> None:
-        """Listen, on the same port as before."""
+        """Listen; after `refuse`, on the same port as before."""
         self.port = self.port or free_port()
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
 
     def refuse(self) -> None:
-        """Be as a store that is gone, until `open`: it refuses connections."""
+        """Refuse connections, like a store that is down, until `open`."""
         assert self._server is not None
         self._server.close()
         self.cut()
@@ -77,7 +77,7 @@ class Proxy:
         *,
         refuses: asyncio.StreamWriter | None = None,
     ) -> None:
-        """`refuses`: whom a refusal goes to, on the way to the store."""
+        """Forward data. `refuses`: the writer that gets a refusal, towards the store only."""
         asks = refuses is not None
         with contextlib.suppress(OSError):
             while data := await reader.read(1 << 16):
@@ -94,13 +94,13 @@ class Proxy:
                 writer.write(data)
                 await writer.drain()
                 if self.how == "half-close" and asks:
-                    writer.write_eof()  # the store hears no more, and answers what it heard
+                    writer.write_eof()  # the store still answers what it has received
                     return
         writer.close()
         self._writers.discard(writer)
 
     def cut(self) -> None:
-        """Every connection is reset."""
+        """Reset every connection."""
         for writer in self._writers:
             writer.transport.abort()
         self._writers.clear()

@@ -1,6 +1,6 @@
-"""A real redis-server for the tests: on a unix socket of its own, ended with the test run.
+"""A real redis-server for the tests, on a unix socket of its own; it ends with the test run.
 
-What it waits for is what the server writes to its log, with a deadline.
+It waits for lines in the server's log, with a deadline.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BINARY = shutil.which("valkey-server") or shutil.which("redis-server")
 
 
 class Output:
-    """What a process writes, line by line, as it comes."""
+    """The output of a process, line by line."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -40,7 +40,7 @@ class Output:
             self._more.notify_all()
 
     def wait_for(self, text: str, seconds: float = 60.0) -> None:
-        """Until a line holds that text."""
+        """Wait for a line that contains the text."""
 
         def there() -> bool:
             return self._ended or any(text in line for line in self._lines)
@@ -50,14 +50,14 @@ class Output:
             assert any(text in line for line in self._lines), "".join(self._lines)
 
     def close(self) -> None:
-        """The process has ended."""
-        self._reader.join(5.0)  # a child that it left may still write
+        """Clean up after the process has ended."""
+        self._reader.join(5.0)  # a child process may still write
         if not self._reader.is_alive():
             self._stream.close()
 
 
 class Server:
-    """One server process. `kill` and `start` it again; its data stays where it is."""
+    """A server process. It can be killed and started again; its data stays where it is."""
 
     def __init__(self, *options: str, port: int = 0) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="gk-", dir="/tmp"))
@@ -68,7 +68,7 @@ class Server:
         self.output: Output | None = None
 
     def stop(self) -> None:
-        """SIGSTOP: it accepts connections and never answers."""
+        """Send SIGSTOP: the server accepts connections and never responds."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
 
@@ -101,7 +101,7 @@ class Server:
         self.output = Output(self.process.stdout)
 
     def said(self, text: str) -> None:
-        """Wait until that stands in its log; it does not outlive the wait in vain."""
+        """Wait for a text in the log. If it does not appear, end the server."""
         assert self.output is not None
         try:
             self.output.wait_for(text)
@@ -110,7 +110,7 @@ class Server:
             raise
 
     def start_sentinel(self, master: int, *lines: str) -> None:
-        """As a Sentinel of the server on that port, named `store`; it alone decides."""
+        """Start as a Sentinel, with a quorum of one, of the server on that port, named `store`."""
         settings = self.folder / "sentinel.conf"
         settings.write_text(
             f"port {self.port}\nbind 127.0.0.1\nunixsocket {self.socket}\ndir {self.folder}\n"
@@ -122,7 +122,7 @@ class Server:
         self.said("+monitor master store")
 
     def ask(self, *words: str) -> bytes:
-        """One command, its answer as it comes."""
+        """Execute a command and return its raw response."""
         with socket.socket(socket.AF_UNIX) as wire:
             wire.settimeout(60.0)
             wire.connect(str(self.socket))
@@ -131,7 +131,7 @@ class Server:
             return wire.recv(1 << 16)
 
     def kill(self) -> None:
-        """kill -9."""
+        """Kill the server (SIGKILL)."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -146,11 +146,11 @@ class Server:
 
 
 QUICK = ("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1")
-"""A replica is there at once."""
+"""Options that make a replica ready immediately."""
 
 
 class Replicated:
-    """A master, a replica of it, and Sentinels that watch both."""
+    """A master, its replica, and Sentinels that monitor both."""
 
     def __init__(self, *options: str, sentinels: int = 1) -> None:
         self.master = Server(*QUICK, *options, port=free_port())
@@ -173,7 +173,7 @@ class Replicated:
             one.said("+slave slave")
 
     def promote(self) -> None:
-        """The master is lost, with what it had not passed on."""
+        """Kill the master, along with writes that were not replicated, and promote the replica."""
         self.master.kill()
         self.replica.ask("REPLICAOF", "NO", "ONE")
 

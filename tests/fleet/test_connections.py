@@ -1,4 +1,4 @@
-"""How a store is reached, each way against a real server; what is shown of it; deadlines."""
+"""Connections to a store: each kind of URL against a real server, its display, and deadlines."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def started() -> Iterator[Started]:
 
 @pytest.fixture
 async def works() -> AsyncIterator[Works]:
-    """Join by that URL, and take, tell and end a lease; the ledger."""
+    """Join by the URL, acquire and end a lease, and return the ledger."""
     made: list[RedisLedger] = []
 
     async def try_it(url: str, **settings: object) -> RedisLedger:
@@ -68,7 +68,7 @@ async def works() -> AsyncIterator[Works]:
         listener = Listener()
         ledger.listen("a", listener)
         await ledger.open()
-        # The quarantine of an empty store, which nobody needs here.
+        # Skip the quarantine of an empty store.
         await ledger._store.run("HDEL", "{gatekeeper}:epoch", "until", "floor")
         assert await granted(ledger, "a:1", "h")
         await ledger.head(["a:1"])
@@ -96,7 +96,7 @@ async def works() -> AsyncIterator[Works]:
 async def test_a_url_that_no_waiting_makes_right_is_refused_at_the_start(
     started: Started, url: str, remedy: str
 ) -> None:
-    """It passed for a store that is away, and nothing was granted for ever."""
+    """Such a URL must not be treated as a store that is away, or nothing would ever be granted."""
     server = started(port=free_port())
     stranger = RedisLedger(url.format(port=server.port))
     with pytest.raises(ConfigError, match=remedy):
@@ -105,7 +105,7 @@ async def test_a_url_that_no_waiting_makes_right_is_refused_at_the_start(
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, ...]]:
-    """The authority's file, and the options of a server whose certificate is from it."""
+    """Return the file of a CA, and the options of a server whose certificate it has issued."""
     folder = tmp_path_factory.mktemp("tls")
     authority = trustme.CA()
     authority.cert_pem.write_to_path(folder / "ca.pem")
@@ -227,14 +227,14 @@ def test_a_url_that_would_be_misread_is_refused(url: str, said: str) -> None:
     assert said in str(refused.value)
 
 
-# --- is it down for everybody? ---------------------------------------------------------------
+# --- stores that are down for every member ---------------------------------------------------
 
 
 @pytest.mark.parametrize("scheme", ["redis", "redis+sentinel", "unix"])
 async def test_a_store_that_refuses_connections_is_down_for_all_but_behind_sentinels(
     scheme: str, tmp_path: Path
 ) -> None:
-    """These may have named one that is no master any more."""
+    """Sentinels may have named a server that is no longer the master."""
     place = tmp_path / "no" if scheme == "unix" else f"127.0.0.1:{free_port()}"
     url = f"{scheme}://{place}" + ("/store" if "+" in scheme else "")
     store = Store(url, FleetConfig())
@@ -250,7 +250,7 @@ async def test_a_store_that_refuses_connections_is_down_for_all_but_behind_senti
 async def test_what_lies_between_may_cut_us_off_alone(
     started: Started, monkeypatch: pytest.MonkeyPatch, how: str, down: bool
 ) -> None:
-    """A proxy that accepts and can't go on, or one that never answers, tells nothing of others."""
+    """A proxy that accepts but can't connect, or never responds, may affect this member alone."""
     if how == "hangs":
         monkeypatch.setattr(store_module, "CALL_DEADLINE", 0.1)
     server = started()
@@ -277,7 +277,7 @@ async def test_what_lies_between_may_cut_us_off_alone(
 async def test_sentinels_name_the_master_also_when_some_are_away_and_after_a_failover(
     works: Works, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first Sentinel accepts and never answers, the second one refuses."""
+    """The first Sentinel accepts and never responds; the second one refuses connections."""
     pair = Replicated()
     hung = Server(port=free_port())
     try:
@@ -289,7 +289,7 @@ async def test_sentinels_name_the_master_also_when_some_are_away_and_after_a_fai
         with pytest.raises(ConfigError, match="min-replicas-to-write 1"):
             await works(url)
         pair.master.ask("CONFIG", "SET", "min-replicas-to-write", "1")
-        # What the one that hangs costs each time; the others have to answer within it.
+        # The time that the hanging Sentinel costs; the others must respond within it.
         monkeypatch.setattr(store_module, "SENTINEL_DEADLINE", 0.5)
         ledger = await works(url)
         epochs = ledger.stats().epochs
@@ -305,7 +305,7 @@ async def test_sentinels_name_the_master_also_when_some_are_away_and_after_a_fai
         assert ledger.stats().epochs == epochs + 1
         assert answers
         warned = [one for one in caplog.messages if "min-replicas-to-write 0" in one]
-        assert len(warned) == 1  # of the replica, when it is too late to refuse
+        assert len(warned) == 1  # about the replica, since it is too late to refuse to start
     finally:
         hung.close()
         pair.close()
@@ -357,11 +357,11 @@ async def test_a_replica_is_no_store() -> None:
         pair.close()
 
 
-# --- what is refused at the start ----------------------------------------------------------------
+# --- errors at the start -------------------------------------------------------------------------
 
 
 async def refused(url: str, **settings: object) -> str:
-    """What the member that can't start says."""
+    """Return the error message of a member that can't start."""
     ledger = RedisLedger(url, config=FleetConfig(**settings))  # type: ignore[arg-type]
     with pytest.raises(ConfigError) as error:
         await ledger.open()
@@ -373,7 +373,7 @@ async def refused(url: str, **settings: object) -> str:
     "policy", ["allkeys-lru", "volatile-ttl", "allkeys-random", "volatile-lfu"]
 )
 async def test_a_store_that_may_evict_is_refused(server: Server, policy: str) -> None:
-    """Also a policy for keys with an end alone: each of ours has one."""
+    """Also with a policy for keys that expire, since all of ours do."""
     server.ask("CONFIG", "SET", "maxmemory-policy", policy)
     try:
         said = await refused(server.url)
@@ -422,7 +422,7 @@ async def test_replicas_that_may_miss_the_last_writes_are_refused_unless_that_is
 
 
 async def test_a_namespace_of_another_format_is_refused(server: Server) -> None:
-    """Also where the epoch is to begin anew: what is there is not ours to judge."""
+    """Also if a new epoch would start: this version can't interpret the stored data."""
     server.ask("HSET", "{gatekeeper}:epoch", "id", "x", "server", "y", "format", str(FORMAT + 1))
     said = await refused(server.url)
     assert f"has format {FORMAT + 1}" in said
@@ -434,7 +434,7 @@ async def test_a_namespace_of_another_format_is_refused(server: Server) -> None:
 async def test_a_later_version_of_an_equal_format_may_say_more(
     server: Server, works: Works, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What follows in a message, and messages of another kind, are dropped."""
+    """Additional fields of messages and unknown kinds of messages are ignored."""
     ledger = await works(server.url)
     listener = ledger._listeners["a"]
     encoded = msgspec.msgpack.encode
@@ -460,8 +460,8 @@ Deadline = Callable[[RedisLedger, float], None]
 
 @pytest.fixture
 def deadline(monkeypatch: pytest.MonkeyPatch) -> Deadline:
-    """Gives a ledger one: short only while its store does not answer, since a busy machine may not
-    keep it, and no test waits for long."""
+    """Shorten the deadline of calls only while the store does not respond, since a busy machine
+    might exceed it otherwise."""
     monkeypatch.setattr(store_module, "_LOOK", 0.01)
     monkeypatch.setattr(ledger_module, "BEAT_EVERY", 0.1)
 
@@ -489,7 +489,7 @@ async def test_a_server_that_accepts_and_never_answers_holds_nobody(
             await asyncio.gather(
                 *(take(ledger, f"a:{n}", "x") for n in range(50)), return_exceptions=True
             )
-            # All of them wait for one flight, and not one after the other: that is 20 s.
+            # All of them wait for one flight; one after the other would take 20 s.
             assert wall.monotonic() - begun < 10.0
             newcomer = RedisLedger(server.url, config=FleetConfig(hold=1.0))
             await newcomer.open()
@@ -521,7 +521,7 @@ async def test_a_wire_that_breaks_in_any_way_is_found_out(
         deadline(ledger, 0.4)
         proxy.how = how  # type: ignore[assignment]
         async with asyncio.timeout(PATIENCE):
-            if how == "half-close":  # the store answers what it heard, and hears no more
+            if how == "half-close":  # the store still answers what it has received
                 await asyncio.gather(
                     *(take(ledger, f"a:{n}", "x") for n in (4, 5)), return_exceptions=True
                 )

@@ -1,6 +1,6 @@
-"""Processes, a store that dies and forgets, a wire that drops: judged by the sites' logs.
+"""Several processes with a store that dies and loses data: judged by the logs of the sites.
 
-The long form, with everything that breaks: `python -m benchmarks --only faults`.
+The long form, with all faults: `python -m benchmarks --only faults`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.fleet.server import BINARY
 @pytest.mark.timeout(180)
 @pytest.mark.skipif(BINARY is None, reason="no redis-server here")
 async def test_two_processes_keep_one_pace_whatever_happens_to_their_store() -> None:
-    """And fetch each robots.txt once, before it is lost with the store."""
+    """They also fetch each robots.txt once, until it is lost with the store."""
     sites = Sites(6, random.Random(3), delays=(0.0, 0.05, 0.3), hasty=True)
 
     def pages(since: float) -> int:
@@ -29,7 +29,7 @@ async def test_two_processes_keep_one_pace_whatever_happens_to_their_store() -> 
         await sites.until(lambda: pages(back) > 6)
         died = time.monotonic()
         back = await fleet.breaks("kill -9 of the store, back at once")
-        await sites.until(lambda: pages(back) > 6)  # it goes on
+        await sites.until(lambda: pages(back) > 6)  # the crawl continues
     assert not sites.violations()
     files = {
         name: sum(one.path == "/robots.txt" and one.arrived < died for one in log)

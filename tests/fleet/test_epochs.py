@@ -1,4 +1,4 @@
-"""A store that forgot, was set, or is another one: quarantine, and what the members tell."""
+"""Stores that lost their data, had their clock set, or were replaced: quarantine and pushes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOLD = 20.0
 
 
 class Knowing(Listener):
-    """One that knows of clocks."""
+    """A listener that knows some clocks."""
 
     def __init__(self, *clocks: ScopeClock) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Knowing(Listener):
 
 
 async def again(ledger: RedisLedger, token: str, host: str, interval: float = 1.0) -> NotBefore:
-    """The answer after a loss was found out: the first call may be what finds it out."""
+    """Return the answer after a loss, which the first calls may be needed to detect."""
     for _ in range(3):
         try:
             answer = await take(ledger, token, host, interval=interval)
@@ -48,8 +48,8 @@ async def test_who_starts_on_an_empty_store_waits(join: Join, time: FleetTime) -
     await time.tick(1.5 * HOLD)
     assert await granted(ledger, "a:1", "h")
     assert ledger.state == "connected"
-    # An interval that is longer than the quarantine counts from when the last hold of those
-    # who were there before, if anybody was, ran out.
+    # An interval longer than the quarantine counts from when the last hold of earlier members, if
+    # there were any, expired.
     assert near(await wait_of(ledger, "a:2", "slow", interval=60.0), 50.0, 1.0)
 
 
@@ -57,7 +57,8 @@ async def test_who_starts_on_an_empty_store_waits(join: Join, time: FleetTime) -
 async def test_a_quarantine_is_not_over_before_lists_of_members_count_no_more(
     join: Join, hold: float, quarantine: float
 ) -> None:
-    """Else one with an older list could end the next one without those who came in this one."""
+    """Otherwise a member with an older list could end the next quarantine without members that
+    joined in this epoch."""
     ledger = await join(wait=False, hold=hold)
     assert near(await wait_of(ledger, "a:1", "h"), quarantine, 0.9)
     assert ledger._members._remembered <= quarantine
@@ -71,13 +72,13 @@ async def test_who_joins_a_fleet_need_not_wait(join: Join, time: FleetTime) -> N
 
 
 async def test_flushall_and_all_who_lived_are_there(join: Join, server: Server) -> None:
-    """It goes on as soon as each has told what it knows: clocks, blocks and holds."""
+    """The quarantine ends as soon as each member has pushed its clocks, blocks and holds."""
     one, other = await join(), await join()
     one.listen("a", Knowing(ScopeClock("known", 10.0, 60.0)))
     other.listen("b", Knowing(ScopeClock("blocked", None, 0.0, 90.0, "429")))
     assert await granted(other, "b:1", "held")
     server.ask("FLUSHALL")
-    assert (await again(one, "a:1", "free")).seconds > 1.0  # the other has not told yet
+    assert (await again(one, "a:1", "free")).seconds > 1.0  # the other has not pushed yet
     await again(other, "b:2", "held")
     assert await granted(one, "a:1", "free")
     assert not await granted(one, "a:2", "held")
@@ -87,7 +88,7 @@ async def test_flushall_and_all_who_lived_are_there(join: Join, server: Server) 
 
 
 async def test_flushall_then_a_newcomer_first(join: Join, server: Server, time: FleetTime) -> None:
-    """It knows nobody, and so must wait for anybody: as long as a hold could last."""
+    """It knows no other member, so it must wait for as long as a hold could last."""
     one = await join()
     assert await granted(one, "a:1", "h")
     server.ask("FLUSHALL")
@@ -95,7 +96,7 @@ async def test_flushall_then_a_newcomer_first(join: Join, server: Server, time: 
     newcomer = RedisLedger(server.url, clock=time.clock)
     async with newcomer:
         assert near(await wait_of(newcomer, "n:1", "x"), 1.5 * HOLD, 3.0)
-        # Then one who lived before comes back, and knows of no other: it tells, and all is well.
+        # Then an earlier member returns that knows no other one: its push ends the quarantine.
         await again(one, "a:2", "h")
         assert await granted(newcomer, "n:1", "x")
         assert not await granted(newcomer, "n:2", "h")
@@ -108,7 +109,7 @@ async def test_a_member_that_does_not_come_back_is_waited_for(
     one, stopped = await join(), await join()
     assert await granted(stopped, "s:1", "h")
     sent = time.clock.monotonic()
-    await one._sign()  # a beat: it knows of the other
+    await one._sign()  # a heartbeat, so that it knows the other member
     for task in (stopped._beating, stopped._hearing):
         assert task is not None
         task.cancel()
@@ -117,7 +118,7 @@ async def test_a_member_that_does_not_come_back_is_waited_for(
     assert left > 1.5 * HOLD - 2.0
     await time.tick(left)
     answer = await take(one, "a:1", "h")
-    # Longer than the hold of the one that was stopped: whatever it was granted is thrown away.
+    # Longer than the hold of the stopped member, which then discards its grant.
     assert time.clock.monotonic() - sent > HOLD
     assert isinstance(answer, Granted)
 
@@ -125,7 +126,7 @@ async def test_a_member_that_does_not_come_back_is_waited_for(
 async def test_clocks_that_a_member_has_not_at_hand_are_kept_to(
     join: Join, server: Server, time: FleetTime
 ) -> None:
-    """It moved some to its storage: nobody knows which, so all count as asked now."""
+    """A member moved some clocks to its storage, so every scope counts as requested now."""
     one = await join()
     one.listen("a", Knowing(ScopeClock(""), ScopeClock("known", 5.0, 60.0)))
     await one._sign()
@@ -139,8 +140,8 @@ async def test_clocks_that_a_member_has_not_at_hand_are_kept_to(
 async def test_an_unused_hold_that_is_told_first_does_not_take_a_clock_along(
     join: Join, server: Server
 ) -> None:
-    """B was granted a start by what it knew of the interval; A knows of a longer one. The store
-    forgets, B tells its hold, A its clock, and B gives the hold back."""
+    """B was granted a start with the interval that it knew; A knows a longer one. The store loses
+    its data, B pushes its hold, A its clock, and B gives the hold back."""
     one, other = await join(), await join()
     one.listen("a", Knowing(ScopeClock("h", 5.0, 60.0)))
     await one._sign()
@@ -158,7 +159,7 @@ async def test_an_unused_hold_that_is_told_first_does_not_take_a_clock_along(
 async def test_a_dead_members_long_interval_is_kept_to(
     join: Join, server: Server, time: FleetTime
 ) -> None:
-    """Nobody who is left heard of its clock, but everybody knows what the site asks for."""
+    """No remaining member has its clock, but each of them knows the site's interval."""
     one, dead = await join(), await join()
     assert await granted(dead, "d:1", "slow", interval=120.0)
     await dead.head(["d:1"])
@@ -175,7 +176,7 @@ async def test_a_dead_members_long_interval_is_kept_to(
 async def test_a_dead_members_long_interval_outlasts_a_second_loss(
     join: Join, server: Server, time: FleetTime
 ) -> None:
-    """Those who are left keep in mind that somebody is gone."""
+    """The remaining members remember that a member has left."""
     one, dead = await join(), await join()
     assert await granted(dead, "d:1", "slow", interval=120.0)
     await one._sign()
@@ -192,7 +193,7 @@ async def test_a_dead_members_long_interval_outlasts_a_second_loss(
 async def test_the_clocks_of_one_that_is_gone_are_not_lost_with_the_store(
     join: Join, server: Server, time: FleetTime, how: str
 ) -> None:
-    """Nobody but the store knows of them, so all count as asked when it was gone."""
+    """Only the store had them, so every scope counts as requested when the member left."""
     one, other = await join(), await join()
     assert await granted(other, "b:1", "slow", interval=300.0)
     await other.end([End("b:1")])
@@ -212,7 +213,7 @@ async def test_the_clocks_of_one_that_is_gone_are_not_lost_with_the_store(
 async def test_the_clock_of_the_server_is_set(
     join: Join, server: Server, time: FleetTime, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Forward, holds would run out early; back, clocks would lie far ahead."""
+    """If set forward, holds would expire early; if set back, clocks would lie far in the future."""
     caplog.set_level(logging.WARNING)
     for by in (3600.0, -3600.0):
         ledger = await join() if by > 0 else ledger  # noqa: F821
@@ -222,7 +223,7 @@ async def test_the_clock_of_the_server_is_set(
         time.server_alone(by)
         with pytest.raises(LedgerLost, match="clock was set"):
             await take(ledger, f"b:{by}", f"h{by}")
-        # Alone, and one who lived before: told at once, and the hold is known.
+        # The only member was there before: it pushes immediately, and its hold is known.
         assert not await granted(ledger, f"b:{by}", f"h{by}")
         assert await granted(ledger, f"c:{by}", f"other{by}")
         await ledger.end([End(token), End(f"c:{by}")])
@@ -281,7 +282,7 @@ async def test_a_lost_reply_gets_the_same_grant(
 
 
 async def test_a_server_that_dies_and_comes_back_empty(time: FleetTime) -> None:
-    """kill -9 without any file: everybody who lived tells, then it goes on."""
+    """SIGKILL without persistence: every earlier member pushes, then the quarantine ends."""
     server = Server()
     server.start()
     try:
@@ -321,7 +322,7 @@ async def test_a_server_that_dies_and_comes_back_empty(time: FleetTime) -> None:
 async def test_without_the_store_each_goes_on_with_hosts_of_its_own(
     time: FleetTime,
 ) -> None:
-    """when_lost = "divide": no host is asked by two, and each by one, after two beats."""
+    """when_lost = "divide": each host is requested by exactly one member, after two heartbeats."""
     from gatekeeper.config import FleetConfig
 
     server = Server()
@@ -368,7 +369,7 @@ async def test_without_the_store_each_goes_on_with_hosts_of_its_own(
 
 
 async def cut_off(ledger: RedisLedger) -> None:
-    """It hears and says nothing any more, and knows nothing of that."""
+    """The member neither receives nor sends anything any more, and does not notice."""
     for task in (ledger._beating, ledger._hearing):
         assert task is not None
         task.cancel()
@@ -379,8 +380,8 @@ async def cut_off(ledger: RedisLedger) -> None:
 async def test_who_was_cut_off_does_not_end_a_quarantine_for_those_it_never_heard_of(
     join: Join, server: Server, time: FleetTime
 ) -> None:
-    """A was alone, and is cut off. C comes, does not wait for one that is silent for so long, is
-    granted a start and stops. The store is emptied. A is the first that comes back, and knows of
+    """A was alone, and is cut off. C joins, does not wait for a member that is silent for so long,
+    is granted a start and stops. The store is emptied. A is the first to return, and knows only
     itself."""
     a = await join()
     await a._sign()
@@ -394,13 +395,13 @@ async def test_who_was_cut_off_does_not_end_a_quarantine_for_those_it_never_hear
     left = (await again(a, "a:2", "h")).seconds
     assert left > HOLD
     await time.tick(left)
-    assert await granted(a, "a:2", "h", interval=0.0)  # what C was granted has run out
+    assert await granted(a, "a:2", "h", interval=0.0)  # the grant of C has expired
 
 
 async def test_a_newcomer_is_granted_nothing_while_a_member_may_end_a_quarantine_without_it(
     join: Join, server: Server, time: FleetTime
 ) -> None:
-    """A is cut off for less long: its list counts, so C, which is not on it, had to wait."""
+    """A is cut off for a shorter time, so its list is valid, and C, which it lacks, must wait."""
     a = await join()
     await a._sign()
     await cut_off(a)
@@ -412,13 +413,13 @@ async def test_a_newcomer_is_granted_nothing_while_a_member_may_end_a_quarantine
     server.ask("FLUSHALL")
     with contextlib.suppress(LedgerLost):
         await take(a, "a:1", "h")
-    assert await granted(a, "a:1", "h")  # at once: of all that A knows, which is itself
+    assert await granted(a, "a:1", "h")  # immediately, since A knows only itself
 
 
 async def test_a_newcomer_waits_until_each_member_has_read_a_list_with_it(
     join: Join, server: Server
 ) -> None:
-    """That the other gave a sign of life since is not enough: the answer may get lost."""
+    """A later heartbeat of the other member is not enough, since the response may get lost."""
     one = await join()
     await cut_off(one)
     await one._store.connect()
@@ -428,7 +429,7 @@ async def test_a_newcomer_waits_until_each_member_has_read_a_list_with_it(
     await one._sign()
     await newcomer._sign()
     assert not newcomer._members.known
-    await one._sign()  # it says by that that it has read the last one
+    await one._sign()  # this heartbeat shows that it has read the last list
     await newcomer._sign()
     assert newcomer._members.known
     assert await granted(newcomer, "n:1", "h")
@@ -437,13 +438,13 @@ async def test_a_newcomer_waits_until_each_member_has_read_a_list_with_it(
 async def test_a_newcomer_need_not_wait_for_one_that_is_silent_beside_one_that_lives(
     join: Join, server: Server
 ) -> None:
-    """A is cut off, and its list counts. B lives, and A knows of B; so where the store forgets, A
-    waits for B, and B tells of C."""
+    """A is cut off, and its list is valid. B is alive, and A knows B; so if the store loses its
+    data, A waits for B, and the push of B names C."""
     a, b = await join(), await join()
     await a._sign()
     await cut_off(a)
     c = await join()
-    for _ in range(2):  # B reads a list with it, and says so
+    for _ in range(2):  # B reads a list with C, and then shows that it did
         await b._sign()
     await c._sign()
     assert await granted(c, "c:1", "h")
@@ -451,7 +452,7 @@ async def test_a_newcomer_need_not_wait_for_one_that_is_silent_beside_one_that_l
     server.ask("FLUSHALL")
     assert (await again(a, "a:1", "x")).seconds > HOLD
     assert (await again(b, "b:1", "x")).seconds > HOLD
-    for _ in range(2):  # the first one finds out that there is no connection
+    for _ in range(2):  # the first call finds out that there is no connection
         with contextlib.suppress(LedgerLost):
             await take(c, "c:2", "z")
     assert await granted(a, "a:2", "y")
@@ -459,7 +460,7 @@ async def test_a_newcomer_need_not_wait_for_one_that_is_silent_beside_one_that_l
 
 
 async def test_a_newcomer_does_not_rely_on_another_that_nobody_knows(join: Join) -> None:
-    """A is cut off. B and C come, and read lists with one another: A would wait for neither."""
+    """A is cut off. B and C join, and read lists with each other: A would wait for neither."""
     a = await join()
     await cut_off(a)
     b, c = await join(), await join()
@@ -471,7 +472,7 @@ async def test_a_newcomer_does_not_rely_on_another_that_nobody_knows(join: Join)
 
 
 async def test_a_store_without_an_epoch_lists_nobody(join: Join, server: Server) -> None:
-    """One that lost it, asked by a member that knows of that: nothing is to be read there."""
+    """If it has lost the epoch, and the member knows that, its list of members is not used."""
     one, _ = await join(), await join()
     await one._sign()
     for task in (one._beating, one._hearing):
@@ -488,8 +489,8 @@ async def test_a_store_without_an_epoch_lists_nobody(join: Join, server: Server)
 async def test_who_was_cut_off_for_long_has_no_list_that_counts(
     join: Join, server: Server, time: FleetTime, away: float
 ) -> None:
-    """Both read none for longer than newcomers wait: some may have come, and gone. After a shorter
-    time it is enough that those who were there come back."""
+    """Neither member read a list for longer than newcomers wait, so others may have joined and
+    left. After a shorter time it is enough that the earlier members return."""
     one, other = await join(), await join()
     await one._sign()
     await other._sign()
@@ -497,7 +498,9 @@ async def test_who_was_cut_off_for_long_has_no_list_that_counts(
         await cut_off(ledger)
     await time.tick(away)
     server.ask("FLUSHALL")
-    assert (await again(one, "a:1", "h")).seconds > HOLD  # the other is known, and not here yet
+    assert (
+        await again(one, "a:1", "h")
+    ).seconds > HOLD  # the other member is known, and has not returned
     if away > HOLD:
         assert (await again(other, "b:1", "h")).seconds > HOLD
     else:
@@ -510,8 +513,8 @@ async def test_who_was_cut_off_for_long_has_no_list_that_counts(
 async def test_an_outage_for_all_ends_when_all_are_back_however_long_it_was(
     time: FleetTime, every: float
 ) -> None:
-    """The store itself is down, which each one sees: nobody came meanwhile. Who does not see that
-    for longer than a hold can't tell whether it was down all the time."""
+    """Each member sees that the store itself is down, so no member joined meanwhile. A member that
+    does not see this for longer than a hold can't know whether it was down all the time."""
     server = Server()
     server.start()
     members = [RedisLedger(server.url, clock=time.clock) for _ in range(2)]
@@ -536,12 +539,14 @@ async def test_an_outage_for_all_ends_when_all_are_back_however_long_it_was(
                     await take(ledger, f"{ledger.member}:1", "h")
         server.start()
         server.ask("SET", "{shift}", str(round(time.clock.by * 1e6)))
-        assert (await again(one, "a:1", "h")).seconds > HOLD  # the other is known, and not here yet
+        assert (
+            await again(one, "a:1", "h")
+        ).seconds > HOLD  # the other member is known, and has not returned
         if every > HOLD:
             assert (await again(other, "b:1", "x")).seconds > HOLD
         else:
             assert await granted(other, "b:1", "x")
-            assert not await granted(one, "a:1", "h")  # the other's, which told so
+            assert not await granted(one, "a:1", "h")  # held by the other member, which pushed it
             assert await granted(one, "a:2", "y")
     finally:
         for ledger in members:
@@ -552,8 +557,8 @@ async def test_an_outage_for_all_ends_when_all_are_back_however_long_it_was(
 async def test_a_member_that_has_spoken_in_an_epoch_must_read_its_list_before_the_next(
     join: Join, server: Server
 ) -> None:
-    """A told what it knows, which ended the quarantine, and read no list since: a newcomer that
-    was there already may have been granted something."""
+    """A pushed what it knows, which ended the quarantine, and has read no list since: a newcomer
+    that had joined by then may have been granted something."""
     one = await join()
     for task in (one._beating, one._hearing):
         assert task is not None
@@ -609,15 +614,15 @@ async def test_an_answer_that_cannot_be_read_is_a_store_that_is_lost(
 async def test_a_store_that_is_lost_twice_waits_for_whom_it_knew_before(
     join: Join, server: Server
 ) -> None:
-    """After the first loss the store's own list names those alone who came back in between."""
+    """After the first loss, the store's list names only the members that returned in between."""
     one, other = await join(), await join()
     assert await granted(other, "b:1", "held")
-    for task in (other._beating, other._hearing):  # it is slow to notice
+    for task in (other._beating, other._hearing):  # so that it does not notice
         assert task is not None
         task.cancel()
     server.ask("FLUSHALL")
     assert (await again(one, "a:1", "held")).seconds > 1.0
-    await one._sign()  # a beat
+    await one._sign()  # a heartbeat
     server.ask("FLUSHALL")
     assert (await again(one, "a:1", "held")).seconds > 1.0
     await again(other, "b:2", "held")

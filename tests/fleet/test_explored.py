@@ -1,4 +1,4 @@
-"""Fleets in virtual time, over the real scripts, with a store that forgets at any message."""
+"""Fleets in virtual time over the real scripts, with a store that loses data at any message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(BINARY is None, reason="no redis-server here")
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Any]:
-    """Of a server that nobody else uses."""
+    """A client of a server that nothing else uses."""
     server = Server()
     server.start()
     with redis.Redis(unix_socket_path=str(server.socket)) as one:
@@ -27,7 +27,7 @@ def client() -> Iterator[Any]:
 
 @pytest.mark.parametrize("first", [0, 12])
 def test_no_order_of_events_breaks_a_promise(client: Any, first: int) -> None:
-    """`python -m tests.fleet.explorer` goes through thousands, and tells one in full."""
+    """`python -m tests.fleet.explorer` runs thousands, and prints the log of a single one."""
     visits = 0
     for seed in range(first, first + 12):
         outcome = explore(plan_of(seed), client)
@@ -37,7 +37,7 @@ def test_no_order_of_events_breaks_a_promise(client: Any, first: int) -> None:
 
 
 def test_who_forgets_a_member_is_found_out(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is looked for can be found: here each member waits for itself alone."""
+    """The explorer finds violations: here each member waits only for itself."""
     tells = MemberList.tells
 
     def alone(self: MemberList, epoch: str, word: int) -> list[str]:
@@ -49,12 +49,12 @@ def test_who_forgets_a_member_is_found_out(client: Any, monkeypatch: pytest.Monk
 
 
 OVERTAKEN = (15, 29, 58)
-"""Runs in which an end is in time and what it ends is not, or both leave together."""
+"""Runs in which an end is in time and its take is not, or both are sent together."""
 
 
 @pytest.mark.parametrize("seeds", [OVERTAKEN, range(5)], ids=["overtaken", "others"])
 def test_no_hold_is_left_for_nobody(client: Any, seeds: Sequence[int]) -> None:
-    """Everybody gives up soon, waiting or under way, far from the store and near it."""
+    """All waiters give up soon, before or after their grant, far from the store and near it."""
     for seed in seeds:
         assert not explore(impatient(seed), client).violations, impatient(seed)
 
@@ -67,9 +67,9 @@ def test_a_hold_that_is_left_is_found_out(client: Any, monkeypatch: pytest.Monke
 
 
 def test_a_head_is_told_within_two_round_trips_and_a_lease_is_late_by_three(client: Any) -> None:
-    """Where nothing computes: what is beyond that in `benchmarks.fleet` is the machine's."""
+    """If computing takes no time; any excess in `benchmarks.fleet` is due to the machine."""
     told, late = told_after(client, hosts=200, trip=0.02)
-    assert len(told) > 550  # some go with the end
+    assert len(told) > 550  # some heads are replaced by ends
     assert told[int(0.99 * len(told))] < 1.6
     assert told[-1] < 3.0
     assert told[len(told) // 2] < 1.2

@@ -1,4 +1,4 @@
-"""Several flights under way on one connection: none waits for the answer of another."""
+"""Several flights on one connection: none waits for the answer to another."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.pacing.ledger_rules import PATIENCE, Listener, granted, listen, take,
 
 
 class FarMember:
-    """A member behind a wire, and what the store knows by now."""
+    """A member behind a wire with a delay, and the state of its store."""
 
     def __init__(self, ledger: RedisLedger, wire: Proxy, server: Server) -> None:
         self.ledger, self.wire, self.server = ledger, wire, server
@@ -51,7 +51,7 @@ async def far(join: Join, time: FleetTime) -> AsyncIterator[FarMember]:
 
 
 async def test_a_question_leaves_while_another_awaits_its_answer(far: FarMember) -> None:
-    """The answers of both are lost: asked again under the same tokens they are the same."""
+    """The answers to both are lost; asking again with the same tokens returns the same ones."""
     far.wire.how = "swallow replies"
     first = asyncio.create_task(take(far.ledger, "a:1", "h"))
     await until(lambda: far.knows("h"))
@@ -70,7 +70,7 @@ async def test_a_question_leaves_while_another_awaits_its_answer(far: FarMember)
 
 
 async def test_flights_take_effect_in_the_order_in_which_they_left(far: FarMember) -> None:
-    """Each in a turn of the loop of its own, and all of them before the first answer."""
+    """Each is sent in its own turn of the loop, and all of them before the first answer."""
     far.wire.how, far.wire.delay = "delay", 0.05
     tasks = []
     for number in range(6):
@@ -84,14 +84,14 @@ async def test_flights_take_effect_in_the_order_in_which_they_left(far: FarMembe
     assert not any(task.done() for task in tasks)
     assert len(far.ledger._air.flights) == 12
     answers = (await asyncio.gather(*tasks))[::2]
-    assert all(isinstance(answer, Granted) for answer in answers)  # each was free by then
+    assert all(isinstance(answer, Granted) for answer in answers)  # each scope was free by then
     (view,) = await far.ledger.look(["h"])
     assert not view.holds
 
 
 async def overtaken(far: FarMember, call: Awaitable[Any], end: End) -> Any:
-    """What `call` brings where it comes later than it should have, so that the store does nothing,
-    and is sent again behind an end, which had more time as more was under way."""
+    """Return the result of `call` if it arrives too late, so that the store rejects it, and is sent
+    again after an end, which had a later deadline because more calls were in flight."""
     far.wire.how, far.wire.delay = "delay", 0.2
     calls: list[Awaitable[Any]] = [call, *(far.ledger.look(["other"]) for _ in range(4))]
     tasks = []
@@ -106,7 +106,7 @@ async def overtaken(far: FarMember, call: Awaitable[Any], end: End) -> Any:
 
 
 async def test_an_end_that_overtakes_its_take_leaves_no_hold(far: FarMember) -> None:
-    """As of a lease that is cancelled at once."""
+    """As for a lease that is cancelled immediately."""
     await overtaken(far, take(far.ledger, "a:1", "h", "all"), End("a:1", "undone"))
     for view in await far.ledger.look(["h", "all"]):
         assert (view.holds, view.waiting) == ((), 0)
@@ -129,7 +129,7 @@ async def test_an_end_that_overtakes_a_renewal_leaves_no_hold(far: FarMember) ->
 
 @pytest.mark.parametrize("what", ["take", "renewal"])
 async def test_an_end_in_the_same_flight_leaves_no_hold(far: FarMember, what: str) -> None:
-    """Ends stand before takes and renewals there, so that a slot is free for whom it can be."""
+    """Ends precede takes and renewals in a flight, so that slots are free for the takes."""
     if what == "renewal":
         assert await granted(far.ledger, "a:1", "h")
         calls = [far.ledger.renew(["a:1"]), far.ledger.end([End("a:1")])]
@@ -137,7 +137,7 @@ async def test_an_end_in_the_same_flight_leaves_no_hold(far: FarMember, what: st
         calls = [take(far.ledger, "a:1", "h"), far.ledger.end([End("a:1", "undone")])]
     before = far.ledger.stats().calls
     await asyncio.gather(*calls)
-    assert far.ledger.stats().calls - before <= 3  # a beat may be among them
+    assert far.ledger.stats().calls - before <= 3  # including a possible heartbeat
     (view,) = await far.ledger.look(["h"])
     assert not view.holds
 
@@ -155,12 +155,12 @@ async def test_flights_are_bounded_and_what_comes_meanwhile_travels_together(
     assert len(far.ledger._air.flights) == MAX_FLIGHTS
     far.wire.how = "pass"
     assert all(isinstance(answer, Granted) for answer in await asyncio.gather(*tasks))
-    assert far.ledger.stats().calls - calls <= MAX_FLIGHTS + 3  # a beat may be among them
+    assert far.ledger.stats().calls - calls <= MAX_FLIGHTS + 3  # including a possible heartbeat
 
 
 async def test_a_sign_of_life_keeps_no_flight_waiting(join: Join) -> None:
     ledger = await join()
-    async with ledger._using:  # as a beat that awaits its answer
+    async with ledger._using:  # like a heartbeat that awaits its answer
         async with asyncio.timeout(PATIENCE):
             assert await granted(ledger, "a:1", "h")
 
@@ -168,7 +168,7 @@ async def test_a_sign_of_life_keeps_no_flight_waiting(join: Join) -> None:
 async def test_what_was_under_way_counts_for_nothing_once_another_epoch_began(
     join: Join, time: FleetTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its grants were made in a memory that is another one by now."""
+    """Its grants were made in an earlier epoch."""
     ledger = await join()
     send, held = ledger._store.scripts, asyncio.Event()
 
@@ -194,7 +194,7 @@ async def test_what_was_under_way_counts_for_nothing_once_another_epoch_began(
 async def test_who_recovers_waits_for_what_is_under_way(
     join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An answer of the old connection must not be taken for one of the new."""
+    """An answer of the old connection must not be mistaken for one of the new."""
     ledger = await join()
     send, held = ledger._store.scripts, asyncio.Event()
 
@@ -215,7 +215,7 @@ async def test_who_recovers_waits_for_what_is_under_way(
     monkeypatch.setattr(ledger._store, "connect", connected)
     ledger._epoch = ""
     second = asyncio.create_task(take(ledger, "a:2", "k"))
-    await until(ledger._using.locked)  # it recovers
+    await until(ledger._using.locked)  # the recovery has started
     for _ in range(50):
         await asyncio.sleep(0)
     assert not connects
@@ -228,7 +228,7 @@ async def test_who_recovers_waits_for_what_is_under_way(
 
 
 async def test_a_hold_whose_end_is_on_its_way_is_not_renewed(join: Join) -> None:
-    """A renewal that is sent again, and overtaken by the end, would make a hold of nobody's."""
+    """A renewal that is sent again and overtaken by the end would create a hold of no one."""
     ledger = await join()
     assert await granted(ledger, "a:1", "h")
     assert ledger._renewals(["a:1"])
@@ -249,7 +249,7 @@ def test_what_the_store_said_is_as_old_as_it_travelled_and_so_will_the_question_
 async def test_who_has_to_wait_asks_a_round_trip_ahead(
     join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that the question arrives when the store said."""
+    """So that the question arrives at the time that the store returned."""
     one, other = await join(), await join()
     listener = Listener()
     await listen(other, "b", listener)
@@ -262,7 +262,7 @@ async def test_who_has_to_wait_asks_a_round_trip_ahead(
 
 
 async def test_one_command_that_is_refused_leaves_the_others_their_answers(join: Join) -> None:
-    """And a connection that was given up answers nobody."""
+    """And a connection that was closed returns no answers."""
     ledger = await join()
     line = ledger._store._connection
     assert line is not None
@@ -280,8 +280,8 @@ async def test_one_command_that_is_refused_leaves_the_others_their_answers(join:
 
 
 async def test_a_member_closes_in_the_very_moment_of_its_beat(join: Join, time: FleetTime) -> None:
-    """And signs off: a cancel that redis-py's own deadlines swallow would leave a beat that never
-    ends, and one that cuts the connection would leave nothing to sign off on."""
+    """It leaves the fleet all the same: a cancellation that redis-py's deadlines swallow would keep
+    the heartbeat running for ever, and one that closes the connection would prevent leaving."""
     for turns in range(12):
         ledger = await join(wait=False)
         ledger._beat_now.set()
@@ -309,7 +309,7 @@ async def test_a_member_closes_in_the_very_moment_of_its_beat(join: Join, time: 
 async def test_a_store_that_refuses_is_lost_and_comes_back_by_itself(
     far: FarMember, time: FleetTime, caplog: pytest.LogCaptureFixture, refusal: str
 ) -> None:
-    """Whatever it says: one line in the log that says why, and one when it is back."""
+    """Whatever the error: one line in the log with the reason, and one when the store is back."""
     caplog.set_level(logging.WARNING, "gatekeeper.fleet")
     listener = Listener()
     far.ledger.listen("a", listener)
@@ -322,7 +322,7 @@ async def test_a_store_that_refuses_is_lost_and_comes_back_by_itself(
     assert not far.ledger.ready
     assert listener.losses == [True]
     far.wire.refusal = ""
-    far.ledger._beat_now.set()  # it comes by itself, in a while
+    far.ledger._beat_now.set()  # rather than waiting for the next heartbeat
     await until(lambda: listener.losses == [True, False])
     assert far.ledger.state == "connected"
     assert await granted(far.ledger, "a:1", "h")

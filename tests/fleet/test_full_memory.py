@@ -1,5 +1,5 @@
-"""A store whose memory is really full: nothing is granted, everybody is told, and it goes on by
-itself once there is room."""
+"""A store whose memory is really full: nothing is granted, members are notified, and everything
+continues by itself once there is memory."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from tests.fleet.server import Server
 from tests.pacing.ledger_rules import PATIENCE, Listener, granted, near, take, wait_of
 
 JUNK = 50_000
-"""Octets of a value that takes memory."""
+"""The size in bytes of the values that fill the memory."""
 
 
 @pytest.fixture
 def full(server: Server) -> Iterator[Callable[[], None]]:
-    """Fills the memory of the server when it is called."""
+    """Return a function that fills the memory of the server."""
 
     def fill() -> None:
         server.ask("CONFIG", "SET", "maxmemory", "8mb")
         numbers = itertools.count()
         while server.ask("SET", f"junk:{next(numbers)}", "x" * JUNK) == b"+OK\r\n":
             pass
-        # The connection that was refused had buffers, which are free now.
+        # The connection of the refused command had buffers, which are free now.
         server.ask("CONFIG", "SET", "maxmemory", "8000000")
 
     yield fill
@@ -38,7 +38,7 @@ def full(server: Server) -> Iterator[Callable[[], None]]:
 
 
 def empty(server: Server) -> None:
-    """Make room again."""
+    """Free the memory again."""
     numbers = itertools.count()
     while server.ask("DEL", f"junk:{next(numbers)}") == b":1\r\n":
         pass
@@ -88,10 +88,10 @@ async def test_a_store_without_memory_is_lost_until_there_is_some(
     empty(server)
     await until(lambda: listener.losses == [True, False])
     assert ledger.state == "connected"
-    assert ledger.stats().epochs == epochs  # it had forgotten nothing
-    assert isinstance(await take(ledger, "a:3", "h"), NotBefore)  # its end could not be told
+    assert ledger.stats().epochs == epochs  # the store had not lost anything
+    assert isinstance(await take(ledger, "a:3", "h"), NotBefore)  # the end could not be sent
     assert near(await wait_of(ledger, "a:4", "blocked"), 59.0, 3.0)
     await ledger.end([End("a:1")])
     assert near(await wait_of(ledger, "a:3", "h"), 1.0, 0.5)
     said = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
-    assert ["maxmemory" in one for one in said] == [True, False]  # lost, and why; back
+    assert ["maxmemory" in one for one in said] == [True, False]  # lost with the reason, then back

@@ -1,4 +1,4 @@
-"""Orders of events that a rule was made for, each over a real server."""
+"""Orders of events for which there is a rule, each with a real server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.pacing.ledger_rules import (
 
 
 class Failover:
-    """Two members behind a wire that leads to the master, and to its replica once that is lost."""
+    """Two members behind a proxy that leads to the master, and to its replica once that is lost."""
 
     def __init__(self, pair: Replicated, wire: Proxy, time: FleetTime) -> None:
         self.pair, self.wire, self.time = pair, wire, time
@@ -43,7 +43,7 @@ class Failover:
         return ledger
 
     def cut_off(self) -> None:
-        """The replica gets no further writes."""
+        """Cut the replica off from further writes."""
         self.pair.replica.ask("REPLICAOF", "NO", "ONE")
 
     def promote(self) -> None:
@@ -73,14 +73,14 @@ async def failover(time: FleetTime) -> AsyncIterator[Failover]:
 
 
 async def replicated(failover: Failover) -> None:
-    """Everything so far is on the replica."""
+    """Wait until the replica has all writes so far."""
     async with asyncio.timeout(PATIENCE):
         while failover.pair.master.ask("WAIT", "1", "1000") != b":1\r\n":
             await asyncio.sleep(0.01)
 
 
 async def hears(ledger: RedisLedger) -> None:
-    """Until then it is sent to ask again each second."""
+    """Wait until notifications arrive; before that, waiters poll once a second."""
     async with asyncio.timeout(PATIENCE):
         while not ledger.hearing:
             await asyncio.sleep(0.01)
@@ -89,7 +89,7 @@ async def hears(ledger: RedisLedger) -> None:
 async def test_a_replica_is_promoted_without_the_last_write_but_with_the_epoch_key(
     failover: Failover,
 ) -> None:
-    """The key alone would say that nothing happened."""
+    """By the key alone, nothing would seem to have happened."""
     one = await failover.join(Knowing(ScopeClock("known", 5.0, 60.0)))
     other = await failover.join(Knowing())
     await failover.time.tick(2.0 * HOLD)
@@ -103,7 +103,7 @@ async def test_a_replica_is_promoted_without_the_last_write_but_with_the_epoch_k
     assert await granted(one, "a:2", "h")  # the last write
     failover.promote()
     assert failover.pair.replica.ask("HGET", "{gatekeeper}:epoch", "id") == epoch
-    # The one that knows nothing of it comes first, and has to wait for the other.
+    # The member that does not know of it returns first, and has to wait for the other.
     assert (await again(other, "b:1", "h")).seconds > 1.0
     assert failover.pair.replica.ask("HGET", "{gatekeeper}:epoch", "id") != epoch
     await again(one, "a:3", "h")
@@ -118,7 +118,7 @@ async def test_a_replica_is_promoted_and_the_one_that_wrote_last_is_gone(
     failover: Failover,
 ) -> None:
     one, other = await failover.join(Knowing()), await failover.join(Knowing())
-    for _ in range(2):  # the quarantine, and more than the interval
+    for _ in range(2):  # the quarantine, which is longer than the interval
         await failover.time.tick(2.0 * HOLD)
         for member in (one, other):
             async with member._using:
@@ -132,7 +132,7 @@ async def test_a_replica_is_promoted_and_the_one_that_wrote_last_is_gone(
     assert left > 1.5 * HOLD - 2.0
     await failover.time.tick(left)
     await hears(other)
-    # Its hold is over, and what the site asks for counts from the end of it.
+    # Its hold has expired, and the site's interval counts from its end.
     assert near(await wait_of(other, "b:1", "h", interval=60.0), 50.0, 2.0)
     assert await granted(other, "b:2", "x", interval=0.0)
 
@@ -140,7 +140,7 @@ async def test_a_replica_is_promoted_and_the_one_that_wrote_last_is_gone(
 async def test_a_stopped_members_grant_over_a_flushall_is_older_than_its_hold(
     join: Join, time: FleetTime
 ) -> None:
-    """What it was granted and has not sent is thrown away before the others may start."""
+    """It discards a grant that it has not used before the others may start."""
     one, stopped = await join(), await join()
     sent = time.clock.monotonic()
     answer = await take(stopped, "s:1", "h")
@@ -151,7 +151,7 @@ async def test_a_stopped_members_grant_over_a_flushall_is_older_than_its_hold(
         assert task is not None
         task.cancel()
     time.server.ask("FLUSHALL")
-    for _ in range(20):  # whenever somebody is let in, that grant is stale
+    for _ in range(20):  # by the time another request is granted, that grant is stale
         found = await again_or_granted(one, "a:1", "h")
         if isinstance(found, Granted):
             break
@@ -159,7 +159,7 @@ async def test_a_stopped_members_grant_over_a_flushall_is_older_than_its_hold(
     else:
         raise AssertionError("nobody is ever let in")
     assert time.clock.monotonic() >= good_until
-    # It goes on, and its old token is worth nothing: it asks as everybody does.
+    # The member continues. Its old token has no privileges: it asks like every other member.
     async with stopped._using:
         with pytest.raises(LedgerLost):
             await stopped._sign()
@@ -180,8 +180,8 @@ async def again_or_granted(ledger: RedisLedger, token: str, host: str) -> Grante
 async def test_a_hold_runs_out_unheaded_with_an_interval_longer_than_what_is_left(
     join: Join, time: FleetTime, left: float
 ) -> None:
-    """It may have been sent at its very end: the interval counts from there, also the longer one
-    of somebody who asks later, and one that an answer taught meanwhile."""
+    """Its request may have been sent at its very end, from which the interval counts, as do a
+    longer interval of a later request and one that was learned meanwhile."""
     ledger = await join()
     assert await granted(ledger, "a:1", "h", interval=1.0)
     await time.tick(HOLD - left)
@@ -198,7 +198,7 @@ async def test_a_hold_runs_out_unheaded_with_an_interval_longer_than_what_is_lef
 
 @pytest.mark.parametrize("block_first", [True, False])
 async def test_a_429_and_the_free_slot_in_either_order(join: Join, block_first: bool) -> None:
-    """Told in one turn of the loop, nobody starts between the two."""
+    """If both are sent in one turn of the loop, no request starts between the two."""
     one, other = await join(), await join()
     listener = Listener()
     await listen(other, "b", listener)
@@ -210,13 +210,13 @@ async def test_a_429_and_the_free_slot_in_either_order(join: Join, block_first: 
     (answer,) = answers[-1]
     assert isinstance(answer, NotBefore)
     await listener.heard()
-    # The one that waits is told of the end of the block, and not before of a slot.
+    # The waiter is notified of the end of the block, not of a free slot before that.
     assert all(seconds > 29.0 for _, seconds in listener.opened_for)
     assert near(await wait_of(other, "b:1", "h", interval=0.0), 30.0, 1.0)
 
 
 async def test_two_slots_and_a_block_between_grant_and_send(join: Join) -> None:
-    """The second one hears of it before it could know from an answer."""
+    """The second request is notified before an answer could show the block."""
     one, other = await join(), await join()
     two = ScopeRequest("h", 0.0, 2)
     first, second = Listener(), Listener()
@@ -229,14 +229,14 @@ async def test_two_slots_and_a_block_between_grant_and_send(join: Join) -> None:
         while not second.reports:
             await asyncio.sleep(0.005)
     assert second.reports == [Report("h", 30.0, "429")]
-    # It was not sent: undone, the slot is free, and the block holds.
+    # The request was not sent and is undone: the slot is free, and the block applies.
     await other.end([End("b:1", "undone")])
     assert near(await wait_of(other, "b:2", two), 30.0, 1.0)
 
 
 async def test_a_lost_reply_over_a_wire_that_swallows_it(time: FleetTime, join: Join) -> None:
-    """The grant was made; asked again under the same token it is the same one, and a second
-    member is not let in."""
+    """The grant was made: asking again with the same token returns it, and a second member is not
+    granted anything."""
     other = await join()
     wire = Proxy(str(time.server.socket))
     await wire.open()

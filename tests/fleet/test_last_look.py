@@ -1,5 +1,5 @@
-"""The last look: behind connect and TLS, right before a request is written, a grant that is older
-than its hold, or was taken back by a block, is thrown away, and nothing reaches the site."""
+"""The last check, after connecting and TLS and right before a request is written: a grant whose
+hold has expired, or that a block has revoked, is discarded, and nothing reaches the site."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOST = "127.0.0.1"
 
 
 class CountingLedger(MemoryLedger):
-    """Notes when it granted what."""
+    """A ledger that records its grants."""
 
     def __init__(self, clock: ShiftedClock) -> None:
         super().__init__(clock)
@@ -34,7 +34,7 @@ class CountingLedger(MemoryLedger):
 
 
 class SlowTLS:
-    """A site behind a wire on which a handshake may take long: `wire.first`."""
+    """A site behind a proxy that can delay a handshake: `wire.first`."""
 
     def __init__(self, clock: ShiftedClock) -> None:
         self.clock = clock
@@ -104,7 +104,7 @@ async def warm(
     async with session.get(f"{base}/first") as response:
         await response.read()
     assert site.paths == ["/robots.txt", "/first"]
-    site.wire.cut()  # the next request makes a connection
+    site.wire.cut()  # so that the next request needs a new connection
     clock.by += 10.0
 
 
@@ -120,7 +120,7 @@ async def test_a_page_whose_grant_grew_older_than_its_hold_takes_another_turn(
     seen: list[list[str]] = []
 
     async def stopped() -> None:
-        clock.by += 25.0  # no timer ran meanwhile, so that nothing was renewed
+        clock.by += 25.0  # no timer runs meanwhile, so nothing is renewed
         seen.append(server.paths)
 
     server.wire.first.append(stopped)
@@ -144,7 +144,7 @@ async def test_a_page_whose_host_is_blocked_meanwhile_waits_for_the_end_of_the_b
     async def refused_elsewhere() -> None:
         blocked.append(clock.monotonic())
         await ledger.block([Report(HOST, 0.3, "429")])
-        await asyncio.sleep(0)  # it is told in the next turn of the loop
+        await asyncio.sleep(0)  # the notification comes in the next turn of the loop
 
     server.wire.first.append(refused_elsewhere)
     async with session.get(f"{base}/page") as response:
@@ -168,4 +168,4 @@ async def test_a_robots_txt_request_looks_as_well(
     async with session.get(f"{base}/page") as response:
         assert response.status == 200
     assert server.paths == ["/robots.txt", "/page"]
-    assert len(ledger.tokens) == 3  # one of them for nothing
+    assert len(ledger.tokens) == 3  # one of them was discarded

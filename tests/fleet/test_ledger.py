@@ -1,4 +1,4 @@
-"""The ledger on a real server: the rules of every ledger."""
+"""`RedisLedger` on a real server: the rules of every ledger."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from tests.pacing.ledger_rules import LedgerRules
 
 
 class TestRedisLedger(LedgerRules):
-    """The same tests as for the one in memory."""
+    """The same tests as for `MemoryLedger`."""

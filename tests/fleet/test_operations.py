@@ -1,4 +1,4 @@
-"""What an operator does on one member holds on all of them, and any of them says who holds what."""
+"""An operator's actions on one member apply to all of them, and each member shows all holds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def until(true: Callable[[], Any], seconds: float = 20.0) -> None:
 
 @pytest.fixture
 async def gates(internet: FakeInternet, join: Join) -> AsyncIterator[TwoGates]:
-    """Two gates of one fleet; the internet has one site."""
+    """Two gates of one fleet, and one site."""
     internet.site("a.test").robots("").page("/x")
     async with AsyncExitStack() as stack:
         made = []
@@ -62,7 +62,7 @@ async def test_pause_and_resume(gates: TwoGates) -> None:
     with pytest.raises(LeaseTimeout):
         await other.acquire(URL, timeout=0.2, owned=False)
     waiting = asyncio.create_task(asks(other))
-    await other.resume("a.test")  # whoever paused it
+    await other.resume("a.test")  # although the other member paused it
     await waiting
     await until(lambda: not_paused(one))
     await asks(one)
@@ -87,7 +87,7 @@ async def not_blocked(gate: Gatekeeper) -> bool:
 async def test_a_block_that_only_one_that_left_had_met_outlasts_a_loss(
     gates: TwoGates, server: Server
 ) -> None:
-    """The other had never heard of the host, and keeps to the block all the same."""
+    """The other member did not know the host, and obeys the block all the same."""
     one, other = gates
     await one.block("a.test", clock.time() + 600, "429")
     await until(lambda: blocked(other))
@@ -115,7 +115,7 @@ async def test_block_and_its_end(gates: TwoGates) -> None:
 async def test_a_pause_holds_where_nothing_was_heard_of_it(
     gates: TwoGates, join: Join, internet: FakeInternet
 ) -> None:
-    """A member that comes later, and knows nothing of the host."""
+    """For a member that joins later and does not know the host."""
     await gates[0].pause("a.test")
     ledger = await join()
     late = Gatekeeper(AGENT, config=settings(), resolver=internet.resolver, ledger=ledger)
@@ -156,7 +156,7 @@ async def test_an_override_is_followed_by_all_and_by_who_comes_later(
     late = Gatekeeper(AGENT, config=settings(), resolver=internet.resolver, ledger=ledger)
     async with late:
         await until(lambda: denied(late))
-        # The latest word counts, whoever says it ...
+        # The latest override applies, whichever member set it ...
         late.override(HostRule(match="a.test", robots="obey", max_pages_per_day=2))
         await until(lambda: allowed(one))
         await until(lambda: allowed(other))
@@ -165,7 +165,7 @@ async def test_an_override_is_followed_by_all_and_by_who_comes_later(
         with pytest.raises(Deferred) as caught:
             await late.acquire(URL, timeout=3)
         assert caught.value.decision.reason == "budget"
-    # ... also where the store has lost it.
+    # ... even if the store has lost it.
     assert int(server.ask("EXISTS", "{gatekeeper}:overrides")[1:2]) == 1
 
 
@@ -188,7 +188,7 @@ async def test_overrides_outlive_the_stores_memory_and_lost_messages(
     newcomer.overrides.follow(found.append)
     async with newcomer:
         await until(lambda: found == [rule])
-    # A message that nobody hears is made up for with the next beat.
+    # The next heartbeat makes up for a lost message.
     task = other._hearing
     assert task is not None
     task.cancel()
@@ -233,7 +233,8 @@ async def test_any_member_says_which_member_holds_what(
 async def test_who_waits_for_a_file_in_a_quarantine_is_told_of_the_fleet(
     internet: FakeInternet, join: Join, way: str
 ) -> None:
-    """As who waits for a turn is: nothing else says why a site that is well is not asked."""
+    """Like a request that waits for a lease: otherwise nothing would explain why a healthy site is
+    not requested."""
     site = internet.site("a.test").robots("")
     ledger = await join(wait=False)
     async with AsyncExitStack() as stack:

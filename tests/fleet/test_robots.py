@@ -1,4 +1,4 @@
-"""robots.txt files that a fleet fetches once."""
+"""robots.txt files are fetched once per fleet."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ORIGIN = "https://a.example"
 
 
 class Site:
-    """What the members' fetchers would find, and how often they looked."""
+    """The result of the members' fetchers, and how often they fetched."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -84,7 +84,7 @@ async def test_many_members_at_once_fetch_once(member: Member) -> None:
 
 
 async def test_who_has_the_file_and_asks_again_fetches(member: Member) -> None:
-    """It expired there, or somebody wants it refreshed; the others take the new one."""
+    """Because it has expired there or a refresh is forced; the others take the new one."""
     site = Site()
     one, other = member(site, "one"), member(site, "other")
     await one.fetch(ORIGIN)
@@ -107,7 +107,7 @@ async def test_a_copy_that_is_taken_over_ends_when_the_first_one_does(
     server.ask("PEXPIRE", key, str(round((1.5 * 6600 - 3600) * 1000)))  # an hour later
     found = await other.fetch(ORIGIN)
     assert found.lifetime.seconds is not None
-    # By `min_ttl` earlier than the site says, since nobody keeps it for less than that.
+    # Earlier than the site specifies by `min_ttl`, since members cache it for at least that.
     assert 2995.0 < found.lifetime.seconds <= 3000.0
     server.ask("PEXPIRE", key, str(round((1.5 * 6600 - 6700) * 1000)))
     third = member(site, "third")
@@ -118,7 +118,7 @@ async def test_a_copy_that_is_taken_over_ends_when_the_first_one_does(
 async def test_a_short_lifetime_is_not_made_longer_by_being_shared(
     member: Member, server: Server
 ) -> None:
-    """The site says 24 s, and so it is for whoever takes the file over."""
+    """The site specifies 24 s, which also applies to members that read the shared file."""
     site, cache = Site(), CacheConfig(min_ttl=4.0)
     site.answer = Retrieval(outcome=Outcome.RULES, status=200, body=b"", lifetime=Lifetime(24.0))
     await member(site, "one", cache).fetch(ORIGIN)
@@ -140,13 +140,13 @@ async def test_a_file_that_came_between_the_look_and_the_claim_is_not_fetched_ag
 
     async def late(origin: str) -> float:
         monkeypatch.setattr(one, "_claim", claim)
-        await other.fetch(origin)  # looked, claimed, fetched, wrote, gave the claim back
+        await other.fetch(origin)  # look, claim, fetch, write, release the claim
         return await claim(origin)
 
     monkeypatch.setattr(one, "_claim", late)
     assert (await one.fetch(ORIGIN)).body == site.answer.body
     assert site.asked == 1
-    await one.fetch(ORIGIN)  # and the claim is given back
+    await one.fetch(ORIGIN)  # and the claim is released
     await other.fetch(ORIGIN)
     assert site.asked == 2
 
@@ -166,7 +166,7 @@ async def test_a_304_is_shared_with_the_text_that_it_speaks_of(member: Member) -
 async def test_who_waits_is_told_at_once(
     member: Member, join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The look that is the net beneath would come after an hour here."""
+    """Without a message, the next look would come after an hour here."""
     monkeypatch.setattr(robots, "_LOOK", 3600.0)
     monkeypatch.setattr(robots, "_LOOK_MAX", 3600.0)
     monkeypatch.setattr(robots, "CLAIM_FOR", 9000.0)
@@ -192,11 +192,11 @@ async def test_a_newer_file_is_offered_to_who_has_an_older_one(
     ledger.listen("a", Listener())
     await until(lambda: ledger.hearing)
     one, other = member(site, "one"), ledger.sharing(site, CacheConfig(), offered.append)
-    await one.fetch("https://b.example")  # of which the other one has nothing
+    await one.fetch("https://b.example")  # which the other one does not have
     await one.fetch(ORIGIN)
     await other.fetch(ORIGIN)
     site.answer = Retrieval(outcome=Outcome.SERVER_ERROR, status=500)
-    await one.fetch(ORIGIN)  # nothing that is better than what it has
+    await one.fetch(ORIGIN)  # not better than the version that it has
     site.answer = Retrieval(outcome=Outcome.RULES, status=200, body=b"User-agent: *")
     await one.fetch(ORIGIN)
     await until(lambda: bool(offered))
@@ -209,7 +209,7 @@ async def test_a_newer_file_is_offered_to_who_has_an_older_one(
         heard.append(origin)
 
     monkeypatch.setattr(other, "told", told)
-    await other.fetch(ORIGIN)  # its own: nobody offers it to itself
+    await other.fetch(ORIGIN)  # a member's own result is not offered to itself
     await until(lambda: bool(heard))
     assert offered == [ORIGIN]
     assert site.asked == asked + 1
@@ -295,7 +295,7 @@ async def test_a_call_that_breaks_once_makes_nobody_fetch_again(
 async def test_a_store_that_is_away_is_tried_by_some_and_not_by_all(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each try may take two seconds, and a thousand origins may be asked for."""
+    """Each attempt may take two seconds, and a thousand origins may be requested."""
     monkeypatch.setattr(robots_module, "_AWAY", 0.2)
     site, tries = Site(), 0
     one = member(site, "one")
@@ -343,7 +343,7 @@ async def test_what_another_version_wrote_and_we_cannot_read_is_fetched(
 async def test_while_nobody_gets_a_turn_the_store_is_asked_until_it_answers(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When it is back what another one found lies there: nobody fetches it again."""
+    """When it is back, it has the result of another member: the file is not fetched again."""
     monkeypatch.setattr(robots_module, "_AWAY", 0.01)
     site, tries = Site(), 0
     await member(site, "one").fetch(ORIGIN)
@@ -364,14 +364,14 @@ async def test_while_nobody_gets_a_turn_the_store_is_asked_until_it_answers(
     tries = -1000
     monkeypatch.setattr(other._store, "script", away)
     monkeypatch.setattr(robots_module, "CLAIM_FOR", 0.1)
-    await other.fetch(ORIGIN)  # no longer than a claim lives
+    await other.fetch(ORIGIN)  # for at most the lifetime of a claim
     assert site.asked == 2
 
 
 async def test_what_could_not_be_written_is_written_once_the_store_answers(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The claim is kept meanwhile, and who asked has its answer at once."""
+    """The claim is renewed meanwhile, and the caller has its answer immediately."""
     monkeypatch.setattr(robots_module, "_AWAY", 0.02)
     site = Site()
     one, other = member(site, "one"), member(site, "other")
@@ -392,7 +392,7 @@ async def test_what_could_not_be_written_is_written_once_the_store_answers(
     whole, _ = await other._read(ORIGIN)
     await until(lambda: not one._writing)
     await one.close()
-    # It is as old as it is, and not as new as it was written.
+    # Its age counts from the fetch, not from the write.
     another = Site()
     await member(another, "third").fetch("https://b.example")
     fresh, _ = await other._read("https://b.example")

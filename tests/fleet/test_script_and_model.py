@@ -1,8 +1,8 @@
-"""The script and the ledger in memory give the same answers over generated histories.
+"""The script and the ledger in memory return the same answers over generated histories.
 
-`MemoryLedger` is the model: plain Python that can be read in one go. Every call goes to both, at
-the same moment; answers, what listeners are told, and what a denial tells of clocks must be equal
-to the microsecond. Calls are repeated, as after a lost reply, and the server forgets its scripts.
+`MemoryLedger` is the model in plain Python. Every call goes to both at the same time; the answers,
+the notifications, and the clocks of refusals must be equal to the microsecond. Calls are repeated,
+as after a lost reply, and the server loses its scripts.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TURN = scripts.TURN.replace("redis.call('TIME')", "{'0', ARGV[2]}")
 
 
 class Script:
-    """The script at a moment that is given, without a loop."""
+    """Calls the script at a given time, without an event loop."""
 
     def __init__(self, server: Server, clock: VirtualClock) -> None:
         self.clock = clock
@@ -89,7 +89,7 @@ class Script:
 
 
 class BothLedgers(RuleBasedStateMachine):
-    """Each rule is one call of both."""
+    """Each rule makes one call to both ledgers."""
 
     server: Server
 

@@ -1,4 +1,4 @@
-"""A ledger over the shards of a cluster: the rules of every ledger, and a real cluster of three."""
+"""`ShardedLedger`: the rules of every ledger, and a real cluster of three servers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def joined(url: str, time: FleetTime, shards: int = 3) -> ShardedLedger:
 
 
 class TestShardedLedger(LedgerRules):
-    """The rules, over a server that knows of no cluster: `h`, `k` and `g` are in three shards."""
+    """The rules, on a server that is not a cluster: `h`, `k` and `g` are in three shards."""
 
     @pytest.fixture
     async def ledger(self, server: Server, time: FleetTime) -> AsyncIterator[ShardedLedger]:
@@ -58,7 +58,7 @@ class TestShardedLedger(LedgerRules):
     async def test_a_ticket_keeps_no_scope_while_another_one_is_closed(
         self, ledger: Ledger, time: Time
     ) -> None:
-        """Here it does, for a moment: the host knows nothing of the group."""
+        """Here it does for a moment, since the host's shard does not know the group's."""
         assert await granted(ledger, "a:1", "h", interval=1.0)
         await ledger.end([End("a:1")])
         assert await granted(ledger, "a:2", "g", interval=100.0)
@@ -78,7 +78,7 @@ class TestShardedLedger(LedgerRules):
         for _ in range(3):
             assert not await granted(ledger, "b:1", "h", "g")
             assert (await ledger.look(["h"]))[0].holds == ()
-        assert await granted(ledger, "c:1", "h", interval=500.0)  # its clock is as it was
+        assert await granted(ledger, "c:1", "h", interval=500.0)  # its clock is unchanged
 
     async def test_one_lost_shard_is_a_lost_ledger(self, ledger: ShardedLedger, time: Time) -> None:
         listener = Listener()
@@ -96,7 +96,7 @@ class TestShardedLedger(LedgerRules):
 
 
 async def test_two_members_share_the_clock_of_a_group(server: Server, time: FleetTime) -> None:
-    """Hosts and group are in different shards: no start too early, and all get their turns."""
+    """Hosts and group are in different shards: no request starts too early, and all are granted."""
     config = Config(
         host=(HostRule(match="*.example", group="all", interval=0.0),),
         group=(GroupRule(name="all", interval=0.05),),
@@ -124,7 +124,7 @@ async def test_two_members_share_the_clock_of_a_group(server: Server, time: Flee
         )
     assert len(starts) == 24
     gaps = [later - start for start, later in itertools.pairwise(sorted(starts))]
-    assert min(gaps) > 0.04, gaps  # as seen here: the store's clock counted from the heads
+    assert min(gaps) > 0.04, gaps  # measured here, while the store's clock counts from the heads
 
 
 @pytest.fixture(scope="module")
@@ -161,14 +161,14 @@ async def member(cluster: list[Server]) -> AsyncIterator[ShardedLedger]:
     config = FleetConfig(hold=1.0)
     ledger = ShardedLedger(f"redis://127.0.0.1:{cluster[1].port}/0", config=config, shards=6)
     await ledger.open()
-    for shard in ledger.shards:  # the quarantine of an empty store, which nobody needs here
+    for shard in ledger.shards:  # skip the quarantine of an empty store
         await shard._store.run("HDEL", shard._key("epoch"), "until", "floor")
     yield ledger
     await ledger.close()
 
 
 class Nowhere:
-    """Fetches from no site."""
+    """A source that fetches nothing."""
 
     async def fetch(self, origin: str, validators: Any = None) -> Retrieval:
         return Retrieval(outcome=Outcome.RULES, status=200, body=origin.encode())
@@ -178,7 +178,7 @@ class Nowhere:
 
 
 async def test_a_real_cluster(cluster: list[Server], member: ShardedLedger) -> None:
-    """Scopes on all three servers, in one lease; texts, messages and pauses too."""
+    """Scopes on all three servers in one lease; also files, messages and pauses."""
     listener = Listener()
     await listen(member, "b", listener)
     hosts = [f"h{number}" for number in range(24)]
@@ -207,7 +207,7 @@ async def test_a_real_cluster(cluster: list[Server], member: ShardedLedger) -> N
 async def test_a_slot_that_moves_is_another_memory(
     cluster: list[Server], member: ShardedLedger
 ) -> None:
-    """Its shard is found on the new server, and in quarantine there."""
+    """The shard is found on the new server, and is in quarantine there."""
     assert await granted(member, "a:1", "moving", interval=5.0)
     before, slot = (
         member.stats().epochs,
@@ -243,7 +243,7 @@ def _key_in(slot: int) -> str:
 async def test_what_all_shards_meet_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A loss and a return were one line for each of the sixteen, and so was the member's name."""
+    """A loss, a return and the member's name, rather than once for each of the sixteen shards."""
     monkeypatch.setattr("gatekeeper.fleet.ledger._GRACE", 0.1)
     monkeypatch.setattr("gatekeeper.fleet.ledger.BEAT_EVERY", 0.05)
     caplog.set_level(logging.INFO, "gatekeeper.fleet")

@@ -19,11 +19,11 @@ from tests.pacing.budget_rules import DailyBudgets
 from tests.pacing.turns_together import PATIENCE, Member, TurnsTogether
 
 AT_REST = 20
-"""Turns of the loop in which nothing was under way: what the server said before is heard."""
+"""Turns of the loop without calls in flight, after which earlier messages have been received."""
 
 
 class MovedTimer:
-    """A timer of the loop, which is set anew when the time was moved on."""
+    """A timer of the loop that is set again when the time is advanced."""
 
     def __init__(self, clock: SteppedClock, when: float, callback: Callable[[], object]) -> None:
         self.clock, self.when, self.callback = clock, when, callback
@@ -44,7 +44,7 @@ class MovedTimer:
 
 
 class SteppedClock(ShiftedClock):
-    """One whose timers move with it."""
+    """A clock whose timers follow when it is advanced."""
 
     __slots__ = ("timers",)
 
@@ -60,7 +60,7 @@ class SteppedClock(ShiftedClock):
 
 
 class SteppedTime(FleetTime):
-    """Goes from timer to timer, and waits at each until nothing is under way."""
+    """Advances from timer to timer, and waits at each until no calls are in flight."""
 
     clock: SteppedClock
     slack = PATIENCE
@@ -92,7 +92,7 @@ class SteppedTime(FleetTime):
 
 
 def under_way(member: tuple[Scheduler, RedisLedger]) -> bool:
-    """Is there something that it asks or tells?"""
+    """Return True if the scheduler has pending calls or calls in flight."""
     scheduler, ledger = member
     calls = scheduler._remote
     assert calls is not None
@@ -129,4 +129,4 @@ class TestTurnsTogetherOverAServer(TurnsTogether):
 
 
 class TestDailyBudgetsOverAServer(DailyBudgets):
-    """The same tests as alone, and over a ledger in memory."""
+    """The same tests as without a ledger and over a ledger in memory."""

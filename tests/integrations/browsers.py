@@ -1,4 +1,4 @@
-"""Debian's chromium for the tests, with the fake internet for its network."""
+"""Debian's chromium for the tests, connected to the fake internet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 @asynccontextmanager
 async def browser(**options: Any) -> AsyncIterator[Any]:
-    """A browser; starting it takes most of a test's time, so one test does much with it."""
+    """A browser. Starting it takes most of a test's time, so each test does much with it."""
     from playwright.async_api import async_playwright
 
     async with async_playwright() as playwright:
@@ -28,7 +28,7 @@ async def browser(**options: Any) -> AsyncIterator[Any]:
 
 
 async def context_of(opened: Any, internet: FakeInternet, **options: Any) -> Any:
-    """A context of it whose plain http goes to the fake internet, whatever the name."""
+    """A context of the browser whose plain http requests go to the fake internet for every name."""
     listener = internet.listener()
     proxy = {"server": f"http://{listener.address}:{listener.port()}"}
     return await opened.new_context(**{"proxy": proxy, "service_workers": "block", **options})

@@ -1,4 +1,4 @@
-"""Each rig, over a gate of this process and over a sidecar's."""
+"""Fixtures: each rig, with a gate in this process and with a sidecar."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def where(request: pytest.FixtureRequest) -> str:
 async def rig_on(
     request: pytest.FixtureRequest, where: str, sidecar_on: Any
 ) -> AsyncIterator[Callable[..., Awaitable[Rig]]]:
-    """`rig = await rig_on(internet, pacing={...})`; it is closed at the end."""
+    """`rig = await rig_on(internet, pacing={...})` opens a rig, which is closed after the test."""
     pytest.importorskip(request.param.library)
     async with AsyncExitStack() as stack:
 
@@ -45,7 +45,7 @@ async def rig_on(
 
 @pytest.fixture(scope="session", autouse=True)
 def scrapy_worker() -> Iterator[None]:
-    """The process of Scrapy's crawls ends with the run; the first crawl begins it."""
+    """End the process of Scrapy's crawls after the run; the first crawl starts it."""
     yield
     if Scrapy.worker is not None:
         worker, Scrapy.worker = Scrapy.worker, None

@@ -1,4 +1,4 @@
-"""How the one suite uses each integration: a rig opens a client of the library round a gate."""
+"""Rigs: adapters of the conformance suite to each integration's library."""
 
 from __future__ import annotations
 
@@ -39,42 +39,43 @@ from tests.internet import Fail, FakeInternet, certs
 __all__ = ["RIGS", "SCRAPY_PYTHON", "Answer", "Rig"]
 
 SCRAPY_PYTHON = os.environ.get("SCRAPY_PYTHON")
-"""Of the environment in which Scrapy runs, if it is another one: CI has one with the oldest Scrapy
-that will do. Nothing but Scrapy is tried then."""
+"""The Python of the environment with Scrapy, if it is another one: CI has one with the oldest
+supported Scrapy. Only Scrapy is tested then."""
 
 
 @dataclass
 class Answer:
-    """What came back, in no library's words."""
+    """A response, independent of the library."""
 
     status: int
     text: str
 
 
 class Rig:
-    """A client of one library, round a gate of this process or a sidecar's."""
+    """A client of one library, with a gate in this process or a sidecar."""
 
     library: str
     error: str
-    """The library's own error of a request, by its dotted name."""
+    """The dotted name of the library's error for failed requests."""
     cancels = True
-    """A request of it can be cancelled."""
+    """Whether a request can be cancelled."""
     guarded = True
     streams = True
-    """A response can be had whose body was not read."""
+    """Whether a response can be returned before its body has been read."""
     drops = True
-    """A response can be given up before its body was read."""
+    """Whether a response can be abandoned before its body has been read."""
     names = True
     """A request can have a User-Agent of its own."""
     threads = False
-    """It blocks: each request is in a thread."""
+    """Whether the library blocks, so that each request runs in a thread."""
     stops = True
-    """What is cancelled or dropped ends at once; else it goes on, and holds its host so long."""
+    """Whether a request ends immediately when it is cancelled or dropped; otherwise it goes on and
+    holds its host until it is done."""
     checks_certificates = True
     closes_gate = True
-    """Its gate can be closed while it is in use."""
+    """Whether its gate can be closed while it is in use."""
     gives_up = False
-    """What would wait for too long fails at once."""
+    """Whether a request that would wait too long fails immediately."""
 
     def __init__(self, internet: FakeInternet, config: Config, sidecar: Sidecar | None) -> None:
         self.internet = internet
@@ -88,7 +89,7 @@ class Rig:
         return (getattr(importlib.import_module(module), name),)
 
     async def start(self) -> None:
-        """Open gate and client."""
+        """Open the gate and the client."""
         if self.threads:
             self.gate = await asyncio.to_thread(self._sync_gate)
             await asyncio.to_thread(self.open)
@@ -121,13 +122,13 @@ class Rig:
             await self.gate.__aexit__(None, None, None)
 
     async def ask(self, name: str, *given: Any) -> Any:
-        """A method of the gate."""
+        """Call a method of the gate."""
         if self.threads:
             return await asyncio.to_thread(getattr(self.gate, name), *given)
         return await getattr(self.gate, name)(*given)
 
     async def stats(self) -> Any:
-        """Of the gate that gives the leases."""
+        """Return the stats of the gate that grants the leases."""
         if self.sidecar is not None:
             return self.sidecar.gate.stats()
         if self.threads:
@@ -135,10 +136,10 @@ class Rig:
         return self.gate.stats()
 
     async def in_flight(self) -> int:
-        """Leases that are open, of the gate that gives them."""
+        """Return the number of open leases of the gate that grants them."""
         return int((await self.stats()).pacing.in_flight)
 
-    # -- of each integration
+    # -- implemented by each integration
 
     def open(self) -> None:
         raise NotImplementedError
@@ -147,23 +148,23 @@ class Rig:
         raise NotImplementedError
 
     async def get(self, url: str, **headers: str) -> Answer:
-        """The page, redirects followed."""
+        """Fetch a page, following redirects."""
         raise NotImplementedError
 
     async def get_beside(self, url: str) -> Answer:
-        """The page, by the library's other way, if it has one."""
+        """Fetch a page by the library's second interface, if it has one."""
         return await self.get(url)
 
     async def begin(self, url: str) -> Any:
-        """A response whose body was not read."""
+        """Return a response whose body has not been read."""
         raise NotImplementedError
 
     async def finish(self, response: Any) -> None:
-        """Close it."""
+        """Close a response."""
         raise NotImplementedError
 
     async def drop(self, url: str) -> None:
-        """A response whose body was not read, and nobody holds any more."""
+        """Drop the last reference to a response whose body has not been read."""
         response = await self.begin(url)
         assert await self.in_flight() == 1
         del response
@@ -271,19 +272,19 @@ class Requests(Rig):
 
 
 class ToolFailed(Exception):
-    """The result of a tool that is an error: what an agent is told."""
+    """An error result of a tool, with its text for the agent."""
 
 
 class ToolDenied(Denied, ToolFailed):
-    """With the decision behind it."""
+    """An error result with a decision."""
 
 
 class ToolDeferred(Deferred, ToolFailed):
-    """With the decision behind it."""
+    """An error result with a decision."""
 
 
 class Mcp(Rig):
-    """The SDK's own client; what a tool tells of a refusal is made an error again."""
+    """The SDK's own client. Error results of tools are converted back to exceptions."""
 
     library = "mcp"
     error = "tests.integrations.rigs.ToolFailed"
@@ -300,7 +301,7 @@ class Mcp(Rig):
         )
         self.client: Any = None
         self.opened, self.ended = asyncio.Event(), asyncio.Event()
-        # A client of the SDK is opened and closed by the same task.
+        # A client of the SDK must be opened and closed by the same task.
         self.task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
@@ -347,7 +348,7 @@ class Crawlee(Rig):
 
     @classmethod
     def base_error(cls) -> tuple[type[Exception], ...]:
-        """Crawlee goes by what its clients raise: there is no one class."""
+        """Crawlee has no common class for the errors of its clients."""
         from aiohttp import ClientError
         from crawlee.errors import ContextPipelineInterruptedError, RequestThrottledError
 
@@ -378,32 +379,32 @@ class Crawlee(Rig):
 
 
 class Scrapy(Rig):
-    """A crawl with the add-on, whose requests the scheduler gives out. It opens its own gate."""
+    """A crawl with the add-on, whose requests go through the scheduler. It opens its own gate."""
 
     library = "scrapy"
     worker: ClassVar[Worker | None] = None
-    """The process of all crawls of this run, once there is one."""
+    """The process of all crawls of this run, once it has started."""
     way = "get"
     max_wait = 20.0
-    """More than any turn takes that a test waits for."""
+    """Longer than any wait for a lease in a test."""
     guarded = False
     streams = False
-    cancels = False  # nobody can take back what the scheduler has
+    cancels = False  # a request can't be removed from the scheduler
     stops = False
-    checks_certificates = False  # unless Scrapy is told to
+    checks_certificates = False  # unless Scrapy is configured to
     gives_up = True
-    closes_gate = False  # the crawl's own, it is closed after the last request
+    closes_gate = False  # the crawl closes its gate after the last request
 
     @classmethod
     def base_error(cls) -> tuple[type[Exception], ...]:
-        """Scrapy's and Twisted's errors of a connection have no class in common."""
+        """Errors of connections in Scrapy and Twisted have no common class."""
         from scrapy.exceptions import IgnoreRequest
 
         return IgnoreRequest, WorkerFailed
 
     @classmethod
     async def connect(cls) -> Connection:
-        """A crawl that has not begun."""
+        """Create a crawl without starting it."""
         if Scrapy.worker is None:
             Scrapy.worker = await asyncio.to_thread(Worker, SCRAPY_PYTHON or sys.executable)
         crawl = Connection()
@@ -455,10 +456,10 @@ class Scrapy(Rig):
         await self.crawl.call("begin", self.way, url, {"download_timeout": 0.5})
 
     async def finish(self, response: Any) -> None:
-        """It comes to its own end."""
+        """Let the response be read to its end."""
 
     async def drop(self, url: str) -> None:
-        """A signal handler stops it at its head."""
+        """Have a signal handler stop the download after the head."""
         await self._tell_names()
         with contextlib.suppress(WorkerFailed):
             await self.crawl.call(self.way, url, {}, {"stop": True})
@@ -478,7 +479,7 @@ class Scrapy(Rig):
 
 
 class ScrapyDownloads(Scrapy):
-    """... whose requests are asked for by `engine.download_async`, as pipelines of files do."""
+    """A crawl that requests pages by `engine.download_async`, as file pipelines do."""
 
     way = "download"
     cancels = closes_gate = True

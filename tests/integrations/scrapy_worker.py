@@ -1,8 +1,8 @@
-"""Scrapy in a process of its own that runs one crawl after another, as a client tells it.
+"""Scrapy in a separate process that runs crawls one after another, controlled by a client.
 
 Importing Scrapy and its reactor takes longer than most crawls, so the rigs share one process. A
-connection is one crawl: `["open", settings, names]`, then any number of `["get", ...]` and what
-else `_Crawl` has methods for, each answered by its number. What travels is pickled.
+connection is one crawl: `["open", settings, names]`, then any number of `["get", ...]` and other
+calls of methods of `_Crawl`, each answered by its number. Messages are pickled.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ __all__ = ["Connection", "Worker", "WorkerFailed"]
 
 ROOT: Final = Path(__file__).parents[2]
 _names: dict[str, Any] = {}
-"""Addresses of each name, or the number of the error that looking it up ends with."""
+"""The addresses of each name, or the errno of the error that resolving it raises."""
 _ports: dict[tuple[str, int], int] = {}
-"""The real port behind an address and the port of a URL."""
+"""The real port for an address and the port of a URL."""
 
 
 class WorkerFailed(Exception):
-    """An error of Scrapy's or Twisted's: their names and texts, as they may not be pickled."""
+    """An error of Scrapy or Twisted, as its class name and text, since it may not be picklable."""
 
 
 async def _send(writer: asyncio.StreamWriter, message: Any) -> None:
@@ -48,7 +48,7 @@ async def _receive(reader: asyncio.StreamReader) -> Any:
 
 
 class Connection:
-    """One crawl of the worker's, from the test's side."""
+    """One crawl of the worker, on the side of the test."""
 
     def __init__(self) -> None:
         self._asked: dict[int, asyncio.Future[Any]] = {}
@@ -77,7 +77,7 @@ class Connection:
                 asked.cancel()
 
     async def call(self, name: str, *given: Any) -> Any:
-        """What that method gives; a call that is cancelled is cancelled there as well."""
+        """Call a method and return its result. Cancelling the call cancels it in the worker."""
         self._number += 1
         number = self._number
         asked = self._asked[number] = asyncio.get_running_loop().create_future()
@@ -89,18 +89,18 @@ class Connection:
             raise
 
     async def tell(self, name: str, *given: Any) -> None:
-        """Have that done before what is called next."""
+        """Send a call without waiting for its result; it precedes the next call."""
         await _send(self._writer, (0, name, given))
 
     async def close(self) -> None:
-        """End the crawl, if it has not ended."""
+        """End the crawl, unless it has ended."""
         self._writer.close()
         await self._writer.wait_closed()
         await self._listening
 
 
 class Worker:
-    """The process."""
+    """The worker process."""
 
     def __init__(self, python: str = sys.executable) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="gk")
@@ -108,29 +108,29 @@ class Worker:
         self._process = subprocess.Popen(
             [python, "-c", f"from {__name__} import main; main({self.path!r})"],
             cwd=ROOT,
-            # `-c` looks into the current folder, and crawls change that: what is imported behind
-            # them would be the package that the environment has installed.
+            # With `-c`, modules are found in the current folder, which crawls change: later imports
+            # would find the package that is installed in the environment.
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
         assert self._process.stdout is not None
-        package = self._process.stdout.readline().decode().strip()  # it listens
-        # Another environment may have one of its own installed, which nobody means to try.
+        package = self._process.stdout.readline().decode().strip()  # written once it listens
+        # Another environment may have its own installed version, which is not to be tested.
         assert package == gatekeeper.__file__, package
 
     def close(self) -> None:
-        """End it."""
-        self._process.communicate()  # the end of its input
+        """End the process."""
+        self._process.communicate()  # closes its input
         self._folder.cleanup()
         assert self._process.returncode == 0
 
 
-# --- in that process ------------------------------------------------------------------------
+# --- in the worker process ------------------------------------------------------------------
 
 
 def _patch_sockets() -> None:
-    """Names lead where the test says, and ports with them."""
+    """Resolve names and map ports as the test specifies."""
     look_up, connect, connect_ex = (
         socket.getaddrinfo,
         socket.socket.connect,
@@ -167,7 +167,7 @@ class _Crawl:
         self.crawler: Any = None
 
     async def open(self, settings: dict[str, Any]) -> None:
-        """Begin it."""
+        """Start the crawl."""
         import scrapy
         from scrapy.crawler import CrawlerRunner
 
@@ -186,7 +186,7 @@ class _Crawl:
         self.crawler = runner.create_crawler(Commanded)
         self.crawler.signals.connect(self._stay, signal=scrapy.signals.spider_idle)
         self.crawler.signals.connect(self._head, signal=scrapy.signals.headers_received)
-        # A Deferred: runners of coroutines came with Scrapy 2.14.
+        # Returns a Deferred: runners of coroutines exist since Scrapy 2.14.
         self.running = runner.crawl(self.crawler).asFuture(asyncio.get_running_loop())
         waiting = asyncio.create_task(opened.wait())
         await asyncio.wait([self.running, waiting], return_when="FIRST_COMPLETED")
@@ -206,7 +206,7 @@ class _Crawl:
             come.set()
 
     async def get(self, url: str, headers: dict[str, str], meta: dict[str, Any]) -> Any:
-        """A request that the scheduler gives out; its status and text."""
+        """Send a request through the scheduler. Return its status and text."""
         import scrapy
 
         request = scrapy.Request(url, headers=headers, meta=meta, dont_filter=True)
@@ -221,7 +221,7 @@ class _Crawl:
         return _told(await done)
 
     async def download(self, url: str, headers: dict[str, str], meta: dict[str, Any]) -> Any:
-        """One that a callback or a pipeline asks the engine for."""
+        """Request a download from the engine, as callbacks and pipelines do."""
         import scrapy
 
         return await self._downloaded(scrapy.Request(url, headers=headers, meta=meta))
@@ -235,17 +235,17 @@ class _Crawl:
         return _told(await maybe_deferred_to_future(engine.download(request)))
 
     async def twice(self, url: str) -> Any:
-        """One that the scheduler gives out, and that is asked for once more."""
+        """Send a request through the scheduler, and download it once more."""
         import scrapy
 
         request = scrapy.Request(url, dont_filter=True)
         await self._crawled(request)
-        while request in self.crawler.engine._slot.inprogress:  # one at a time, as Scrapy wants it
+        while request in self.crawler.engine._slot.inprogress:  # Scrapy requires one at a time
             await asyncio.sleep(0)
         return await self._downloaded(request)
 
     async def begin(self, way: str, url: str, meta: dict[str, Any]) -> None:
-        """One of which the head has come, and nothing is waited for any more."""
+        """Send a request and return when the response head has arrived."""
         come = asyncio.Event()
         asked = asyncio.ensure_future(getattr(self, way)(url, {}, {**meta, "head": come}))
         asked.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -255,7 +255,7 @@ class _Crawl:
         assert come.is_set(), "it ended before its head came"
 
     async def run(self, source: str, folder: str, environ: dict[str, str]) -> list[Any]:
-        """Run the `Spider` of that source as a crawl of its own, in that folder; what it says."""
+        """Run the `Spider` of a source as a separate crawl, in a folder. Return its output."""
         import logging
 
         from scrapy.crawler import CrawlerRunner
@@ -265,7 +265,7 @@ class _Crawl:
         os.environ.update(environ)
         said: list[Any] = []
         space = {"__name__": "spider", "print": lambda line, **_: said.append(json.loads(line))}
-        # Scrapy looks at the source of callbacks.
+        # Scrapy inspects the source of callbacks.
         file = Path(folder) / f"spider{time.monotonic_ns()}.py"
         file.write_text(source, "utf-8")
         exec(compile(source, file, "exec"), space)
@@ -286,21 +286,21 @@ class _Crawl:
         return ScrapyCrawl.of(self.crawler).gate
 
     async def ask(self, name: str, *given: Any) -> Any:
-        """A method of the gate."""
+        """Call a method of the gate."""
         return await getattr(self.gate, name)(*given)
 
     async def stats(self) -> Any:
-        """The gate's; None once the crawl has closed it."""
+        """Return the gate's stats, or None once the crawl has closed it."""
         return None if self.gate is None else self.gate.stats()
 
     async def close_gate(self) -> None:
-        """Close it under the crawl."""
+        """Close the gate during the crawl."""
         from gatekeeper.integrations.scrapy_requests import ScrapyCrawl
 
         await ScrapyCrawl.of(self.crawler).close()
 
     async def close(self) -> dict[str, Any]:
-        """End the crawl; its stats."""
+        """End the crawl and return its stats."""
         if self.running is None:
             return {}
         if not self.running.done():
@@ -320,7 +320,7 @@ def _as_told(error: BaseException) -> BaseException:
     from gatekeeper import GatekeeperError
 
     if isinstance(error, GatekeeperError):
-        error.__dict__.pop("request", None)  # it leads to the crawl
+        error.__dict__.pop("request", None)  # it refers to the crawl
         error.__cause__ = error.__context__ = None
         return error.with_traceback(None)
     kind = type(error)
@@ -333,7 +333,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     async def act(number: int, name: str, given: Any) -> None:
         try:
             answer = number, None, await getattr(crawl, name)(*given)
-        except Exception as error:  # noqa: BLE001 - the test hears of it
+        except Exception as error:  # noqa: BLE001 - raised in the test
             answer = number, _as_told(error), None
         await _send(writer, answer)
 

@@ -1,4 +1,4 @@
-"""The one suite: what every integration promises, judged by what the sites saw."""
+"""The conformance suite: the promises of every integration, judged by the sites' logs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DENYING = "User-agent: *\nDisallow: /private\n"
 
 
 async def settled(rig: Rig) -> None:
-    """Every lease has ended: the test's own timeout is the limit."""
+    """Wait until every lease has ended; the test's own timeout is the limit."""
     while await rig.in_flight():
         await asyncio.sleep(0)
 
@@ -100,7 +100,7 @@ async def test_retry_after_holds_that_host_only(internet: FakeInternet, rig_on: 
 async def test_a_spent_quota_slows_unless_a_cache_tells_of_it(
     internet: FakeInternet, rig_on: Any, cached: dict[str, str]
 ) -> None:
-    """HTTP-11: what a cache repeats was said to somebody else (RFC 9111 section 5.1)."""
+    """HTTP-11: a cached response has the quota of another client (RFC 9111 section 5.1)."""
     page = Page("x", headers={"RateLimit": '"default";r=0;t=300'} | cached)
     internet.site("a.test").robots("").on("/x", page)
     rig = await rig_on(internet)
@@ -145,12 +145,12 @@ async def test_a_slow_host_delays_no_other(internet: FakeInternet, rig_on: Any) 
 async def test_hosts_whose_turns_are_far_delay_no_other(
     internet: FakeInternet, rig_on: Any
 ) -> None:
-    """As many requests wait for them as Scrapy has places (CONCURRENT_REQUESTS)."""
+    """As many requests wait for them as Scrapy sends at a time (CONCURRENT_REQUESTS)."""
     far = internet.site("far.test").robots("User-agent: *\nCrawl-delay: 900\n")
     internet.site("a.test").robots("").page("/", "free")
     rig = await rig_on(internet)
     if rig.threads:
-        return  # each waits in a thread of its own, that can't be cancelled
+        return  # each request waits in its own thread, which can't be cancelled
     waiting = [asyncio.create_task(rig.get(f"http://far.test/{number}")) for number in range(17)]
     async with asyncio.timeout(30):
         while not far.paths:
@@ -169,12 +169,12 @@ async def test_a_streamed_body_holds_the_slot_until_closed(
     site = internet.site("a.test").robots("").page("/1", "x" * 100).page("/2", "second")
     rig = await rig_on(internet)
     if not rig.streams:
-        return  # it gives whole pages
+        return  # it returns whole pages
     response = await rig.begin("http://a.test/1")
     await internet.settle()
     assert await rig.in_flight() == 1
     with contextlib.suppress(LeaseTimeout):
-        # Who holds it is told that it would wait for itself; another one waits.
+        # The task that holds the lease gets an error, since it would wait for itself; others wait.
         found = await rig.ask("try_acquire", "http://a.test/2")
         assert isinstance(found, NotYet)
     assert "/2" not in site.paths
@@ -184,15 +184,15 @@ async def test_a_streamed_body_holds_the_slot_until_closed(
     assert site.most_concurrent == 1
 
 
-@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # that is what requests leaves
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # caused by requests
 async def test_a_dropped_response_frees_the_lease(internet: FakeInternet, rig_on: Any) -> None:
     internet.site("a.test").robots("").on("/1", Stall("x" * 100)).page("/2", "second")
     rig = await rig_on(internet)
     if not rig.drops:
-        return  # it gives whole pages
+        return  # it returns whole pages
     await rig.drop("http://a.test/1")
     while await rig.in_flight():
-        gc.collect()  # a thread may hold it for a moment longer
+        gc.collect()  # a thread may hold a reference for a moment longer
         for _ in range(100):
             await asyncio.sleep(0)
     assert (await rig.get("http://a.test/2")).text == "second"
@@ -203,7 +203,7 @@ async def test_a_cancelled_request_frees_the_lease(internet: FakeInternet, rig_o
     internet.site("a.test").robots("").on("/1", hold).page("/2", "second")
     rig = await rig_on(internet)
     if not rig.cancels:
-        return  # a thread can't be cancelled: what interrupts it is tried in test_sync
+        return  # a thread can't be cancelled; interruptions are tested in test_sync
     first = asyncio.create_task(rig.get("http://a.test/1"))
     await hold.waiting.acquire()
     waiting = asyncio.create_task(rig.get("http://a.test/2"))
@@ -213,7 +213,7 @@ async def test_a_cancelled_request_frees_the_lease(internet: FakeInternet, rig_o
         await asyncio.wait([task])
         assert task.cancelled()
     if not rig.stops:
-        hold.release()  # it goes on, and holds its host until it has ended
+        hold.release()  # the request goes on, and holds its host until it is done
     await settled(rig)
     assert (await rig.get("http://a.test/2")).text == "second"
 
@@ -233,7 +233,7 @@ async def test_a_closed_client_frees_the_lease(internet: FakeInternet, rig_on: A
     internet.site("a.test").robots("").on("/1", Stall("x" * 100))
     rig = await rig_on(internet)
     if not rig.drops:
-        return  # it gives whole pages
+        return  # it returns whole pages
     response = await rig.begin("http://a.test/1")
     assert await rig.in_flight() == 1
     await rig.close()
@@ -249,9 +249,9 @@ async def test_the_identity_sent_is_the_one_judged(
     site = internet.site("a.test").robots(text).page("/x").page("/private")
     rig = await rig_on(internet)
     await rig.get("http://a.test/x")
-    assert site.requests[-1].headers["User-Agent"] == AGENT  # the library's default is none
+    assert site.requests[-1].headers["User-Agent"] == AGENT  # replaces the library's default
     if not rig.names:
-        return  # it has one name
+        return  # it has only one User-Agent
     if sent == "otherbot/2.0":
         with pytest.raises(Denied) as caught:
             await rig.get("http://a.test/x", User_Agent=sent)
@@ -281,7 +281,7 @@ async def test_while_the_gate_is_down_nothing_is_sent(internet: FakeInternet, ri
 
 async def test_a_private_address_is_refused(internet: FakeInternet, rig_on: Any) -> None:
     internet.site("a.test").robots("").on("/x", redirect("http://169.254.169.254/latest"))
-    rig = await rig_on(internet)  # by its URL: what guards no socket judges that
+    rig = await rig_on(internet)  # URLs are checked even without a guard at the socket
     for url in ("http://10.1.2.3/", "http://a.test/x", "http://[::ffff:10.1.2.3]/"):
         with pytest.raises(Denied, match="blocked") as caught:
             await rig.get(url)
@@ -301,7 +301,7 @@ async def test_a_private_address_is_refused(internet: FakeInternet, rig_on: Any)
 async def test_what_was_refused_is_told_apart_as_by_a_check(
     internet: FakeInternet, rig_on: Any, url: str, said: str
 ) -> None:
-    """It was told as "what this name or a redirect leads to", whatever it was."""
+    """Not with the note "what this name or a redirect leads to" in every case."""
     rig = await rig_on(internet, guard={"allow": ["127.0.0.0/8", "*.test"]})
     with pytest.raises(Denied, match=said) as caught:
         await rig.get(url)
@@ -311,7 +311,7 @@ async def test_what_was_refused_is_told_apart_as_by_a_check(
 async def test_an_address_that_a_name_is_rebound_to_is_refused(
     internet: FakeInternet, rig_on: Any
 ) -> None:
-    """The first answer is the robots.txt's, and harmless; the second is the page's."""
+    """The first, harmless answer is for the robots.txt, the second for the page."""
     site = internet.site("a.example").robots("").page("/")
     rig = await rig_on(internet, guard={"allow": ["127.0.0.0/8"]})
     if not rig.guarded:
@@ -329,16 +329,16 @@ async def test_what_is_no_url_of_ours_is_told(internet: FakeInternet, rig_on: An
     rig = await rig_on(internet)
     with pytest.raises((InvalidURL, *rig.base_error(), ValueError)) as caught:
         await rig.get("http://a%zz.test/")
-    assert not isinstance(caught.value, Denied)  # it is not the guard that refuses it
+    assert not isinstance(caught.value, Denied)  # not refused by the guard
 
 
 async def test_tls_is_checked_by_name(internet: FakeInternet, rig_on: Any) -> None:
-    internet.listener().port(tls=True)  # from this thread: it begins to serve in its loop
+    internet.listener().port(tls=True)  # called in this thread, so that it serves in its loop
     internet.site("a.test").page("/", "safe")
     internet.site("wrong.test", tls="wrong-name").page("/")
     rig = await rig_on(internet, host=[{"match": "*", "robots": "allow"}])
     if not rig.checks_certificates:
-        return  # that is the library's own affair
+        return  # up to the library
     assert (await rig.get("https://a.test/")).text == "safe"
     with pytest.raises(rig.base_error()):
         await rig.get("https://wrong.test/")
@@ -348,7 +348,7 @@ async def test_tls_is_checked_by_name(internet: FakeInternet, rig_on: Any) -> No
 async def test_pages_that_could_not_be_dialled_tell_of_a_lost_uplink(
     internet: FakeInternet, rig_on: Any, how: str
 ) -> None:
-    """As robots.txt files do, and the pages of a polite session."""
+    """Like robots.txt files and the pages of a polite session."""
     names = [f"a{number}.test" for number in range(LEAST + 1)]
     for name in names:
         internet.dns(name, how) if isinstance(how, Fail) else internet.refusing(name)
@@ -357,6 +357,6 @@ async def test_pages_that_could_not_be_dialled_tell_of_a_lost_uplink(
     for error in await asyncio.gather(*asked, return_exceptions=True):
         assert isinstance(error, rig.base_error())
     await settled(rig)
-    # That a sidecar's client reaches nobody says nothing about the sidecar's own uplink.
+    # Failures of a sidecar's client say nothing about the sidecar's own uplink.
     lost = how is Fail.SERVFAIL and rig.sidecar is None
     assert (await rig.stats()).directory.local_fault is lost

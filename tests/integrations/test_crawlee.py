@@ -1,4 +1,4 @@
-"""Whole crawls of Crawlee for Python against the fake internet, judged by its log."""
+"""Whole crawls with Crawlee for Python against the fake internet, judged by its log."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def near(internet: FakeInternet) -> AsyncIterator[Gatekeeper]:
 
 
 class Crawl:
-    """A crawler and what came of it."""
+    """A crawler and its results."""
 
     def __init__(self) -> None:
         self.crawler: Any = None
@@ -68,7 +68,7 @@ class Crawl:
 
 
 async def queue() -> RequestQueue:
-    """One that nobody else has."""
+    """Open a new request queue."""
     return await RequestQueue.open(
         alias=next(tempfile._get_candidate_names()),  # type: ignore[attr-defined]
         storage_client=MemoryStorageClient(),
@@ -138,7 +138,7 @@ async def test_a_crawl_is_decided_paced_and_reported(internet: FakeInternet, gat
 
 
 async def test_a_free_host_waits_for_no_slow_one(internet: FakeInternet, gate: Any) -> None:
-    """As many slow hosts as workers: waiting in one of them would hold it."""
+    """There are as many slow hosts as workers, which waiting requests would occupy."""
     for number in range(4):
         slow = internet.site(f"slow{number}.test")
         slow.robots("User-agent: *\nCrawl-delay: 1\n").page("/")
@@ -186,7 +186,7 @@ async def test_what_nobody_would_wait_for_is_skipped(internet: FakeInternet, gat
 
 
 async def test_a_crawl_whose_sidecar_is_gone_comes_to_an_end(internet: FakeInternet) -> None:
-    """Each deferral is of five seconds, and was waited for by itself."""
+    """Each deferral is of five seconds, and they must not be waited for one by one."""
     where = f"http://{internet.refusing('gone.test')}:1"
     asked = [f"http://{host}.test/{number}" for host in "ab" for number in range(4)]
     async with RemoteGatekeeper(where, AGENT, config=settings(), patience=0.2) as gate:
@@ -294,11 +294,11 @@ async def test_what_a_stopped_crawl_leaves_the_next_run_does(
 
     crawl = await crawl_of(internet, near, request_handler=handle, request_manager=inner)
     await crawl.crawler.run([f"http://a.test/{n}" for n in range(4)])
-    assert len(got) < 4  # another one may have been given out meanwhile
+    assert len(got) < 4  # one more may have been returned meanwhile
     assert not await inner.is_empty()
     again = await crawl_of(internet, near, request_handler=handle, request_manager=inner)
     await again.crawler.run()
-    assert got == [f"http://a.test/{n}" for n in range(4)]  # in their order
+    assert got == [f"http://a.test/{n}" for n in range(4)]  # in order
 
 
 async def test_forefront_goes_first(internet: FakeInternet, near: Gatekeeper) -> None:
@@ -312,7 +312,7 @@ async def test_forefront_goes_first(internet: FakeInternet, near: Gatekeeper) ->
             continue
         request = await manager.fetch_next_request()
         assert request is not None
-        assert await manager.fetch_next_request() is None  # its host's turn is taken
+        assert await manager.fetch_next_request() is None  # its host is in use
         order.append(request.url)
         await manager.mark_request_as_handled(request)
     assert order == ["http://a.test/3", "http://a.test/1", "http://a.test/2"]
@@ -333,7 +333,7 @@ async def test_a_client_that_would_follow_redirects_is_refused(near: Gatekeeper)
 
 
 async def test_a_client_of_crawlee_s_own_is_decided_hop_by_hop(internet: FakeInternet) -> None:
-    """It looks names up by itself, so the site has none."""
+    """It resolves names by itself, so the site has no name."""
     address = internet.listener().address
     port = internet.listener().port()
     base = f"http://{address}:{port}"

@@ -1,4 +1,4 @@
-"""What is of httpx, httpx2 and requests alone, beside the one suite."""
+"""httpx, httpx2 and requests: what the conformance suite does not cover."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_an_open_lease_is_used(internet: FakeInternet, library: Any) -> No
         async with gate.lease("http://a.test/x") as lease:
             assert (await client.get("http://a.test/x")).text == "mine"
             assert not lease.ended
-            with pytest.raises(LeaseTimeout):  # it is used: another request would wait for it
+            with pytest.raises(LeaseTimeout):  # the lease is in use: a request would wait for it
                 await client.get("http://a.test/x")
         assert lease.ended
     assert site.paths == ["/robots.txt", "/x"]
@@ -206,7 +206,7 @@ async def test_requests_reuses_its_connections_under_their_names(internet: FakeI
 
 @pytest.fixture
 def signing(tmp_path: Path) -> tuple[Config, PublicKey]:
-    """A configuration that signs, and the key as others know it."""
+    """Return a configuration with a signing key, and the public key."""
     path = tmp_path / "bot.pem"
     public = new_key(path).public
     identity = IdentityConfig(key=str(path), directory="https://bot.example")
@@ -258,14 +258,14 @@ async def test_each_hop_over_requests_is_signed(
 async def test_connections_that_come_to_nothing_tell_of_a_lost_uplink(
     internet: FakeInternet, library: Any, why: str
 ) -> None:
-    """One address of a host that says no was reached: then the uplink stands."""
+    """An address that refuses the connection was reached, which shows that the uplink works."""
     names = [f"a{number}.test" for number in range(LEAST + 1)]
     for name in names:
         addresses = [internet.blackhole(name)]
         if why == "silent or refused":
             addresses.append(internet.refusing(name))
         internet.dns(name, addresses)
-    options = {"local_address": "192.0.2.1"} if why == "no route" else {}  # that is nobody's
+    options = {"local_address": "192.0.2.1"} if why == "no route" else {}  # not a local address
     config = settings(host=[{"match": "*", "robots": "allow"}])
     transport = transports(library).PoliteTransport
     async with (
@@ -309,7 +309,7 @@ async def test_connections_of_requests_that_time_out_tell_of_a_lost_uplink(
 async def test_a_request_of_which_nothing_is_heard_is_looked_at(
     internet: FakeInternet, library: Any
 ) -> None:
-    """Its lease awaits a head, as that of a polite session's request does."""
+    """Its lease awaits a head, as for a request of a polite session."""
     hold = Hold(Page("late"))
     internet.site("a.test").robots("").on("/x", hold)
     transport = transports(library).PoliteTransport
@@ -328,7 +328,7 @@ async def test_a_request_of_which_nothing_is_heard_is_looked_at(
 
 @pytest.mark.parametrize("name", ["httpx", "httpx2", "requests", "scrapy", "crawlee"])
 def test_errors_cross_a_process_boundary_whole(name: str) -> None:
-    """As those of crawlers that work in several processes do."""
+    """As in crawlers that work in several processes."""
     pytest.importorskip(name)
     module = importlib.import_module(f"gatekeeper.integrations.{name}")
     decision = decided(Verdict.DEFER, reason=Reason.BUDGET)
@@ -347,7 +347,7 @@ def test_errors_cross_a_process_boundary_whole(name: str) -> None:
 
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_every_byte_that_requests_reads_counts(internet: FakeInternet, chunked: bool) -> None:
-    """urllib3 counts the last ones after it has let go of the connection, those of chunks never."""
+    """urllib3 counts the last ones after it has released the connection, and chunks never."""
     head = "Transfer-Encoding: chunked" if chunked else "Content-Length: 60"
     body = "1e\r\n" + "x" * 30 + "\r\n" + "1e\r\n" + "x" * 30 + "\r\n0\r\n\r\n"
     page = f"HTTP/1.1 200 OK\r\n{head}\r\n\r\n" + (body if chunked else "x" * 60)
@@ -372,7 +372,7 @@ async def test_every_byte_that_requests_reads_counts(internet: FakeInternet, chu
 
 
 def test_an_attempt_to_connect_always_has_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With none at all a socket does not wait, and its error says nothing of the time."""
+    """With a timeout of 0 a socket does not wait, and its error is not a timeout."""
     now = [100.0]
     monkeypatch.setattr(hops.time, "monotonic", lambda: now[0])
     found = [("127.0.0.1", 1), ("127.0.0.2", 2), ("127.0.0.3", 3)]
@@ -414,10 +414,10 @@ async def test_a_report_that_can_not_be_kept_leaks_nothing(
 
 
 class H2Site(asyncio.Protocol):
-    """A site of HTTP/2 alone. A page that begins with "half" never comes to its end."""
+    """A site that supports only HTTP/2. A page whose name starts with "half" never ends."""
 
     seen: list[tuple[float, dict[str, str]]]
-    """When each stream began, and its header fields."""
+    """When each stream started, and its header fields."""
     made: list[H2Site]
 
     def connection_made(self, transport: Any) -> None:
@@ -464,7 +464,7 @@ async def test_http2_takes_turns_on_one_connection(internet: FakeInternet, libra
         assert [response.text for response in found] == [f"/{n}" for n in range(4)]
         async with client.stream("GET", f"{url}/half") as half:
             assert half.http_version == "HTTP/2"
-            assert gate.stats().pacing.in_flight == 1  # the stream holds it, not the connection
+            assert gate.stats().pacing.in_flight == 1  # held by the stream, not by the connection
         assert gate.stats().pacing.in_flight == 0
         assert (await client.get(f"{url}/last")).text == "/last"
     assert len(site.made) == 1

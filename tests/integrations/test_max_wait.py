@@ -1,4 +1,4 @@
-"""For how long a crawler's queue waits for what is deferred again and again: `max_wait` in all."""
+"""A crawler's queue waits at most `max_wait` in total for requests that are deferred repeatedly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAGES = [f"http://{host}/{page}" for host in HOSTS for page in range(3)]
 
 
 class Taker:
-    """A crawler that takes every turn as it comes, and notes what it was and when."""
+    """A crawler that takes every turn immediately, and records what and when it was."""
 
     def __init__(self, world: World, gate: Any) -> None:
         self.world = world
@@ -34,7 +34,7 @@ class Taker:
         self.why: dict[str, Any] = {}
 
     async def take(self, *urls: str) -> float:
-        """Each of them, and what waits already; the seconds that it took."""
+        """Take the turns of these URLs and of waiting ones. Return the seconds that it took."""
         began = self.world.clock.monotonic()
         for url in urls:
             self.queue.put_nowait(url)
@@ -53,7 +53,7 @@ class Taker:
             turn.done()
 
     def at(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
-        """Have it done so many seconds from now."""
+        """Call an action in a number of seconds from now."""
         clock = self.world.clock
 
         async def later() -> None:
@@ -83,7 +83,7 @@ async def taker_on(world: World) -> AsyncIterator[Callable[[Any], Taker]]:
 
 @pytest.fixture(params=["embedded", "sidecar"])
 async def taker(request: pytest.FixtureRequest, world: World, taker_on: Any) -> Taker:
-    """One of a gate that works."""
+    """Return a taker with a working gate."""
     if request.param == "sidecar":
         return taker_on(await world.client((await world.sidecar()).where))
     net = world.internet
@@ -103,14 +103,15 @@ async def test_a_sidecar_that_never_comes_is_given_up_for_every_request(
     assert max(taker.refused.values()) <= MAX_WAIT + 30.0
     assert min(taker.refused.values()) >= MAX_WAIT - 30.0
     assert {why.reason for why in taker.why.values()} == {Reason.GATE_UNREACHABLE}
-    # Whoever comes now does not wait as long again: it is the same absence.
+    # A later request does not wait as long again, since it is the same outage.
     assert await taker.take("http://c.test/", "http://d.test/") < 1.0
     assert {"http://c.test/", "http://d.test/"} <= taker.refused.keys()
 
 
 @pytest.mark.parametrize("away", [0.7 * MAX_WAIT, 1.5 * MAX_WAIT])
 async def test_a_sidecar_that_comes_back(world: World, taker_on: Any, away: float) -> None:
-    """In time, twice, each absence counts by itself; too late, what comes after it is sent."""
+    """If it returns in time twice, each outage counts separately; if too late, only later requests
+    are sent."""
     for host in HOSTS:
         world.internet.site(host).robots("")
     sidecar = await world.sidecar()
@@ -137,7 +138,7 @@ async def test_a_sidecar_that_comes_back(world: World, taker_on: Any, away: floa
 async def test_a_sidecar_that_answers_to_no_question_is_given_up(
     world: World, taker_on: Any, status: int
 ) -> None:
-    """It refuses the token; a proxy before it finds nobody; it never has room."""
+    """It rejects the token; a proxy in front of it can't reach it; it never has capacity."""
     answer = Page("{}", status=status, headers={"Retry-After": "1"} if status == 503 else {})
     taker = taker_on(await world.client(world.scripted("/v1/leases", answer)))
     queue = taker.queue
@@ -147,7 +148,7 @@ async def test_a_sidecar_that_answers_to_no_question_is_given_up(
     while not queue.empty():
         try:
             await taker.take()
-        except SidecarError:  # which a crawler writes into its log
+        except SidecarError:  # which a crawler logs
             assert status == 401
             await world.drive(world.clock.sleep(5.0))
     assert taker.sent == {}
@@ -171,8 +172,8 @@ async def test_an_origin_that_defers_again_and_again_is_given_up_alone(
     assert max(taker.refused.values()) <= MAX_WAIT + 1.0
     assert min(taker.refused.values()) >= MAX_WAIT - 60.0
     assert taker.sent.keys() == {*others}
-    assert max(taker.sent.values()) >= 180.0  # a queue is waited in for as long as it takes
-    # It is asked for whoever comes later, and sent to once it answers.
+    assert max(taker.sent.values()) >= 180.0  # time spent in the host's queue is not limited
+    # Later requests ask again, and are sent once the origin responds.
     while len(down.paths) < 7:
         await world.drive(world.clock.sleep(60.0))
         await taker.take(mine[0])

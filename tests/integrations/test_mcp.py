@@ -1,4 +1,4 @@
-"""The tools for agents, asked by the SDK's own client."""
+"""The tools for agents, called by the SDK's own client."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DENYING = "User-agent: *\nDisallow: /private\nCrawl-delay: 0.05\n"
 
 @asynccontextmanager
 async def agent(internet: FakeInternet, wait: float = 60.0) -> AsyncIterator[Any]:
-    """A client of the server, and the gate behind it."""
+    """A client of the server, and the server's gate."""
     async with (
         polite_session(AGENT, config=settings(), resolver=internet.resolver) as session,
         mcp.Client(build(session, wait=wait)) as client,
@@ -186,7 +186,7 @@ async def test_the_command_serves_over_http_to_several_with_one_gate(
     try:
         while b"running on" not in (line := await process.stderr.readline()):
             assert line, "it ended"
-        # A page in a browser, whose name was rebound to this address.
+        # As from a page in a browser whose name was rebound to this address.
         async with aiohttp.ClientSession() as browser:
             for given in ({"Host": "evil.test"}, {"Origin": "http://evil.test"}):
                 where = f"http://127.0.0.1:{own}/mcp"
@@ -246,7 +246,7 @@ async def test_so_many_pages_at_once_and_no_more(
         await hold.waiting.acquire()
         await until(lambda: internet.sites["a.test"].paths.count("/slow"))
         found = await client.call_tool("fetch", asked)
-        while not found.is_error:  # both are on their way to the server
+        while not found.is_error:  # both calls are on their way to the server
             found = await client.call_tool("fetch", asked)
         assert "2 pages are being fetched" in found.content[0].text
         hold.release()
@@ -280,7 +280,7 @@ async def test_what_is_no_text_is_told_and_charsets_are_those_of_pages(
             assert found.structured_content["content"].startswith("h\u00e9"), name
 
 
-# --- over a sidecar
+# --- with a sidecar
 
 
 async def test_over_a_sidecar_it_is_the_sidecar_s_robot(
@@ -318,7 +318,7 @@ async def test_over_a_sidecar_it_is_the_sidecar_s_robot(
 async def test_parallel_calls_over_a_sidecar_share_its_pace(
     internet: FakeInternet, sidecar_on: Any
 ) -> None:
-    """Two servers, as two agents start them, and one pace for both."""
+    """Two agents each start a server, and both share one pace."""
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.1\n").page("/x")
     sidecar = await sidecar_on(internet)
     given = {"config": settings(), "resolver": internet.resolver, "gate": sidecar.where}
@@ -372,7 +372,7 @@ def test_text_is_taken_from_pages() -> None:
 @pytest.mark.parametrize(
     ("page", "text"),
     [
-        ("<html><head><title>t</title><body>a", "a"),  # the ends of head and body may be left out
+        ("<html><head><title>t</title><body>a", "a"),  # the end tags of head and body are optional
         ("<pre>a\n  b &lt;c&gt;</pre>d", "```\na\n  b <c>\n```\nd"),
         ("<a title='x>y' href=\"/q\">t</a>", "[t](/q)"),
         ("<a href=/1>one<a href=/2>two</a>", "[one](/1)[two](/2)"),
@@ -415,5 +415,5 @@ def test_a_page_costs_in_proportion_to_its_size(unit: str) -> None:
             page = begin + part * (size // len(part)) + end
             return least(lambda: as_text(page, markdown=True), 2)
 
-        # What is quadratic takes 64 times as long, each time; what else runs here does not.
+        # A quadratic algorithm takes 64 times as long each time, unlike other load on the machine.
         assert any(taken(80_000) < 20 * max(taken(10_000), 0.001) for _ in range(5))

@@ -1,4 +1,4 @@
-"""A browser behind the gate: the rows of the one suite, and what is Playwright's alone."""
+"""Playwright: the cases of the conformance suite, and those of browsers alone."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def gate(internet: FakeInternet) -> AsyncIterator[Gatekeeper]:
 
 
 class Playwright(Rig):
-    """A page of a browser that is open already."""
+    """A page of a browser that is already open."""
 
     library = "playwright"
     error = "playwright.async_api.Error"
@@ -68,7 +68,7 @@ class Playwright(Rig):
         await self.context.close()
 
     async def get(self, url: str, **headers: str) -> Answer:
-        if headers:  # a browser has its name from its context
+        if headers:  # a browser's User-Agent is set on its context
             await self.context.close()
             name = headers["User_Agent"]
             self.context = await context_of(self.opened, self.internet, user_agent=name)
@@ -77,7 +77,7 @@ class Playwright(Rig):
         try:
             response = await self.routes.goto(page, url)
         except BaseException:
-            await page.close()  # else it may still be asking
+            await page.close()  # otherwise it may still send requests
             raise
         assert response is not None
         self.idle.append(page)
@@ -118,7 +118,7 @@ async def rigs(opened: Any, where: str) -> AsyncIterator[Callable[..., Awaitable
     async with AsyncExitStack() as stack:
 
         async def begin(internet: FakeInternet, *, max_wait: float = 0.0, **tables: Any) -> Rig:
-            del max_wait  # a page waits for no deferral
+            del max_wait  # a page does not wait for deferrals
             sidecar = None
             if where == "sidecar":
                 sidecar = Sidecar(internet, settings(**tables), None)
@@ -136,7 +136,7 @@ async def rigs(opened: Any, where: str) -> AsyncIterator[Callable[..., Awaitable
 async def test_what_playwright_does_not_show_is_said(
     internet: FakeInternet, opened: Any, gate: Gatekeeper
 ) -> None:
-    """The limit that the page prints: a redirect hop is not decided, and takes no turn."""
+    """The documented limit: redirect hops are not decided, and need no lease."""
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 1\nDisallow: /private\n")
     site.redirect("/x", "/private").page("/private", "there")
     context = await context_of(opened, internet)
@@ -148,8 +148,8 @@ async def test_what_playwright_does_not_show_is_said(
     assert polite.unseen == 1
     assert site.paths == ["/robots.txt", "/x", "/private"]
     assert site.gaps()[-1] < 1
-    assert {one.headers["User-Agent"] for one in site.requests} == {AGENT}  # at least that
-    # ... and so is a route that sends a request on by itself.
+    assert {one.headers["User-Agent"] for one in site.requests} == {AGENT}
+    # Another route that sends a request by itself is counted as well.
     await page.route("**/y", lambda route: route.continue_())
     await page.goto("http://a.test/y")
     assert polite.unseen == 2
@@ -158,7 +158,7 @@ async def test_what_playwright_does_not_show_is_said(
 
 
 async def test_the_proxy_sees_every_hop(internet: FakeInternet, opened: Any) -> None:
-    """What the page of Playwright names for that: each hop is decided, and takes a turn."""
+    """The documented remedy: each hop is decided and needs a lease."""
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.2\nDisallow: /private\n")
     site.redirect("/x", "/private").page("/private", "there")
     site.redirect("/y", "/z").on("/z", html("<img src=/i.png>")).page("/i.png")
@@ -258,10 +258,10 @@ async def test_a_page_that_is_closed_frees_its_lease(
     await page.close()
     results = await asyncio.gather(going, queued, return_exceptions=True)
     assert all(isinstance(result, Exception) for result in results)
-    while gate.stats().pacing.in_flight:  # the test's own timeout is the limit
+    while gate.stats().pacing.in_flight:  # limited by the test's own timeout
         await asyncio.sleep(0)
     again = await context.new_page()
-    async with gate.lease("http://a.test/2"):  # a lease of one's own is used
+    async with gate.lease("http://a.test/2"):  # the caller's open lease is used
         response = await polite.goto(again, "http://a.test/2")
     assert response is not None
     assert "/1" in site.paths

@@ -1,4 +1,4 @@
-"""Real `scrapy` runs against the fake internet, judged by its log."""
+"""Real runs of `scrapy` against the fake internet, judged by its log."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[2]
 PYTHON = SCRAPY_PYTHON or sys.executable
 SETTINGS: dict[str, Any] = {
     "ADDONS": {"gatekeeper.integrations.scrapy.Addon": 500},
-    "ROBOTSTXT_OBEY": True,  # as a project's template has it
+    "ROBOTSTXT_OBEY": True,  # as in Scrapy's project template
     "USER_AGENT": AGENT,
     "LOG_LEVEL": "INFO",
     "TELNETCONSOLE_ENABLED": False,
@@ -97,7 +97,7 @@ class Run:
 
 
 class Scrapy:
-    """Runs a spider in a process of its own, in which names lead to the fake internet."""
+    """Runs a spider in a separate process, in which names resolve to the fake internet."""
 
     def __init__(self, internet: FakeInternet, folder: Path) -> None:
         self.internet = internet
@@ -124,7 +124,7 @@ class Scrapy:
         command: tuple[str, ...] = (),
         **settings: Any,
     ) -> asyncio.subprocess.Process:
-        """A process of its own."""
+        """Start a separate process."""
         (self.folder / "spider.py").write_text(SPIDER.replace("EXTRA", extra), "utf-8")
         environ = {
             **os.environ,
@@ -159,7 +159,7 @@ class Scrapy:
         command: tuple[str, ...] | None = None,
         **settings: Any,
     ) -> Run:
-        """In a process of its own where there is a command line, else in that of the rigs."""
+        """Run in a separate process if there is a command line, else in the worker of the rigs."""
         if command is not None:
             started = await self.start(urls, extra=extra, command=command, **settings)
             return await self.finish(started)
@@ -196,7 +196,7 @@ async def test_a_crawl_is_decided_paced_and_reported(
     assert sorted(run.got()) == [scrapy.url("a", path) for path in ("/1", "/2", "/3")]
     refused = {url: kind for url, (kind, _) in run.failed().items()}
     dead = refused.pop(scrapy.url("dead"))
-    assert not dead.startswith("Request")  # Scrapy's word for a connection that broke
+    assert not dead.startswith("Request")  # Scrapy's error for a connection that broke
     assert refused == dict.fromkeys(
         [
             scrapy.url("a", "/private/x"),
@@ -304,13 +304,13 @@ async def test_kill_9_and_resume_with_a_jobdir(internet: FakeInternet, scrapy: S
     every = {
         scrapy.url(host, f"/{number}") for number in (*range(40), *range(100, 140)) for host in "ab"
     }
-    # What start() had not given yet when it was killed, nobody knew of; all else is there.
+    # Requests that start() had not yielded yet when it was killed are unknown; the rest is there.
     enqueued = every & {*first.got(), *second.got()}
     parents = {url for url in enqueued if int(url.rpartition("/")[2]) < 100}
     children = {url for url in enqueued if int(url.rpartition("/")[2]) >= 100}
     assert scrapy.url("a", "/20") in parents
     assert {url.replace(f":{scrapy.port}/1", f":{scrapy.port}/") for url in children} or True
-    assert len(children) == len(parents)  # nothing that a page led to is lost
+    assert len(children) == len(parents)  # no link of a page is lost
     repeated = [url for url, n in Counter([*first.got(), *second.got()]).items() if n > 1]
     assert len(repeated) <= 2, repeated
     assert in_flight
@@ -332,7 +332,7 @@ async def test_a_pause_loses_and_repeats_nothing(internet: FakeInternet, scrapy:
     pages = Counter([*first.got(), *second.got()])
     assert set(pages.values()) == {1}
     assert len(pages) == 80
-    assert Counter(site.paths)["/robots.txt"] == 1  # it is remembered, too
+    assert Counter(site.paths)["/robots.txt"] == 1  # it is stored, too
 
 
 async def test_an_item_file_pipeline_takes_turns(internet: FakeInternet, scrapy: Scrapy) -> None:
@@ -405,7 +405,7 @@ async def test_a_download_waits_for_what_is_deferred_no_longer_than_it_is_told(
 async def test_a_crawl_whose_sidecar_is_gone_comes_to_an_end(
     internet: FakeInternet, scrapy: Scrapy
 ) -> None:
-    """Each deferral is of five seconds, and was waited for by itself."""
+    """Each deferral is of five seconds, and they must not be waited for one by one."""
     asked = [scrapy.url(host, f"/{number}") for host in "ab" for number in range(4)]
     async with asyncio.timeout(60):
         run = await scrapy.run(
@@ -515,7 +515,7 @@ async def test_what_the_cache_answers_takes_no_turn(
     seen = [*site.paths]
     assert len(seen) == 5
     settings = {"JOBDIR": "job"} if kept else {}
-    # Of another scheme, which is nobody's turn either.
+    # A URL of another scheme, which needs no lease either.
     again = await scrapy.run([*asked, "data:,x"], HTTPCACHE_ENABLED=True, **settings)
     assert sorted(again.got()) == sorted([*asked, "data:,x"]), again.log
     assert again.stats["httpcache/hit"] == 4
@@ -536,7 +536,7 @@ def test_requests_that_need_no_turn_outlive_the_process(tmp_path: Path) -> None:
     first = _DirectRequests(tmp_path / "direct")
     for number in range(4):
         first.put(f"data:,{number}", f"request {number}".encode())
-    first.put("data:,9", 9)  # one that can't be kept
+    first.put("data:,9", 9)  # a request that can't be stored
     done, under_way, ended = first.pop(), first.pop(), first.pop()
     assert done is not None
     assert ended is not None
@@ -551,7 +551,7 @@ def test_requests_that_need_no_turn_outlive_the_process(tmp_path: Path) -> None:
     assert again.data == b"request 1"
     assert under_way is not None
     second.put("data:,4", b"request 4")
-    second.close()  # what is under way has come to its end
+    second.close()  # requests in flight are done
     third = _DirectRequests(tmp_path / "direct")
     assert [entry[2] for entry in third._waiting] == ["data:,2", "data:,3", "data:,4"]
     third.close()
@@ -560,7 +560,7 @@ def test_requests_that_need_no_turn_outlive_the_process(tmp_path: Path) -> None:
 async def test_scrapy_s_own_name_counts_as_none(
     internet: FakeInternet, scrapy: Scrapy, sidecar_on: Any
 ) -> None:
-    """It is the sidecar's that is sent then, and judged."""
+    """The sidecar's User-Agent is sent then, and decides."""
     site = internet.site("a.test").robots("User-agent: examplebot\nDisallow: /private\n").page("/x")
     asked = [scrapy.url("a", "/x"), scrapy.url("a", "/private")]
     run = await scrapy.run(
@@ -622,7 +622,7 @@ PARSED: dict[str, tuple[str, list[tuple[str, str, bool]]]] = {
             ("/intern/", "Bl\u00e5b\u00e6rBot", True),
             ("/skov/", "*", True),
             ("/skov/", "Bl\u00e5b\u00e6rBot", False),
-            ("/intern/", "\u304b\u304f", False),  # no letter of ASCII: anybody
+            ("/intern/", "\u304b\u304f", False),  # no ASCII letters: the rules for any agent
         ],
     ),
     "versions and comments of agents": (
@@ -634,8 +634,8 @@ PARSED: dict[str, tuple[str, list[tuple[str, str, bool]]]] = {
         ],
     ),
 }
-"""What Scrapy asks of any parser, but for the order of rules in the file: RFC 9309 section 2.2.2
-has the longest rule decide."""
+"""Scrapy's own tests of parsers, except for the order of rules in the file: by RFC 9309 section
+2.2.2 the longest rule decides."""
 
 
 @pytest.mark.parametrize("as_bytes", [False, True])
@@ -713,7 +713,7 @@ async def test_every_hop_is_signed(scrapy: Scrapy, tmp_path: Path) -> None:
 
 @pytest.fixture(params=["with speedups", "without"])
 def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether turns are had at a glance."""
+    """Whether the gate grants leases without waiting."""
     monkeypatch.setattr(speedups, "ON", request.param == "with speedups")
     return request.param == "with speedups"
 
@@ -723,7 +723,7 @@ def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bo
 async def test_a_long_block_refuses_at_once_who_waits_for_the_host(
     quick: bool, already_waits: bool, asked_by: str
 ) -> None:
-    """Whoever drew it, and whether the next request is in the scheduler yet or not."""
+    """Whichever request caused it, and whether or not the next request is in the scheduler yet."""
     from gatekeeper.integrations.queue_gate import RefusedTurn, queue_gate
 
     clock = VirtualClock()
