@@ -1,4 +1,4 @@
-"""A crawler with a gate inside: ask, wait for the host's turn, fetch, report.
+"""A crawler with a gate: take a lease (which waits for the host's turn), fetch, report.
 
 python examples/embedded.py https://example.org/ https://example.org/about
 """
@@ -17,17 +17,17 @@ from gatekeeper.session import plain_session
 
 USER_AGENT = "examplebot/1.0 (+https://example.org/bot)"
 PATIENCE = 60.0
-"""Seconds that one URL may be put off before it is given up."""
+"""Seconds after which a deferred URL is given up."""
 
 
 async def fetch(gate: Gatekeeper, session: aiohttp.ClientSession, url: str) -> str:
-    """The outcome in words. A deferred URL is asked about again when that can help."""
+    """Fetch one URL and describe the outcome. A deferred URL is retried at its `retry_at`."""
     give_up = time.monotonic() + PATIENCE
     while True:
         try:
             async with gate.lease(url, timeout=PATIENCE) as lease:
                 return await get(session, url, lease)
-        except Deferred as error:  # a kind of Denied, so it comes first
+        except Deferred as error:  # before Denied, its base class
             retry_at = error.retry_at.timestamp() if error.retry_at else time.time() + 1
             pause = max(0.1, retry_at - time.time())
             if time.monotonic() + pause > give_up:
@@ -40,10 +40,10 @@ async def fetch(gate: Gatekeeper, session: aiohttp.ClientSession, url: str) -> s
 
 
 async def get(session: aiohttp.ClientSession, url: str, lease: Lease) -> str:
-    """One request within its lease. Redirects are URLs of their own: they are not followed."""
+    """Send one request under its lease. Redirects are not followed: each needs its own lease."""
     began = time.monotonic()
     async with session.get(url, allow_redirects=False) as response:
-        lease.report(  # the host's pace follows what came of it
+        lease.report(  # the host's pace follows the result
             status=response.status,
             elapsed=time.monotonic() - began,
             retry_after=response.headers.get("Retry-After"),
@@ -53,7 +53,7 @@ async def get(session: aiohttp.ClientSession, url: str, lease: Lease) -> str:
 
 
 async def main(urls: list[str]) -> None:
-    """Fetch them side by side; one host's URLs keep its pace."""
+    """Fetch all URLs concurrently, each host at its own pace."""
     path = os.environ.get("GATEKEEPER_CONFIG")
     config = Config.load(path) if path else Config()
     async with (

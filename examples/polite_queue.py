@@ -1,4 +1,4 @@
-"""Many URLs, few workers: the queue hands out a URL when its host is due.
+"""Many URLs, few workers: the queue hands out each URL when its host is due.
 
 python examples/polite_queue.py https://example.org/ https://example.net/
 """
@@ -20,7 +20,7 @@ WORKERS = 4
 
 
 async def work(queue: PoliteQueue, session: aiohttp.ClientSession) -> None:
-    """Take the next URL whose host is due, for as long as there are any."""
+    """Fetch the next URL whose host is due, until cancelled."""
     while True:
         async with await queue.get() as lease:  # leaving the block is task_done
             try:
@@ -30,17 +30,17 @@ async def work(queue: PoliteQueue, session: aiohttp.ClientSession) -> None:
                     )
                     print(lease.url, response.status)
             except aiohttp.ClientError as error:
-                lease.report()  # it may have left, and brought no answer
+                lease.report()  # the request may have been sent, but there is no response
                 print(lease.url, type(error).__name__)
 
 
 def denied(decision: Decision) -> None:
-    """A URL that robots.txt or the guard refuses is done with."""
+    """Report a URL that robots.txt or the guard refuses; the queue is done with it."""
     print(decision.url, decision.verdict, decision.reason)
 
 
 async def main(urls: list[str]) -> None:
-    """Put all, and wait until each is done."""
+    """Put all URLs into the queue, and wait until each is done."""
     path = os.environ.get("GATEKEEPER_CONFIG")
     config = Config.load(path) if path else Config()
     async with (

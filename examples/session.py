@@ -1,4 +1,4 @@
-"""A crawler round aiohttp: `polite_session` asks, waits and reports on every hop.
+"""A crawler with aiohttp: `polite_session` decides, waits and reports on every redirect hop.
 
 python examples/session.py https://example.org/ https://example.org/about
 """
@@ -16,7 +16,7 @@ from gatekeeper.session import polite_session
 
 
 async def fetch(session: aiohttp.ClientSession, url: str) -> str:
-    """The outcome in words. Redirects are followed, each hop decided and paced."""
+    """Fetch one URL and describe the outcome. Each redirect hop is decided and paced."""
     try:
         async with session.get(url) as response:
             body = await response.read()
@@ -28,7 +28,7 @@ async def fetch(session: aiohttp.ClientSession, url: str) -> str:
 
 
 async def main(urls: list[str]) -> None:
-    """Fetch them side by side; one host's URLs keep its pace."""
+    """Fetch all URLs concurrently, each host at its own pace."""
     path = os.environ.get("GATEKEEPER_CONFIG")
     config = Config.load(path) if path else Config()
     async with polite_session(

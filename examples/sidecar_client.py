@@ -19,7 +19,7 @@ USER_AGENT = "examplebot/1.0 (+https://example.org/bot)"
 
 
 async def fetch(gate: RemoteGatekeeper, session: aiohttp.ClientSession, url: str) -> str:
-    """The outcome in words."""
+    """Fetch one URL and describe the outcome."""
     try:
         async with gate.lease(url, timeout=30) as lease:
             began = time.monotonic()
@@ -31,14 +31,14 @@ async def fetch(gate: RemoteGatekeeper, session: aiohttp.ClientSession, url: str
                 )
                 body = await response.read()
                 return f"{response.status}, {len(body)} bytes"
-    except Denied as error:  # Deferred is one, too: error.retry_at says when to come back
+    except Denied as error:  # or Deferred, a subclass: retry at error.retry_at
         return f"{error.decision.verdict} ({error.decision.reason})"
     except LeaseTimeout:
         return "no turn within 30 s"
 
 
 async def main(urls: list[str]) -> None:
-    """Fetch them side by side; every client of the sidecar keeps one pace."""
+    """Fetch all URLs concurrently. All clients of the sidecar share each host's pace."""
     sidecar = os.environ.get("GATEKEEPER_URL", "http://127.0.0.1:8750")
     path = os.environ.get("GATEKEEPER_CONFIG")
     config = Config.load(path) if path else Config()

@@ -1,5 +1,5 @@
 #!/bin/sh
-# One page with curl, polite through `gatekeeper serve`: take a turn, fetch, report.
+# Fetch one page politely with curl and `gatekeeper serve`: take a lease, fetch, report.
 #
 #     sh examples/sidecar_curl.sh https://example.org/ page.html
 set -eu
@@ -8,7 +8,7 @@ agent='examplebot/1.0 (+https://example.org/bot)'
 url=$1
 file=$2
 
-ask() { # ask PATH JSON: the answer of the sidecar
+ask() { # ask PATH JSON: print the sidecar's response
     curl -sS "$base$1" -H 'Content-Type: application/json' \
         ${GATEKEEPER_TOKEN:+-H "Authorization: Bearer $GATEKEEPER_TOKEN"} -d "$2"
 }
@@ -19,7 +19,7 @@ if [ -z "$lease" ]; then
     printf 'no turn: %s\n' "$answer" >&2
     exit 1
 fi
-# curl says 000 where nobody answered.
+# curl prints 000 if there was no response.
 status=$(curl -sS -A "$agent" -o "$file" -w '%{http_code}' "$url") || status=000
 case $status in
 000) report='{}' ;;

@@ -1,4 +1,4 @@
-// A crawler in JavaScript (Node.js 18 or newer), polite through `gatekeeper serve`.
+// A polite crawler in JavaScript (Node.js 18 or newer), with `gatekeeper serve`.
 //
 //     node examples/sidecar_node.mjs https://example.org/ https://example.org/about
 
@@ -14,11 +14,11 @@ async function post(path, body) {
 }
 
 async function crawl(url) {
-  // One turn of the URL's host: 201, or a problem that says why there is none.
+  // Take a lease: 201, or a problem document that says why there is none.
   const lease = await post("/v1/leases", { url, wait: 30, user_agent: agent });
   if (lease.status === 403) return `denied (${lease.body.decision?.reason ?? lease.body.title})`;
   if (lease.status !== 201) return `no turn (${lease.body.title})`;
-  let report = {}; // nobody answered: the host's clock runs all the same
+  let report = {}; // no response: the host's clock runs nevertheless
   try {
     const began = performance.now();
     const response = await fetch(url, { headers: { "User-Agent": agent }, redirect: "manual" });

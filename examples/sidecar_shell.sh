@@ -1,6 +1,6 @@
 #!/bin/sh
-# A crawl with the shell and curl: URLs on standard input, pages into a folder, polite through
-# `gatekeeper serve`, which decides, waits for each host's turn and fetches.
+# A polite crawl with the shell and curl: URLs from standard input, pages into a folder.
+# `gatekeeper serve` decides, waits for each host's turn and fetches.
 #
 #     sh examples/sidecar_shell.sh pages <urls.txt
 set -eu
@@ -11,11 +11,11 @@ mkdir -p "$folder"
 head=$(mktemp)
 trap 'rm -f "$head"' EXIT
 
-field() { # field NAME: a header of the last answer
+field() { # field NAME: print a header of the last response
     sed -n "s/^$1: *\([^[:cntrl:]]*\).*/\1/Ip" "$head" | tail -n 1
 }
 
-page() { # page URL FILE: the status of the answer; 000 where nobody answered
+page() { # page URL FILE: print the status of the response, or 000 if there was none
     curl -sSG "$base/v1/fetch" --data-urlencode "url=$1" -D "$head" -o "$2" -w '%{http_code}' \
         ${GATEKEEPER_TOKEN:+-H "Authorization: Bearer $GATEKEEPER_TOKEN"} || true
 }
@@ -28,7 +28,7 @@ while read -r url; do
     while :; do
         status=$(page "$url" "$file")
         seconds=$(field Retry-After)
-        # The sidecar's own 429 or 503, of an answer that no site gave: it says when to come again.
+        # A 429 or 503 of the sidecar itself, not of a site, says when to try again.
         case $status:$(field X-Gatekeeper-Verdict) in
         429: | 503:) ;;
         *) break ;;
@@ -37,7 +37,7 @@ while read -r url; do
         attempt=$((attempt + 1))
         sleep "${seconds:-1}"
     done
-    # A problem document of ours, in the place of a page.
+    # A problem document of the sidecar instead of a page.
     case $(field Content-Type) in
     application/problem+json*) status="$status $(sed -n 's/.*"title":"\([^"]*\)".*/\1/p' "$file")" ;;
     esac

@@ -1,5 +1,5 @@
-// A crawler in TypeScript (Node.js 20 or newer), polite through `gatekeeper serve`. Its types are
-// the sidecar's own: `npm run types` reads them from /openapi.json.
+// A polite crawler in TypeScript (Node.js 20 or newer), with `gatekeeper serve`. `npm run types`
+// generates its types from the sidecar's /openapi.json.
 //
 //     npm install && npm run types && npm run build
 //     npm run --silent crawl https://example.org/ https://example.org/about
@@ -20,7 +20,7 @@ const tries = 3;
 
 const sleep = (seconds: number) => new Promise((wake) => setTimeout(wake, seconds * 1000));
 
-// The right to ask this URL's host once; or, as text, why there is none.
+// Returns a lease for one request, or a text that says why there is none.
 async function turn(url: string): Promise<Lease | string> {
   for (let attempt = 1; ; attempt++) {
     const { data, error, response } = await gate.POST("/v1/leases", {
@@ -45,7 +45,7 @@ async function send(url: string): Promise<[Report, string]> {
     const body = await page.arrayBuffer();
     return [report, `${page.status}, ${body.byteLength} bytes`];
   } catch (error) {
-    return [{}, `failed (${error})`]; // nobody answered: the host's clock runs all the same
+    return [{}, `failed (${error})`]; // no response: the host's clock runs nevertheless
   }
 }
 
@@ -57,7 +57,7 @@ async function crawl(url: string): Promise<string> {
   return outcome;
 }
 
-// What is denied needs no lease to be known: one question for all of them.
+// Denied URLs need no lease: find them with one question for all URLs.
 const urls = process.argv.slice(2);
 const { data } = await gate.POST("/v1/check", { body: { urls, user_agent: agent } });
 const denied = data?.decisions.filter((decision) => decision.verdict === "deny") ?? [];
