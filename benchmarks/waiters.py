@@ -182,7 +182,7 @@ def _polls(clients: int) -> Callable[[AsyncExitStack], Awaitable[tuple[Wait, Wai
         from gatekeeper.wire import LeaseRequestBody
 
         gate = await _gate(stack)
-        room = LeaseWaiters(gate.config.server, gate.clock)
+        room = LeaseWaiters(gate.config.server, gate._clock)
 
         async def wait(number: int, url: str) -> None:
             wanted = LeaseRequestBody(url=url, wait=5000.0)
