@@ -1,11 +1,11 @@
-"""Who we are, proven: requests signed with a key that our site publishes (Web Bot Auth).
+"""`Signer`: signs requests with a key that the crawler's site publishes (Web Bot Auth).
 
 HTTP message signatures (RFC 9421) in the profile of draft-ietf-webbotauth-httpsig-protocol-01: an
 Ed25519 key, its thumbprint as `keyid`, the tag `web-bot-auth`, and a header Signature-Agent that
-says where the key is published. A signature is made when the request has its turn, so that
-`created` is when it leaves, and holds for `identity.lifetime` seconds.
+names where the key is published. A signature is made when the request has its turn, so that
+`created` is when it is sent, and is valid for `identity.lifetime` seconds.
 
-Keys never leave this module: no message, `repr` or log has one.
+Keys never leave this module: no message, `repr` or log contains one.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from gatekeeper.config import IdentityConfig
 
 DIRECTORY_PATH = "/.well-known/http-message-signatures-directory"
-"""Where verifiers look for the keys of an origin."""
+"""The path at which verifiers look for the keys of an origin."""
 DIRECTORY_TYPE = "application/http-message-signatures-directory+json"
-"""The media type that they are to be served with."""
+"""The media type that the directory has to be served with."""
 TAG = "web-bot-auth"
 LABEL = "sig1"
-"""What the signature is called in all three headers."""
+"""The signature's label in all three headers."""
 _NONCE = 64
-"""Octets, as the drafts' vectors have it."""
+"""Bytes of a nonce, as in the drafts' test vectors."""
 
 
 class PublicKey(NamedTuple):
-    """What others may know of a key."""
+    """The public half of a key."""
 
     x: str
     """The Ed25519 point, in base64url."""
@@ -51,19 +51,19 @@ class PublicKey(NamedTuple):
 
     @classmethod
     def of(cls, raw: bytes) -> PublicKey:
-        """By its 32 octets."""
+        """Make one from the 32 bytes of the key."""
         x = _base64url(raw)
         required = json.dumps({"crv": "Ed25519", "kty": "OKP", "x": x}, separators=(",", ":"))
         return cls(x, _base64url(hashlib.sha256(required.encode()).digest()))
 
     @property
     def jwk(self) -> dict[str, str]:
-        """As it stands in a directory (RFC 7517)."""
+        """The key as an entry of a directory (RFC 7517)."""
         return {"kty": "OKP", "crv": "Ed25519", "kid": self.keyid, "x": self.x, "use": "sig"}
 
 
 class SigningKey:
-    """An Ed25519 key. Shows its `keyid`, and nothing else."""
+    """An Ed25519 private key, which shows nothing but its `keyid`."""
 
     __slots__ = ("_key", "public")
 
@@ -73,7 +73,7 @@ class SigningKey:
         self.public: PublicKey = PublicKey.of(key.public_key().public_bytes_raw())
 
     def sign(self, data: bytes) -> bytes:
-        """The signature of 64 octets; the same each time (RFC 8032)."""
+        """Return the signature, 64 bytes; it is deterministic (RFC 8032)."""
         signature: bytes = self._key.sign(data)
         return signature
 
@@ -92,7 +92,7 @@ def _base64url(data: bytes) -> str:
 
 
 def _cryptography() -> tuple[Any, Any]:
-    """The modules that are needed of it. Raises ConfigError where it is not installed."""
+    """Import the needed modules of cryptography. Raises ConfigError if it is not installed."""
     try:
         from cryptography.hazmat.primitives import serialization  # noqa: PLC0415 - an extra
         from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: PLC0415
@@ -105,10 +105,10 @@ def _cryptography() -> tuple[Any, Any]:
 
 
 def new_key(path: str | Path) -> SigningKey:
-    """Make a key, and write it to a file that only its owner can read.
+    """Make a key, and write it to a new file that only its owner can read.
 
-    PEM, as OpenSSL writes it. Raises FileExistsError where there is a file, other OSErrors where
-    none can be written, and ConfigError without the extra `sign`.
+    The file is PEM, as OpenSSL writes it. Raises FileExistsError if the file exists, another
+    OSError if it can't be written, and ConfigError without the extra `sign`.
     """
     serialization, ed25519 = _cryptography()
     key = ed25519.Ed25519PrivateKey.generate()
@@ -124,13 +124,13 @@ def new_key(path: str | Path) -> SigningKey:
 
 
 def read_signing_key(path: str | Path) -> SigningKey:
-    """The key in a PEM file. Raises ConfigError that names the file, and never shows the key."""
+    """Read the key in a PEM file. Raises ConfigError, which names the file and not the key."""
     serialization, ed25519 = _cryptography()
     text = _read(path, secret=True)
     try:
         key = serialization.load_pem_private_key(text, password=None)
     except (ValueError, TypeError) as error:
-        # Not with their message: it might quote what stands in the file.
+        # Without their message, which might quote the file.
         raise ConfigError(f"{path}: no private key in PEM without a passphrase") from error
     if not isinstance(key, ed25519.Ed25519PrivateKey):
         raise ConfigError(f"{path}: no Ed25519 key; `gatekeeper identity new` makes one")
@@ -138,7 +138,7 @@ def read_signing_key(path: str | Path) -> SigningKey:
 
 
 def read_public(path: str | Path) -> PublicKey:
-    """The public half of the key in a PEM file, which may hold the public key alone."""
+    """Read the public half of the key in a PEM file, which may hold only the public key."""
     if b"PRIVATE KEY" in _read(path, secret=False):
         return read_signing_key(path).public
     serialization, ed25519 = _cryptography()
@@ -167,7 +167,7 @@ def _read(path: str | Path, *, secret: bool) -> bytes:
 
 
 def key_directory(keys: Iterable[PublicKey]) -> dict[str, Any]:
-    """The directory to publish (JWKS, RFC 7517 section 5), each key once."""
+    """Return the directory to publish (JWKS, RFC 7517 section 5), with each key once."""
     return {"keys": [key.jwk for key in dict.fromkeys(keys)]}
 
 
@@ -181,14 +181,14 @@ class SignatureAgent(NamedTuple):
     component: str
     """Its identifier in the list of components."""
     covered: str
-    """What is signed of it."""
+    """The part of the header that is signed."""
 
 
 def signature_agent(directory: str, form: str) -> SignatureAgent:
-    """For a directory of keys, by its URL; `form` is "dictionary" or "string".
+    """Make the header for the URL of a key directory; `form` is "dictionary" or "string".
 
-    An origin, or the URL of the well-known place on it, stands for that place; any other URL is
-    named as a JWK Set itself (`type=jwks_uri`). Raises ConfigError.
+    An origin, or the URL of its well-known path, means the directory at that path; any other URL is
+    a JWK Set itself (`type=jwks_uri`). Raises ConfigError.
 
     >>> signature_agent("https://bot.example/", "dictionary").header
     'sig1="https://bot.example"'
@@ -220,7 +220,7 @@ def signature_agent(directory: str, form: str) -> SignatureAgent:
 
 
 class Signer:
-    """Signs requests. Made of `[identity]`; share one, it has no state.
+    """Signs requests by the settings of `[identity]`. It has no state and can be shared.
 
     >>> config = IdentityConfig(key="bot.pem", directory="https://bot.example")  # doctest: +SKIP
     >>> Signer.of(config, SystemClock()).headers("GET", "https://example.org/")  # doctest: +SKIP
@@ -238,7 +238,8 @@ class Signer:
         wall: Callable[[], float],
         nonce: Callable[[], bytes] = lambda: secrets.token_bytes(_NONCE),
     ) -> None:
-        """`components`: what is covered beside the agent; `wall`: seconds of the POSIX clock."""
+        """`components`: those that are signed beside the agent; `lifetime`: seconds for which a
+        signature is valid; `wall`: returns POSIX seconds; `nonce`: returns random bytes."""
         self._key = key
         self._agent = agent
         self._components = tuple(components)
@@ -248,7 +249,7 @@ class Signer:
 
     @classmethod
     def of(cls, config: IdentityConfig, clock: Clock) -> Signer | None:
-        """None where no key is set. Raises ConfigError."""
+        """Make a signer from the settings; None if no key is set. Raises ConfigError."""
         if config.key is None:
             return None
         if config.directory is None:
@@ -266,19 +267,19 @@ class Signer:
 
     @property
     def public(self) -> PublicKey:
-        """The key that signs, as others know it."""
+        """The public half of the signing key."""
         return self._key.public
 
     def headers(self, method: str, url: str) -> dict[str, str]:
-        """The header fields that sign a request, for now: make them as it is sent.
+        """Return the header fields that sign a request; call it just before the request is sent.
 
-        The Host header that is sent must be that of the URL. Raises InvalidURL.
+        The request's Host header must be that of the URL. Raises InvalidURL.
         """
         target = urls.parse(url)
         return self._signed(method, target.scheme, target.origin.partition("//")[2], target.path)
 
     def sign(self, request: ClientRequest) -> None:
-        """Sign a request of aiohttp's, in place of any signature of ours that it has."""
+        """Sign an aiohttp request, replacing an earlier signature of this signer."""
         url = request.url
         authority = _authority(request.headers.get("Host", ""), url.scheme)
         path = url.raw_path_qs or "/"
@@ -287,9 +288,9 @@ class Signer:
     async def middleware(
         self, request: ClientRequest, handler: ClientHandlerType
     ) -> ClientResponse:
-        """A client middleware of aiohttp that signs; let it be the innermost one.
+        """Sign a request, as an aiohttp client middleware; make it the innermost one.
 
-        A gate's own middleware signs already, if its configuration says so.
+        A gate's own middleware signs already, if its configuration has a key.
         """
         self.sign(request)
         return await handler(request)
@@ -322,8 +323,8 @@ class Signer:
 
 
 def signature_base(components: Iterable[tuple[str, str]], parameters: str) -> str:
-    """What is signed (RFC 9421 section 2.5): each component's identifier and value, and the
-    signature's parameters."""
+    """Return the text that is signed (RFC 9421 section 2.5): each component's identifier and value,
+    and the signature's parameters."""
     lines = [f"{identifier}: {value}" for identifier, value in components]
     return "\n".join([*lines, f'"@signature-params": {parameters}'])
 
@@ -332,5 +333,5 @@ _DEFAULT_PORT = {"http": ":80", "https": ":443"}
 
 
 def _authority(host: str, scheme: str) -> str:
-    """The authority as it is signed (RFC 9421 section 2.2.3): in lower case, no default port."""
+    """Return the authority as signed (RFC 9421 section 2.2.3): lower case, no default port."""
     return host.lower().removesuffix(_DEFAULT_PORT.get(scheme, ""))

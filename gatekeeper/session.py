@@ -1,7 +1,7 @@
-"""An aiohttp session that asks first and waits its turn: `polite_session`.
+"""aiohttp sessions with a gate and a guard.
 
-`plain_session` is one for requests whose leases are taken by hand. Also the names of the
-guard, for sessions of one's own: `guarded_connector`, `Guard`.
+`polite_session` decides and paces every request by itself; `plain_session` is for requests under
+leases that the caller acquires. `guarded_connector` and `Guard` are the guard for other sessions.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _gates: WeakKeyDictionary[aiohttp.ClientSession, Gatekeeper] = WeakKeyDictionary
 
 
 def session_gate(session: aiohttp.ClientSession) -> Gatekeeper:
-    """The gate behind a session made by `polite_session`.
+    """Return the gate of a session that `polite_session` made.
 
     Raises LookupError for any other session.
     """
@@ -70,20 +70,20 @@ async def polite_session(
     session_factory: Callable[..., aiohttp.ClientSession] | None = None,
     **session_arguments: Any,
 ) -> AsyncIterator[aiohttp.ClientSession]:
-    """A real `aiohttp.ClientSession`, gated on every hop and guarded at the socket.
+    """Open an `aiohttp.ClientSession` whose every request and redirect hop is gated and guarded.
 
-    `user_agent` is the whole User-Agent header; its product token chooses the group in
-    robots.txt. Further arguments go to ClientSession. Waiting for a turn does not count
-    against `timeout`: its `total` is the time on the network, over all hops and the body.
-    `middlewares` given here or with a request run outside the gate's, never instead of it:
-    each attempt of a retrying one is a turn of its own.
+    Each hop waits for the host's turn, and raises Denied or Deferred if it may not be sent.
+    `user_agent` is the whole User-Agent header; its product token selects the group in robots.txt.
+    Further arguments go to ClientSession. Waiting for a turn does not count against `timeout`: its
+    `total` is the time on the network, over all hops and the body. `middlewares` given here or with
+    a request run outside the gate's, never instead: each attempt of a retrying one takes a turn.
 
-    `session_factory` makes the session in the place of `aiohttp.ClientSession`: a subclass, or a
-    function that passes its arguments on to one. What a caching one has in its cache
-    (`CachedSession` of aiohttp-client-cache) takes no turn and is decided by nobody.
+    `session_factory` makes the session instead of `aiohttp.ClientSession`: a subclass, or a
+    function that passes its arguments on to one. Responses from the cache of a caching session
+    (`CachedSession` of aiohttp-client-cache) take no turn and are not decided.
 
-    Raises ConfigError for arguments that would lead round the guard (`connector`,
-    `trust_env`, or a proxy without guard.mode = "url-only").
+    Raises ConfigError for arguments that would bypass the guard (`connector`, `trust_env`, or a
+    proxy without guard.mode = "url-only").
 
     >>> async def main() -> None:
     ...     async with polite_session(user_agent="examplebot/1.0 (+https://example.org)") as s:
@@ -100,7 +100,7 @@ async def polite_session(
     inside = internals(gate)
     async with gate:
         session = (session_factory or aiohttp.ClientSession)(
-            # The connection that brought robots.txt brings the pages as well.
+            # Shared, so that the connection that fetched robots.txt also fetches pages.
             connector=inside.connector,
             connector_owner=False,
             headers=headers,
@@ -130,25 +130,25 @@ def plain_session(
     gate: Gatekeeper | None = None,
     **session_arguments: Any,
 ) -> aiohttp.ClientSession:
-    """A guarded session for leases that you take by hand: one lease is one request.
+    """Make a guarded session for requests under leases that you acquire: one lease, one request.
 
-    A session of aiohttp's own sends a GET a second time by itself where its connection breaks
-    before the head, as kept ones do that the server just closed; behind `async with
-    gate.lease(url)` that would be two requests in one turn. This one raises
-    `aiohttp.ClientConnectionError` instead; take another lease and try again. Neither a
-    connector's `force_close` nor any other public setting does the same: aiohttp repeats after a
-    break of a new connection as well.
+    aiohttp itself sends a GET a second time if its connection breaks before the response's head,
+    which happens with reused connections that the server just closed; inside `async with
+    gate.lease(url)` that would be two requests in one turn. This session raises
+    `aiohttp.ClientConnectionError` instead: acquire another lease and try again. Neither a
+    connector's `force_close` nor any other public setting prevents the second request: aiohttp
+    repeats after a break of a new connection as well.
 
-    Each redirect hop is a request, too: pass `allow_redirects=False`, and take a lease for the
-    URL that `Location` names. Where there may be a proxy (guard.mode = "url-only"), or with a
-    `response_class` of yours, it is the middleware `send_once` that raises: a request's own
-    `middlewares` replace the session's, so add it to them. `user_agent` is the whole User-Agent
-    header, as the gate's; further arguments go to ClientSession. Call it in a running loop, and
-    close it, or use it as a context manager. Raises ConfigError as `polite_session` does.
+    Each redirect hop is a request, too: pass `allow_redirects=False`, and acquire a lease for the
+    URL that `Location` names. With guard.mode = "url-only" (a proxy), or with a `response_class`
+    of your own, the middleware `send_once` raises the error: a request's own `middlewares` replace
+    the session's, so add it to them. `user_agent` is the whole User-Agent header, that of the gate;
+    further arguments go to ClientSession. Call it in a running loop, and close it, or use it as a
+    context manager. Raises ConfigError as `polite_session` does.
 
-    With a `gate`, open and without a session of yours, the requests go out on its connections, with
-    its guard and its configuration: what brought a robots.txt brings the pages as well, which is a
-    connection less a host. Raises GateClosed.
+    With a `gate`, which must be open and have made its own session, requests use its connections,
+    its guard and its configuration: the connection that fetched a robots.txt also fetches pages,
+    which saves one connection per host. Raises GateClosed if it is not open.
 
     >>> async def main(gate) -> None:
     ...     agent = "examplebot/1.0 (+https://example.org)"
@@ -172,7 +172,7 @@ def plain_session(
         connector = internals(gate).connector
     if config.guard.mode == "url-only" or "response_class" in session_arguments:
         inner = (*inner, *signing, send_once)
-    else:  # as good where no proxy answers first, for less
+    else:  # cheaper, and equivalent unless a proxy answers first
         inner, session_arguments["response_class"] = (*inner, *signing), FirstAnswer
     return aiohttp.ClientSession(
         connector=connector,
@@ -190,12 +190,12 @@ def guarded_connector(
     guard: Guard | None = None,
     **options: Any,
 ) -> GuardedConnector:
-    """The guard for any aiohttp session; needs a running loop, as every connector does.
+    """Make a connector with the guard, for any aiohttp session.
 
-    `guard` shares one judge between several connectors, in place of one made of `config`;
-    `options` go to aiohttp.TCPConnector. A session given this connector needs
-    `trust_env=False` (aiohttp's default): a proxy raises ConfigError unless guard.mode is
-    "url-only". Raises ConfigError for options that would lead round the guard.
+    It needs a running loop, as every connector does. `guard` is a guard to share between
+    connectors, instead of one made from `config`; `options` go to aiohttp.TCPConnector. The session
+    needs `trust_env=False` (aiohttp's default): a proxy raises ConfigError unless guard.mode is
+    "url-only". Raises ConfigError for options that would bypass the guard.
 
     >>> async def main() -> None:
     ...     async with aiohttp.ClientSession(connector=guarded_connector()) as session:
@@ -207,7 +207,7 @@ def guarded_connector(
 
 
 def _signed(user_agent: str, headers: Any) -> list[tuple[str, str]]:
-    """The headers of every request, with who we are. Raises ConfigError for two answers."""
+    """Return the session's headers with the User-Agent. Raises ConfigError if they differ in it."""
     given = list(headers.items() if hasattr(headers, "items") else headers or ())
     for name, value in given:
         if name.lower() == "user-agent" and value != user_agent:
@@ -222,7 +222,7 @@ def _signed(user_agent: str, headers: Any) -> list[tuple[str, str]]:
 
 
 def _refuse_ways_round(config: Config, arguments: dict[str, Any]) -> None:
-    """T1, T19: nothing that a caller passes may lead past the guard."""
+    """Raise ConfigError for arguments that would bypass the guard (T1, T19)."""
     if "connector" in arguments:
         raise ConfigError(
             "polite_session makes its own guarded connector; for one of your own use "
@@ -240,14 +240,14 @@ def _keep_to_the_gate(
     inner: tuple[Any, ...],
     base: URL | None,
 ) -> None:
-    """See every request's own timeout, proxy and middlewares before aiohttp does.
+    """Wrap the session's requests, to handle their timeout, proxy and middlewares before aiohttp.
 
-    aiohttp starts the total timeout before the middlewares run and has no public way to
-    tell them what it is, and a request's own `middlewares` replace the session's. Both
-    are settled here, on this one session; its class stays aiohttp's.
+    aiohttp starts the total timeout before the middlewares run and has no public way to pass it to
+    them, and a request's own `middlewares` replace the session's. Both are handled here, on this
+    one session object; its class stays aiohttp's.
     """
     usual, usual_unhurried = session.timeout, _unhurried(session.timeout)
-    usual_total = usual.total or None  # 0, too, is no limit
+    usual_total = usual.total or None  # 0 means no limit, too
     inside = internals(gate)
     read, decide = inside.url_cache.read, inside.deadline_middleware()
 
@@ -277,7 +277,7 @@ def _keep_to_the_gate(
                 try:  # noqa: SIM105 - each request comes this way
                     url = read(url)
                 except ValueError:
-                    pass  # aiohttp has its own words for it
+                    pass  # aiohttp raises its own error
             ours = partial(decide, RequestDeadline(times, total))
             outer = inner if middlewares is None else middlewares
             done: Coroutine[Any, Any, ClientResponse] = plain(
@@ -295,18 +295,19 @@ def _keep_to_the_gate(
 
 
 async def _denied(gate: Gatekeeper, url: str) -> ClientResponse:
-    """aiohttp takes credentials out of a URL before any middleware sees it: ask as it stands.
+    """Raise Denied for a URL with credentials, decided by its whole text.
 
-    Raises InvalidURL for text that is no URL.
+    aiohttp removes credentials from a URL before a middleware sees it. Raises InvalidURL for a
+    malformed URL.
     """
     raise Denied(await gate.check(url))
 
 
 def _refused_text(given: Any, base: URL | None) -> str | None:
-    """The whole text of a URL that holds credentials, or that yarl stumbles over, where they
-    may be; None: aiohttp and the middlewares see all there is.
+    """Return the whole text of a URL that holds credentials, or may hold them and can't be parsed
+    by yarl. None: aiohttp and the middlewares see the whole URL.
 
-    `base` is the session's `base_url`, to which aiohttp joins what names no host.
+    `base` is the session's `base_url`, which aiohttp joins with a relative URL.
     """
     try:
         url = given if isinstance(given, URL) else url_of(given)
@@ -314,11 +315,11 @@ def _refused_text(given: Any, base: URL | None) -> str | None:
         if base is not None and not url.absolute:
             text = str(base.join(url))
     except ValueError:
-        if isinstance(given, URL):  # a port that is no number, left as it is
+        if isinstance(given, URL):  # its port is not a number, which yarl left unparsed
             return f"{given.scheme}://{given.raw_authority}/"
-        return given if "@" in given else None  # aiohttp has its own words for the others
+        return given if "@" in given else None  # aiohttp raises its own error for the others
     except TypeError:
-        return None  # for these too: it is no URL at all
+        return None  # neither text nor URL: aiohttp raises its own error
     if "@" not in text:
         return None
     try:
@@ -328,7 +329,10 @@ def _refused_text(given: Any, base: URL | None) -> str | None:
 
 
 def _base_of(given: str | URL | None) -> URL | None:
-    """A `base_url` as written: yarl drops the `@` of empty credentials. Raises InvalidURL."""
+    """Parse a `base_url` exactly as written, as yarl drops the `@` of empty credentials.
+
+    Raises InvalidURL.
+    """
     if given is None:
         return None
     urls.parse(str(given))
@@ -347,7 +351,7 @@ def _as_timeout(given: Any, inherited: aiohttp.ClientTimeout) -> aiohttp.ClientT
 
 
 def _unhurried(wanted: aiohttp.ClientTimeout) -> aiohttp.ClientTimeout:
-    """The timeout without its total, which a RequestDeadline keeps."""
+    """Return the timeout without its total, which a RequestDeadline enforces instead."""
     return aiohttp.ClientTimeout(
         total=None,
         connect=wanted.connect,

@@ -1,12 +1,12 @@
-"""`SyncGatekeeper`: the questions and leases of a gate, for code that blocks.
+"""`SyncGatekeeper`: the questions and leases of a gate, for blocking code.
 
-The gate lives in an event loop of its own, in a thread of its own. Each thread that asks has a
-task there, and asks through it: so the gate knows which leases belong together, and a thread that
-would wait for what it holds itself is told at once, as a task is.
+The gate runs in an event loop of its own, in a thread of its own. Each calling thread has a task in
+that loop, which makes its calls: so the gate knows which leases belong to one thread, and a thread
+that would wait for a lease that it holds itself gets an error immediately, as a task does.
 
-    fork     a child process has the object, not the thread: every method raises GateClosed there
-    exit     a gate that nobody closed is closed when the interpreter ends, and when it is dropped
-    Ctrl-C   a thread that is interrupted while it waits leaves nothing behind
+    fork     a child process has the object but not the thread: every method raises GateClosed there
+    exit     a gate that was not closed is closed when the interpreter exits, or when it is dropped
+    Ctrl-C   a thread that is interrupted while it waits leaves no lease or question behind
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _T = TypeVar("_T")
 _Asked = Gatekeeper | RemoteGatekeeper
 
 _FAREWELL = 15.0
-"""Seconds that closing waits for the thread: a sidecar's last reports take five at most."""
+"""Seconds that closing waits for the thread; the last reports to a sidecar take at most five."""
 
 
 class _Call(Generic[_T]):
-    """One question of a thread. All but `future` is touched in the loop's thread alone."""
+    """One call of a thread. Only the loop's thread uses it, except for `future`."""
 
     __slots__ = ("_done", "_left", "_task", "_undo", "_work", "future")
 
@@ -60,7 +60,7 @@ class _Call(Generic[_T]):
         self._left = self._done = False
 
     async def run(self) -> None:
-        """Put the question, in the task of the thread that asks."""
+        """Make the call, in the task of the calling thread."""
         if self._left:
             return
         self._task = task = asyncio.current_task()
@@ -71,8 +71,8 @@ class _Call(Generic[_T]):
             if not self._left or task is None:
                 _settle(self.future, error=_gone())
                 raise
-            task.uncancel()  # it was this call that was cancelled; the task goes on
-        except BaseException as error:  # noqa: BLE001 - it belongs to the thread that asks
+            task.uncancel()  # this call was cancelled, not the thread's task
+        except BaseException as error:  # noqa: BLE001 - raised in the calling thread
             self._done = True
             _settle(self.future, error=error)
         else:
@@ -82,7 +82,7 @@ class _Call(Generic[_T]):
             _settle(self.future, result)
 
     def leave(self) -> None:
-        """The thread waits no more."""
+        """Cancel the call, or undo its result: the thread does not wait any more."""
         self._left = True
         if not self._done:
             if self._task is not None:
@@ -92,7 +92,7 @@ class _Call(Generic[_T]):
 
 
 class _Asker:
-    """The task in the loop through which one thread asks. Dropped with the thread."""
+    """The task in the loop that makes the calls of one thread. Dropped with the thread."""
 
     def __init__(self, life: _Life) -> None:
         self._life = life
@@ -105,7 +105,8 @@ class _Asker:
 
 
 class _Life:
-    """The thread, its loop and the gate in it; knows nothing of the object that is asked."""
+    """The thread, its loop and the gate in it. It has no reference to the SyncGatekeeper, which can
+    therefore be garbage collected."""
 
     def __init__(self, make: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
         self.pid = os.getpid()
@@ -113,11 +114,11 @@ class _Life:
         self.gate: Any = None
         self.closed = False
         self.pending: set[Future[Any]] = set()
-        """What threads wait for."""
+        """Futures that threads wait for."""
         self._over = False
         self._askers: set[asyncio.Task[None]] = set()
         opened: Future[None] = Future()
-        # A daemon: the interpreter would wait for any other before it closes the gate.
+        # A daemon, as the interpreter joins other threads before it closes the gate.
         self._thread = threading.Thread(
             target=self._run, args=(make, opened), name="gatekeeper", daemon=True
         )
@@ -135,9 +136,9 @@ class _Life:
                 _settle(future, error=_gone())
 
     def expect(self, future: Future[Any]) -> None:
-        """A thread is about to wait for that: it shall be told, should the gate end before."""
+        """Fail the future if the gate ends; a thread is about to wait for it."""
         self.pending.add(future)
-        if self._over:  # the last look may have been before
+        if self._over:  # the thread may have failed its pending futures before the `add`
             _settle(future, error=_gone())
 
     async def _live(
@@ -149,7 +150,7 @@ class _Life:
             async with make() as self.gate:
                 opened.set_result(None)
                 await self._stop.wait()
-        except BaseException as error:  # noqa: BLE001 - it belongs to the thread that opens it
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that opens the gate
             if opened.done():
                 _log.exception("closing the gate failed")
             else:
@@ -162,16 +163,16 @@ class _Life:
 
     @property
     def inside(self) -> bool:
-        """Is this the loop's own thread?"""
+        """Whether the current thread is the loop's."""
         return threading.current_thread() is self._thread
 
     @property
     def usable(self) -> bool:
-        """Can anything be asked: neither closed, nor in a forked child?"""
+        """Whether the gate is open, and the process is not a forked child."""
         return not self.closed and os.getpid() == self.pid
 
     def serve(self, calls: asyncio.Queue[_Call[Any] | None]) -> None:
-        """Begin the task of another thread."""
+        """Start the task of another thread."""
         task = self.loop.create_task(self._serve(calls))
         self._askers.add(task)
         task.add_done_callback(self._askers.discard)
@@ -179,10 +180,10 @@ class _Life:
     async def _serve(self, calls: asyncio.Queue[_Call[Any] | None]) -> None:
         while not self.closed and (call := await calls.get()) is not None:
             await call.run()
-            call = None  # it would be kept until the next one
+            call = None  # drop it and its result now, not with the next call
 
     def close(self) -> None:
-        """Close the gate and wait for it. Idempotent; in a forked child it does nothing."""
+        """Close the gate and wait for its thread. Idempotent; does nothing in a forked child."""
         if os.getpid() != self.pid:
             return
         with suppress(RuntimeError):  # the loop is closed
@@ -192,11 +193,11 @@ class _Life:
 
 
 class SyncGatekeeper:
-    """A gate for code that blocks: `Gatekeeper`'s questions and leases, without `await`.
+    """A gate for blocking code: the questions and leases of `Gatekeeper`, without `await`.
 
-    It opens with its `with`, or with the first question; `close` or leaving the block ends it.
-    Safe to use from many threads, which share its clocks: each waits for its turn by itself.
-    In a child process that was forked it raises GateClosed: make another one there.
+    It opens on entering its `with` block, or with the first call; leaving the block or `close` ends
+    it. It is thread-safe: the threads share its clocks, and each waits for its own turns. In a
+    forked child process every method raises GateClosed: make another gate there.
 
     `user_agent` and the other arguments are those of `Gatekeeper`. `SyncGatekeeper.remote(...)`
     asks a sidecar instead. Raises ConfigError as they do.
@@ -207,7 +208,7 @@ class SyncGatekeeper:
     """
 
     def __init__(self, user_agent: str, *, config: Config | None = None, **options: Any) -> None:
-        """`options`: `storage`, `resolver`, `clock`, `rng` and `ledger`, as of `Gatekeeper`."""
+        """`options`: `storage`, `resolver`, `clock`, `rng` and `ledger`, as for `Gatekeeper`."""
         agent_named(user_agent)
         self._begin(
             partial(Gatekeeper, user_agent, config=config, **options), user_agent, as_config(config)
@@ -217,7 +218,7 @@ class SyncGatekeeper:
     def remote(
         cls, where: str | os.PathLike[str], user_agent: str | None = None, **options: Any
     ) -> Self:
-        """One over a sidecar; the arguments are those of `RemoteGatekeeper`.
+        """Make one that asks a sidecar; the arguments are those of `RemoteGatekeeper`.
 
         >>> gate = SyncGatekeeper.remote("http://127.0.0.1:8750", "examplebot/1.0")
         """
@@ -233,7 +234,7 @@ class SyncGatekeeper:
         config: Config,
     ) -> None:
         self.config = config
-        """The settings, by which a gate of one's own guards its requests as well."""
+        """The settings; adapters guard their requests by them as well."""
         self._make = make
         self._name = user_agent
         self._life: _Life | None = None
@@ -249,7 +250,7 @@ class SyncGatekeeper:
         self.close()
 
     def close(self) -> None:
-        """End it: who waits gets GateClosed, and open leases end. Idempotent."""
+        """Close the gate: waiting calls raise GateClosed, and open leases end. Idempotent."""
         life = self._life
         self._closed = True
         if life is not None:
@@ -257,8 +258,11 @@ class SyncGatekeeper:
 
     @property
     def user_agent(self) -> str | None:
-        """The name whose rules apply where a question names no other. Of a sidecar that was given
-        none, its own, once the gate is open; None where it could not be asked."""
+        """The name whose rules apply if a question has no other.
+
+        Without one, for a sidecar, the sidecar's own, once the gate is open; None before that, and
+        if the sidecar was unreachable then.
+        """
         if self._name is None and self._life is not None:
             return cast("str | None", self._life.gate.user_agent)
         return self._name
@@ -266,19 +270,19 @@ class SyncGatekeeper:
     # -- questions -------------------------------------------------------------------
 
     def allowed(self, url: str, *, user_agent: str | None = None) -> bool:
-        """Whether the URL may be fetched now. Raises InvalidURL."""
+        """Return True if the URL may be fetched now. Raises InvalidURL."""
         return self.wait(lambda gate: gate.allowed(url, user_agent=user_agent))
 
     def check(self, url: str, *, user_agent: str | None = None) -> Decision:
-        """Whether the URL may be fetched now, and why. Raises InvalidURL."""
+        """Decide whether the URL may be fetched now, and why. Raises InvalidURL."""
         return self.wait(lambda gate: gate.check(url, user_agent=user_agent))
 
     def check_many(
         self, urls: Iterable[str], *, user_agent: str | None = None
     ) -> Iterator[Decision]:
-        """Decisions in the order of the URLs; origins are asked in parallel.
+        """Yield a decision about each URL, in order; robots.txt files are fetched in parallel.
 
-        Text that is no URL gives DENY with reason invalid_url, so that nothing is lost.
+        A malformed URL yields DENY with reason `invalid_url`, so there is one decision per input.
         """
         found: AsyncIterator[Decision] = self.do(
             lambda gate: gate.check_many(urls, user_agent=user_agent)
@@ -299,15 +303,18 @@ class SyncGatekeeper:
         return decisions()
 
     def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
-        """The decision as far as it is known: never fetches. Raises InvalidURL."""
+        """Decide from cached data, without fetching. None if it does not suffice.
+
+        Raises InvalidURL.
+        """
         return self.do(lambda gate: gate.peek(url, user_agent=user_agent))
 
     def robots(self, url: str) -> RobotsTxt | None:
-        """The robots.txt that speaks for the URL's origin; None where there is none to read."""
+        """Return the robots.txt of the URL's origin; None if there is no text."""
         return self.wait(lambda gate: gate.robots(url))
 
     def policy(self, url: str, *, user_agent: str | None = None) -> Policy:
-        """The file as it reads for the agent. See `Gatekeeper.policy`."""
+        """Return the rules of the URL's origin for the agent. See `Gatekeeper.policy`."""
         return self.wait(lambda gate: gate.policy(url, user_agent=user_agent))
 
     # -- turns -----------------------------------------------------------------------
@@ -321,11 +328,12 @@ class SyncGatekeeper:
         timeout: float | None = None,
         user_agent: str | None = None,
     ) -> Iterator[SyncLease]:
-        """The right to send one request, once the host's turn has come.
+        """Wait for the host's turn; the lease is the right to send one request to the URL.
 
-        `with gate.lease(url) as lease:`. Entering raises InvalidURL, Denied, Deferred, or
-        LeaseTimeout: also where this thread holds what it would wait for. A request that is
-        sent inside, through an adapter or transport of this package, uses this lease.
+        Use it as `with gate.lease(url) as lease:`. `timeout` is in seconds; the arguments are those
+        of `Gatekeeper.lease`. Entering raises InvalidURL, Denied, Deferred, or LeaseTimeout, also
+        if this thread holds the lease that it would wait for. A request for the URL that is sent
+        inside the block, through an adapter or transport of this package, uses this lease.
         """
         lease = self.acquire(url, priority=priority, timeout=timeout, user_agent=user_agent)
         token = open_leases.set((*open_leases.get(), lease))
@@ -344,7 +352,7 @@ class SyncGatekeeper:
         user_agent: str | None = None,
         owned: bool = True,
     ) -> SyncLease:
-        """A lease that ends by `lease.end()`. `owned=False`: another thread will use it."""
+        """Wait for a lease that `lease.end()` ends. `owned=False`: another thread will use it."""
         found = self.wait(
             lambda gate: gate.acquire(
                 url, priority=priority, timeout=timeout, user_agent=user_agent, owned=owned
@@ -361,7 +369,10 @@ class SyncGatekeeper:
         user_agent: str | None = None,
         owned: bool = True,
     ) -> SyncLease | NotYet:
-        """The lease if it can be had now, else when to ask. See `Gatekeeper.try_acquire`."""
+        """Grant a lease if the host's turn is now; else return `NotYet` with the time to ask again.
+
+        See `Gatekeeper.try_acquire`.
+        """
         found = self.wait(
             lambda gate: gate.try_acquire(
                 url, priority=priority, user_agent=user_agent, owned=owned
@@ -373,27 +384,30 @@ class SyncGatekeeper:
     # -- operating -------------------------------------------------------------------
 
     def why(self, host: str) -> tuple[ClockView, ...]:
-        """Every clock of the host, each with where it came from. Raises ConfigError."""
+        """Return every clock of the host, each with its source. Raises ConfigError."""
         return self.wait(lambda gate: gate.why(host))
 
     def refresh(self, origin: str) -> None:
-        """Ask the origin again now. See `Gatekeeper.refresh`."""
+        """Fetch the robots.txt of an origin, or of a URL's origin, again now.
+
+        See `Gatekeeper.refresh`.
+        """
         self.wait(lambda gate: gate.refresh(origin))
 
     def block(self, host: str, until: datetime | float, reason: str = "operator") -> None:
-        """No request to the host before `until` (aware datetime, or wall seconds)."""
+        """Send no request to the host before `until`, an aware datetime or POSIX seconds."""
         self.wait(lambda gate: gate.block(host, until, reason))
 
     def pause(self, host: str) -> None:
-        """No turns for the host until `resume`."""
+        """Grant no lease for the host until `resume`."""
         self.wait(lambda gate: gate.pause(host))
 
     def resume(self, host: str) -> None:
-        """Turns again; lifts a pause, not a block."""
+        """Grant leases for the host again. It lifts a pause, not a block."""
         self.wait(lambda gate: gate.resume(host))
 
     def stats(self) -> GateStats | RemoteStats:
-        """Counters and gauges at this moment."""
+        """Return the current counters and gauges."""
         return self.do(lambda gate: gate.stats())
 
     # -- for adapters ------------------------------------------------------------------
@@ -404,10 +418,10 @@ class SyncGatekeeper:
         *,
         undo: Callable[[_T], object] | None = None,
     ) -> _T:
-        """Await `ask(gate)` in the gate's loop, for adapters: `gate` is the asynchronous one.
+        """Await `ask(gate)` in the gate's loop, for adapters; `gate` is the asynchronous one.
 
-        `undo(result)` is called there where the thread was interrupted and nobody has the
-        result. Raises what it raises, and GateClosed.
+        `undo(result)` is called in the loop if the thread was interrupted, so that it never gets
+        the result. Raises the errors of `ask`, and GateClosed.
         """
         life = self._opened()
         if life.inside:
@@ -420,14 +434,14 @@ class SyncGatekeeper:
         _post(life, asker.calls.put_nowait, call)
         try:
             return call.future.result()
-        except BaseException:  # its own error, or this thread was interrupted
+        except BaseException:  # the call's own error, or an interruption of this thread
             _post(life, call.leave, quietly=True)
             raise
         finally:
             life.pending.discard(call.future)
 
     def do(self, work: Callable[[_Asked], _T]) -> _T:
-        """Call `work(gate)` in the gate's loop, for what is not awaited. Raises what it raises."""
+        """Call `work(gate)`, which is not awaited, in the gate's loop. Raises its errors."""
         life = self._opened()
         if life.inside:
             return work(life.gate)
@@ -436,7 +450,7 @@ class SyncGatekeeper:
         def run() -> None:
             try:
                 _settle(done, work(life.gate))
-            except BaseException as error:  # noqa: BLE001 - it belongs to the thread that asks
+            except BaseException as error:  # noqa: BLE001 - raised in the calling thread
                 _settle(done, error=error)
 
         life.expect(done)
@@ -447,8 +461,10 @@ class SyncGatekeeper:
             life.pending.discard(done)
 
     def post(self, work: Callable[[], object]) -> None:
-        """Have the gate's loop call that soon; from any thread, at any time. What comes after the
-        gate's end is not called."""
+        """Call `work` in the gate's loop soon, without waiting, from any thread.
+
+        It is not called after the gate's end.
+        """
         life = self._life
         if life is not None and os.getpid() == life.pid:
             _post(life, work, quietly=True)
@@ -461,26 +477,26 @@ class SyncGatekeeper:
             raise GateClosed("this gate belongs to the process that was forked: make another one")
         if self._closed or life is not None:
             raise GateClosed("the gate was closed; make another one")
-        if self._pid != os.getpid():  # the lock may have been held when the process was forked
+        if self._pid != os.getpid():  # forked, perhaps while a thread held the lock
             self._opening, self._pid = threading.Lock(), os.getpid()
         with self._opening:
             if self._life is None:
                 self._life = _Life(self._make)
-                # At the interpreter's end as well: `finalize` sees to that.
+                # `finalize` also runs when the interpreter exits.
                 self._finalize = weakref.finalize(self, self._life.close)
             return self._life
 
 
 class SyncLease:
-    """The right to send one request to `url`: a lease of the gate, for a thread.
+    """The right to send one request to `url`: a lease of the gate, for blocking code.
 
-    `end`, `leave`, `give_back` and what the end of a connection does return at once, whichever
-    thread calls them; the others return when the gate has taken note.
+    `end`, `leave`, `give_back` and the callbacks of a connection return without waiting, in any
+    thread; the other methods return when the gate's loop has run them.
     """
 
     def __init__(self, lease: Lease | RemoteLease, gate: SyncGatekeeper) -> None:
         self.inner: Lease | RemoteLease = lease
-        """The lease in the gate's loop, to be used there alone (see `SyncGatekeeper.do`)."""
+        """The lease in the gate's loop; use it only there (see `SyncGatekeeper.do`)."""
         self._gate = gate
 
     def __repr__(self) -> str:
@@ -488,46 +504,46 @@ class SyncLease:
 
     @property
     def url(self) -> str:
-        """The URL the lease was granted for, in its normal form."""
+        """The URL that the lease was granted for, in its normal form."""
         return self.inner.url
 
     @property
     def host(self) -> str:
-        """Whose turn it is."""
+        """The host whose turn it is."""
         return self.inner.host
 
     @property
     def user_agent(self) -> str | None:
-        """The name that it was asked for under, as it was given; None: the gate's own."""
+        """The name that the lease was requested for, as given; None: the gate's own."""
         return self.inner.user_agent
 
     @property
     def expires_at(self) -> datetime:
-        """When the lease ends by itself and counts as used (aware, UTC)."""
+        """When the lease expires and counts as used (aware, UTC)."""
         return self.inner.expires_at
 
     @property
     def ended(self) -> bool:
-        """Whether the slot was given back, or the time is over."""
+        """Whether the slot was given back, or the lease expired."""
         return self.inner.ended
 
     @property
     def decision(self) -> Decision:
-        """The answer at the moment of the grant."""
+        """The decision at the moment of the grant."""
         return self._do(lambda: self.inner.decision)
 
     def claim(self, url: str) -> bool:
-        """Take the lease for a request to `url`; true for the first matching claim."""
+        """Use the lease for a request to `url`. Return True for the first claim that matches."""
         return self._do(lambda: self.inner.claim(url))
 
     def head(self) -> None:
-        """The head of the response is here: the interval counts from now."""
+        """Note that the head of the response has arrived: the interval counts from now."""
         self._do(self.inner.head)
 
     def answered(
         self, status: int, *, retry_after: str | None = None, rate_limit: str | None = None
     ) -> None:
-        """`head` and `report` in one: the head is here, and says so much."""
+        """Call `head` and `report` in one: the head has arrived, with this status and fields."""
         self._do(
             lambda: self.inner.answered(status, retry_after=retry_after, rate_limit=rate_limit)
         )
@@ -541,7 +557,7 @@ class SyncLease:
         size: int | None = None,
         rate_limit: str | None = None,
     ) -> None:
-        """Say what came of the request; the first report is final. See `Lease.report`."""
+        """Report the outcome of the request; the first report is final. See `Lease.report`."""
         self._do(
             lambda: self.inner.report(
                 status=status,
@@ -554,41 +570,40 @@ class SyncLease:
 
     @property
     def counts_bytes(self) -> bool:
-        """Has its host a budget for which the bytes of the response count?"""
+        """Whether its host has a budget that the bytes of the response count for."""
         return bool(self.inner.counts_bytes)
 
     def received(self, size: int) -> None:
-        """So many bytes of the response came; for those that no report tells of."""
+        """Count bytes of the response for the host's budget, if no report has a `size`."""
         self._do(lambda: self.inner.received(size))
 
     def renew(self, seconds: float) -> None:
-        """Put the end `seconds` from now."""
+        """Move the end of the lease to `seconds` from now."""
         self._do(lambda: self.inner.renew(seconds))
 
     def ends_with(
         self, connection: ConnectionInUse | None, then: Callable[[], None] | None = None
     ) -> None:
-        """The slot is held until that connection is free, however long it takes; None: it is."""
+        """Hold the slot until the connection is free, then end the lease; None: end it now."""
         self._do(lambda: self.inner.ends_with(connection, then))
 
     def lasts_with(
         self, connection: ConnectionInUse | None, then: Callable[[], None] | None = None
     ) -> None:
-        """The slot is held until that connection is free, even if the block of the lease is left
-        before; a block that is left later ends it then."""
+        """Hold the slot until both the connection is free and the lease's block is left."""
         self._do(lambda: self.inner.lasts_with(connection, then))
 
     def leave(self) -> None:
-        """End it, or let it end with the body of its response. Without a report it counts as sent
-        and unanswered."""
+        """End the lease, now or when the connection is free. Without a report it counts as sent and
+        unanswered."""
         self._gate.post(self.inner.leave)
 
     def give_back(self) -> None:
-        """End it unused: nothing was sent."""
+        """End the lease unused: nothing was sent."""
         self._gate.post(self.inner.give_back)
 
     def end(self) -> None:
-        """The connection is free again: the slot goes to the next who waits."""
+        """End the lease: its slot goes to the next waiter."""
         self._gate.post(self.inner.end)
 
     def _do(self, work: Callable[[], _T]) -> _T:
@@ -596,7 +611,7 @@ class SyncLease:
 
 
 class _Over(Exception):
-    """A generator has come to its end (StopAsyncIteration can't leave a coroutine)."""
+    """An async generator ended (a coroutine can't raise StopAsyncIteration)."""
 
 
 async def _next(found: AsyncIterator[Decision]) -> Decision:
@@ -616,7 +631,7 @@ def _gone() -> GateClosed:
 
 
 def _settle(future: Future[Any], result: Any = None, *, error: BaseException | None = None) -> None:
-    with suppress(InvalidStateError):  # it was told that the gate ended
+    with suppress(InvalidStateError):  # it failed already, as the gate ended
         if error is None:
             future.set_result(result)
         else:

@@ -1,25 +1,25 @@
-"""For the tests of crawlers that use gatekeeper: a gate without a network, virtual time, a judge.
+"""Tools for testing crawlers that use gatekeeper: a gate without a network, virtual time, a judge.
 
-    ScriptedGate     a `Gatekeeper` whose robots.txt files are said by hand
-    drive            awaits something while a VirtualClock moves by itself: an hour takes no time
+    ScriptedGate     a `Gatekeeper` whose robots.txt files are set by the test
+    drive            awaits something while a VirtualClock advances by itself: hours take no time
     virtual_clock    the clock as a pytest fixture, `scripted_gate` the gate: import them into your
                      conftest.py
-    judge            what in a server's log breaks a promise, by what its sites declared
+    judge            lists the requests of a server's log that break the rules of its sites
 
-The judge knows nothing of the rest of the package: no parser, no clock, no scheduler. A site
-declares its `Manners`; the log says when each request arrived, when and how it was answered, and
+The judge shares no code with the rest of the package: no parser, no clock, no scheduler. A site
+declares its `Manners`; the log has when each request arrived, when and how it was answered, and
 when it ended. `judge` lists every breach:
 
-    early    sooner after the start, or the response head, of the one before than the interval
-    crowd    while more requests of the host were in flight than it bears
-    block    before the moment that a 429 or 503 had named
-    window   outside the hours in which the site wants visitors
-    denied   a path that robots.txt forbids
-    unasked  before the robots.txt of its origin was answered with a file, or that there is none
+    early    less than the interval after the start or the response head of an earlier request
+    crowd    while the host had its limit of requests in flight
+    block    before the end of the block that a 429 or 503 began
+    window   outside the hours in which the site accepts visitors
+    denied   for a path that robots.txt disallows
+    unasked  before the robots.txt of its origin was answered, by a file or by its absence
     hop      one of the last three, by a request that a redirect led to
 
-A request counts from its arrival, which is what a site sees: the time that a visitor spent
-on name resolution or on connecting is the visitor's own.
+A request counts from its arrival, which is what a site sees: the visitor's time for name
+resolution and connecting is not judged.
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ _T = TypeVar("_T")
 
 
 class ScriptedRobots:
-    """Where a `ScriptedGate` has its files: nothing is asked of any network."""
+    """The robots.txt files of a `ScriptedGate`, which uses no network."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
-        """Origins whose robots.txt was asked for, in order."""
+        """Origins whose robots.txt was fetched, in order."""
         self._said: dict[str, str | bytes | int | BaseException] = {}
 
     def say(self, url: str, robots: str | bytes | int | BaseException) -> None:
-        """What the robots.txt of the URL's origin is from now on: a text, the status that it is
-        answered with, or the error that asking for it meets (TimeoutError(), say)."""
+        """Set the robots.txt of the URL's origin: a text, the status that it is answered with, or
+        the error that fetching it meets, such as TimeoutError()."""
         self._said[urls.parse(url).origin] = robots
 
     async def fetch(self, origin: str, validators: Validators | None = None) -> Retrieval:
-        """What was said; an origin of which nothing was has no file (404)."""
+        """Return what was set for the origin; without that there is no file (404)."""
         self.asked.append(origin)
         said = self._said.get(origin, 404)
         if isinstance(said, BaseException):
@@ -84,19 +84,19 @@ class ScriptedRobots:
         return Retrieval(outcome=outcome, status=200, body=body)
 
     async def reach(self, origin: str) -> bool | None:
-        """It can't be told."""
+        """Return None: it is unknown whether the origin can be reached."""
         return None
 
     def adjust(self, pacing: object) -> None:
-        """Nothing here has settings."""
+        """Do nothing: there are no settings."""
 
 
 class ScriptedGate(Gatekeeper):
-    """A gate for tests: the real one, but that its robots.txt files are said by hand.
+    """A gate for tests: a real `Gatekeeper` whose robots.txt files are set by the test.
 
-    Decisions, leases, the pace and its clocks are as always; give it a VirtualClock, and nothing
-    takes real time. `say` sets a file, or how it fails; what was said first counts for as long as
-    a real answer would, unless `await gate.refresh(origin)` asks again.
+    Decisions, leases and clocks are real; with a VirtualClock nothing takes real time. `say` sets a
+    file, or how fetching it fails. A file that was fetched is cached for as long as a real one;
+    `await gate.refresh(origin)` fetches it again.
 
     >>> async def main() -> bool:
     ...     async with ScriptedGate() as gate:
@@ -117,10 +117,11 @@ class ScriptedGate(Gatekeeper):
         """`options` are those of `Gatekeeper`."""
         super().__init__(user_agent, config=config, clock=clock, **options)
         self.robots_files: ScriptedRobots = ScriptedRobots()
-        """What was said, and which origins were asked."""
+        """The files that were set, and the origins that were fetched."""
 
     def say(self, url: str, robots: str | bytes | int | BaseException) -> None:
-        """See `ScriptedRobots.say`."""
+        """Set the robots.txt of the URL's origin: a text, the status that it is answered with, or
+        the error that fetching it meets, such as TimeoutError()."""
         self.robots_files.say(url, robots)
 
     def _source(self, session: aiohttp.ClientSession) -> Any:
@@ -128,10 +129,10 @@ class ScriptedGate(Gatekeeper):
 
 
 async def drive(clock: VirtualClock, work: Awaitable[_T], *, limit: float = 86_400.0) -> _T:
-    """Await it while the clock moves by itself, from timer to timer, whenever all tasks wait.
+    """Await `work` while the clock advances by itself, timer by timer, whenever all tasks wait.
 
-    For work that touches no network and no thread. Raises AssertionError if it is not done within
-    `limit` virtual seconds, or waits for nothing that time brings.
+    For work that uses no network and no thread. Raises AssertionError if it is not done within
+    `limit` virtual seconds, or if it waits and no timer is set.
 
     >>> async def main() -> float:
     ...     clock = VirtualClock()
@@ -176,11 +177,11 @@ async def scripted_gate(virtual_clock: VirtualClock) -> AsyncIterator[ScriptedGa
 
 _FILE = frozenset({"/robots.txt"})
 EPSILON = 1e-6
-"""Seconds: sums of floats, not politeness."""
+"""Tolerance in seconds, for rounding errors of sums of floats."""
 NO_FILE = frozenset(range(400, 500)) - {408, 421, 425, 429}
-"""Statuses that say: there is no robots.txt."""
+"""Statuses that mean: there is no robots.txt."""
 UNSAID = 60.0
-"""Seconds to stay away after a 429 or 503 that names no moment."""
+"""Seconds of the block that a 429 or 503 without Retry-After begins."""
 
 Hours = tuple[str, str]
 """From "HHMM" to the end of the minute "HHMM", UTC."""
@@ -188,20 +189,24 @@ Hours = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Manners:
-    """What one origin asks of its visitors, and what its robots.txt says of it."""
+    """The rules of one origin for its visitors, which its robots.txt declares."""
 
     delay: float | None = None
+    """Crawl-delay in seconds."""
     rates: tuple[tuple[int, int, Hours | None], ...] = ()
-    """Documents, seconds, and the hours in which that holds (None: outside all of them)."""
+    """Request-rates: documents, seconds, and the hours in which the rate is in force (None: outside
+    the hours of all others)."""
     visits: tuple[Hours, ...] = ()
+    """Visit-times; empty: at any time."""
     denied: tuple[str, ...] = ()
-    """Prefixes of paths."""
+    """Prefixes of disallowed paths."""
     default: float = 1.0
-    """Seconds between requests where the file is silent or not yet read."""
+    """Seconds between requests if the file has no rate, or was not read yet."""
     limit: int = 1
+    """The most requests in flight at the same time."""
 
     def text(self) -> str:
-        """The robots.txt that declares it."""
+        """Return the robots.txt that declares these rules."""
         lines = ["User-agent: *"]
         lines += [] if self.delay is None else [f"Crawl-delay: {self.delay:g}"]
         for documents, seconds, hours in self.rates:
@@ -211,46 +216,46 @@ class Manners:
         return "\n".join((*lines, "Allow: /")) + "\n"
 
     def interval(self, wall: float) -> float:
-        """Seconds that the file asks for at that moment."""
+        """Return the interval in seconds that the file asks for at that wall time."""
         held = [s / n for n, s, hours in self.rates if hours and _within(hours, wall)]
         wishes = held or [s / n for n, s, hours in self.rates if hours is None]
         wishes += [] if self.delay is None else [self.delay]
         return max(wishes, default=self.default)
 
     def open(self, wall: float) -> bool:
-        """Whether visitors are wanted at that moment."""
+        """Return True if visitors are accepted at that wall time."""
         return not self.visits or any(_within(hours, wall) for hours in self.visits)
 
 
 class Seen(Protocol):
-    """A request as a server's log has it; times are seconds of one clock."""
+    """A request in a server's log; times are seconds of one clock."""
 
     at: float
     """When it arrived."""
     scheme: str
     host: str
-    """As the Host field has it: with the port, where that is not the scheme's."""
+    """The Host field: with the port, unless that is the scheme's default."""
     target: str
     """Path and query."""
     answered: float | None
-    """When the head of the answer was sent."""
+    """When the head of the response was sent; None if there was none."""
     ended: float | None
-    """When the last byte was."""
+    """When the last byte was sent; None if it did not end."""
 
     @property
     def status(self) -> int | None:
-        """What was answered."""
+        """The status of the response; None if there was none."""
 
     def answer_header(self, name: str) -> str | None:
-        """A header of the answer."""
+        """Return a header field of the response; None if it has no such field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """One promise broken by one request."""
+    """One rule broken by one request."""
 
     kind: str
-    """early, crowd, block, window, denied, unasked or hop; see the module."""
+    """early, crowd, block, window, denied, unasked or hop; see the module's docstring."""
     url: str
     at: float
     detail: str
@@ -260,15 +265,15 @@ class Breach:
 
 
 def judge(log: Iterable[Seen], manners: Mapping[str, Manners], *, wall: float) -> list[Breach]:
-    """Every breach in the log, in its order.
+    """Return every breach in the log, in its order.
 
-    `manners` by origin ("http://a.test"); `wall`: the wall time at the log's second 0.
+    `manners` are by origin, such as "http://a.test"; `wall` is the wall time at the log's second 0.
     """
     requests = sorted(log, key=lambda request: request.at)
     answered = answers(requests)
     files = _files(requests)
     led = _led_to(requests, files)
-    # By any of its answers: that of the request in question may be lost.
+    # URLs with a redirect in any response: the response of the judged request may be lost.
     elsewhere = {_url(request) for request in requests if 300 <= (request.status or 0) < 400}
     breaches: list[Breach] = []
     hosts: defaultdict[str, list[Seen]] = defaultdict(list)
@@ -277,10 +282,10 @@ def judge(log: Iterable[Seen], manners: Mapping[str, Manners], *, wall: float) -
         asked = manners.get(origin, Manners())
         moment = answered.get(origin, float("inf"))
         of_robots = _url(request) in files
-        # The request that fetches the file can't know it.
+        # The request that fetches the file can't know its content.
         known = moment < request.at or (moment == request.at and not of_robots)
         before = hosts[request.host.partition(":")[0]]
-        # Whether an earlier journey to a file elsewhere came to its end, no log can tell.
+        # The log can't show whether an earlier fetch of a redirected file had been completed.
         paced = known and not (of_robots and _url(request) in elsewhere)
         found = [*_pace(request, before, asked, paced, wall)]
         if not of_robots:
@@ -297,7 +302,7 @@ def _pace(
     known: bool,
     wall: float,
 ) -> Iterable[tuple[str, str]]:
-    """What concerns the host: its clock, its slots, its blocks."""
+    """Yield the breaches that concern the host: its clock, its slots, its blocks."""
     interval = asked.interval(wall + request.at) if known else asked.default
     flying = 0
     for other in before:
@@ -319,7 +324,7 @@ def _pace(
 def _rules(
     request: Seen, asked: Manners, known: bool, leader: str | None, wall: float
 ) -> Iterable[tuple[str, str]]:
-    """What concerns the page: its hours, and its robots.txt."""
+    """Yield the breaches that concern the page: its hours, and its robots.txt."""
     found = []
     if not known:
         found.append(("unasked", "its robots.txt had not been answered"))
@@ -345,7 +350,7 @@ def _blocked_until(request: Seen, wall: float) -> float:
 
 
 def answers(requests: Iterable[Seen]) -> dict[str, float]:
-    """When each origin's robots.txt was first answered by a file or by its absence."""
+    """Return when each origin's robots.txt was first answered, by a file or by its absence."""
     first: dict[str, tuple[float, str | None]] = {}
     for request in requests:
         status = request.status
@@ -378,7 +383,7 @@ def _chase(url: str, first: Mapping[str, tuple[float, str | None]]) -> float | N
 
 
 def _files(requests: list[Seen]) -> set[str]:
-    """The URLs of robots.txt files, and of what their redirects lead to."""
+    """Return the URLs of robots.txt files, and those that their redirects lead to."""
     files = {_url(request) for request in requests if request.target in _FILE}
     for request in requests:
         location = request.answer_header("Location")
@@ -388,7 +393,7 @@ def _files(requests: list[Seen]) -> set[str]:
 
 
 def _led_to(requests: list[Seen], files: set[str]) -> dict[str, str]:
-    """The URLs that redirects of pages led to, and from where."""
+    """Return the URLs that redirects of pages led to, with the URL of the redirect."""
     led: dict[str, str] = {}
     for request in requests:
         location = request.answer_header("Location")
