@@ -1,4 +1,4 @@
-"""The middleware and the polite session, against real servers that keep the log."""
+"""The middleware and `polite_session`, against real servers that log every request."""
 
 from __future__ import annotations
 
@@ -368,7 +368,7 @@ async def test_the_connection_that_brought_robots_txt_brings_the_page(
 
 
 async def test_a_body_longer_than_a_lease_keeps_its_slot(virtual_internet: FakeInternet) -> None:
-    """It is held until the connection is released."""
+    """The slot is held until the connection is released."""
     net = virtual_internet
     site = net.site("a.test").robots("").on("/long", Drip("x" * 70, size=1, every=10.0))
     site.page("/next", "next")
@@ -435,10 +435,10 @@ async def test_a_response_that_is_dropped_without_a_word_frees_its_hosts_slot(
             await session.get("http://a.test/cut")
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)  # dropping it is the point
+            warnings.simplefilter("ignore", ResourceWarning)  # the response is dropped on purpose
             await asyncio.create_task(drop())
             while session_gate(session).stats().pacing.in_flight:
-                await asyncio.sleep(0)  # until the server's end of it has come
+                await asyncio.sleep(0)  # until the server has closed it
                 gc.collect()
         async with session.get("http://a.test/y") as response:
             assert await response.text() == "there"
@@ -487,7 +487,7 @@ async def test_an_adopted_lease_outlives_its_block_while_the_body_comes(
     await internet.settle()
     assert "/next" not in site.paths
     with pytest.raises(LeaseTimeout, match=r"http://a\.test/slow"):
-        await session.get("http://a.test/next")  # the response is this task's, still
+        await session.get("http://a.test/next")  # the response still belongs to this task
     response.close()
     assert lease.ended
     hold.release()
@@ -509,7 +509,7 @@ async def test_an_adopted_lease_whose_body_came_ends_with_its_block(
 
 
 def repeated(internet: FakeInternet) -> Any:
-    """A site that resets the kept connection on which the second request comes."""
+    """A site that resets the reused connection when the second request arrives."""
     return internet.site("a.test").robots("").on("/x", Page("first"), Reset(), Page("again"))
 
 
@@ -522,7 +522,7 @@ async def visit_twice(gate: Gatekeeper, session: aiohttp.ClientSession) -> None:
 async def test_a_session_of_aiohttps_own_sends_again_without_a_turn(
     internet: FakeInternet,
 ) -> None:
-    """What `plain_session` is for; should aiohttp change this, the README has to."""
+    """The reason for `plain_session`; if aiohttp changes this, the README has to change."""
     site = repeated(internet)
     connector = guarded_connector(config(), resolver=internet.resolver)
     async with (
@@ -535,7 +535,7 @@ async def test_a_session_of_aiohttps_own_sends_again_without_a_turn(
 
 
 class OwnResponse(aiohttp.ClientResponse):
-    """Somebody's own."""
+    """A response class of the caller's own."""
 
 
 async def passed_on(
@@ -572,14 +572,14 @@ async def test_a_plain_session_sends_each_request_once(
         assert isinstance(caught.value.__cause__, aiohttp.ClientOSError)
         assert site.paths == ["/robots.txt", "/x", "/x"]
         kept = [one for one in internet.connections if len(one.requests) > 1]
-        assert kept  # it was a kept connection that broke
+        assert kept  # the broken connection was a reused one
         async with session.get("http://a.test/x") as response:
             assert await response.text() == "again"
     assert f"user-agent: {AGENT}".encode() in site.requests[-1].head.lower()
 
 
 async def test_a_plain_session_on_a_gates_connections(internet: FakeInternet) -> None:
-    """What brought robots.txt brings the page, under the gate's guard; they stay the gate's."""
+    """The connection that fetched robots.txt fetches the page, guarded; the gate still owns it."""
     internet.site("a.test").robots("").page("/x", "x")
     gate = Gatekeeper(AGENT, config=config(), resolver=internet.resolver)
     with pytest.raises(GateClosed):

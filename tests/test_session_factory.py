@@ -1,4 +1,4 @@
-"""`polite_session` with sessions of others: a cache, a client that tries again."""
+"""`polite_session` with the sessions of other libraries: a cache, a retrying client."""
 
 from __future__ import annotations
 

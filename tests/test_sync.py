@@ -1,4 +1,4 @@
-"""`SyncGatekeeper`: the gate for code that blocks, from many threads, to the process's end."""
+"""`SyncGatekeeper`: a gate for blocking code, with many threads, and at the process's exit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Made = Callable[..., Any]
 
 @pytest.fixture(params=["embedded", "sidecar"])
 def made(request: pytest.FixtureRequest, sidecar_on: Any) -> Made:
-    """`gate = await made(internet, pacing={...})`: not opened yet."""
+    """`gate = await made(internet, pacing={...})`: a gate that is not open yet."""
 
     async def make(internet: FakeInternet, **tables: Any) -> SyncGatekeeper:
         if request.param == "embedded":
@@ -67,7 +67,7 @@ async def test_questions_are_answered(internet: FakeInternet, made: Made) -> Non
             assert found == ["allow", "deny", "defer", "deny"]
             for one in gate.check_many(asked):
                 assert one
-                break  # what is not asked for any more leaves nothing behind
+                break  # abandoned questions leave nothing behind
             policy = gate.policy("http://a.test/")
             assert not policy.allowed("/private")
             assert gate.robots("http://a.test/") is not None
@@ -99,7 +99,7 @@ async def test_leases_are_refused_as_everywhere(internet: FakeInternet, made: Ma
             with gate.lease("http://a.test/x") as lease:
                 assert (lease.url, lease.host) == ("http://a.test/x", "a.test")
                 assert lease.decision
-                # A thread that would wait for itself is told so at once.
+                # A thread that would wait for itself gets the error immediately.
                 with pytest.raises(LeaseTimeout, match="/x"):
                     gate.acquire("http://a.test/y")
                 lease.report(status=200)
@@ -132,7 +132,7 @@ async def test_threads_share_the_clock_of_a_host(internet: FakeInternet, made: M
 
     await asyncio.to_thread(crawl, await made(internet))
     started.sort()
-    # A moment of its own thread is read a little after the grant, the next one's too.
+    # Each thread reads the time a little after its grant.
     gaps = [b - a for a, b in itertools.pairwise(started)]
     assert len(started) == 10
     assert started[-1] - started[0] >= 9 * 0.1 - 0.05
@@ -155,7 +155,7 @@ async def test_who_waits_is_let_go_when_the_gate_closes(internet: FakeInternet, 
     await asyncio.to_thread(gate.close)
     with pytest.raises(GateClosed):
         await waiting
-    held.end()  # of no consequence any more, and no error
+    held.end()  # has no effect and raises no error
     held.leave()
 
 
@@ -220,7 +220,7 @@ def test_an_error_of_opening_is_the_opener_s(tmp_path: Path) -> None:
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
-    """A process of its own; nothing in it needs a network: the operator lets everything in."""
+    """Run code in another process, without a network: the operator allows every URL."""
     head = (
         "import os, signal, sys, threading\n"
         "from gatekeeper import Config, GateClosed, SyncGatekeeper\n"

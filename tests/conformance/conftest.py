@@ -1,4 +1,4 @@
-"""One gate, three ways to it: embedded, over TCP, over a unix socket."""
+"""Fixtures that open a gate in each of three ways: embedded, over TCP, over a unix socket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.internet import FakeInternet
 
 @pytest.fixture
 def short() -> Iterator[Path]:
-    # A unix socket's name may have a hundred characters: tmp_path can be longer.
+    # tmp_path can be longer than the hundred characters that a unix socket's path may have.
     with tempfile.TemporaryDirectory(prefix="gk") as directory:
         yield Path(directory)
 
@@ -51,7 +51,7 @@ async def sidecar_on(short: Path) -> AsyncIterator[Callable[..., Awaitable[Sidec
 async def open_gate(
     request: pytest.FixtureRequest, sidecar_on: Callable[..., Awaitable[Sidecar]]
 ) -> AsyncIterator[Open]:
-    """`await open_gate(internet, pacing={...})`: a gate, whichever way it is asked."""
+    """`await open_gate(internet, pacing={...})`: a gate, in the way under test."""
     async with AsyncExitStack() as stack:
 
         async def begin(internet: FakeInternet, **tables: Any) -> AnyGate:

@@ -1,4 +1,4 @@
-"""One URL's error never fails its batch, however the gate is reached."""
+"""The error of one URL never fails its batch, in every way to the gate."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def world(internet: FakeInternet) -> FakeInternet:
 
 @pytest.fixture
 def faulty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader with an error of its own, which nobody foresaw."""
+    """A URL parser that raises an unexpected error."""
     read, ordinary, as_written = urls._read, urls.split_ordinary, urls.is_sent_as_written
 
     def fail(raw: str) -> Any:
@@ -99,7 +99,7 @@ async def test_an_error_of_ours_defers_its_url_alone_within_a_lease(
 
 @pytest.mark.usefixtures("faulty")
 async def test_a_posted_batch_is_answered_whole(world: FakeInternet, sidecar_on: Any) -> None:
-    """As a client in another language posts it: nothing is looked at before it is sent."""
+    """Post a batch as a client in another language does, without validation on its side."""
     sidecar = await sidecar_on(world)
     given = ["http://a.test/", FAULTY, *ODD, "http://a.test/\udcff", "http://b.test/x"]
     async with aiohttp.ClientSession() as session:
@@ -130,7 +130,7 @@ async def test_a_posted_batch_is_answered_whole(world: FakeInternet, sidecar_on:
         for one in ODD:
             async with session.post(f"{sidecar.where}/v1/leases", json={"url": one}) as response:
                 assert response.status == 400
-            if one == "\ud800":  # no query can hold it
+            if one == "\ud800":  # a query string can't contain it
                 continue
             async with session.get(f"{sidecar.where}/v1/check", params={"url": one}) as response:
                 assert response.status == 400

@@ -1,4 +1,4 @@
-"""Budgets through every entry point: what a host is asked for in a day, by its own log."""
+"""Daily budgets through every entry point, judged by the host's own log."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_over_it_a_lease_is_deferred_and_a_question_is_not(
     not_yet = await gate.try_acquire("http://a.test/3")
     assert isinstance(not_yet, NotYet)
     assert not_yet.why == "budget"
-    # Questions are about robots.txt, as with blocks and pauses.
+    # Questions concern robots.txt only: budgets, like blocks and pauses, apply to leases.
     assert await gate.allowed("http://a.test/3")
     assert await gate.check("http://a.test/3")
 

@@ -1,7 +1,7 @@
-"""Whose rules apply, which name is sent, and which one a decision tells: one, by every way in.
+"""The agent whose rules apply, whose name is sent, and which a decision shows is the same one,
+in every way to the gate.
 
-The file is cruel to one agent and kind to another; whoever is asked about must never be the
-other (promise 14).
+The file denies one agent and allows another, so that confusing them shows (promise 14).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Named = Callable[..., Awaitable[AnyGate]]
 async def gate_of(
     request: pytest.FixtureRequest, sidecar_on: Callable[..., Awaitable[Sidecar]]
 ) -> AsyncIterator[Named]:
-    """`await gate_of(internet, name)`: a gate that asks under that name, whichever way."""
+    """`await gate_of(internet, name)`: a gate under that name, in the way under test."""
     async with AsyncExitStack() as stack:
 
         async def begin(internet: FakeInternet, name: str) -> AnyGate:
@@ -213,7 +213,7 @@ async def test_a_request_with_a_name_is_judged_by_it(
             with pytest.raises(Denied) as caught:
                 await session.get(HOST + welcome)
             assert caught.value.decision.user_agent == theirs.partition("/")[0]
-        # The same product in another version is the same agent, sent as it says.
+        # Another version of the same product is the same agent; its name is sent unchanged.
         mine = f"{token.title()}/9"
         async with session.get(HOST + welcome, headers={"User-Agent": mine}) as response:
             assert response.status == 200
@@ -241,14 +241,14 @@ async def test_a_lease_under_another_name_is_used_under_it_alone(
     gate = await gate_of(world, AGENT)
     site = world.sites["a.test"]
     async with session_of(world, gate) as session:
-        # Without a name of its own the request has the lease's.
+        # A request without a name of its own is sent with the lease's.
         async with (
             gate.lease(f"{HOST}/not-examplebot", user_agent=OTHER),
             session.get(f"{HOST}/not-examplebot") as response,
         ):
             assert response.status == 200
         assert site.requests[-1].headers.getall("User-Agent") == [OTHER]
-        # With one that is not welcome it is refused, lease or not.
+        # A request with a denied name is refused, even under a lease.
         for headers in ({"User-Agent": AGENT}, {"User-Agent": "examplebot"}):
             async with gate.lease(f"{HOST}/not-examplebot", user_agent=OTHER):
                 with pytest.raises(Denied):
@@ -256,7 +256,7 @@ async def test_a_lease_under_another_name_is_used_under_it_alone(
         async with gate.lease(f"{HOST}/not-other"):
             with pytest.raises(Denied):
                 await session.get(f"{HOST}/not-other", headers={"User-Agent": OTHER})
-        # One that is welcome too uses the turn.
+        # A request with another allowed name uses the turn.
         async with (
             gate.lease(f"{HOST}/both", user_agent=OTHER),
             session.get(f"{HOST}/both", headers={"User-Agent": AGENT}) as response,
@@ -297,7 +297,7 @@ async def test_fetch(
     assert {request.headers["User-Agent"] for request in site.requests} == {name}
 
 
-# --- who the sidecar is -----------------------------------------------------------------
+# --- the sidecar's own name -------------------------------------------------------------
 
 
 async def test_a_sidecar_says_who_it_is_without_a_token(

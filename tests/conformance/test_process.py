@@ -1,4 +1,4 @@
-"""The client and a sidecar that is a process of its own, killed and started again."""
+"""A client and a sidecar in another process, which is killed and restarted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROBOTS = "User-agent: *\nCrawl-delay: 0.4\nDisallow: /private\n"
 
 
 class Process:
-    """`gatekeeper serve` with its state in one place."""
+    """`gatekeeper serve` as a process that can be restarted with the same state file."""
 
     def __init__(self, directory: Path, way: str) -> None:
         socket = str(directory / "gate.sock")
@@ -65,7 +65,7 @@ async def process(request: pytest.FixtureRequest, short: Path) -> AsyncIterator[
 
 @pytest.fixture
 async def crawl(internet: FakeInternet) -> AsyncIterator[Callable[..., Awaitable[None]]]:
-    """`await crawl(gate, url)`: one page, under a lease."""
+    """`await crawl(gate, url)`: fetch one page under a lease."""
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(internet.session())
 
@@ -104,7 +104,7 @@ async def test_a_lease_outlives_its_sidecar_and_its_report_is_taken_once(
         waiting = asyncio.create_task(crawl(gate, f"{base}/page"))
         await process.end(signal.SIGKILL)
         await process.start()
-        # The new process holds the slot for the old lease: nobody else has a turn yet.
+        # The new process holds the slot of the old lease: no other lease is granted yet.
         assert not waiting.done()
         assert internet.sites["127.0.0.1"].paths == ["/robots.txt"]
         lease.report(status=200)

@@ -1,4 +1,4 @@
-"""The same questions have the same answers, however the gate is reached."""
+"""The same questions get the same answers in every way to the gate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`PoliteQueue` over every way to a gate: the same URLs, in the same order, at the same times."""
+"""`PoliteQueue` over every kind of gate: the same URLs, in the same order, at the same times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DENYING = "User-agent: *\nDisallow: /no\nCrawl-delay: 5\n"
 
 
 class Crawl:
-    """Workers of one queue, and what they got when."""
+    """Workers of one queue, and a log of which URLs they got at which time."""
 
     def __init__(self, queue: PoliteQueue, clock: Any) -> None:
         self.queue = queue
@@ -63,7 +63,7 @@ async def test_each_url_comes_in_its_hosts_turn_and_order(
         ]
         gaps = [after - before for before, after in itertools.pairwise(starts)]
         assert min(gaps) >= interval - 1e-9
-        assert max(gaps) < interval + 2.5  # a distant gate is told of an end, and polled
+        assert max(gaps) < interval + 2.5  # a remote gate receives the end, and is polled
     assert [url for url, _ in got if "quick" in url] == [url for url, _ in got][1:5] or (
         got[-1][0] == "http://slow.test/3"
     )
@@ -146,7 +146,7 @@ async def test_a_cancelled_get_leaves_the_url_its_payload_and_the_turn(
         async with PoliteQueue(gate) as queue:
             for n in range(3):
                 await queue.put(f"http://a.test/{n}", data=n)
-            for _ in range(8):  # at the look-up, in line, and with the turn nearly had
+            for _ in range(8):  # during the look-up, in the queue, and just before the grant
                 waiting = asyncio.create_task(queue.get())
                 await net.clock.sleep(3.0)
                 if waiting.done():
@@ -180,7 +180,9 @@ async def test_join_returns_when_all_is_left_or_denied(
                 await net.clock.sleep(1.0)
                 assert not joining.done()
             waiting = asyncio.create_task(queue.get())
-            await joining  # the other one is denied: that needs a get, and gives it nothing
+            await (
+                joining
+            )  # the other URL is denied: the `get` that finds out returns nothing for it
             assert not waiting.done()
             waiting.cancel()
             await asyncio.wait([waiting])
@@ -191,7 +193,7 @@ async def test_join_returns_when_all_is_left_or_denied(
 async def test_many_hosts_keep_their_own_pace(
     virtual_internet: FakeInternet, open_gate: Any
 ) -> None:
-    """More slow hosts than may stand in line at once hold no quick one up."""
+    """Slow hosts, more than may wait at the same time, delay no fast one."""
     net = virtual_internet
     for n in range(110):
         net.site(f"s{n}.test").robots("User-agent: *\nCrawl-delay: 600\n")
@@ -220,7 +222,7 @@ async def test_many_hosts_keep_their_own_pace(
 async def test_a_get_of_a_task_that_holds_the_only_host_is_refused_at_once(
     virtual_internet: FakeInternet, open_gate: Any
 ) -> None:
-    """Nothing else would end it: the message names what is wanted and what is held."""
+    """Nothing else would end the wait: the message names the wanted URL and the held one."""
     net = virtual_internet
     net.site("a.test").robots("User-agent: *\nCrawl-delay: 2\n")
     gate = await open_gate(net)

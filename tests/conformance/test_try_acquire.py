@@ -1,4 +1,4 @@
-"""`try_acquire`: the lease now, or when to ask again; never a wait."""
+"""`try_acquire`: a lease now, or the time to ask again; it never waits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DENYING = "User-agent: *\nDisallow: /private\n"
 
 
 async def had(gate: Any, url: str, internet: FakeInternet, **options: Any) -> Any:
-    """Ask until there is a lease, as a crawler would that has other things to do."""
+    """Ask until a lease is granted, as a crawler does that has other work meanwhile."""
     while not (found := await gate.try_acquire(url, **options)):
         assert isinstance(found, NotYet)
         wait = found.due_at.timestamp() - internet.clock.wall()
@@ -82,7 +82,7 @@ async def test_a_lease_that_is_held_is_in_the_way_and_the_asker_is_not_stuck(
     second = await gate.try_acquire("http://a.test/2", user_agent=agent)
     assert isinstance(second, NotYet)
     assert second.why == "turn"
-    # It is the task's own, so waiting for another one could never end.
+    # The task owns the lease, so that waiting for another one could never end.
     with pytest.raises(LeaseTimeout):
         await gate.acquire("http://a.test/3")
     held.end()
@@ -125,7 +125,7 @@ async def test_a_blocked_and_a_paused_host_say_so(internet: FakeInternet, open_g
 async def test_a_blocked_host_says_so_of_an_origin_that_nobody_asked_yet(
     internet: FakeInternet, open_gate: Any
 ) -> None:
-    """What is not known can't be asked for before the block ends: nobody need try until then."""
+    """An unknown file can't be fetched before the block ends, so `due_at` is its end."""
     internet.site("a.test").robots("")
     gate = await open_gate(internet)
     await gate.block("a.test", internet.clock.wall() + 500)
@@ -144,7 +144,7 @@ async def test_text_that_is_no_url_is_told(internet: FakeInternet, open_gate: An
 async def test_closing_ends_what_asks_in_the_background(
     internet: FakeInternet, open_gate: Any
 ) -> None:
-    """No task is left behind: an event loop that closes would complain of it."""
+    """No task is left behind: a closing event loop would warn about it."""
     hold = Hold(Page(""))
     internet.site("a.test").robots(hold)
     gate = await open_gate(internet)
@@ -155,7 +155,7 @@ async def test_closing_ends_what_asks_in_the_background(
 async def test_an_address_that_is_not_known_is_looked_up_meanwhile(
     virtual_internet: FakeInternet, open_gate: Any
 ) -> None:
-    """With clocks of addresses a turn needs the host's: the look-up is no wait of the asker's."""
+    """With clocks per address a turn needs the host's address; the caller does not wait for it."""
     net = virtual_internet
     assert isinstance(net.clock, VirtualClock)
     net.site("a.test").robots("")

@@ -1,4 +1,4 @@
-"""Leases, turns and the middleware, judged by what the origins saw."""
+"""Leases and the middleware, judged by the origins' logs."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ async def test_a_turn_beyond_the_timeout_is_refused_at_once(
 async def test_no_request_is_sent_as_everybody(
     internet: FakeInternet, open_gate: Any, name: str
 ) -> None:
-    """A question may be about `*`; a lease is for a request, and that has a name."""
+    """A question may be about `*`; a lease is for a request, which has a name."""
     internet.site("a.test").robots("User-agent: *\nDisallow: /x\n")
     gate = await open_gate(internet)
     url = "http://a.test/page"
@@ -209,7 +209,7 @@ async def test_no_request_is_sent_as_everybody(
 async def test_a_block_until_no_moment_is_a_mistake(
     internet: FakeInternet, open_gate: Any, until: float | datetime
 ) -> None:
-    """A time without its zone could end the block hours early."""
+    """A time without a time zone could end the block hours early."""
     gate = await open_gate(internet)
     await gate.block("a.test", utc(internet.clock.wall() + 1000))
     with pytest.raises(ConfigError, match=r"block of a\.test: until=.+ is no moment"):

@@ -1,4 +1,4 @@
-"""What the conformance suite shares: settings, and a sidecar in this process."""
+"""Shared by the conformance tests: settings, and a sidecar in this process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def settings(**tables: Any) -> Config:
 
 
 class Sidecar:
-    """The service in this process; it can be stopped and started in the same place."""
+    """The sidecar's service in this process; it can be restarted at the same address."""
 
     def __init__(
         self, internet: FakeInternet, config: Config, socket: Path | None, agent: str = AGENT
@@ -50,7 +50,7 @@ class Sidecar:
         """Method and path of every request."""
         self.tokens = Tokens()
         self.options: dict[str, Any] = {"config": config, "resolver": internet.resolver}
-        """Of its gate."""
+        """Options of its gate."""
         self._stack = AsyncExitStack()
 
     @property
@@ -96,7 +96,7 @@ class Sidecar:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Let the loop run until it holds; the test's own timeout is the limit."""
+    """Run the loop until the condition holds; the test's own timeout is the limit."""
     while not condition():
         await asyncio.sleep(0)
 
@@ -122,7 +122,7 @@ class World:
         return await self.stack.enter_async_context(gate)
 
     def scripted(self, path: str, *acts: Any) -> str:
-        """A server that is no sidecar but answers one path as told."""
+        """A server that is not a sidecar, with a fixed answer for one path."""
         self.internet.site("127.0.0.1").on(path, *acts)
         return f"http://127.0.0.1:{self.internet.listener().port()}"
 

@@ -1,4 +1,4 @@
-"""How many modules a warm question goes through: few, so that one can be read."""
+"""A warm question passes through few modules, so that its path can be read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def module_of(frame: FrameType | None) -> str:
 
 
 async def crossings(ask: Callable[[], Awaitable[object]]) -> list[str]:
-    """Each call from a module of the package to a function of another one."""
+    """Record each call from a module of the package to a function of another module."""
     found: list[str] = []
 
     def note(frame: FrameType, event: str, _argument: object) -> None:
@@ -53,7 +53,7 @@ def gate_on(net: FakeInternet) -> Gatekeeper:
 async def test_a_warm_check_whose_rule_is_new(internet: FakeInternet) -> None:
     internet.site("a.test").robots(ROBOTS)
     async with gate_on(internet) as gate:
-        for _ in range(5):  # decisions are kept of origins that are asked about often
+        for _ in range(5):  # decisions are cached for origins that are asked about often
             assert await gate.check("http://a.test/")
         for path in ("/private/x", "/x.pdf", "/private/open"):
             found = await crossings(lambda path=path: gate.check(f"http://a.test{path}"))  # type: ignore[misc]

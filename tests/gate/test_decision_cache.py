@@ -1,4 +1,4 @@
-"""Prepared answers: a warm origin's second answer is its first but for URL and id."""
+"""Cached decisions: on a warm origin the second one equals the first but for URL and id."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROBOTS = "User-agent: *\nAllow: /private/open\nDisallow: /private\nDisallow: /*.
 
 @pytest.fixture
 def kept_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decisions about an origin are kept from the first one on."""
+    """Cache decisions about an origin from the first one on."""
     monkeypatch.setattr(decision_cache, "_OFTEN", 1)
 
 
@@ -197,7 +197,7 @@ async def test_check_all_keeps_order_and_loses_nothing(
 async def test_a_lease_had_at_once_has_the_decision_of_a_check(
     virtual_internet: FakeInternet, gate: Gatekeeper
 ) -> None:
-    # /private/open is decided by a rule that was not met before: its answer is not prepared.
+    # The rule that decides /private/open decided no URL before: its decision is not cached.
     await asked(virtual_internet, gate, "/a")
     for path in ("/b?c", "/private/open/x"):
         url = f"http://a.test{path}"
@@ -353,7 +353,7 @@ async def test_what_is_written_is_the_agents_own(
 async def test_leases_of_a_file_with_two_readings_have_each_its_own_decision(
     virtual_internet: FakeInternet, gate: Gatekeeper
 ) -> None:
-    """Where two dialects have a say, no rule's decision may stand for another path's."""
+    """If two dialects decide, a rule's decision must not be used for another path."""
     virtual_internet.site("b.test").robots(
         "User-agent: *\nRobot-version: 2.0.0\nAllow: /a/*\nDisallow: /b/*\nAllow: /*\n"
     )
@@ -371,7 +371,7 @@ async def test_leases_of_a_file_with_two_readings_have_each_its_own_decision(
             assert not await asked(net, gate, "/b/x", "b.test")
 
 
-# -- of which origins decisions are kept -------------------------------------------------------
+# -- origins whose decisions are cached --------------------------------------------------------
 
 
 def kept_of(gate: Gatekeeper) -> set[str]:
@@ -387,7 +387,7 @@ async def test_decisions_are_kept_of_origins_that_are_asked_about_often(
     hosts = [f"h{number}.test" for number in range(4)]
     for host in hosts:
         virtual_internet.site(host).robots(ROBOTS)
-    for number in range(10):  # by turns: four questions lie between two about the same one
+    for number in range(10):  # in turn: four questions lie between two about the same origin
         for host in hosts:
             assert (
                 await asked(virtual_internet, gate, f"/{number}", host)
@@ -449,17 +449,17 @@ async def test_every_way_gives_one_verdict(
             except InvalidURL:
                 return "invalid"
 
-        record.ready, record.rules = 0, None  # the whole way
+        record.ready, record.rules = 0, None  # the whole decision
         record.drop_cached()
         whole = await verdict()
         await gate.allowed("http://a.test/a")
         kept = await verdict()
         monkeypatch.setattr(decision_cache, "_OFTEN", 1_000)
-        record.drop_cached()  # by the policy alone
+        record.drop_cached()  # the policy alone
         assert record.ready
         plain = await verdict()
         assert record.text is not None
-        record.text.rest()  # by the rules of a text at rest
+        record.text.rest()  # the rules of a packed text
         assert isinstance(record.text.ready, FlatRules)
         resting = await verdict()
         monkeypatch.setattr(decision_cache, "_OFTEN", 1)

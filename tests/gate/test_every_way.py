@@ -1,4 +1,4 @@
-"""Whatever way a question is put, cold, warm or at rest, with speedups or without: one answer."""
+"""A question gets the same answer on a cold, warm or packed origin, with and without speedups."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def leased(gate: Gatekeeper, url: str) -> Decision:
 
 
 def rest(gate: Gatekeeper) -> None:
-    """Put every text to rest, as if many others had been asked for since."""
+    """Pack every text, as if many other origins had been asked about since."""
     for record in gate._decider.records.values():
         record.drop_cached()
         record.asked = 0
@@ -83,7 +83,7 @@ async def every_way(gate: Gatekeeper, url: str, *, resting: bool) -> list[dict[s
 
     first = await gate.check(url)
     assert await at_rest().allowed(url) is bool(first)
-    assert await gate.allowed(url) is bool(first)  # by the hot path, if there is one
+    assert await gate.allowed(url) is bool(first)  # by the fast path, if there is one
     [listed] = await at_rest().check_all([url])
     many = [decision async for decision in at_rest().check_many([url, url])]
     found = [first, await at_rest().check(url), at_rest().peek(url), listed, *many]

@@ -1,4 +1,4 @@
-"""Leases of origins that were met just now: each has the decision of a check."""
+"""The first leases of an origin have the decision that `check` gives."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_the_operator_and_the_guard_are_asked_first(
     closed = config(HostRule(match="a.test", robots="deny"))
     gate = Gatekeeper("testbot/1.0", config=closed, clock=net.clock, resolver=net.resolver)
     async with gate:
-        if answered_before:  # its robots.txt is never closed to us
+        if answered_before:  # its robots.txt may always be fetched
             await net.drive(gate.robots("http://a.test/"))
         for url in ("http://a.test/a", "http://10.0.0.1/a", "http://me:secret@b.test/"):
             with pytest.raises(Denied):

@@ -1,4 +1,4 @@
-"""The gate as an embedder sees it: questions, answers, and what stands behind them."""
+"""The public methods of an embedded gate."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def gate(internet: FakeInternet) -> AsyncIterator[Gatekeeper]:
 async def test_a_storage_that_is_called_memory_is_none(
     internet: FakeInternet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in the sidecar: it was a file of that name in whatever directory one was."""
+    """As in the sidecar: "memory" is not a file of that name in the current directory."""
     monkeypatch.chdir(tmp_path)
     internet.site("a.test").robots("")
     async with gate_on(internet, storage={"path": "memory"}) as gate:
@@ -288,7 +288,7 @@ _NO_REMEDY_IN_ALLOW = (USERINFO_NOTE, PORT_NOTE.format(22))
 async def test_t2_what_a_name_leads_to_changes_no_word_of_a_refusal(
     internet: FakeInternet, answers: tuple[str, ...]
 ) -> None:
-    """Whatever is there: another network, the machine itself, its own listener, the deny list."""
+    """Whatever the address is: another network, this machine, its own listener, the deny list."""
     internet.dns("in.test", *answers)
     config = Config.from_dict({"guard": {"deny": ["8.8.8.8"]}})
     async with Gatekeeper(AGENT, config=config, resolver=internet.resolver) as gate:
@@ -404,7 +404,7 @@ ODD_PATHS = st.text(
 def test_the_hot_path_gives_the_answer_of_the_long_one(
     paths: list[str], authority: str, robots: str
 ) -> None:
-    """No spelling of a URL may be answered faster and differently."""
+    """No spelling of a URL may get another answer from the fast path."""
 
     async def main() -> None:
         async with FakeInternet() as internet:
@@ -432,7 +432,9 @@ async def test_a_soft_expired_record_leaves_the_hot_path(internet: FakeInternet)
         assert not await gate.allowed("http://a.test/x")
         assert not await gate.allowed("http://a.test/x")
         clock.advance(23.9 * 3600)
-        assert not await gate.allowed("http://a.test/x")  # at once, by the copy; asked again
+        assert not await gate.allowed(
+            "http://a.test/x"
+        )  # immediately, by the stale copy; fetched again
         while len(site.paths) < 2 or not await gate.allowed("http://a.test/x"):
             await asyncio.sleep(0)
         assert site.paths == ["/robots.txt"] * 2
@@ -458,7 +460,7 @@ async def test_what_a_site_asks_of_machines_is_the_reason_and_no_obstacle(
 async def test_a_lease_taken_by_hand_awaits_no_answer_however_it_was_had(
     internet: FakeInternet,
 ) -> None:
-    """Its holder may not have sent the request yet: that nothing is heard of it is no evidence."""
+    """Its holder may not have sent the request yet: a missing response proves nothing."""
     url = "http://a.test/x"
     internet.site("a.test").robots("")
     async with gate_on(internet, pacing={"default_interval": 0.0}) as gate:

@@ -1,5 +1,5 @@
-"""What an origin, a page and a connection leave behind is freed at once, and not left to the
-garbage collector: a crawl of a hundred thousand origins would stop for it again and again."""
+"""The objects of an origin, a page and a connection are freed by reference counting, not by the
+garbage collector, which would stop a crawl of a hundred thousand origins again and again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gatekeeper.config import GuardConfig, PacingConfig
 from gatekeeper.session import polite_session, session_gate
 from tests.internet import FakeInternet, Page
 
-# Without the dial that goes ahead of a request, an error of aiohappyeyeballs holds its own frame.
+# Without the connection made ahead of a request, an error of aiohappyeyeballs keeps its frame.
 pytestmark = pytest.mark.usefixtures("speedups_on")
 MANY = 12
 ROBOTS = "User-agent: *\nDisallow: /private\n"
@@ -70,7 +70,7 @@ async def test_an_origin_that_was_met_leaves_nothing_to_the_collector(
     async with polite_session(
         "testbot/1.0", config=config, clock=net.clock, resolver=net.resolver
     ) as session:
-        await net.drive(crawl(session, names[:MANY]))  # what is made once is made now
+        await net.drive(crawl(session, names[:MANY]))  # creates what is created only once
         with kept_garbage() as garbage:
             await net.drive(crawl(session, names[MANY:]))
 
@@ -80,11 +80,11 @@ async def test_an_origin_that_was_met_leaves_nothing_to_the_collector(
 
 @contextmanager
 def kept_garbage() -> Iterator[list[object]]:
-    """What only the collector can free of all that the block made."""
+    """Collect the objects made in the block that only the garbage collector can free."""
     found: list[object] = []
     gc.collect()
     gc.disable()
-    before = set(map(id, gc.get_objects()))  # of earlier tests, which something may let go
+    before = set(map(id, gc.get_objects()))  # objects of earlier tests, some of which may be freed
     try:
         yield found
         gc.set_debug(gc.DEBUG_SAVEALL)
@@ -97,5 +97,5 @@ def kept_garbage() -> Iterator[list[object]]:
 
 
 def _is_ours(one: object) -> bool:
-    # asyncio's own transports hold themselves, and a socket each.
+    # asyncio's transports are in reference cycles, with a socket each.
     return type(one).__module__.startswith("gatekeeper") and not isinstance(one, socket.socket)

@@ -1,4 +1,4 @@
-"""What a gate keeps of many origins: nothing in it grows as one piece with their number."""
+"""A gate with many origins: no single container grows with their number."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOT_OURS = type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType
 
 
 def hashed(root: object) -> Iterator[dict[Any, Any] | set[Any]]:
-    """Every dictionary and set that can be reached from it."""
+    """Return every dictionary and set that can be reached from the object."""
     seen = {id(root)}
     waiting = deque([root])
     while waiting:
@@ -34,10 +34,10 @@ def hashed(root: object) -> Iterator[dict[Any, Any] | set[Any]]:
 async def test_nothing_grows_as_one_piece_with_the_number_of_origins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A dictionary of 300,000 keys that grows stops the loop for 8 ms and more, and several that
-    have one key an origin do so in the same moment.
+    """A dictionary of 300,000 keys that grows stops the loop for 8 ms and more, and several with a
+    key per origin do so at the same moment.
 
-    With parts of 50 entries nothing that is kept of 1,000 origins has a quarter as many.
+    With parts of 50 entries, no container of a gate with 1,000 origins has a quarter as many.
     """
     monkeypatch.setattr(split_dict, "MOST", 50)
     clock = VirtualClock()
@@ -54,10 +54,10 @@ async def test_nothing_grows_as_one_piece_with_the_number_of_origins(
         await drive(clock, meet())
         assert gate.stats().directory.hot == gate.stats().directory.warm == ORIGINS
         said = gate.robots_files._said
-        # Who was heard of lately: 10,000 at most, which grow within half a millisecond.
+        # Origins that answered lately: 10,000 at most, which grow within half a millisecond.
         known = {id(said), id(gate._faults.heard)}
         large = [one for one in hashed(gate) if len(one) > ORIGINS // 4 and id(one) not in known]
-        # What there is of each origin is among what was looked at.
+        # The containers with an entry per origin are among those that were found.
         scopes = {id(part) for part in gate._scheduler._memory.scopes.parts}
         assert scopes <= {id(one) for one in hashed(gate)}
         assert [(len(one), [*one][:3]) for one in large] == []

@@ -1,4 +1,4 @@
-"""Cold or warm, one at a time or in a batch: the gate gives the text's own answer."""
+"""Cold or warm, single or in a batch: the gate's answer is that of the file itself."""
 
 from __future__ import annotations
 

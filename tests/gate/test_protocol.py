@@ -1,4 +1,4 @@
-"""`Gatekeeper` and `RemoteGatekeeper` are called alike, as the `Gate` protocol says."""
+"""`Gatekeeper` and `RemoteGatekeeper` have the same methods, those of the `Gate` protocol."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_both_gates_have_the_protocols_signature(method: str) -> None:
             "check_many",
             "lease",
             "try_acquire",
-        ):  # what they give has more than it must have
+        ):  # their leases have more methods than the protocol requires
             assert found.return_annotation == wanted.return_annotation, gate
 
 

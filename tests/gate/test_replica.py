@@ -1,4 +1,4 @@
-"""A gate that decides by the records of another process: the same answers, and none of its own."""
+"""A `Replica` gives the answers of the gate whose records it has, and no others."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def replica(wanted: list[str]) -> Replica:
 
 
 def same(one: Decision | None, other: Decision | None) -> bool:
-    """All of it but the id; the end to a hundredth: a record travels in whole milliseconds."""
+    """All fields but the id; times to a hundredth, as a record is sent in whole milliseconds."""
     assert one is not None
     assert other is not None
     if one.expires_at is None or other.expires_at is None:

@@ -1,4 +1,4 @@
-"""What `RemoteGatekeeper` promises beside the answers: tests/conformance has those."""
+"""`RemoteGatekeeper` apart from its answers, which tests/conformance covers."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ async def test_closing_tells_everybody_who_waits(world: World) -> None:
 
 
 class Text(str):
-    """What frameworks hand over as text, such as lxml's results."""
+    """A subclass of str, such as lxml's results."""
 
     __slots__ = ()
 

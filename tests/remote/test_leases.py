@@ -1,4 +1,4 @@
-"""Leases held through a sidecar: renewed, reported, given back, told of after an absence."""
+"""Leases held through a sidecar: renewed, reported, given back, reported after an outage."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_held_leases_need_no_task_each(world: World) -> None:
     before = len(asyncio.all_tasks())
     leases = [await gate.acquire(f"http://h{n}.test/x") for n in range(30)]
     await world.clock.settle()
-    # Each client connection is a task of the server's; the client has none.
+    # Each client connection is a task of the server; the client itself has no task.
     assert not [t for t in asyncio.all_tasks() if "gatekeeper/remote" in str(t.get_coro())]
     assert len(asyncio.all_tasks()) <= before + 8
     for lease in leases:
@@ -84,7 +84,7 @@ async def test_what_came_of_it_reaches_the_scheduler(world: World) -> None:
     gate = await world.client(sidecar.where)
     lease = await gate.acquire("http://a.test/x")
     lease.report(status=429, retry_after="300", size=12)
-    # A complaint does not wait for the body: the host is blocked from now on.
+    # A 429 or 503 is reported before the body is read: the host is blocked from now on.
     await until(lambda: gate.stats().told)
     views = await gate.why("a.test")
     assert any(view.kind == "block" and 290 < (view.seconds or 0) <= 301 for view in views)
@@ -186,7 +186,7 @@ async def test_a_lease_that_arrives_with_the_cancellation_is_given_back(world: W
     await hold.waiting.acquire()
     polls = list(gate._tasks._tasks)
     hold.release()
-    # The answer has been read, and the waiter has not run since: now it is cancelled.
+    # The response was read, and the waiter, which has not run since, is cancelled now.
     polls[0].add_done_callback(lambda _: waiter.cancel())
     await asyncio.wait([waiter])
     assert waiter.cancelled()
@@ -198,7 +198,7 @@ async def test_a_lease_that_arrives_with_the_cancellation_is_given_back(world: W
 async def test_no_lease_stays_with_the_sidecar_whenever_its_client_is_cancelled(
     world: World,
 ) -> None:
-    """Not where the answer is on its way, either: the host stood still for a minute."""
+    """Also if the response was on its way, when the host would wait a minute for the lease."""
     world.internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0\n")
     sidecar = await world.sidecar()
     gate = await world.client(sidecar.where)
@@ -296,7 +296,7 @@ async def test_a_sidecar_that_lets_nobody_wait_so_long_is_polled_more_often(worl
     await world.clock.elapse(25.0, turns=60)
     held.end()
     (await waiter).end()
-    # The refusal, and three polls at most: the bound was learnt from it.
+    # The refusal, which names the limit, and three polls at most.
     assert 3 <= sidecar.count("/v1/leases") <= 5
 
 

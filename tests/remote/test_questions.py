@@ -1,4 +1,4 @@
-"""How questions travel, and how long their answers are repeated."""
+"""How questions are sent in batches, and for how long decisions are cached."""
 
 from __future__ import annotations
 
