@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: measure, print the tables, keep the figures if asked to."""
+"""`python -m benchmarks`: run benchmarks, print tables, optionally write the figures as JSON."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SUITES = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the suites that were asked for; the exit status says whether all of them ran."""
+    """Run the selected suites. Return 1 if any of them failed, else 0."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measure gatekeeper beside its peers, interleaved in one run.",
@@ -70,7 +70,7 @@ def _run(names: list[str], options: Options, target: str | None) -> int:
         start = time.monotonic()
         try:
             made = _suite(name, options)
-        except Exception as error:  # noqa: BLE001 - the other figures are wanted all the same
+        except Exception as error:  # noqa: BLE001 - the other suites should still run
             failed.append(name)
             print(f"\n## {name}: not measured ({type(error).__name__}: {error})", flush=True)
             continue
@@ -85,7 +85,7 @@ def _run(names: list[str], options: Options, target: str | None) -> int:
 
 
 def _suite(name: str, options: Options) -> list[Table]:
-    """`run(options)` gives tables; a benchmark with only a `main` prints its own."""
+    """Run one suite: `run(options)` returns tables; a module with only `main` prints its own."""
     module = importlib.import_module(f"benchmarks.{name}")
     if hasattr(module, "run"):
         return list(module.run(options))

@@ -1,4 +1,4 @@
-"""The pages for operators in a browser: first paint, memory, and what open pages cost a check.
+"""The pages for operators in a browser: first paint, memory, and the cost of open pages per check.
 
 Needs chromium and playwright. The memory of a Live page is watched for five minutes at 2,000
 decisions a second and with 10,000 hosts (`--quick`: ten seconds).
@@ -23,14 +23,14 @@ __all__ = ["run"]
 
 HOSTS = 10_000
 RATE = 2_000
-"""Decisions a second."""
+"""Decisions per second."""
 BROWSERS = 5
 _PAGES = ("", "hosts", "hosts?per_page=200", "explain", "live")
 _PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
 
 
 def run(options: Options) -> list[Table]:
-    """A table for each of the three."""
+    """Return one table for each of the three measurements."""
     with _server("gatekeeper", "asyncio") as server, _chromium() as browser:
         _block(server, HOSTS // 20 if options.quick else HOSTS)
         return [
@@ -52,7 +52,7 @@ def _chromium() -> Iterator[Any]:
 
 
 def _block(server: _Server, hosts: int) -> None:
-    """Have the sidecar know so many hosts."""
+    """Make the sidecar know that many hosts, by blocking them."""
     body = {"seconds": 86_400}
     server.ask([_post(f"/v1/hosts/h{n}.test/block", body) for n in range(hosts)], hosts)
 
@@ -90,7 +90,7 @@ def _first_paint(server: _Server, browser: Any, rounds: int) -> Table:
 
 
 def _beside_pages(server: _Server, browser: Any, rounds: int) -> Table:
-    """Processor time of the sidecar for a check, with Live pages open and without, in turns."""
+    """Measure processor time per check, alternately with and without open Live pages."""
     base, checks = f"http://127.0.0.1:{server.port}", _checks(server)
     pages = [browser.new_context().new_page() for _ in range(BROWSERS)]
     taken: dict[bool, list[float]] = {True: [], False: []}
@@ -125,7 +125,7 @@ def _beside_pages(server: _Server, browser: Any, rounds: int) -> Table:
 
 
 def _memory(server: _Server, browser: Any, length: float) -> Table:
-    """A Live page at `RATE` decisions a second: rows, the heap after a collection, the sidecar."""
+    """Measure a Live page at `RATE` decisions a second: rows, heap size, the sidecar's memory."""
     checks = _checks(server)
     context = browser.new_context()
     page = context.new_page()

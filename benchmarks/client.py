@@ -1,7 +1,7 @@
-"""`RemoteGatekeeper` beside a sidecar in a process of its own: checks a second.
+"""`RemoteGatekeeper` with a sidecar in another process: checks per second.
 
-Every URL is asked about once over all rounds, so the client's memory of decisions answers
-nothing, and is switched on as it is by default: what it costs is in the figures.
+Every URL is asked about only once over all rounds, so the client's decision cache never hits. The
+cache is enabled, as by default, so its cost is included in the figures.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from benchmarks.sidecar import _server
 __all__ = ["run"]
 
 AT_ONCE = 1000
-"""Questions that wait at a time."""
+"""Concurrent questions."""
 
 Work = Callable[[list[str]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What one round cost for one question."""
+    """Cost of one question in one round."""
 
     wall: float
     processor: float
 
 
 def run(options: Options) -> list[Table]:
-    """One table for each event loop that is installed; client and server use the same."""
+    """Return one table for each installed event loop, which client and server both use."""
     loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
     try:
         import uvloop

@@ -1,9 +1,8 @@
-"""Sites to measure with: made up in the shape of real ones, or read from a file.
+"""The sites of the benchmarks: generated in the shape of real ones, or read from a file.
 
-The made-up ones follow the quantiles of a few thousand real robots.txt files: how many
-plain rules and how many with wildcards stand in the group that applies to a robot no file
-names, how many groups, comments, sitemaps and blank lines there are beside them. Half of
-the URLs aim at the rules of their file, half are anything.
+Generated sites follow the quantiles of a few thousand real robots.txt files: the numbers of plain
+rules and of wildcard rules in the group for an unnamed robot, and the numbers of groups, comments,
+sitemaps and blank lines. Half of the URLs match rules of their file, half are arbitrary.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from pathlib import Path
 __all__ = ["AGENT", "Site", "generate", "load", "shape"]
 
 AGENT = "examplebot"
-"""The robot that asks: one that no file names."""
+"""The default robot: one that no file names."""
 
-# (share of files, value): between two points the value grows evenly in its logarithm.
+# (share of files, value): log-linear interpolation between two points.
 _PLAIN = ((0.12, 0), (0.13, 1), (0.5, 7), (0.75, 24), (0.9, 53), (0.99, 234), (1.0, 706))
 _WILD = ((0.52, 0), (0.53, 1), (0.75, 6), (0.9, 25), (0.99, 105), (1.0, 517))
 _GROUPS = ((0.6, 0), (0.61, 1), (0.75, 2), (0.9, 4), (0.99, 33), (1.0, 115))
@@ -46,20 +45,20 @@ _ROBOTS = """
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One site: its robots.txt, as it came over the wire, and URLs to ask about."""
+    """One site: its robots.txt as raw bytes, and URLs to ask about."""
 
     host: str
     body: bytes
     urls: tuple[str, ...]
     agent: str = AGENT
-    """The robot that asks."""
+    """The robot whose rules apply."""
 
 
 _NAMED = re.compile(rb"^[ \t]*user-agent[ \t]*:[ \t]*([a-z_-]+)", re.IGNORECASE | re.MULTILINE)
 
 
 def _asked_as_named(sites: list[Site]) -> list[Site]:
-    """Each second site is asked by the first robot that its file names, if it names one."""
+    """Use the first robot that the file names, if any, for every second site."""
     for place in range(1, len(sites), 2):
         if found := _NAMED.search(sites[place].body):
             sites[place] = replace(sites[place], agent=found[1].decode())
@@ -77,13 +76,13 @@ def load(path: str | Path) -> list[Site]:
 
 
 def generate(files: int = 400, *, urls: int = 20, seed: int = 9309) -> list[Site]:
-    """Make up that many sites; the same seed gives the same sites."""
+    """Generate that many sites; the same seed gives the same sites."""
     rng = random.Random(seed)
     return _asked_as_named([_site(f"www.site{index}.example", urls, rng) for index in range(files)])
 
 
 def shape(sites: list[Site]) -> dict[str, int]:
-    """What the sites look like, to print above the figures."""
+    """Describe the sites, to be printed above the figures."""
     sizes = sorted(len(site.body) for site in sites)
     rules = sorted(_rules(site.body) for site in sites)
     return {
@@ -104,7 +103,7 @@ def _rules(body: bytes) -> int:
 
 
 def _draw(quantiles: tuple[tuple[float, int], ...], rng: random.Random) -> int:
-    """A value whose distribution has those quantiles."""
+    """Draw a value from the distribution with these quantiles."""
     share = rng.random()
     low_share, low = 0.0, 0
     for high_share, high in quantiles:
@@ -166,7 +165,7 @@ def _plain(rng: random.Random) -> str:
 
 
 def _wild(rng: random.Random) -> str:
-    """A rule with `*` or `$`, in the shares in which people write them."""
+    """Draw a rule with `*` or `$`, of the kinds and shares found in real files."""
     return rng.choices(
         (
             f"/{_path(rng)}/*/{_word(rng)}",
@@ -184,7 +183,7 @@ def _wild(rng: random.Random) -> str:
 
 
 def _url(patterns: list[str], rng: random.Random) -> str:
-    """Half of them begin as a rule of the file does, its wildcards filled in."""
+    """Draw a URL. Half of them match a rule of the file, with its wildcards filled in."""
     if patterns and rng.random() < 0.5:
         aimed = rng.choice(patterns).rstrip("$").replace("*", _word(rng))
         return aimed + rng.choice(("", "", _word(rng), ".html"))

@@ -19,11 +19,11 @@ __all__ = ["run"]
 
 _PATIENCE = 300.0
 _SLOW = 2_000
-"""Pages for those that would take minutes for all."""
+"""Pages for crawlers that would take minutes for all of them."""
 
 
 def run(options: Options) -> list[Table]:
-    """The table of crawlers, and that of the leases."""
+    """Return the table of crawlers and the table of lease latencies."""
     return [_crawls(options), lateness(options)]
 
 

@@ -1,8 +1,8 @@
-"""The crawlers that are compared, each started in a process of its own.
+"""The crawlers that are compared, each run in its own process.
 
-`python -m benchmarks.crawlers NAME PORT PAGES` fetches the pages and prints what it took.
-All have a hundred requests in flight at most, ten for one host, no delay, and read every
-body; all but the bare client fetch and obey each host's robots.txt.
+`python -m benchmarks.crawlers NAME PORT PAGES` fetches the pages and prints the time taken. All
+have at most a hundred requests in flight, ten per host, no delay, and read every body. All except
+the bare client fetch and obey each host's robots.txt.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Fetch = Callable[[str], Awaitable[None]]
 
 
 async def _pool(fetch: Fetch, pages: list[str]) -> int:
-    """Fetch all pages with a hundred workers; how many there were."""
+    """Fetch all pages with a hundred workers. Return the number of pages."""
     rest = iter(pages)
     done = 0
 
@@ -58,7 +58,7 @@ async def _pool(fetch: Fetch, pages: list[str]) -> int:
 def _client() -> Any:
     import aiohttp
 
-    # As a polite session's: what counts a pool's connections costs a page some instructions.
+    # The same limits as a polite session: counting the pool's connections costs instructions, too.
     connector = aiohttp.TCPConnector(limit=0)
     return aiohttp.ClientSession(connector=connector, headers={"User-Agent": AGENT})
 
@@ -74,7 +74,7 @@ def _config() -> Any:
 
 
 async def bare(pages: list[str]) -> int:
-    """Asks nobody."""
+    """Plain aiohttp, without robots.txt."""
     async with _client() as session:
 
         async def fetch(url: str) -> None:
@@ -85,14 +85,14 @@ async def bare(pages: list[str]) -> int:
 
 
 def _folder() -> Path:
-    """Where pages go; it is removed when the process ends, which is not measured."""
+    """Return a folder for pages. It is removed at exit, which is not measured."""
     folder = tempfile.mkdtemp(prefix="gatekeeper-bench-")
     atexit.register(shutil.rmtree, folder)
     return Path(folder)
 
 
 async def bare_files(pages: list[str]) -> int:
-    """Asks nobody, and writes each page to a file in its host's folder."""
+    """Plain aiohttp, without robots.txt; writes each page to a file in its host's folder."""
     made: set[str] = set()
     folder = _folder()
     async with _client() as session:
@@ -111,7 +111,7 @@ async def bare_files(pages: list[str]) -> int:
 
 
 async def fetch_files(pages: list[str]) -> int:
-    """`gatekeeper fetch -i FILE -o DIR`, without the start of its process."""
+    """`gatekeeper fetch -i FILE -o DIR`, without its process start."""
     from gatekeeper.cli.crawl.progress import watcher
     from gatekeeper.cli.crawl.runner import Job, crawl, rare_collections
     from gatekeeper.cli.crawl.sources import Limits
@@ -127,7 +127,7 @@ async def fetch_files(pages: list[str]) -> int:
 
 
 async def by_hand(pages: list[str]) -> int:
-    """What people write: a dictionary of parsers, one fetch an origin, no pacing."""
+    """A typical hand-written crawler: a dictionary of parsers, one fetch per origin, no pacing."""
     from protego import Protego
 
     known: dict[str, asyncio.Task[Any]] = {}
@@ -164,7 +164,7 @@ async def polite(pages: list[str]) -> int:
 
 
 async def leases(pages: list[str]) -> int:
-    """`gate.lease` by hand, as `examples/embedded.py` has it: on the gate's connections."""
+    """`gate.lease` by hand, as in `examples/embedded.py`: on the gate's connections."""
     from gatekeeper import Gatekeeper
     from gatekeeper.session import plain_session
 
@@ -176,7 +176,7 @@ async def leases(pages: list[str]) -> int:
 
 
 async def leases_over_a_client(pages: list[str]) -> int:
-    """`gate.lease` by hand, over the bare client: robots.txt comes by a connection of its own."""
+    """`gate.lease` by hand, with a plain client: robots.txt uses a separate connection."""
     from gatekeeper import Gatekeeper
 
     async with Gatekeeper(AGENT, config=_config()) as gate, _client() as session:
@@ -192,14 +192,14 @@ async def _leased(gate: Any, session: Any, pages: list[str]) -> int:
 
 
 async def _one(session: Any, lease: Any) -> None:
-    """The request of a lease that is held by hand."""
+    """Send the request of one lease."""
     async with session.get(lease.url, allow_redirects=False) as response:
         lease.report(status=response.status, retry_after=response.headers.get("Retry-After"))
         await response.read()
 
 
 async def queue(pages: list[str]) -> int:
-    """`PoliteQueue`, drained by a hundred workers, as `examples/polite_queue.py` has it."""
+    """`PoliteQueue`, drained by a hundred workers, as in `examples/polite_queue.py`."""
     from gatekeeper import Gatekeeper, PoliteQueue
     from gatekeeper.session import plain_session
 
@@ -212,7 +212,7 @@ async def queue(pages: list[str]) -> int:
 
 
 async def queue_and_session(pages: list[str]) -> int:
-    """`PoliteQueue`, drained through a polite session, which adopts the leases."""
+    """`PoliteQueue`, drained through a polite session that adopts the leases."""
     from gatekeeper import PoliteQueue
     from gatekeeper.session import polite_session, session_gate
 
@@ -246,7 +246,7 @@ async def _drained(frontier: Any, pages: list[str], fetch: Callable[[Any], Await
 
 
 async def crawlee(pages: list[str]) -> int:
-    """Crawlee's HttpCrawler, told to respect robots.txt."""
+    """Crawlee's HttpCrawler, configured to respect robots.txt."""
     from crawlee import ConcurrencySettings
     from crawlee.configuration import Configuration
     from crawlee.crawlers import HttpCrawler
@@ -276,7 +276,7 @@ async def crawlee(pages: list[str]) -> int:
 
 
 def scrapy(pages: list[str], **settings: Any) -> int:
-    """Scrapy with its defaults, but for the delay, the limits and the robots.txt setting."""
+    """Scrapy with its defaults, except for delay, limits and the robots.txt setting."""
     import scrapy as package
     from scrapy.crawler import CrawlerProcess
 
@@ -307,12 +307,12 @@ def scrapy(pages: list[str], **settings: Any) -> int:
 
 
 def scrapy_one_by_one(pages: list[str]) -> int:
-    """Scrapy with one request for a host at once, as a polite crawl has."""
+    """Scrapy with one request per host at a time, as in a polite crawl."""
     return scrapy(pages, CONCURRENT_REQUESTS_PER_DOMAIN=1)
 
 
 def scrapy_polite(pages: list[str]) -> int:
-    """Scrapy with our add-on, and one request for a host at once."""
+    """Scrapy with gatekeeper's add-on, and one request per host at a time."""
     config = {
         "guard": {"allow": ["127.0.0.0/8"]},
         "pacing": {"default_interval": 0.0, "concurrency": 1},
@@ -330,13 +330,13 @@ class Crawler(NamedTuple):
 
     crawl: Callable[[list[str]], Any]
     distribution: str
-    """What has to be installed."""
+    """The distribution that must be installed."""
     modules: tuple[str, ...]
-    """Imported before the clock runs."""
+    """Modules imported before the clock starts."""
     slow: bool = False
-    """It gets fewer pages."""
+    """Whether it fetches fewer pages than the others."""
     beside: str | None = None
-    """What it is held against; None: the bare client."""
+    """The crawler it is compared with; None: the bare client."""
 
 
 BARE = "bare aiohttp"
@@ -369,17 +369,17 @@ CRAWLERS = {
 
 
 def available() -> list[str]:
-    """Those whose distribution is installed."""
+    """Return the crawlers whose distribution is installed."""
     return [name for name, one in CRAWLERS.items() if version_of(one.distribution)]
 
 
 def _run(name: str, port: int, pages: int) -> dict[str, float]:
-    # Some log every request of theirs; nobody reads it here.
+    # Some log every request, which is not needed here.
     logging.disable(logging.CRITICAL)
     crawl, work = CRAWLERS[name].crawl, urls(port, pages)
     for module in CRAWLERS[name].modules:
         importlib.import_module(module)
-    # What the imports left to be collected is theirs; and whether the collector's next round
+    # Garbage of the imports is not part of the crawl, and whether the next collection
     # falls into the crawl would be chance.
     gc.collect()
     wall, processor = time.perf_counter(), time.process_time()

@@ -1,8 +1,8 @@
-"""The pace of hosts that answer, while so many dead origins are asked: through all three doors.
+"""The pace of hosts that answer while many dead origins are asked, through each entry point.
 
-Five hosts on loopback may be asked five times a second each. The share of that pace that they
-keep beside 10 to 2,000 dead origins, which refuse, have no name, never answer or reset, is the
-figure. Real sockets and real time; nothing leaves 127.0.0.0/8.
+Five hosts on loopback may be asked five times per second each. The figure is the share of that pace
+which they keep beside 10 to 2,000 dead origins, which refuse, have no name, never answer or reset.
+Sockets and time are real; nothing leaves 127.0.0.0/8.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ Works = Callable[["World", list[str]], Coroutine[Any, Any, None]]
 
 
 class Names(AbstractResolver):
-    """127.0.0.1 for what answers and for one machine, an address of its own for the rest."""
+    """A resolver: 127.0.0.1 for live hosts and for one machine, a unique address otherwise."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """Raises OSError for a name that does not exist."""
+        """Resolve a name. Raises OSError if it does not exist."""
         if host.startswith("nosuchname-") or host.endswith(".nosuchname.test"):
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         _, dash, number = host.removesuffix(".test").partition("-")
@@ -63,29 +63,29 @@ class Names(AbstractResolver):
         return [found]
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to close."""
 
 
 class World:
-    """Hosts that answer and hosts that don't, in a process of their own; and one sidecar."""
+    """Hosts that answer and hosts that do not, in another process, and one sidecar."""
 
     def __init__(self, ports: dict[str, int]) -> None:
         self.ports = ports
 
     @property
     def warm(self) -> list[str]:
-        """The hosts that answer, as the beginning of a URL."""
+        """Return the URL prefixes of the hosts that answer."""
         return [f"http://warm{n}.test:{self.ports['warm']}/" for n in range(_WARM)]
 
     def dead(self, kind: str, count: int, *, one: bool) -> list[str]:
-        """So many URLs of dead origins: of one domain and machine, or each of its own."""
+        """Return URLs of dead origins: all of a single domain and machine, or each of its own."""
         port = self.ports.get(kind, 80)
         word = kind.replace(" ", "")
         names = (f"n{i}.{word}.test" if one else f"{word}-{i}.test" for i in range(count))
         return [f"http://{name}:{port}/" for name in names]
 
     async def pages(self) -> tuple[int, float]:
-        """Pages served so far, and when that was counted."""
+        """Return the number of pages served so far, and the time of counting."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.ports["warm"])
         writer.write(b"GET /count HTTP/1.1\r\n\r\n")
         counted, at = (await reader.readline()).split()
@@ -95,7 +95,7 @@ class World:
 
 @contextmanager
 def _process(role: str) -> Iterator[dict[str, int]]:
-    """The ports of a part of this benchmark that runs by itself until the block is left."""
+    """Run a part of this benchmark in a process until the block is left. Yield its ports."""
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.dead", role],
         stdin=subprocess.PIPE,
@@ -113,7 +113,7 @@ def _process(role: str) -> Iterator[dict[str, int]]:
 
 
 class _Sites:
-    """Each kind of host has a port of its own, at every address."""
+    """The servers: each kind of host has its own port, on every address."""
 
     def __init__(self) -> None:
         self.pages = 0
@@ -121,7 +121,7 @@ class _Sites:
         self._sockets: list[socket.socket] = []
 
     async def serve(self) -> None:
-        """Listen, and say where, until standard input ends."""
+        """Listen, print the ports, and serve until standard input ends."""
         answering = await asyncio.start_server(self._answer, "0.0.0.0", 0, backlog=1024)
         resetting = await asyncio.start_server(self._reset, "0.0.0.0", 0, backlog=4096)
         self.ports["warm"] = answering.sockets[0].getsockname()[1]
@@ -184,7 +184,7 @@ async def _serve_sidecar() -> None:
             await runner.cleanup()
 
 
-# -- the three doors: each reads pages of the hosts that answer, and insists on the dead ones
+# -- the entry points: each fetches pages of live hosts, and keeps asking the dead ones
 
 
 async def _embedded(world: World, dead: list[str]) -> None:
@@ -257,7 +257,7 @@ _DOORS: dict[str, Works] = {"embedded": _embedded, "sidecar": _sidecar, "fetch":
 
 
 def run(options: Options) -> list[Table]:
-    """One table a door."""
+    """Return one table per entry point."""
     counts = (25, 200) if options.quick else (10, 25, 200, 2000)
     span = 3.0 if options.quick else 8.0
     return [asyncio.run(_table(door, counts, span)) for door in _DOORS]
@@ -268,7 +268,7 @@ async def _table(door: str, counts: tuple[int, ...], span: float) -> Table:
     alones: list[float] = []
     with _process("sites") as ports:
         world = World(ports)
-        # One site is known from many before any door: there it is measured once.
+        # A single site is recognised independently of the entry point, so it is measured once.
         for kind, one in itertools.product(
             _KINDS, (False, True) if door == "embedded" else (False,)
         ):
@@ -297,7 +297,7 @@ async def _table(door: str, counts: tuple[int, ...], span: float) -> Table:
 
 
 async def _pace(world: World, door: str, dead: list[str], span: float) -> float:
-    """Pages a second of the hosts that answer, from a second after the first question on."""
+    """Measure pages per second of the live hosts, starting one second after the first question."""
     work = asyncio.create_task(_DOORS[door](world, dead))
     try:
         await asyncio.sleep(1.0)

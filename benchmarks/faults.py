@@ -1,8 +1,8 @@
-"""A fleet's crawl while everything breaks: `python -m benchmarks --only faults`.
+"""A fleet's crawl under faults: `python -m benchmarks --only faults`.
 
-Processes crawl sites on loopback, and what can break breaks, one thing after another: members,
-their store, the wire between them. The sites' own log alone is the judge. It takes twelve minutes,
-fewer with `--quick`. `FLEET_LOG=FILE` keeps what the members log.
+Processes crawl sites on loopback while members, their store and the connections between them fail
+one after another. Only the sites' own log is judged. It takes twelve minutes, fewer with `--quick`.
+`FLEET_LOG=FILE` keeps the log of the members.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from tests.fleet.crawl import EVERYTHING, Fault, Sites, crawl, crawling
 __all__ = ["run"]
 
 HOLD = 3.0
-"""Seconds: longer than the slowest answer, whose member may be killed."""
+"""Seconds; longer than the slowest response, whose member may be killed."""
 DELAYS = (0.0, 0.05, 0.3, 0.8, 2.0)
 WORKERS = 240
-"""Of all members together."""
+"""Worker tasks of all members together."""
 ALIVE = frozenset(EVERYTHING) - {
     "kill -9 of a member, and a new one",
     "SIGSTOP of a member for 1.5 holds",
@@ -42,7 +42,7 @@ DIVIDED = (
 
 
 def run(options: Options) -> list[Table]:
-    """Two tables of what broke, the pace, and what "divide" costs."""
+    """Return tables of the faults, of the pace, and of the cost of "divide"."""
     hosts = 60 if options.quick else 200
     sizes = (3,) if options.quick else (3, 8)
     tables = [_broken(hosts, members) for members in sizes]
@@ -57,7 +57,7 @@ def _sites(hosts: int) -> Sites:
 
 
 def _outlasting(hosts: int, members: int) -> Table:
-    """An outage that lasts for longer than holds, which last as long as they do by default."""
+    """Run an outage longer than `fleet.hold`, with that setting at its default."""
     return _broken(hosts, members, (LONG,), FleetConfig().hold, following=10.0)
 
 
@@ -108,7 +108,7 @@ def _row(sites: Sites, fault: Fault) -> tuple[str, ...]:
 
 
 def _paces(hosts: int, seconds: float, sizes: Sequence[int]) -> Table:
-    """What one process reaches without a fleet, and several with one."""
+    """Measure the pace of one process without a fleet, and of several with one."""
     paces = {1: asyncio.run(_pace(hosts, seconds, 1, alone=True))}
     paces |= {members: asyncio.run(_pace(hosts, seconds, members)) for members in sizes}
     rows = [

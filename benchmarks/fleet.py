@@ -1,8 +1,8 @@
-"""A fleet's store: `python -m benchmarks --only fleet`.
+"""Throughput and memory of a fleet's store: `python -m benchmarks --only fleet`.
 
-A real server on a unix socket of this machine, one process that takes and ends leases, and what a
-host weighs in the store. The machine's other load is in the wall clock's figures; those of the
-processor are not moved by it.
+A real server on a unix socket, one process that takes and ends leases, and the memory of a host in
+the store. Other load on the machine affects the figures by wall clock, but not those by processor
+time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NONE = RobotsInterval(0.0, "none")
 
 @contextmanager
 def store() -> Iterator[str]:
-    """A server of our own; the path of its socket."""
+    """Run a server. Yield the path of its socket."""
     binary = shutil.which("valkey-server") or shutil.which("redis-server")
     if binary is None:
         raise RuntimeError("no valkey-server or redis-server is installed")
@@ -56,7 +56,7 @@ def store() -> Iterator[str]:
 
 
 def run(options: Options) -> list[Table]:
-    """Leases a second, calls a lease, memory a host."""
+    """Measure leases per second, calls per lease, and memory per host."""
     leases = 10_000 if options.quick else 100_000
     rows, figures = [], {}
     for workers in (32, 256, 1024):
@@ -99,14 +99,14 @@ def run(options: Options) -> list[Table]:
     ]
 
 
-# --- at the end of a wire ---------------------------------------------------------------------
+# --- over a slow connection ---------------------------------------------------------------------
 
 _ONE_WAY = 0.01
-"""Seconds, so that what this machine adds counts little."""
+"""Seconds; long enough that this machine's own delays matter little."""
 
 
 class FarLedger(RedisLedger):
-    """A store that is far away; how long each call of it took, and each head until it was told."""
+    """A ledger over a slow connection, which records the duration of calls and head reports."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url, config=FleetConfig(), clock=SystemClock())
@@ -133,7 +133,7 @@ class FarLedger(RedisLedger):
 
 
 class _Collections:
-    """Full collections of garbage while it is entered: all stands still meanwhile."""
+    """Records full garbage collections while entered: they stop everything."""
 
     def __enter__(self) -> _Collections:
         self.pauses: list[float] = []
@@ -152,14 +152,14 @@ class _Collections:
 
     @property
     def said(self) -> str:
-        """How many, and the longest."""
+        """Describe how many there were, and the longest."""
         return f"{len(self.pauses)} of at most {max(self.pauses, default=0.0) * 1e3:.0f} ms"
 
 
 def _far(options: Options) -> Table:
     length = 4.0 if options.quick else 15.0
     gc.collect()
-    gc.freeze()  # what was imported, as the sidecar and `gatekeeper fetch` do
+    gc.freeze()  # exempt imported objects, as the sidecar and `gatekeeper fetch` do
     with store() as path:
         late, trip, _ = asyncio.run(_distance(path, 200, 0.5, length))
     with store() as path, _Collections() as collections:
@@ -195,7 +195,7 @@ def _at(values: list[float], share: float) -> float:
 async def _distance(
     path: str, hosts: int, interval: float, length: float
 ) -> tuple[list[float], float, list[float]]:
-    """How late each lease started, a round trip, and how long each head took."""
+    """Measure how late each lease started, the round trip, and the delay of each head report."""
     ledger = FarLedger(f"unix://{path}")
     scheduler, _ = await _scheduler(path, ledger)
     asked = RobotsInterval(interval, f"Crawl-delay {interval:g} s")
@@ -231,7 +231,7 @@ async def _scheduler(path: str, ledger: RedisLedger | None = None) -> tuple[Sche
     )
     await scheduler.open()
     client = redis.Redis(unix_socket_path=path)
-    client.hdel("{gatekeeper}:epoch", "until", "floor")  # the quarantine of an empty store
+    client.hdel("{gatekeeper}:epoch", "until", "floor")  # the quarantine of a new store
     client.close()
     return scheduler, ledger
 
@@ -239,7 +239,7 @@ async def _scheduler(path: str, ledger: RedisLedger | None = None) -> tuple[Sche
 async def _leases(
     path: str, leases: int, scopes: int, workers: int
 ) -> tuple[float, float, float, int]:
-    """Wall and processor seconds, the store's processor seconds, script calls."""
+    """Return wall and processor seconds, the store's processor seconds, and script calls."""
     scheduler, ledger = await _scheduler(path)
     left = leases
 
@@ -271,7 +271,7 @@ def _processor(client: Any) -> float:
 
 
 async def _memory(path: str, hosts: int) -> float:
-    """Bytes of a host whose clock lies ahead."""
+    """Measure the bytes of a host whose clock lies ahead."""
     scheduler, _ = await _scheduler(path)
     client: Any = redis.Redis(unix_socket_path=path)
     before = client.info("memory")["used_memory"]

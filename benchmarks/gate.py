@@ -1,4 +1,4 @@
-"""`await gate.allowed(url)`: a warm origin, a fresh URL each time."""
+"""`await gate.allowed(url)` on warm origins, with a new URL each time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 def run(options: Options) -> list[Table]:
-    """One table for each event loop that is installed."""
+    """Return one table for each installed event loop."""
     loops: dict[str, LoopFactory] = {"asyncio": asyncio.new_event_loop}
     try:
         import uvloop
@@ -77,7 +77,7 @@ class _Origins:
         self._bodies: dict[str, bytes] = {}
 
     async def serve(self, stack: AsyncExitStack) -> list[str]:
-        """Start the server; the base URL of every origin."""
+        """Start the server. Return the base URL of every origin."""
         app = web.Application()
         app.router.add_get("/robots.txt", self._answer)
         runner = web.AppRunner(app, access_log=None)
@@ -98,7 +98,7 @@ class _Origins:
 
 
 def _urls(bases: list[str], sites: list[Site], rng: random.Random) -> Iterator[str]:
-    """URLs without end, none twice: the corpus's own, with a number behind them."""
+    """Yield endless distinct URLs: those of the corpus with a number appended."""
     paths = [[_path(url) for url in site.urls] for site in sites]
     number = 0
     while True:
@@ -123,7 +123,7 @@ async def _measure(options: Options) -> dict[str, list[float]]:
     rng = random.Random(7)
     size = 20_000 if options.quick else 100_000
     sites = [site for site in options.sites() if site.urls][:100]
-    # Turns are not what is measured: warming takes a robots.txt from every origin at once.
+    # Turns are not measured here: warming up fetches the robots.txt of all origins concurrently.
     config = Config(
         guard=GuardConfig(allow=("127.0.0.0/8",)), pacing=PacingConfig(default_interval=0.0)
     )
@@ -143,7 +143,7 @@ async def _measure(options: Options) -> dict[str, list[float]]:
 
 Work = Callable[[list[str]], Awaitable[None]]
 
-# What half of all files hold for an unnamed robot, or less: seven plain prefixes.
+# Seven plain prefixes: half of all files have no more for an unnamed robot.
 _MEDIAN = Site(
     "median.example",
     b"User-agent: *\n"
@@ -156,7 +156,7 @@ _MEDIAN = Site(
 
 
 def _pages(base: str) -> Iterator[str]:
-    """Pages of one site, none twice."""
+    """Yield distinct pages of one site."""
     number = 0
     while True:
         yield f"{base}/articles/{number % 97}/page-{number}.html"

@@ -1,8 +1,8 @@
--- For wrk: what a crawler asks a sidecar, mixed. Arguments: how many answers to wait for, the
--- number of the first URL, and the origins.
+-- For wrk: a crawler's mixture of requests to a sidecar. Arguments: the number of responses to wait
+-- for, the number of the first URL, and the origins.
 --
--- Of 20 requests 11 are checks, 1 a batch of 20 URLs, 3 leases with their 3 reports, 1 a lease
--- that is left to run out every other time, and 1 something that is refused.
+-- Of 20 requests 11 are checks, 1 is a batch of 20 URLs, 3 are leases with their 3 reports, 1 is a
+-- lease that expires every other time, and 1 is refused.
 
 local origins, leases, statuses = {}, {}, {}
 local total, number, answered, turn = 0, 0, 0, 0

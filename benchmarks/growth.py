@@ -1,7 +1,7 @@
-"""What `gatekeeper serve` holds in memory: idle, warm, and over a million requests.
+"""Memory of `gatekeeper serve`: idle, warm, and over a million requests.
 
-The process that its users start, asked over loopback: by a flood of checks from here, and,
-where wrk is installed, by the mixture of requests in growth.lua.
+The real command is asked over loopback: by a flood of checks, and, if wrk is installed, by the
+mixture of requests in growth.lua.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["run"]
 SCRIPT = Path(__file__).with_name("growth.lua")
 STEPS = 10
 _MOST = 600
-"""Seconds that one step may take."""
+"""Longest duration of one step, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class _Command:
 
 
 def run(options: Options) -> list[Table]:
-    """A flood of checks; and a mixture of all that a crawler asks, if wrk is here to ask it."""
+    """Measure a flood of checks, and a crawler's mixture of requests if wrk is installed."""
     tables = [_flooded(options)]
     wrk = shutil.which("wrk")
     if wrk is not None:
@@ -105,7 +105,7 @@ def _mixed(wrk: str, options: Options) -> Table:
 def _ask(
     wrk: str, port: int, total: int, turn: int, origins: list[str]
 ) -> Iterator[tuple[str, int]]:
-    """At least so many answers by wrk; how often each status was among the first of them."""
+    """Get at least that many responses with wrk. Return how often each status occurred."""
     process = subprocess.Popen(
         [
             *(wrk, "-t", "1", "-c", str(CONNECTIONS), "-d", f"{_MOST}s", "--timeout", "20s"),
@@ -131,7 +131,7 @@ def _ask(
 
 
 def _flood(port: int, origins: list[str], total: int) -> None:
-    """So many checks of URLs never seen before, several in each packet."""
+    """Send that many checks of new URLs, several in each packet."""
     each = 16
     connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(CONNECTIONS)]
     for first in range(0, total, CONNECTIONS * each):
@@ -150,7 +150,7 @@ def _flood(port: int, origins: list[str], total: int) -> None:
 
 
 def _read_many(connection: socket.socket, answers: int) -> None:
-    """Read so many answers, all of which must be 200."""
+    """Read that many responses, which must all be 200."""
     data = b""
     while answers:
         data += connection.recv(1 << 16)
@@ -167,7 +167,7 @@ def _read_many(connection: socket.socket, answers: int) -> None:
 
 @contextmanager
 def _command() -> Iterator[_Command]:
-    """The service as its users start it; hosts take as many requests as are asked for."""
+    """Run the service as its users do, with up to 1,000 concurrent requests per host."""
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "gatekeeper", "serve", "--port", "0", "--storage", "memory"),

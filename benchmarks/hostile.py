@@ -1,7 +1,7 @@
-"""The worst 500 KiB files we can construct: what each costs to parse, and to ask.
+"""The worst 500 KiB files that we can construct: the cost of parsing and asking each.
 
-Each parser runs in a process of its own, with a bound on its memory; one that takes longer
-than the patience for one file is stopped and begins again with the next.
+Each parser runs in its own process with a memory limit. A parser that exceeds the time limit for
+one file is stopped and continues with the next.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from benchmarks.shapes import SHAPES
 __all__ = ["run"]
 
 _MEMORY = 3 << 30
-"""Bytes of address space a parser may take."""
+"""Limit of a parser's address space, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds of processor time that one file took."""
+    """Processor time for one file, in seconds."""
 
     parse: float
     first: float
-    """The first answer, choosing the agent included."""
+    """The first answer, including the choice of the agent."""
     worst: float
-    """The slowest URL afterwards, the median of several askings."""
+    """The slowest URL afterwards: the median of several questions."""
 
 
 def run(options: Options) -> list[Table]:
-    """One row a shape, three columns a parser, and the worst of each column."""
+    """Return a table with one row per shape, three columns per parser, and the worst of each."""
     patience = 5.0 if options.quick else 20.0
     names = [peer.name for peer in installed((OURS, BASELINE, "reppy (C++)"))]
     costs = {name: _all_shapes(name, patience) for name in names}
@@ -120,9 +120,9 @@ class _Worker:
         self._pipe.recv()
 
     def ask(self, shape: str, patience: float) -> Cost | str:
-        """The cost of that shape, or why there is none."""
+        """Return the cost of the shape, or a text that says why there is none."""
         self._pipe.send(shape)
-        # Parsing thrice and asking some URLs: whoever keeps the goals needs under a second.
+        # Parsing three times and asking some URLs takes less than a second if the goals are met.
         if not self._pipe.poll(patience):
             return f"> {patience:.0f} s"
         try:
@@ -145,7 +145,7 @@ def _serve(pipe: Connection, name: str) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     except ImportError:
         pass
-    # Some print what they could not read, which may be half of the file.
+    # Some parsers print what they could not read, which may be half of the file.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
@@ -157,7 +157,7 @@ def _serve(pipe: Connection, name: str) -> None:
             pipe.send(_cost(peer.parse, peer.ready, shape.body, shape.urls))
         except MemoryError:
             pipe.send("> 3 GiB")
-        except Exception as error:  # noqa: BLE001 - whatever it raises is its answer
+        except Exception as error:  # noqa: BLE001 - any error is the result
             pipe.send(type(error).__name__)
 
 
@@ -169,7 +169,7 @@ def _cost(
 ) -> Cost:
     firsts: list[float] = []
     parses: list[float] = []
-    # Three files, three first answers; one that takes long is believed the first time.
+    # Three files and three first answers; a slow one is measured only once.
     while len(parses) < 3 and sum(parses) + sum(firsts) < 1.0:
         start = time.process_time()
         parsed = parse(body)
@@ -186,7 +186,7 @@ def _cost(
 def _asking(ask: Callable[[str], bool], url: str) -> float:
     taken: list[float] = []
     while len(taken) < 5 and sum(taken) < 0.5:
-        # Another URL each time, of the same length: a memory of answers does not count.
+        # A different URL of the same length each time, so that no cache of answers helps.
         fresh = f"{url}?{len(taken)}"
         start = time.process_time()
         ask(fresh)

@@ -1,7 +1,7 @@
-"""What a page more costs in a crawl, in instructions: the same on a busy machine as on a quiet one.
+"""Instructions per additional page of a crawl, which do not depend on the load of the machine.
 
-Each crawler runs twice under valgrind, with a few pages a host and with more, in a process of its
-own; the difference holds no start, no first meeting of a host and no robots.txt. Needs valgrind.
+Each crawler runs twice under valgrind, with few and with more pages per host, in its own process.
+The difference excludes start-up, the first contact with a host, and robots.txt. Needs valgrind.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _MEASURED = (
     *("PoliteQueue", "bare aiohttp, to files", "gatekeeper fetch -o"),
 )
 _FEW, _MORE = 10, 25
-"""Pages a host."""
+"""Pages per host."""
 
 
 def run(options: Options) -> list[Table]:
-    """The table. Raises RuntimeError without valgrind."""
+    """Return the table. Raises RuntimeError if valgrind is not installed."""
     if shutil.which("valgrind") is None:
         raise RuntimeError("it needs valgrind")
     names = [name for name in _MEASURED if name in available()]

@@ -1,4 +1,4 @@
-"""How late a lease starts, in a real loop that is also busy with something else."""
+"""How late leases start in an event loop that also does other work."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["lateness"]
 
 _HOSTS = 400
 _WAITERS = 3
-"""Tasks that want one host, each again as soon as it had its turn."""
+"""Tasks per host, each of which asks again after every turn."""
 _INTERVAL = 0.25
 _WORK = 2e-4
-"""Seconds of processor time that a crawler spends on a page, in the same loop."""
+"""Processor time for one page in the same event loop, in seconds."""
 
 
 def lateness(options: Options) -> Table:
-    """The distribution of start times against the moment each turn was due."""
+    """Return the distribution of start times relative to the time when each turn was due."""
     length = 3.0 if options.quick else 15.0
     leases, timers, early, busy = asyncio.run(_measure(length))
     shares = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("largest", 1.0))
@@ -44,7 +44,7 @@ def lateness(options: Options) -> Table:
 
 
 def _at(values: list[float], share: float) -> float:
-    """That quantile; a lease that started within the clock's own error was not late."""
+    """Return a quantile. A lease within the clock's own error counts as punctual."""
     ranked = sorted(values)
     return max(0.0, ranked[min(len(ranked) - 1, int(len(ranked) * share))])
 
@@ -53,7 +53,7 @@ async def _measure(length: float) -> tuple[list[float], list[float], int, float]
     from gatekeeper import Config, Gatekeeper
     from gatekeeper.config import HostRule, PacingConfig
 
-    # The operator's word stands for the files: nothing here needs a network.
+    # An operator's override replaces the files, so that no network is needed.
     config = Config(
         host=(HostRule(match="*", robots="allow", interval=_INTERVAL),),
         pacing=PacingConfig(default_interval=_INTERVAL),
@@ -96,7 +96,7 @@ async def _measure(length: float) -> tuple[list[float], list[float], int, float]
         tick(loop.time())
         async with asyncio.TaskGroup() as group:
             for number in range(_HOSTS):
-                # Not all at once: a herd would measure how long the other work takes.
+                # Staggered: all at the same time would measure the other work instead.
                 begin = rng.random() * _INTERVAL
                 for _ in range(_WAITERS):
                     group.create_task(visit(f"h{number}.example", begin))

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.longpolls`: what stays in memory after a crawler's kill -9.
+"""`python -m benchmarks.longpolls`: the sidecar's memory after a crawler's kill -9.
 
-A client in a process of its own sends 5,000 requests that wait for one host's turn, and is
-killed. Printed: the sidecar's memory before, at the peak, and once the requests are gone.
+A client process sends 5,000 requests that wait for one host's turn, and is killed. The sidecar's
+memory is printed before, at the peak, and after the requests are gone.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _until(base: str, waiting: int) -> None:
 
 
 def _crowd(base: str, pid: int, polls: int) -> int:
-    """Have so many wait, and kill their client; the memory at the peak."""
+    """Let that many requests wait, and kill their client. Return the memory at the peak."""
     port = base.rpartition(":")[2]
     command = [sys.executable, "-c", _CLIENT, port, str(polls)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as client:
@@ -74,7 +74,7 @@ def _crowd(base: str, pid: int, polls: int) -> int:
 
 
 def main(polls: int = POLLS, rounds: int = 3) -> None:
-    """Print a line a round; the sidecar ends with it."""
+    """Print one line per round. The sidecar ends with this process."""
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory) / "gatekeeper.toml"
         config.write_text(_CONFIG, encoding="utf-8")

@@ -1,8 +1,8 @@
 """A fleet of up to 1,000 members under virtual time: `python -m benchmarks --only members`.
 
-Every member is a real scheduler, the store is the ledger in memory (which says in Python what the
-script of a store does), and between them lies a wire that is slow and loses calls and replies. A
-judge that knows the sites alone looks at every start.
+Every member is a real scheduler. The store is the ledger in memory, which does in Python what the
+store's script does. The connections between them are slow and lose calls and replies. A judge that
+knows only the sites checks every start.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ __all__ = ["Fleet", "run"]
 INTERVAL = 1.0
 WISH = RobotsInterval(INTERVAL, "Crawl-delay 1 s")
 TRIPS = (0.005, 0.005, 0.01, 0.02)
-"""Seconds one way: a whole number of 5 ms, so that much happens at one moment of virtual time."""
+"""Seconds one way: multiples of 5 ms, so that many events coincide in virtual time."""
 ANSWERS = (0.05, 0.3, 1.5)
 HOT = 0.05
 """The share of requests that go to one host in a thousand."""
 
 
 class Wire:
-    """What one member sees of the store: late, and in a share of the calls not at all."""
+    """One member's view of the store: delayed, and with a share of the calls lost."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -56,11 +56,11 @@ class Wire:
             raise ConnectionError("lost")
 
     def listen(self, owner: str, listener: LedgerListener) -> None:
-        """Tell what concerns the tokens of that owner, and everybody."""
+        """Register a listener for the owner's tokens and for common events."""
         self.book.listen(owner, listener)
 
     async def take(self, requests: Sequence[TakeRequest]) -> list[Granted | NotBefore]:
-        """Grant, or say when to ask again."""
+        """Grant each request, or say when to ask again."""
         self.fleet.flights += 1
         self.fleet.takes += len(requests)
         await self._pass()
@@ -69,19 +69,19 @@ class Wire:
         return answers
 
     async def head(self, tokens: Sequence[str]) -> None:
-        """The heads of their responses are here."""
+        """Report that the response heads of these tokens have arrived."""
         await self._pass()
         self.book.head_nowait(tokens)
         await self._pass()
 
     async def end(self, ends: Sequence[End]) -> None:
-        """Free the slots."""
+        """End the tokens and free their slots."""
         await self._pass()
         self.book.end_nowait(ends)
         await self._pass()
 
     async def renew(self, tokens: Sequence[str]) -> None:
-        """The holds last on."""
+        """Extend the holds of these tokens."""
         await self._pass()
         self.book.renew_nowait(tokens)
         await self._pass()
@@ -100,10 +100,10 @@ class Wire:
 
 
 class Fleet:
-    """Members, hosts, and the judge."""
+    """The members, the hosts, and the judge."""
 
     def __init__(self, members: int, hosts: int, *, losing: float, seed: int = 1) -> None:
-        """`losing`: the share of calls, and of replies, that are lost."""
+        """`losing` is the share of calls, and of replies, that are lost."""
         self.clock = VirtualClock(start=1000.0)
         self.rng = random.Random(seed)
         self.book = MemoryLedger(self.clock)
@@ -120,7 +120,7 @@ class Fleet:
         ]
 
     async def crawl(self, leases: int, workers: int) -> None:
-        """So many leases, by so many tasks a member."""
+        """Take that many leases, with that many tasks per member."""
         for member in self.members:
             await member.open()
         todo = iter(range(leases))
@@ -141,7 +141,7 @@ class Fleet:
 
     def _host(self, number: int) -> int:
         rng, hot = self.rng, max(1, self.hosts // 1000)
-        # Every host is asked once before any is asked again, but for the hot ones.
+        # Each host is asked once before any is asked again, except the hot ones.
         return rng.randrange(hot) if rng.random() < HOT else number % self.hosts
 
     async def _work(self, member: Scheduler, todo: Iterator[int]) -> None:
@@ -169,7 +169,7 @@ class Fleet:
 
 
 def run(options: Options) -> list[Table]:
-    """Fleets of growing size, each with and without loss."""
+    """Measure fleets of growing size, each with and without loss."""
     sizes: list[tuple[int, int, int, float]] = [
         (10, 10_000, 30_000, 0.0),
         (10, 10_000, 30_000, 0.02),

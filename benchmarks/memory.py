@@ -1,12 +1,12 @@
-"""What one kept policy costs in memory.
+"""Memory of one cached policy.
 
-The method, the same for every parser: a fresh process reads every file once and keeps the
-result, so that every module and cache is there and no memory lies free; then it parses every
-file several times over, each time a different text (a comment with a number stands at its
-end, so that nothing can be shared), chooses the agent, asks about all URLs of the site and
-keeps parsed file and chosen agent. The growth of the process's resident memory, divided by
-the number of policies, is the figure: it counts Python objects and C++ alike. `tracemalloc`
-is run in a second process, for comparison: it sees what Python allocates, and nothing else.
+The method is the same for every parser. A fresh process first parses and keeps every file once, so
+that all modules and caches are loaded and no free memory is left. Then it parses every file several
+times, each time as a different text (with a numbered comment at the end, so that nothing can be
+shared), chooses the agent, asks about all URLs of the site, and keeps the parsed file and the
+chosen agent. The figure is the growth of the process's resident memory divided by the number of
+policies, which counts Python and C++ objects alike. `tracemalloc` runs in a second process for
+comparison; it sees only Python's allocations.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["run"]
 
 
 def run(options: Options) -> list[Table]:
-    """One table: resident bytes, traced bytes, and what a full garbage collection costs."""
+    """Return one table: resident bytes, traced bytes, and the cost of a full garbage collection."""
     copies = 6 if options.quick else 12
     rows, figures = [], {}
     for peer in installed():
@@ -103,10 +103,10 @@ def _measure(task: dict[str, Any]) -> dict[str, float]:
         ask = peer.ready(robots, site.agent)
         for url in site.urls:
             ask(url)
-        # What was chosen for the agent, where that is an object of its own; not our closures.
+        # The object chosen for the agent, if there is one; not the benchmark's closures.
         kept.append((robots, getattr(ask, "__self__", None)))
 
-    # A first copy of everything, kept, so that every cache is filled and no arena is free.
+    # Keep a first copy of everything, so that all caches are filled and no arena is free.
     for site in sites:
         keep(site, "first")
     first = len(kept)
@@ -124,7 +124,7 @@ def _measure(task: dict[str, Any]) -> dict[str, float]:
     gc.collect()
     collection = time.process_time() - start
     after = resident_bytes() if resident else tracemalloc.get_traced_memory()[0]
-    # The pair and its place in the list are the benchmark's own.
+    # The pair and its place in the list belong to the benchmark.
     measured = len(kept) - first
     own = measured * (sys.getsizeof(kept[0]) + 8)
     return {

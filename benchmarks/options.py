@@ -1,4 +1,4 @@
-"""What was asked for on the command line."""
+"""The options of the command line."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ __all__ = ["Options"]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The settings every benchmark is given."""
+    """Options for every benchmark."""
 
     corpus: str | None = None
-    """A file of JSON lines; None: sites made up in the same shape."""
+    """A file of JSON lines; None: generated sites."""
     quick: bool = False
     """Fewer rounds and smaller inputs: a minute or two for everything."""
 
     def sites(self) -> list[Site]:
-        """The sites to measure with."""
+        """Return the sites to measure with."""
         sites = load(self.corpus) if self.corpus else generate()
         return sites[:150] if self.quick else sites
 
     def rounds(self, *, quick: int, full: int) -> int:
-        """How many rounds to run."""
+        """Return the number of rounds to run."""
         return quick if self.quick else full

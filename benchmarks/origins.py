@@ -1,8 +1,8 @@
-"""What an origin costs a gate: meeting it, holding it among 300,000, and what it takes in memory.
+"""Cost of an origin in a gate: first contact, answers among 300,000 origins, and memory.
 
-Whole gates over a stand-in that hands out the files, so that no network is measured. Each file is
-of the corpus, in the corpus's own mix of sizes, with a comment that no other one has; one origin
-in seven has no file. The settings are the defaults. Every table is measured in a fresh process.
+Complete gates with a stand-in for fetching, so that no network is measured. The files are those of
+the corpus, in its mix of sizes, each with a unique comment; one origin in seven has no file.
+Settings are the defaults. Every table is measured in a fresh process.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from benchmarks.timing import spread
 __all__ = ["run"]
 
 _MISSING = 7
-"""One origin in so many has no robots.txt."""
+"""One in this many origins has no robots.txt."""
 _HOT = 5_000
-"""Origins that are kept ready where the cold ones are measured."""
+"""Hot origins while the cold ones are measured."""
 _MET = 2_000
-"""Origins of which each round of meeting asks."""
+"""New origins per round."""
 
 
 def run(options: Options) -> list[Table]:
-    """Three tables."""
+    """Return three tables."""
     return [_meeting(options), _even(options), _memory(options)]
 
 
@@ -126,22 +126,22 @@ def _memory(options: Options) -> Table:
     )
 
 
-# --- in a process of its own ----------------------------------------------------------------
+# --- in another process ----------------------------------------------------------------
 
 
 class _Files:
-    """Where the gate has its robots.txt files from."""
+    """The stand-in from which the gate gets its robots.txt files."""
 
     def __init__(self, sites: list[Site]) -> None:
         self._sites = sites
         self.ready: dict[str, bytes] = {}
-        """By origin, those that were made before anybody asked."""
+        """Files made in advance, by origin."""
 
     def site(self, number: int) -> Site:
         return self._sites[number % len(self._sites)]
 
     def body(self, number: int) -> bytes:
-        """The file of that origin; empty where there is none."""
+        """Return the file of the origin; empty if it has none."""
         if number % _MISSING == 0:
             return b""
         body = self.site(number).body
@@ -176,7 +176,7 @@ def _gate(files: _Files, **settings: Any) -> Any:
 
 
 def _url(number: int, files: _Files, rng: random.Random) -> str:
-    """A URL of the origin: one of its site's, with a tail that no question before had."""
+    """Return a URL of the origin: one of its site's, with a unique suffix."""
     url = rng.choice(files.site(number).urls)
     path = "/" + url.split("/", 3)[3] if url.count("/") > 2 else "/"
     return f"https://www.site{number}.example{path}{rng.randrange(10**6)}"
@@ -210,22 +210,22 @@ async def _meet(files: _Files, task: dict[str, Any]) -> dict[str, list[float]]:
 
 
 class _Steps:
-    """The longest step of the loop, by the processor time of its thread."""
+    """Records the longest step of the event loop, in processor time of its thread."""
 
     def __init__(self) -> None:
         self.longest = 0.0
         self._last = time.thread_time()
 
     async def end(self) -> None:
-        """A step ends here, and the next one begins."""
+        """End a step and begin the next one."""
         self.longest = max(self.longest, time.thread_time() - self._last)
-        await asyncio.sleep(0)  # where timers that are due are called
+        await asyncio.sleep(0)  # here the loop calls the timers that are due
         now = time.thread_time()
         self.longest, self._last = max(self.longest, now - self._last), now
 
 
 async def _wait(clock: Any, seconds: float, steps: _Steps) -> None:
-    """Let time go on, timer by timer: what is due at different moments are different steps."""
+    """Advance virtual time timer by timer: timers due at different times are separate steps."""
     end = clock.monotonic() + seconds
     while (due := clock.next_timer()) is not None and due <= end:
         clock.advance(max(0.0, math.nextafter(due, math.inf) - clock.monotonic()))
@@ -262,10 +262,10 @@ async def _evenly(files: _Files, task: dict[str, Any]) -> dict[str, Any]:
     origins, asked = task["origins"], task["asked"]
     figures: dict[str, Any] = {}
     async with _gate(files) as gate:
-        for number in range(500):  # what is made once, and what no origin is to blame for
+        for number in range(500):  # objects made once, independent of the origins
             await gate.check(_url(10**7 + number, files, rng))
         gc.collect()
-        gc.freeze()  # as docs/python.md has it
+        gc.freeze()  # as docs/python.md recommends
         before = resident()
         steps = _Steps()
         for number in range(origins):
@@ -279,7 +279,7 @@ async def _evenly(files: _Files, task: dict[str, Any]) -> dict[str, Any]:
             figures[name] = await _ask(ask, urls)
             del urls
         steps = _Steps()
-        for _ in range(origins):  # one day: every record expires, and is asked for again
+        for _ in range(origins):  # one day later every record expires, and is fetched again
             await _wait(gate._clock, 86_400.0 / origins, steps)
             await gate.check(_url(rng.randrange(origins), files, rng))
             await steps.end()
@@ -310,7 +310,7 @@ async def _hold(files: _Files, task: dict[str, Any]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure what standard input asks for."""
+    """Run the measurement that is requested on standard input."""
     task = json.loads(sys.stdin.read())
     files = _Files(Options(task["corpus"], task["quick"]).sites())
     work = {"meeting": _meet, "even": _evenly, "memory": _hold}[task["what"]]

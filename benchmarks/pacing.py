@@ -1,8 +1,8 @@
 """The scheduler: `python -m benchmarks.pacing [--quick]`.
 
-Under virtual time the shipped books serve simulated sites before a judge; in a real loop
-two thousand workers acquire and release; and what an idle host costs is weighed in a
-process of its own.
+Under virtual time the scheduler's engine serves simulated sites, checked by a judge. In a real
+event loop two thousand workers acquire and release leases. The memory of an idle host is measured
+in a separate process.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ __all__ = ["main", "run"]
 WORKERS = 2_000
 HOSTS = 20_000
 INTERVAL = 0.02
-"""Seconds between two requests of a host: short enough that workers seldom have to wait."""
+"""Seconds between two requests of a host; short enough that workers seldom wait."""
 _ASKED = 2_000
-"""Hosts that a worker asks in turn, where any worker asks any host."""
+"""Hosts that a worker asks in turn, if every worker asks any host."""
 _PARTS = 5
-"""Of a run in a real loop, each measured by itself."""
+"""Parts of a run in a real loop, measured separately."""
 
 
 def run(options: Options) -> list[Table]:
-    """Every figure of the scheduler."""
+    """Measure all figures of the scheduler."""
     return [_simulated(options), _looped(options)]
 
 
@@ -86,7 +86,7 @@ def _row(name: str, report: SimulationReport) -> tuple[str, ...]:
 
 
 def _idle_host(hosts: int) -> float:
-    """Bytes that a host costs after its one request, weighed in a fresh process."""
+    """Measure the bytes of a host after one request, in a fresh process."""
     command = [sys.executable, "-m", "benchmarks.pacing", "--idle", str(hosts)]
     return float(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
 
@@ -145,7 +145,7 @@ def _runners() -> list[tuple[str, Callable[[Coroutine[Any, Any, Any]], Any]]]:
 
 
 class _Count:
-    """What workers did, who ask `stop` whether to go on."""
+    """Counts the work of the workers, and tells them when to stop."""
 
     def __init__(self) -> None:
         self.done = self.waited = 0
@@ -154,11 +154,11 @@ class _Count:
     async def measure(
         self, length: float, workers: Iterable[Coroutine[Any, Any, None]]
     ) -> tuple[Spread, float]:
-        """Turns in a second of the processor, and the share that waited."""
+        """Return turns per second of processor time, and the share that waited."""
         tasks = [asyncio.create_task(worker) for worker in workers]
-        await asyncio.sleep(0)  # each has its list of hosts
+        await asyncio.sleep(0)  # each worker has its own hosts
         gc.collect()
-        await asyncio.sleep(max(1.0, length / 4))  # every host has been met
+        await asyncio.sleep(max(1.0, length / 4))  # every host is known
         first, first_waited, rates = self.done, self.waited, list[float]()
         for _ in range(_PARTS):
             begun, before = time.process_time(), self.done
@@ -182,8 +182,8 @@ async def _loop(length: float, *, shared: bool) -> tuple[Spread, float]:
     did = _Count()
 
     async def work(number: int) -> None:
-        # A tuple of text, which the cycle collector passes over: to walk forty million entries of
-        # lists would be no cost of a lease.
+        # A tuple of str, which the cycle collector skips: scanning forty million list entries
+        # is not a cost of a lease.
         own = names[number::WORKERS]
         mine = tuple(random.Random(number).sample(names, _ASKED) if shared else own)
         while not did.stop:
@@ -204,8 +204,8 @@ async def _loop(length: float, *, shared: bool) -> tuple[Spread, float]:
 
 
 async def _bare(length: float, share: float) -> tuple[Spread, float]:
-    """What is asyncio's own: the same workers, who wait half an interval for a future and one
-    timer, and ask nobody."""
+    """Measure asyncio's own share: the same workers wait half an interval for a future and one
+    timer, without a scheduler."""
     loop = asyncio.get_running_loop()
     waiting: deque[tuple[float, asyncio.Future[None]]] = deque()
     did = _Count()

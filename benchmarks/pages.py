@@ -1,4 +1,4 @@
-"""The site that is crawled: pages of 4 kB on any loopback address, in a process of its own.
+"""The site that is crawled: pages of 4 kB on any loopback address, in its own process.
 
 `python -m benchmarks.pages` prints its port and serves until standard input ends.
 """
@@ -20,7 +20,7 @@ _PAGE = b"<!doctype html><title>A page</title><p>" + b"Some words that nobody re
 
 
 def urls(port: int, pages: int) -> list[str]:
-    """That many pages, spread evenly over the hosts."""
+    """Return the URLs of that many pages, distributed evenly over the hosts."""
     return [
         f"http://127.0.1.{1 + number % HOSTS}:{port}/page/{number}.html" for number in range(pages)
     ]
@@ -28,7 +28,7 @@ def urls(port: int, pages: int) -> list[str]:
 
 @contextmanager
 def serving() -> Iterator[int]:
-    """The port of a server that runs until the block is left."""
+    """Run a server until the block is left. Yield its port."""
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.pages"],
         stdin=subprocess.PIPE,
@@ -46,7 +46,7 @@ def serving() -> Iterator[int]:
 
 
 class _Wire(asyncio.Protocol):
-    """Answers every request of a connection at once; requests may come in one piece."""
+    """Answers every request of a connection immediately, also several in one packet."""
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport

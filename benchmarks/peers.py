@@ -1,7 +1,7 @@
-"""The parsers we stand beside, each behind the same three calls.
+"""The parsers that are compared, each with the same three functions.
 
-All of them are given the bytes that came over the wire; those that read text decode it as
-UTF-8 first, as the crawlers that use them do.
+All parsers get the bytes received from the network. Parsers that read text get them decoded as
+UTF-8, as in the crawlers that use them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Peer:
     parse: Callable[[bytes], Any]
     """Read the file."""
     ready: Callable[[Any, str], Callable[[str], bool]]
-    """Choose the group of a robot: a function from a whole URL to the verdict."""
+    """Choose the group of a robot. Returns a function from an absolute URL to the verdict."""
 
 
 def _gatekeeper() -> Peer:
@@ -60,7 +60,7 @@ def _reppy() -> Peer:
     from reppy.robots import Robots
 
     def parse(body: bytes) -> Any:
-        # Without a host of its own it judges the URLs of every host.
+        # Without a host it judges the URLs of every host.
         return Robots.parse("/robots.txt", body)
 
     return Peer(
@@ -92,7 +92,7 @@ def _robotspy() -> Peer:
     from robots import RobotsParser
 
     def parse(body: bytes) -> Any:
-        # It prints its warnings; a crawler would send them away as well.
+        # It prints warnings, which a crawler would discard as well.
         with redirect_stdout(io.StringIO()):
             return RobotsParser.from_string(body.decode("utf-8", "replace"))
 
@@ -134,7 +134,7 @@ _MAKERS: dict[str, Callable[[], Peer]] = {
 
 
 def installed(names: tuple[str, ...] | None = None) -> list[Peer]:
-    """Those that can be imported here, ours first."""
+    """Return the parsers that can be imported, gatekeeper first."""
     peers = []
     for name, make in _MAKERS.items():
         if names is None or name in names:
@@ -146,6 +146,6 @@ def installed(names: tuple[str, ...] | None = None) -> list[Peer]:
 
 
 def missing() -> list[str]:
-    """Those that can't be imported here, to be named under the tables."""
+    """Return the parsers that can't be imported, to be named below the tables."""
     there = {peer.name for peer in installed()}
     return [name for name in _MAKERS if name not in there]

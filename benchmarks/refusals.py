@@ -1,7 +1,7 @@
-"""How often sites that refuse are met, and how much of what they allow is used: simulated days.
+"""Simulated days of sites that refuse: how often they refuse, and how much of their limit is used.
 
-The scheduler's own engine serves one host under virtual time, asked without a pause by somebody
-with endless many URLs. The site refuses by its own rule, which the engine does not know.
+The scheduler's engine serves one host under virtual time, with an endless supply of URLs. The site
+refuses by its own rule, which the engine does not know.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ DAY = 86_400.0
 HOST = "a.example"
 
 Site = Callable[[float], bool]
-"""Whether a request at that moment is served; else it is refused."""
+"""Returns whether a request at that time is served (otherwise it is refused)."""
 
 
 def spaced(seconds: float) -> Site:
-    """Refuses whatever comes sooner after the request before, be it served or refused."""
+    """Refuse a request too soon after the previous one, whether that was served or not."""
     last = -math.inf
 
     def serves(now: float) -> bool:
@@ -44,7 +44,7 @@ def spaced(seconds: float) -> Site:
 
 
 def bucket(seconds: float, burst: int) -> Site:
-    """One request for each so many seconds, and some more at once: nginx's `limit_req`."""
+    """Allow one request per `seconds`, and a burst: nginx's `limit_req`."""
     tokens, filled = float(burst), 0.0
 
     def serves(now: float) -> bool:
@@ -59,7 +59,7 @@ def bucket(seconds: float, burst: int) -> Site:
 
 
 def window(most: int, seconds: float) -> Site:
-    """So many in any so many seconds, and not one more."""
+    """Allow at most that many requests in any sliding window."""
     served: deque[float] = deque()
 
     def serves(now: float) -> bool:
@@ -74,39 +74,40 @@ def window(most: int, seconds: float) -> Site:
 
 
 def at_random(share: float) -> Site:
-    """Refuses that share of all requests, whatever their pace: a fault, and no limit."""
+    """Refuse that share of all requests, whatever the pace: a fault, not a limit."""
     rng = random.Random(9309)
     return lambda _now: rng.random() >= share
 
 
 def in_bursts(every: float, length: float) -> Site:
-    """Refuses everything for so long at the beginning of each period: maintenance."""
+    """Refuse everything at the beginning of each period: maintenance."""
     return lambda now: now % every >= length
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """One site, and who asks it."""
+    """One site: its rule, the interval in its file, and the Retry-After of its refusals."""
 
     title: str
     usual: float
-    """Seconds between two requests that its file asks for."""
+    """Interval that its file asks for, in seconds."""
     allows: float
-    """Requests a second that it would serve to somebody who knew its rule and kept to its file."""
+    """Requests per second that it would serve to a client that knows its rule and obeys its
+    file."""
     site: Callable[[], Site]
     retry_after: float | None = 1.0
-    """What its refusals say; None: nothing, so that the block is `pacing.backoff_initial`."""
+    """Retry-After of its refusals; None: absent, so that the block is `pacing.backoff_initial`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """What a day came to."""
+    """The result of one day."""
 
     refused: int
     share: float
-    """Of what the site allows."""
+    """Used share of what the site allows."""
     slowest: float
-    """The longest interval that refusals brought, in seconds."""
+    """The longest interval caused by refusals, in seconds."""
 
 
 SCENES = (
@@ -134,7 +135,7 @@ SCENES = (
 
 
 def simulate(scene: Scene, days: int = 1, *, length: float = DAY) -> list[Day]:
-    """So many days, one after another, of `length` seconds each."""
+    """Simulate consecutive days of `length` seconds each."""
     clock = VirtualClock()
     memory = ScopeMemory(Rules(Config()), clock)
     engine = Engine(clock, memory, random.Random(1))
@@ -168,7 +169,7 @@ def simulate(scene: Scene, days: int = 1, *, length: float = DAY) -> list[Day]:
 
 
 def run(options: Options) -> list[Table]:
-    """The table of `docs/figures.md`."""
+    """Return the table of `docs/figures.md`."""
     days = options.rounds(quick=1, full=3)
     scenes = [scene for scene in SCENES if not options.quick or scene.usual >= 0.5]
     rows = []

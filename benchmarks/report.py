@@ -1,4 +1,4 @@
-"""What a benchmark hands back: tables, printed as Markdown and kept as JSON."""
+"""The results of a benchmark: tables, printed as Markdown and written as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Table", "count", "environment", "seconds", "times"]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table: what was measured, how, and the goal it is held against."""
+    """One table: what was measured, how, and the goal."""
 
     title: str
     columns: tuple[str, ...]
@@ -25,10 +25,10 @@ class Table:
     goal: str = ""
     notes: tuple[str, ...] = ()
     figures: dict[str, Any] = field(default_factory=dict)
-    """The bare numbers behind the rows, for machines."""
+    """The numbers of the rows, for machines."""
 
     def markdown(self) -> str:
-        """The table as people read it."""
+        """Return the table as Markdown."""
         widths = [
             max(len(column), *(len(row[index]) for row in self.rows), 3)
             for index, column in enumerate(self.columns)
@@ -43,7 +43,7 @@ class Table:
         return "\n".join(lines).rstrip() + "\n"
 
     def as_dict(self) -> dict[str, Any]:
-        """The table for `--json`."""
+        """Return the table for `--json`."""
         return asdict(self)
 
 
@@ -56,7 +56,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration with three digits that matter.
+    """Format a duration with three significant digits.
 
     >>> seconds(0.0000123), seconds(0.25), seconds(12.0)
     ('12.3 µs', '250 ms', '12.0 s')
@@ -68,7 +68,7 @@ def seconds(value: float) -> str:
 
 
 def count(value: float) -> str:
-    """A number or a rate, with k and M.
+    """Format a number or a rate, with k and M.
 
     >>> count(1_234_567), count(48_200), count(12)
     ('1.23 M', '48.2 k', '12')
@@ -81,7 +81,7 @@ def count(value: float) -> str:
 
 
 def times(ratio: float) -> str:
-    """A ratio.
+    """Format a ratio.
 
     >>> times(6.04), times(1.078), times(0.5)
     ('6.0x', '1.08x', '0.5x')
@@ -92,7 +92,7 @@ def times(ratio: float) -> str:
 
 
 def version_of(distribution: str) -> str | None:
-    """The installed version, or None."""
+    """Return the installed version, or None."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -115,7 +115,7 @@ _NAMED = (
 
 
 def environment() -> dict[str, str]:
-    """Versions, machine and date: what a figure means nothing without."""
+    """Return versions, machine and date, which belong to every figure."""
     facts = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "python": f"{platform.python_implementation()} {platform.python_version()}",

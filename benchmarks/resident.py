@@ -1,4 +1,4 @@
-"""How much memory a process has."""
+"""The memory of a process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ __all__ = ["resident"]
 
 
 def resident(pid: int | None = None) -> int:
-    """Bytes in memory of that process, or of this one (Linux); elsewhere the most that this
-    one ever had."""
+    """Return the resident bytes of the process, or of this one (Linux). On other systems, return
+    this process's peak."""
     statm = Path(f"/proc/{pid or 'self'}/statm")
     if statm.exists():
         return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

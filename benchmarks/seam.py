@@ -1,7 +1,7 @@
-"""One process without a fleet, beside another checkout: `python -m benchmarks.seam OTHER`.
+"""Leases of one process, compared with another checkout: `python -m benchmarks.seam OTHER`.
 
-Leases are taken and ended in a real loop by this checkout and by the one in the folder OTHER, in
-turns, each in a process of its own; what counts is processor time.
+This checkout and the one in the folder OTHER take and end leases in a real event loop, alternately
+and each in its own process. Processor time is compared.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROUNDS = 9
 
 
 async def _leases() -> float:
-    """Seconds of the processor for `LEASES` leases, by whichever gatekeeper is on the path."""
+    """Return the processor seconds for `LEASES` leases of the gatekeeper on the path."""
     from gatekeeper.clock import SystemClock
     from gatekeeper.config import Config, PacingConfig
     from gatekeeper.pacing.scheduler import Scheduler

@@ -1,4 +1,4 @@
-"""Hostile files of 500 KiB: each is the worst for one way of parsing or matching."""
+"""Hostile files of 500 KiB: each is the worst case for one way of parsing or matching."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["LIMIT", "SHAPES", "Shape", "drawn"]
 LIMIT = 512_000
 _HOST = "https://www.site.example"
 _LONG = 2_000
-"""Length of the long URLs: what servers and browsers agree to carry."""
+"""Length of the long URLs, which servers and browsers accept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A file and the URLs that hurt most beside it."""
+    """A file, and the URLs that are slowest with it."""
 
     name: str
     body: bytes
@@ -27,7 +27,7 @@ class Shape:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The paths, and those that hurt somewhere, as whole URLs."""
+        """Return the paths of this shape, and those slow for any shape, as absolute URLs."""
         common = ("/", "/" + "a" * _LONG, "/index.html?q=1", "/%41" + "%2F%E4" * (_LONG // 6))
         return tuple(_HOST + path for path in (*self.paths, *common))
 
@@ -47,7 +47,7 @@ def _shape(name: str) -> Callable[[Callable[[], tuple[str, tuple[str, ...]]]], N
 
 
 def _full(head: str, lines: Iterable[str]) -> str:
-    """Lines until the limit is reached."""
+    """Return as many lines as fit within the limit."""
     parts, size = [head], len(head)
     for line in lines:
         size += len(line) + 1
@@ -300,7 +300,7 @@ def _ab(rng: random.Random, length: int) -> str:
 def _rules(
     name: str, *paths: str, head: str = "User-agent: *"
 ) -> Callable[[Callable[[int], str]], None]:
-    """A shape of lines made from their numbers, until the file is full."""
+    """Return a shape whose lines are made from their numbers, until the file is full."""
 
     def keep(line: Callable[[int], str]) -> None:
         _shape(name)(lambda: (_full(head, map(line, count())), paths))
@@ -458,7 +458,7 @@ _shape("one signal of commas")(lambda: _one("Content-Signal", "," * 480_000))
 
 
 def drawn(seed: int) -> Shape:
-    """A hostile file drawn at random: lines of one kind, out of pieces that repeat and overlap.
+    """Draw a hostile file at random: lines of one kind, from pieces that repeat and overlap.
 
     The same seed gives the same file.
     """

@@ -1,10 +1,10 @@
-"""The sidecar beside an aiohttp handler that returns a constant, in processes of their own.
+"""The sidecar compared with an aiohttp handler that returns a constant, in separate processes.
 
-What is compared is the processor time that each server spends on a request, read from
-the kernel: on a busy machine it moves far less than requests a second do. It still depends on
-which core a server runs on and on who ran there before, so the servers share one core and the
-client has another; and on the moment, so a round is short, asks every server once, and gives one
-ratio. What is told is the median of the ratios, with a tenth of them below and above the rest.
+The compared figure is the processor time that each server spends on a request, as counted by the
+kernel: on a busy machine it varies much less than requests per second. It still depends on the
+core, so the servers share one core and the client has another. It also varies over time, so a round
+is short, asks every server once, and gives one ratio. Reported are the median, p10 and p90 of the
+ratios.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ ONE = "GET /v1/check, warm"
 
 
 def _taken(works: dict[str, Work], rounds: int) -> dict[str, list[float]]:
-    """Server seconds for one unit of each work, once a round."""
+    """Return the server seconds for one unit of each kind of work, per round."""
     taken: dict[str, list[float]] = {name: [] for name in works}
     names = list(works)
     rng = random.Random(8750)
@@ -109,13 +109,13 @@ def _taken(works: dict[str, Work], rounds: int) -> dict[str, list[float]]:
 
 
 _ROUND = 384
-"""Requests of a work in a round: some 10 ms of a server's time."""
+"""Requests per kind of work and round: about 10 ms of a server's time."""
 _WARMING = 5
 
 
 def _pinned(core: int) -> set[int] | None:
-    """Keep this process to one core of those that it may use; gives what it might use before,
-    None where the system can't, or there is one alone."""
+    """Pin this process to one of its cores. Return the cores it could use before, or None if the
+    system does not support pinning or there is only one core."""
     if not hasattr(os, "sched_setaffinity"):
         return None
     cores = os.sched_getaffinity(0)
@@ -129,7 +129,7 @@ Work = Callable[[int], float]
 
 
 def _works(servers: dict[str, _Server]) -> dict[str, Work]:
-    """Name -> do about so many requests, return server seconds for one unit."""
+    """Return functions by name that send about that many requests and return seconds per unit."""
     gate, constant, workers = servers["gatekeeper"], servers["constant"], servers["workers"]
     origins = gate.origins
 
@@ -179,7 +179,7 @@ class _Server:
             connection.close()
 
     def ask(self, requests: list[bytes], total: int) -> float:
-        """Server seconds for one request."""
+        """Return the server seconds for one request."""
         done = 0
         start = self._spent()
         while done < total:
@@ -194,7 +194,7 @@ class _Server:
         return (self._spent() - start) / done
 
     def leases(self, total: int) -> float:
-        """Server seconds for a lease and its report, in waves like the other requests."""
+        """Return the server seconds for a lease and its report, in waves like other requests."""
         done = 0
         start = self._spent()
         while done < total:
@@ -210,8 +210,8 @@ class _Server:
                     raise RuntimeError(f"a lease was answered {status}: {answer!r}")
                 lease = json.loads(answer)["id"]
                 reports.append(_post(f"/v1/leases/{lease}/report", {"status": 200}, self.port))
-            # A wave of its own, as the constant's requests have: to be asked one by one
-            # costs a server a turn of its loop each time.
+            # In waves, like the requests of the constant handler: requests one by one cost a
+            # server an iteration of its event loop each.
             for connection, report in zip(self._connections, reports, strict=True):
                 connection.sendall(report)
             for connection in self._connections:
@@ -221,7 +221,7 @@ class _Server:
         return (self._spent() - start) / done
 
     def _spent(self) -> float:
-        """Seconds of processor time of all its processes' threads, as the kernel counts them."""
+        """Return the processor seconds of all its threads, as counted by the kernel."""
         tasks = (
             task for pid in self._pids for task in Path(f"/proc/{pid}/task").glob("*/schedstat")
         )
@@ -267,7 +267,7 @@ def _post(target: str, body: object, port: int | None = None) -> bytes:
 
 
 def _read(connection: socket.socket) -> tuple[int, bytes]:
-    """Status and body of one answer."""
+    """Read one response. Return its status and body."""
     data = connection.recv(65536)
     while b"\r\n\r\n" not in data:
         data += connection.recv(65536)
@@ -302,7 +302,7 @@ async def _serve_constant() -> None:
 
 
 async def _serve_gate(count: int) -> None:
-    """The sidecar, with so many workers."""
+    """Serve the sidecar with that many workers."""
     from gatekeeper import Gatekeeper
     from gatekeeper.config import Config, GuardConfig, PacingConfig, ServerConfig
     from gatekeeper.sidecar.listening import Server
@@ -346,7 +346,7 @@ async def _serve_gate(count: int) -> None:
 
 
 async def _origins() -> list[str]:
-    """Origins on loopback, each an address of its own, with a robots.txt of middling size."""
+    """Serve origins on loopback, each with its own address and a robots.txt of medium size."""
     text = "User-agent: *\nDisallow: /private/\nDisallow: /*.pdf$\nAllow: /a/\n" + "".join(
         f"Disallow: /section{n}/\n" for n in range(12)
     )

@@ -1,9 +1,8 @@
-"""How long the loop of a gate stops while robots.txt files of 500 KiB come in and are asked about.
+"""How long a gate's event loop is blocked by robots.txt files of 500 KiB.
 
-One task asks a warm origin one question after another, as all the other clients of a sidecar do;
-beside it another task meets an origin whose file is large, and then asks in the name of an agent
-that nobody asked for before. The stop is the longest time that the first task had to wait for its
-turn of the loop, by the wall.
+One task asks a warm origin one question after another, as other clients of a sidecar would. A second
+task meets an origin with a large file, and then asks on behalf of an agent that is new to the gate.
+The figure is the longest wall-clock time that the first task was delayed.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _QUICK = ("20,000 plain rules", "20,000 rules, half with wildcards", "10,000 gro
 
 
 def run(options: Options) -> list[Table]:
-    """One table, a row a shape of file."""
+    """Return one table with a row per shape of file."""
     rounds = options.rounds(quick=3, full=5)
     names = [name for name in SHAPES if not options.quick or name in _QUICK]
     figures = {name: asyncio.run(_stops(SHAPES[name]().body, rounds)) for name in names}

@@ -1,7 +1,7 @@
-"""The journal and the state file: `python -m benchmarks.storage [--quick]`.
+"""Speed of the journal and the state file: `python -m benchmarks.storage [--quick]`.
 
-What a grant waits for (`promise`), what a batch takes, and what a start costs. The state
-file lies in a temporary directory: set TMPDIR to measure another disk.
+Measures the append that a grant waits for (`promise`), a batch, and a start. The state file is in a
+temporary directory: set TMPDIR to measure another disk.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AT = 1_790_000_000.0
 
 
 def record(n: int, text: bytes, at: float = AT) -> OriginRecord:
-    """An origin whose file was read; 1.6 kB of text is the mean of real files."""
+    """Return a record with a file of 1.6 kB, the mean size of real files."""
     body, digest = pack_body(text)
     return OriginRecord(
         origin=f"https://www.site-{n}.example",
@@ -50,7 +50,7 @@ def record(n: int, text: bytes, at: float = AT) -> OriginRecord:
 
 
 def records(count: int) -> list[OriginRecord]:
-    """Two in three have a text of their own; the others one of ten that many sites share."""
+    """Return records. Two thirds have a unique text, the others one of ten shared texts."""
     rules = b"".join(b"Disallow: /private/%d/\n" % n for n in range(65))
     return [
         record(n, b"User-agent: *\n%sAllow: /%d\n" % (rules, n if n % 3 else n % 10))
@@ -107,7 +107,7 @@ async def _start(path: Path, count: int) -> dict[str, float]:
 
 
 async def _promises(path: Path, count: int) -> dict[str, float]:
-    """One by one, the writer absorbing them meanwhile, as grants would make them."""
+    """Append promises one by one, as grants do, while the writer absorbs them."""
     clocks = [
         ClockRecord(scope=f"www.site-{n % 5000}.example", next_at=AT + n) for n in range(count)
     ]
@@ -138,7 +138,7 @@ async def _measure(directory: Path, count: int) -> dict[str, float]:
 
 
 def measure(count: int) -> Table:
-    """One table of it all."""
+    """Measure everything. Return one table."""
     with tempfile.TemporaryDirectory(prefix="gatekeeper-storage-") as name:
         figures = asyncio.run(_measure(Path(name), count))
         size = (Path(name) / "state.db").stat().st_size
@@ -160,7 +160,7 @@ def measure(count: int) -> Table:
 
 
 def run(options: Options) -> list[Table]:
-    """For `python -m benchmarks`."""
+    """Run the suite for `python -m benchmarks`."""
     return [measure(options.rounds(quick=10_000, full=100_000))]
 
 

@@ -1,9 +1,8 @@
-"""The text alone, beside the parsers: parse, the first answers of a file, and later ones.
+"""Parsing and matching, compared with other parsers: the first answers of a file, and later ones.
 
-A crawl meets an origin, asks a handful of questions and moves on: so the files are read and asked
-1, 2, 10 and 100 times, and the later answers are those about URLs as they come, about paths never
-seen before, and about queries never seen before. Of every two files the second one is asked for
-the first robot that it names.
+A crawl usually asks only a few questions about an origin. So each file is parsed and asked 1, 2, 10
+and 100 times. Later answers are measured for URLs as they come, for new paths, and for new queries.
+Every second file is asked for the first robot that it names.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Fresh = Callable[[str, int], str]
 
 
 def run(options: Options) -> list[Table]:
-    """Two tables: a file with its first answers, and later answers."""
+    """Return two tables: parsing with the first answers, and later answers."""
     sites, peers = [site for site in options.sites() if site.urls], installed()
     rounds = options.rounds(quick=5, full=15)
     notes = tuple(f"{name}: not installed here" for name in missing())

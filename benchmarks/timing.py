@@ -1,4 +1,4 @@
-"""Interleaved, shuffled rounds of processor time."""
+"""Interleaved, shuffled rounds, measured in processor time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["Contender", "Sample", "Spread", "compete", "ratios", "spread"]
 
 
 class Spread(NamedTuple):
-    """What rounds gave: a tenth of them lies below `low`, a tenth above `high`."""
+    """The distribution over rounds: p10 (`low`), median, and p90 (`high`)."""
 
     low: float
     median: float
     high: float
 
     def shown(self, as_text: Callable[[float], str]) -> str:
-        """The median, and the other two in brackets.
+        """Format the median, with p10 and p90 in brackets.
 
         >>> Spread(1.0, 1.25, 2.0).shown(str)
         '1.25 (1.0 to 2.0)'
@@ -30,7 +30,7 @@ class Spread(NamedTuple):
 
 
 def spread(rounds: Sequence[float]) -> Spread:
-    """p10, median and p90 of one value a round; where there are few, no value that never was."""
+    """Return p10, median and p90 of one value per round, never outside the measured range."""
     if len(rounds) == 1:
         return Spread(rounds[0], rounds[0], rounds[0])
     tenths = statistics.quantiles(rounds, n=10, method="inclusive")
@@ -38,46 +38,46 @@ def spread(rounds: Sequence[float]) -> Spread:
 
 
 def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> Spread:
-    """Of values of the same rounds: what slows the machine for a while slows both, and leaves the
-    ratio alone."""
+    """Return the spread of ratios within the same rounds. A temporary slowdown of the machine
+    affects both values, and not the ratio."""
     return spread([one / other for one, other in zip(numerators, denominators, strict=True)])
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """Somebody who does a piece of work once a round."""
+    """A competitor that does its work once per round."""
 
     work: Callable[[int], int]
-    """Takes the number of the round, returns how many units it did; timed."""
+    """Called with the number of the round; returns the number of units done. Timed."""
     prepare: Callable[[int], object] | None = None
-    """Takes the number of the round, makes ready what it needs; not timed."""
+    """Called with the number of the round to prepare it. Not timed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one contender took, a value a round, all in the same order of rounds."""
+    """The times of one contender, one value per round, in the order of the rounds."""
 
     rounds: tuple[float, ...]
     work: int
-    """How many units one round holds: files, URLs, questions."""
+    """Units per round: files, URLs or questions."""
 
     @property
     def median(self) -> float:
-        """Seconds of processor time for one round."""
+        """Median processor seconds of one round."""
         return statistics.median(self.rounds)
 
     @property
     def each(self) -> float:
-        """Seconds of processor time for one unit of work."""
+        """Processor seconds for one unit of work."""
         return self.median / self.work
 
     @property
     def rate(self) -> float:
-        """Units a second of processor time."""
+        """Units per second of processor time."""
         return self.work / self.median
 
     def faster_than(self, other: Sample) -> Spread:
-        """How many times faster, over the ratios within a round."""
+        """Return how many times faster this sample is, as the spread of ratios within rounds."""
         each = [taken / self.work for taken in self.rounds]
         return ratios([taken / other.work for taken in other.rounds], each)
 
@@ -85,11 +85,11 @@ class Sample:
 def compete(
     contenders: Mapping[str, Contender], *, rounds: int, seed: int = 1
 ) -> dict[str, Sample]:
-    """Let each contender do its work once a round, in an order shuffled every round.
+    """Let each contender do its work once per round, in an order that is shuffled each round.
 
-    Round 0 warms up and is not counted. The garbage collector stays on, as in a crawler,
-    but starts each turn with nothing to collect, and does not look at what was there before
-    (the benchmark's own inputs, and what the others hold).
+    Round 0 is a warm-up and not counted. The garbage collector is enabled, as in a crawler, but
+    each turn starts with nothing to collect, and existing objects (the benchmark's inputs and those
+    of other contenders) are exempt.
     """
     rng = random.Random(seed)
     names = list(contenders)

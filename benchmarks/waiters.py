@@ -1,8 +1,8 @@
-"""A great many who wait for one host: `python -m benchmarks.waiters [--quick]`.
+"""Many tasks waiting for one host: `python -m benchmarks.waiters [--quick]`.
 
-So many tasks begin to wait in one turn of the loop, and are cancelled in one turn. A heartbeat
-of the same loop tells how long others were held up meanwhile, beside tasks that wait for a bare
-future each: what those cost is asyncio's. Each case runs in a process of its own.
+Many tasks begin to wait in one iteration of the event loop, and are cancelled in one iteration. A
+heartbeat in the same loop measures how long others are delayed meanwhile. Tasks that each wait for
+a plain future show asyncio's own share. Each case runs in its own process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HOST = "http://a.example/"
 
 
 def run(options: Options) -> list[Table]:
-    """One table without the cycle collector, and one with it."""
+    """Return one table without the cycle collector, and one with it."""
     count = 10_000 if options.quick else WAITERS
     rounds = options.rounds(quick=1, full=5)
     return [
@@ -43,7 +43,7 @@ def run(options: Options) -> list[Table]:
 def _table(count: int, rounds: int, *, collect: bool) -> Table:
     figures: dict[str, dict[str, float]] = {}
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in _CASES}
-    for _ in range(rounds):  # interleaved: what slows the machine for a while slows all
+    for _ in range(rounds):  # interleaved, so that a temporary slowdown affects all
         for name in _CASES:
             taken[name].append(_apart(name, count, collect=collect))
     for name, rows in taken.items():
@@ -92,7 +92,7 @@ def _apart(name: str, count: int, *, collect: bool) -> dict[str, float]:
 
 
 class _Heartbeat:
-    """The longest time between two turns of the loop, in processor time."""
+    """Records the longest time between two iterations of the event loop, in processor time."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -107,12 +107,12 @@ class _Heartbeat:
         self._loop.call_soon(self._beat)
 
     def reset(self) -> None:
-        """Count from here."""
+        """Start measuring anew."""
         self._last, self.longest = time.process_time(), 0.0
 
 
 Wait = Callable[[int, str], Coroutine[Any, Any, object]]
-"""It is given a number and a URL, as a crawler's task has its own."""
+"""Called with a number and a URL, as each task of a crawler has its own."""
 Waiting = Callable[[], int]
 
 
@@ -130,7 +130,7 @@ async def _bare(stack: AsyncExitStack) -> tuple[Wait, Waiting]:
 async def _gate(stack: AsyncExitStack) -> Any:
     from gatekeeper import Config, Gatekeeper
 
-    # The operator's word stands for the files: nothing here needs a network.
+    # An operator's override replaces the files, so that no network is needed.
     config = Config.from_dict(
         {
             "host": [{"match": "*", "robots": "allow", "interval": 1000.0}],
@@ -220,7 +220,7 @@ async def _measure(name: str, count: int) -> dict[str, float]:
             task.cancel()
         heart.reset()
         done = 0
-        while done < count:  # not `asyncio.wait`: it would set, and hear, a callback of each
+        while done < count:  # not `asyncio.wait`, which adds a callback to each task
             await asyncio.sleep(0.01)
             while done < count and tasks[done].done():
                 done += 1
