@@ -15,42 +15,50 @@ from benchmarks.options import Options
 from benchmarks.report import Table, environment
 
 SUITES = {
-    "text": "parse, first answer and match beside six parsers",
-    "memory": "what one kept policy costs",
-    "origins": "what an origin costs the gate, hot and cold",
-    "stops": "how long large files stop the loop",
-    "hostile": "the worst 500 KiB files we can construct",
+    "text": "parse, first answer and match, compared with six parsers",
+    "memory": "memory of one cached policy",
+    "origins": "cost of an origin in the gate, hot and cold",
+    "stops": "how long large files block the event loop",
+    "hostile": "the worst 500 KiB files that we can construct",
     "gate": "`await gate.allowed(url)` on warm origins",
     "storage": "the journal and the state file",
-    "pacing": "the scheduler, under virtual time and in a real loop",
+    "pacing": "the scheduler, under virtual time and in a real event loop",
     "fleet": "leases over a store that several processes share",
-    "faults": "a fleet's crawl while members, their store and the wire break (six minutes)",
+    "faults": "a fleet's crawl while members, store and connections fail (twelve minutes)",
     "members": "a fleet of 1,000 members and a million hosts under virtual time",
-    "waiters": "100,000 tasks that begin to wait for one host, and are cancelled, in one turn",
+    "waiters": "100,000 tasks that begin to wait for one host, and are cancelled, together",
     "refusals": "sites that answer 429, a simulated day each",
-    "sidecar": "the HTTP service beside a handler that returns a constant",
+    "sidecar": "the HTTP service, compared with a handler that returns a constant",
     "browser": "the pages for operators in a browser (five minutes; needs chromium)",
-    "growth": "what the HTTP service holds in memory over a million requests",
-    "client": "RemoteGatekeeper beside a sidecar in another process",
+    "growth": "memory of the HTTP service over a million requests",
+    "client": "RemoteGatekeeper with a sidecar in another process",
     "dead": "the pace of hosts that answer, beside up to 2,000 dead ones",
-    "instructions": "what a page more costs in a crawl, counted by valgrind (ten minutes)",
-    "crawl": "20,000 pages of 200 hosts on loopback, beside other crawlers",
+    "instructions": "instructions per additional page of a crawl, by valgrind (ten minutes)",
+    "crawl": "20,000 pages of 200 hosts on loopback, compared with other crawlers",
 }
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the selected suites. Return 1 if any of them failed, else 0."""
+    names = "\n".join(f"  {name:13} {text}" for name, text in SUITES.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Measure gatekeeper beside its peers, interleaved in one run.",
-        epilog="example: python -m benchmarks --quick --only text --only gate",
+        description="Measure gatekeeper and its peers, interleaved in one run.",
+        epilog=f"benchmarks:\n{names}\n\n"
+        "example: python -m benchmarks --quick --only text --only gate",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--corpus", metavar="FILE", help="real sites as JSON lines")
+    parser.add_argument(
+        "--corpus", metavar="FILE", help="real sites as JSON lines (default: generated sites)"
+    )
     parser.add_argument("--quick", action="store_true", help="fewer rounds, smaller inputs")
     parser.add_argument(
-        "--only", metavar="NAME", action="append", help=f"one of {', '.join(SUITES)}"
+        "--only",
+        metavar="NAME",
+        action="append",
+        help="one of those below (repeatable; default: all)",
     )
-    parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.only or ()) - set(SUITES))
     if unknown:

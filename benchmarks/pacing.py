@@ -237,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pacing", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer hosts, shorter loops")
     parser.add_argument(
-        "--idle", type=int, metavar="N", help="weigh N idle hosts, and nothing else"
+        "--idle", type=int, metavar="N", help="only measure the memory of N idle hosts"
     )
     given = parser.parse_args(arguments)
     if given.idle is not None:

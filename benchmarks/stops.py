@@ -1,7 +1,7 @@
 """How long a gate's event loop is blocked by robots.txt files of 500 KiB.
 
-One task asks a warm origin one question after another, as other clients of a sidecar would. A second
-task meets an origin with a large file, and then asks on behalf of an agent that is new to the gate.
+One task asks a warm origin one question after another, as other clients of a sidecar would. A
+second task meets an origin with a large file, and then asks on behalf of an agent new to the gate.
 The figure is the longest wall-clock time that the first task was delayed.
 """
 

@@ -237,8 +237,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.waiters", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer waiters, one round")
-    parser.add_argument("--case", metavar="NAME", choices=_CASES, help="measure that case alone")
-    parser.add_argument("--count", type=int, default=WAITERS, metavar="N", help="so many waiters")
+    parser.add_argument("--case", metavar="NAME", choices=_CASES, help="measure only this case")
+    parser.add_argument("--count", type=int, default=WAITERS, metavar="N", help="number of waiters")
     parser.add_argument("--collect", action="store_true", help="with the cycle collector")
     given = parser.parse_args(arguments)
     if given.case is not None:
