@@ -1,4 +1,4 @@
-"""What every room's tests share."""
+"""Fixtures and hooks for all tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.internet.fixtures import internet, virtual_internet
 if sys.platform != "win32":
     import resource
 
-# A busy machine is no failure: no example has a deadline, and slow drawing is no fault.
+# A busy machine is not a failure: examples have no deadline, and drawing them may be slow.
 settings.register_profile(
     "patient",
     settings(),
@@ -38,7 +38,7 @@ __all__ = ["internet", "mocked", "speedups_on", "virtual_internet"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What every test and every process that it starts find, whoever started pytest, and how."""
+    """Prepare the environment of all tests and their processes, however pytest was started."""
     _hear_signals()
     _open_many_files()
     for name in list(os.environ):
@@ -52,12 +52,14 @@ _SURROUNDINGS = (
     *("http_proxy", "https_proxy", "ws_proxy", "wss_proxy", "all_proxy", "no_proxy"),
     *("force_color", "no_color"),
 )
-"""Settings of whoever runs the tests. Nothing but loopback is contacted, which no proxy reaches."""
+"""Variables of the developer's environment to remove: tests contact only loopback, not a proxy."""
 
 
 def _hear_signals() -> None:
-    """A shell without job control starts `pytest &` with SIGINT ignored, and `nohup` with SIGHUP:
-    each process inherits that, so none that a test interrupts would ever notice.
+    """Restore signal handlers.
+
+    A shell without job control starts `pytest &` with SIGINT ignored, and `nohup` with SIGHUP
+    ignored. Child processes inherit that, and would ignore a test's signals.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -67,7 +69,7 @@ def _hear_signals() -> None:
 
 
 def _open_many_files() -> None:
-    """A fake internet of a thousand hosts has more listeners than the usual 1,024 descriptors."""
+    """Raise the limit of open files: a fake internet of a thousand hosts needs over 1,024."""
     if sys.platform != "win32":
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != resource.RLIM_INFINITY and soft < _FILES:
@@ -79,10 +81,10 @@ _FILES = 8192
 
 
 def _keep_bytecode(config: pytest.Config) -> None:
-    """Where no bytecode may be written beside the sources, it is kept with pytest's cache.
+    """Write bytecode to pytest's cache if it may not be written beside the sources.
 
-    The suite starts some six hundred interpreters, its own workers among them: without bytecode
-    each compiles all that it imports, which takes longer than most tests.
+    The suite starts about six hundred interpreters, including its workers. Without bytecode each
+    compiles everything that it imports, which takes longer than most tests.
     """
     cache = getattr(config, "cache", None)
     if sys.dont_write_bytecode and sys.pycache_prefix is None and cache is not None:
@@ -93,17 +95,16 @@ def _keep_bytecode(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Two more than there are processors: many tests wait for processes and browsers."""
+    """Use two workers more than processors: many tests wait for processes and browsers."""
     return (os.cpu_count() or 1) + 2
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What the tests consist of is there to stay: no collection of garbage walks through it.
+    """Exempt the objects of the collected tests from garbage collection.
 
-    It is half a million objects, which take a seventh longer to make with the collector looking
-    through them again and again, and through which each `gc.collect()` of a test went for a
-    quarter of a second.
+    They are half a million objects. Creating them takes a seventh longer with the collector on, and
+    each `gc.collect()` of a test would scan them for a quarter of a second.
     """
     gc.disable()
     try:
@@ -115,7 +116,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 class _CompatResponse(ClientResponse):
-    """A response made as aioresponses makes it, with what aiohttp 3.14 asks for besides."""
+    """A response made by aioresponses, with the arguments that aiohttp 3.14 requires."""
 
     def __init__(self, method: str, url: Any, **options: Any) -> None:
         options.setdefault("stream_writer", Mock(output_size=0))
@@ -124,18 +125,18 @@ class _CompatResponse(ClientResponse):
 
 @pytest.fixture
 def speedups_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of what exists for speed alone: it is on, whatever the environment says."""
+    """Switch optional speed-ups on, whatever the environment says, for tests of them."""
     monkeypatch.setattr(speedups, "ON", True)
 
 
 @pytest.fixture
 def mocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mocked]:
-    """aioresponses: for tests in which status and body are the test, and nothing else.
+    """aioresponses, for tests in which only status and body matter.
 
     It replaces `ClientSession._request`, so middlewares, traces, resolver and connector never
     run: redirects, turns and the guard are tested on `internet`. Its release 0.7.9 does not
-    fit aiohttp 3.14: a response wants a `stream_writer` since, and a reader of a body in
-    pieces wants a protocol with a parser (or a limit so high that it never asks for one).
+    fit aiohttp 3.14, in which a response requires a `stream_writer`, and reading a body in pieces
+    requires a protocol with a parser (or a limit so high that it is never needed).
     """
     monkeypatch.setattr(aioresponses.core, "ClientResponse", _CompatResponse)
     monkeypatch.setattr(

@@ -1,6 +1,6 @@
-"""How much is tried: everything with `GATEKEEPER_LONG_TESTS=1`, as `.ci/run` does, else a part.
+"""The effort of tests: full with `GATEKEEPER_LONG_TESTS=1`, as in `.ci/run`, else reduced.
 
-And what it takes of the processor, measured so that a busy machine makes no difference.
+Also measures processor time in a way that a busy machine hardly affects.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ LONG = os.environ.get("GATEKEEPER_LONG_TESTS", "0") not in ("", "0")
 
 
 def of_many(examples: int) -> int:
-    """So many examples, or a quarter of them.
+    """Return the number of examples, or a quarter of it in a quick run.
 
-    For `settings(max_examples=of_many(1_000))`: of a property over random texts, the first
-    hundreds find what there is nearly always; what they don't, the long form does in the end.
+    For `settings(max_examples=of_many(1_000))`. For a property over random texts the first
+    hundreds nearly always find a failure; the full run finds the others in the end.
     """
     return examples if LONG else examples // 4
 
 
 def processor_time(work: Callable[[], object], goal: float) -> float:
-    """Seconds of the processor: the least of eight runs, or of those up to one within the goal.
+    """Return the least processor time of up to eight runs, stopping at the first within the goal.
 
-    A neighbour in the caches doubles a single run, and a collection of garbage that falls into one
-    walks through all that other tests left.
+    Other processes sharing the caches can double the time of a single run, and a garbage collection
+    would scan the objects of all earlier tests.
     """
     best = float("inf")
     for _ in range(8):

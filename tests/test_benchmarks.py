@@ -1,4 +1,4 @@
-"""The benchmarks' own inputs: the same for everybody, and shaped like real files."""
+"""The inputs of the benchmarks are reproducible and shaped like real files."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_spread_names_no_value_beyond_those_that_were_measured() -> None:
 def test_every_contender_works_once_a_round_after_a_warm_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # The suite's own objects stay out of collections.
+    # The objects of the test suite stay exempt from collections.
     monkeypatch.setattr("benchmarks.timing.gc.unfreeze", lambda: None)
     seen: dict[str, list[int]] = {"a": [], "b": []}
 
@@ -87,7 +87,7 @@ FIXED = ["1 in 3 s", "60 a minute, Retry-After 60", "60 a minute, no Retry-After
 def test_a_site_with_a_fixed_limit_is_met_a_few_times_a_day_and_well_used(title: str) -> None:
     (scene,) = [scene for scene in SCENES if scene.title == title]
     (day,) = simulate(scene)
-    assert 5 <= day.refused <= 12  # after 1, 2, 4, 8 and 16 hours, and at first
+    assert 5 <= day.refused <= 12  # at first, and after 1, 2, 4, 8 and 16 hours
     assert day.share > 0.6
 
 
@@ -96,7 +96,7 @@ HOURLY = [scene.title for scene in SCENES if scene.title.startswith("1,000 an ho
 
 @pytest.mark.parametrize("title", HOURLY)
 def test_a_site_that_counts_by_the_hour_is_met_at_most_once_an_hour(title: str) -> None:
-    """A trial of the usual rate goes well for many minutes before the count is full."""
+    """A trial of the usual rate succeeds for many minutes before the quota is used up."""
     (scene,) = [scene for scene in SCENES if scene.title == title]
     first, second = simulate(scene, 2)
     assert first.refused <= 40

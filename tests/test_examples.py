@@ -1,4 +1,4 @@
-"""Each program of `examples/` run as a user would run it, against servers on loopback."""
+"""Each program of `examples/` runs as a user would run it, against servers on loopback."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INTERVAL = 0.2
 
 
 async def run(*command: str, config: Path | None = None, **environ: str) -> tuple[int, str]:
-    """The program's exit code and what it printed, on both streams."""
+    """Run a program. Return its exit code and its combined output."""
     settings = {} if config is None else {"GATEKEEPER_CONFIG": str(config)}
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -47,7 +47,7 @@ def config(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def base(internet: FakeInternet) -> str:
-    """A site: two pages, one that is denied, one that redirects to that, one that limits."""
+    """Start a site with two pages, a denied one, one that redirects to it, and one with 429."""
     site = internet.site("127.0.0.1").robots(ROBOTS)
     site.page("/a", "the first").page("/b", "the second").page("/private", "a secret")
     site.redirect("/moved", "/private").on("/busy", Page(status=429, headers={"Retry-After": "1"}))
@@ -56,7 +56,7 @@ def base(internet: FakeInternet) -> str:
 
 @asynccontextmanager
 async def sidecar(config: Path) -> AsyncIterator[str]:
-    """`gatekeeper serve` as a process, on a port of its own."""
+    """Run `gatekeeper serve` as a process, on a free port."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gatekeeper", "serve", "--config", str(config)),
         *("--port", "0", "--storage", "memory"),
@@ -204,7 +204,7 @@ async def test_the_shell_crawls_through_a_sidecar(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("GATEKEEPER_USER_AGENT", "examplebot/1.0")  # the sidecar's, which fetches
+    monkeypatch.setenv("GATEKEEPER_USER_AGENT", "examplebot/1.0")  # of the fetching sidecar
     pages, listed = tmp_path / "pages", tmp_path / "urls"
     busy = Page(status=429, headers={"Retry-After": "1"})
     internet.sites["127.0.0.1"].on("/once", busy, Page("at last"))
@@ -221,8 +221,8 @@ async def test_the_shell_crawls_through_a_sidecar(
     assert said == {
         urls[0]: "200",
         urls[1]: "403 Forbidden",
-        urls[2]: "429",  # the site's own answer, which is told as it came
-        urls[3]: "200",  # after the host's block, which the sidecar said the end of
+        urls[2]: "429",  # the site's own response, passed on unchanged
+        urls[3]: "200",  # after the end of the host's block, as reported by the sidecar
     }
     assert (pages / "1").read_text(encoding="utf-8") == "the first"
     assert (pages / "4").read_text(encoding="utf-8") == "the second"

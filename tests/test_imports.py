@@ -1,4 +1,4 @@
-"""What an import costs: told by what it brings in, and by its share of a bare start of Python."""
+"""The cost of imports: the modules loaded, and the time relative to a bare start of Python."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PACKAGES = [gatekeeper, gatekeeper.robots, gatekeeper.errors]
 
 
 def brought_in(code: str, *names: str) -> list[str]:
-    """Those of the modules that a fresh interpreter has after the code."""
+    """Return which of the modules a fresh interpreter has loaded after running the code."""
     told = (
         f"import sys\nbefore = {{*sys.modules}}\n{code}\n"
         f"print(*[name for name in {names!r} if name in {{*sys.modules}} - before])"
@@ -38,8 +38,8 @@ def brought_in(code: str, *names: str) -> list[str]:
 
 
 def bare_starts(*options: str) -> float:
-    """CPU time of a fresh interpreter by that of a bare one: the least of several pairs, which run
-    side by side, so that whatever else runs here slows both."""
+    """Return a fresh interpreter's CPU time relative to a bare one: the least of several pairs,
+    run alternately, so that other load affects both."""
     code = (
         "import resource, subprocess, sys\n"
         "def spent():\n"
@@ -89,9 +89,9 @@ print(len(ours), len(new) - len(ours), len(made))
 def test_a_parser_pays_for_what_it_is_asked(
     code: str, ours: int, others: int, patterns: int
 ) -> None:
-    """Modules of ours, modules of others and regular expressions that a fresh process takes for
-    it, behind `re`: 15, 60 and 92 it was for each."""
-    # Without speedups the rules are sorted before anybody asks.
+    """Count own modules, other modules and compiled regular expressions of a fresh process,
+    beyond those of `re`. They were 15, 60 and 92 before lazy imports."""
+    # Without speedups the rules are sorted in advance.
     as_usual = {name: value for name, value in os.environ.items() if name != speedups.VARIABLE}
     done = subprocess.run(
         [sys.executable, "-c", COUNTED.format(code)],
@@ -132,7 +132,7 @@ def test_every_name_of_a_package_can_be_had(package: object) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
 def test_what_type_checkers_see_is_what_there_is(package: object) -> None:
-    """The imports under TYPE_CHECKING, and the names found at run time."""
+    """Compare the imports under TYPE_CHECKING with the names found at run time."""
     tree = ast.parse(Path(inspect.getfile(package)).read_text(encoding="utf-8"))  # type: ignore[arg-type]
     seen: dict[str, object] = {}
     for node in tree.body:
@@ -196,7 +196,7 @@ def test_errors_are_where_they_are_documented() -> None:
 
 
 def test_a_library_is_silent_unless_it_is_listened_to() -> None:
-    """Whichever of its modules is imported alone: each that logs has the handler with it."""
+    """Each module that logs brings the null handler, also if it is imported alone."""
     root = Path(gatekeeper.__file__).parent
     trees = {path: ast.parse(path.read_text("utf-8")) for path in root.rglob("*.py")}
     logging_modules = [
@@ -228,7 +228,7 @@ def test_a_library_is_silent_unless_it_is_listened_to() -> None:
 
 @pytest.mark.parametrize("name", ["gatekeeper", "gatekeeper.__main__", "gatekeeper.robots"])
 def test_ctrl_c_finds_next_to_nothing_that_is_imported_before_it_is_caught(name: str) -> None:
-    """What the command imports before `main` would end a Ctrl-C with a traceback."""
+    """A Ctrl-C during imports before `main` would print a traceback."""
     assert brought_in(f"import {name}", "logging", "re", "msgspec") == []
 
 
@@ -236,7 +236,7 @@ def test_ctrl_c_finds_next_to_nothing_that_is_imported_before_it_is_caught(name:
 
 
 def modules_of(*arguments: str) -> list[str]:
-    """What the command imports, in the order in which it does."""
+    """Return the modules that the command imports, in order."""
     code = (
         "import sys\n"
         "before = set(sys.modules)\n"
@@ -297,7 +297,7 @@ def test_lint_of_a_file_brings_in_nothing_of_the_network(robots_txt: str) -> Non
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_imports_no_other(name: str) -> None:
-    shared = {"config", "healthcheck"}  # they hold what others need: settings, and who asks
+    shared = {"config", "healthcheck"}  # used by other commands, too
     others = {f"gatekeeper.cli.{other}" for other in COMMANDS if other not in {name, *shared}}
     assert others.isdisjoint(modules_of(name, "--help"))
 
@@ -309,6 +309,6 @@ def test_every_command_has_an_example_of_its_own(name: str) -> None:
 
 
 def test_the_command_takes_a_few_starts_of_python(robots_txt: str) -> None:
-    """It was 55 of them; 150 ms are the goal, and bare, Python takes about 9 ms."""
+    """The goal is 150 ms; a bare start of Python takes about 9 ms."""
     assert bare_starts("-m", "gatekeeper", "--help") < 10
     assert bare_starts("-m", "gatekeeper", "lint", robots_txt) < 24

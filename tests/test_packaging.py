@@ -1,4 +1,4 @@
-"""What the package stands on, and nothing besides (T18)."""
+"""The package depends only on its declared requirements (T18)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def name_of(requirement: str) -> str:
 
 
 def test_the_distribution_has_a_name_of_its_own(project: dict[str, Any]) -> None:
-    """`gatekeeper` is taken on the package index; `uvx NAME` wants a command of that name."""
+    """`gatekeeper` is taken on the package index; `uvx NAME` needs a command of that name."""
     assert project["name"] == "robots-gatekeeper"
     scripts = {"gatekeeper", "robots-gatekeeper"}
     assert project["scripts"] == dict.fromkeys(scripts, "gatekeeper.__main__:main")
@@ -67,7 +67,7 @@ def test_the_distribution_has_a_name_of_its_own(project: dict[str, Any]) -> None
 
 
 def test_every_message_names_that_distribution() -> None:
-    """Whoever follows one must not install the other project."""
+    """A user who follows a message must not install the other project."""
     wrong = re.compile(
         r"pip install '?+(?!robots-gatekeeper\b|\.|--group|-)|(?<!robots-)gatekeeper\["
     )
@@ -86,7 +86,7 @@ def test_every_message_names_that_distribution() -> None:
 
 
 class _Imports(ast.NodeVisitor):
-    """Top-level names that a module imports, and whether not at once, if ever at run time."""
+    """Collects the top-level modules that a module imports, and whether it imports them lazily."""
 
     def __init__(self) -> None:
         self.found: list[tuple[str, bool]] = []
@@ -118,7 +118,7 @@ class _Imports(ast.NodeVisitor):
 
 
 def imports() -> Iterator[tuple[str, str, bool]]:
-    """(file, top-level module, whether imported lazily), of what is neither ours nor Python's."""
+    """Yield (file, top-level module, whether lazy) for third-party imports."""
     for path in sorted(PACKAGE.rglob("*.py")):
         for module, lazy in _imported(path):
             if module != "gatekeeper" and module not in sys.stdlib_module_names:
@@ -134,7 +134,7 @@ def test_t18_every_runtime_dependency_has_a_lower_bound(project: dict[str, Any])
 
 
 def test_t18_no_requirement_names_a_place_of_its_own(project: dict[str, Any]) -> None:
-    """A URL would go past the index, and past the hashes of a lock file."""
+    """A URL would bypass the index, and the hashes of a lock file."""
     every = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
     assert [one for one in every if "@" in one or "://" in one] == []
 
@@ -163,11 +163,11 @@ def test_t18_what_is_imported_lazily_is_an_extra(project: dict[str, Any]) -> Non
 
 
 def test_t18_importing_everything_brings_no_extra_in() -> None:
-    """Every module, in a fresh interpreter in which no extra can be imported."""
+    """Import every module in a fresh interpreter in which no extra can be imported."""
     modules = sorted(
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for path in PACKAGE.rglob("*.py")
-        # An integration is imported by those who have its library.
+        # An integration needs its library.
         if path.stem != "__main__" and path.parent.name != "integrations" and path.stem != "testing"
     )
     code = (
@@ -196,7 +196,7 @@ def test_t18_the_package_runs_no_code_of_others() -> None:
         if module in forbidden
     ]
     assert used == [
-        # As Scrapy's own queues on disk: JOBDIR holds what its crawls wrote there.
+        # As in Scrapy's own disk queues: JOBDIR contains only data of its crawls.
         ("gatekeeper/integrations/scrapy.py", "pickle"),
         ("gatekeeper/sidecar/process.py", "ctypes"),
     ]

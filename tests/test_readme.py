@@ -1,4 +1,4 @@
-"""What the documents show is there; `tests/documents` runs their blocks."""
+"""The names, commands and reasons in the documents exist; `tests/documents` runs their blocks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_reading_a_file_prints_what_it_says(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.fixture
 def example_net(virtual_internet: FakeInternet, monkeypatch: pytest.MonkeyPatch) -> FakeInternet:
-    """The README's gate, on the fake internet and its clock."""
+    """Put the gate of the examples on the fake internet and its clock."""
     net = virtual_internet
     config = Config.from_dict({"guard": {"allow": ["127.0.0.0/8", "*.test"]}})
     made = partial(Gatekeeper, config=config, resolver=net.resolver, clock=net.clock)
@@ -56,7 +56,7 @@ def example_net(virtual_internet: FakeInternet, monkeypatch: pytest.MonkeyPatch)
 
 
 def run(example: str) -> dict[str, Any]:
-    """What an example leaves, asked of a site of ours; `main` where it awaits at the top."""
+    """Run an example against a test site. Return its namespace, with `main` for top-level await."""
     text = example.replace("https://example.org/", "http://example.test/")
     names: dict[str, Any] = {}
     code = compile(text, "README.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
@@ -75,7 +75,7 @@ def run(example: str) -> dict[str, Any]:
 async def test_the_queue_s_example_closes_what_it_opens(
     example_net: FakeInternet, capsys: pytest.CaptureFixture[str], robots: str, printed: str
 ) -> None:
-    """Whatever it left open would be a ResourceWarning, and those are errors here."""
+    """Anything left open would raise a ResourceWarning, which is an error here."""
     example_net.site("example.test").robots(robots)
     (example,) = (text for text in EXAMPLES if "PoliteQueue(" in text)
     names = run(example)
@@ -125,7 +125,7 @@ async def test_the_loop_asks_again_at_retry_at(
 
     assert await net.drive(visited(), limit=1e6) is told[0]
     assert told[1] in capsys.readouterr().out
-    # At retry_at, and so but once; or once more, as a moment is told in whole microseconds.
+    # One wait until retry_at, or a second short one, because times have whole microseconds.
     assert [wait > 1.0 for wait in slept[:1]] == [True] * told[0]
     assert slept[1:] in ([], [1.0])
 

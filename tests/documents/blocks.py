@@ -1,13 +1,13 @@
-"""The fenced blocks of the documents, and what runs them.
+"""The fenced code blocks of the documents, and the programs that run them.
 
-A block is run as it is printed. Before it may stand an HTML comment:
+A block runs as printed. An HTML comment on the line before the block may change that:
 
-    <!-- not run: WHY -->      for what a test can't do, such as installing from an index
-    <!-- exit: 1 -->           for a shell block that is meant to end so
+    <!-- not run: WHY -->      for commands that a test can't run, such as installing from an index
+    <!-- exit: 1 -->           for a shell block with this expected exit code
 
-Python blocks of one document run one after the other in one process, as a reader would type
-them; `await` may stand at the top level. Shell blocks run one by one with `sh -eu` in an empty
-directory that holds `examples/` and `config.example.toml`.
+The Python blocks of a document run one after the other in one process, as a reader would type
+them, with `await` at the top level. Shell blocks run separately with `sh -eu` in a directory with
+`examples/`, `config.example.toml`, a `urls.txt` and a `robots.txt`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FENCE = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block."""
+    """One fenced code block."""
 
     document: str
     line: int
@@ -37,13 +37,13 @@ class Block:
 
     @property
     def not_run(self) -> str | None:
-        """Why it is not run, if it says so."""
+        """The reason why the block is not run, or None."""
         head, _, why = self.note.partition(":")
         return why.strip() if head == "not run" else None
 
     @property
     def exit_code(self) -> int:
-        """What a shell block is meant to end with."""
+        """The expected exit code of a shell block."""
         head, _, code = self.note.partition(":")
         return int(code) if head == "exit" else 0
 
@@ -52,12 +52,12 @@ class Block:
 
 
 def documents() -> list[Path]:
-    """README and every page of `docs/`."""
+    """Return the README, CONTRIBUTING and every page of `docs/`."""
     return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks_of(path: Path) -> list[Block]:
-    """Its fenced blocks, in order."""
+    """Return the fenced blocks of a document, in order."""
     text = path.read_text(encoding="utf-8")
     return [
         Block(

@@ -1,4 +1,4 @@
-"""The map names every module once, and draws the layers that are held."""
+"""The map in docs/architecture.md names every module once, and lists the enforced layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
 
 
 def block(first: str) -> list[str]:
-    """The lines of the indented block that begins with that one."""
+    """Return the lines of the indented block whose first line begins with `first`."""
     found = re.search(rf"^    {re.escape(first)}.*\n(?:    .*\n)*", PAGE, re.MULTILINE)
     assert found is not None
     return [line[4:] for line in found[0].splitlines()]

@@ -1,4 +1,4 @@
-"""Every block of the documents runs as it is printed, against servers on loopback."""
+"""Every code block of the documents runs as printed, against servers on loopback."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ KINDS = {"python", "sh", "toml", "json", "nginx", "ini", "yaml", "http", "text",
 
 @dataclass
 class Surroundings:
-    """Where the blocks run: an environment, and a sidecar for those that name one."""
+    """The environment in which blocks run, with a sidecar for blocks that use one."""
 
     environ: dict[str, str]
     directory: Path
     sidecar: asyncio.subprocess.Process | None = None
 
     async def placed(self, text: str) -> str:
-        """The block, with the address of a sidecar where the default one is printed."""
+        """Return the block, with the sidecar's default address replaced by the real one."""
         if "127.0.0.1:8750" not in text:
             return text
         if self.sidecar is None:
@@ -55,7 +55,7 @@ class Surroundings:
         return text.replace("127.0.0.1:8750", self.address)
 
     async def run(self, *command: str) -> tuple[int, str]:
-        """Exit code and both streams of a command."""
+        """Run a command. Return its exit code and its combined output."""
         process = await asyncio.create_subprocess_exec(
             *command,
             cwd=self.directory,
@@ -97,7 +97,7 @@ async def surroundings(internet: FakeInternet, tmp_path: Path) -> AsyncIterator[
     path.mkdir()
     (path / "sitecustomize.py").write_text(SITE, "utf-8")
     rules = ", ".join(f"MAP {name}:80 127.0.0.1:{ports['80']}" for name in NAMES)
-    chromium = path / "chromium"  # names no other browser finds
+    chromium = path / "chromium"  # resolves the names of the documents
     chromium.write_text(
         f'#!/bin/sh\nexec /usr/bin/chromium "--host-resolver-rules={rules}" "$@"\n', "utf-8"
     )

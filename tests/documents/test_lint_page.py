@@ -1,4 +1,4 @@
-"""docs/lint.md has a section for every code, and its examples are what they say."""
+"""docs/lint.md has a section for every code, with correct examples."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def sections() -> list[Section]:
 
 
 SECTIONS = {section.code: section for section in sections()}
-# What can't be shown on a page: too long, or octets that are no text.
+# Codes that can't be shown on a page: files that are too long, or not text.
 WITHOUT_EXAMPLES = {"truncated", "too-many", "encoding", "control", "not-utf8"}
 
 
