@@ -65,7 +65,7 @@ class Rig:
     drops = True
     """Whether a response can be abandoned before its body has been read."""
     names = True
-    """A request can have a User-Agent of its own."""
+    """Whether a request can have a User-Agent of its own."""
     threads = False
     """Whether the library blocks, so that each request runs in a thread."""
     stops = True

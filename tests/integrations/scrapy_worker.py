@@ -260,7 +260,7 @@ class _Crawl:
 
         from scrapy.crawler import CrawlerRunner
 
-        # One at a time: these are the process's.
+        # One run at a time, since these are global to the process.
         os.chdir(folder)
         os.environ.update(environ)
         said: list[Any] = []
