@@ -1,10 +1,10 @@
 """Calls of the scheduler to a ledger outside this process, sent in batches.
 
 The engine decides first, then the ledger is asked, then the engine checks again and grants, with
-the ledger's hold. All calls of one turn of the loop are sent as one batch, called a flight. While a
-flight is under way the next one leaves `SPACING` after it. A distant ledger therefore has several
-flights under way, none of which waits for the answer to another, and a near and busy ledger gets
-dozens of requests per flight.
+the ledger's hold. All calls of one turn of the loop are sent as one batch, called a flight. While
+flights are under way the next one leaves `SPACING` after them. A distant ledger therefore has
+several flights under way, none of which waits for the answer to another, and a near and busy ledger
+gets dozens of requests per flight.
 
 Nothing is in flight twice: a question, a head or an end is sent once, and again only after its
 flight has failed; each scope has at most one report and one pause in flight. A ledger may raise any
@@ -22,6 +22,8 @@ import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, NamedTuple
+
+import msgspec
 
 from gatekeeper.clock import Clock, SingleTimer
 from gatekeeper.errors import LedgerLost
@@ -47,7 +49,12 @@ MAX_FLIGHTS = 8
 """Maximum number of flights under way at the same time."""
 SPACING = 0.005
 """Minimum number of seconds between two departures while a flight is under way. If a round trip is
-long, they are spaced evenly: by the round trip divided by `MAX_FLIGHTS`."""
+long, they are spaced evenly: by the round trip divided by `MAX_FLIGHTS`. If it is short, a second
+flight leaves immediately, so that the ledger executes it while this process handles the answers to
+the first."""
+MIN_SPLIT = 16
+"""Minimum number of questions in the first of two such flights; it has half of them if there are
+more."""
 RETRY_INITIAL = 0.1
 """Seconds until the first retry after a flight has failed; the delay doubles with each failure."""
 RETRY_MAX = 5.0
@@ -62,38 +69,28 @@ _Call = tuple[Coroutine[Any, Any, Any], Callable[[bool, Any], None]]
 """A call of the ledger, and its callback, which gets whether the call succeeded and its result."""
 
 
-class Hold:
+class Hold(msgspec.Struct, eq=False, gc=False):
     """The ledger's grant for one request."""
 
-    __slots__ = (
-        "good_until",
-        "headed",
-        "names",
-        "renew_at",
-        "scopes",
-        "seconds",
-        "size",
-        "token",
-        "void",
-    )
+    token: str
+    scopes: tuple[ScopeRequest, ...]
+    seconds: float
+    """The time to live."""
+    good_until: float
+    """When the hold may expire (monotonic), counted from when it was requested."""
+    renew_at: float
+    """When to renew the hold (monotonic)."""
+    headed: bool = False
+    """Whether the head of the response has arrived, or the request has failed."""
+    void: bool = False
+    """Whether a scope was blocked or paused since: a request must not be sent any more."""
+    size: int = 0
+    """Bytes of the response, if they are counted."""
 
-    def __init__(
-        self, token: str, scopes: tuple[ScopeRequest, ...], sent: float, seconds: float
-    ) -> None:
-        self.token: str = token
-        self.scopes: tuple[ScopeRequest, ...] = scopes
-        self.names: tuple[str, ...] = tuple(one.scope for one in scopes)
-        self.seconds: float = seconds
-        self.good_until: float = sent + seconds
-        """When the hold may expire (monotonic), counted from when it was requested."""
-        self.renew_at: float = sent + seconds / 4
-        """When to renew the hold (monotonic)."""
-        self.headed: bool = False
-        """Whether the head of the response has arrived, or the request has failed."""
-        self.void: bool = False
-        """Whether a scope was blocked or paused since: a request must not be sent any more."""
-        self.size: int = 0
-        """Bytes of the response, if they are counted."""
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the scopes."""
+        return tuple([one.scope for one in self.scopes])
 
     def covers(self, scopes: tuple[ScopeRequest, ...]) -> bool:
         """Return True if the hold is for the same scopes and budgets, and for intervals that are
@@ -173,6 +170,8 @@ class LedgerCalls:
         self._departed = -math.inf
         """When the latest flight left (monotonic)."""
         self._spacing = SPACING
+        self._near = False
+        """Whether the latest round trip was short, see `SPACING`."""
         self._resting_until = -math.inf
         """No flight leaves before this time (monotonic), since one has failed."""
         self._delay = RETRY_INITIAL
@@ -239,7 +238,8 @@ class LedgerCalls:
         """Hold the scopes of a request that an earlier process left in flight."""
         now = self._clock.monotonic()
         asked = tuple(map(ScopeRequest, scopes))
-        hold = Hold(f"{self.owner}:{next(self._numbers):x}", asked, now, HOLD)
+        token = f"{self.owner}:{next(self._numbers):x}"
+        hold = Hold(token, asked, HOLD, now + HOLD, now + HOLD / 4)
         hold.headed = True  # the request was sent long ago
         self._takes[hold.token] = TakeRequest(hold.token, asked)
         self._keep(hold)
@@ -370,7 +370,7 @@ class LedgerCalls:
         if self._closed or len(self._flights) >= MAX_FLIGHTS or not self._anything:
             return  # called again when a flight has ended
         moment, now = self._resting_until, self._clock.monotonic()
-        if self._flights:
+        if len(self._flights) >= (2 if self._near else 1):
             moment = max(moment, self._departed + self._spacing)
         if now < moment:
             self._departure.set_no_later(moment)
@@ -425,6 +425,7 @@ class LedgerCalls:
         if not failed:
             self._delay = RETRY_INITIAL
             self._spacing = max(SPACING, (now - left) / MAX_FLIGHTS)
+            self._near = self._spacing == SPACING
         elif now >= self._resting_until:  # count flights that fail together only once
             self._resting_until = now + self._delay
             self._delay = min(2 * self._delay, RETRY_MAX)
@@ -443,10 +444,16 @@ class LedgerCalls:
             self._reporting.update(reports)
             calls.append((ledger.block(list(reports.values())), partial(self._reported, reports)))
         heads, self._heads = self._heads, {}
-        if heads:
-            sent = self._clock.monotonic()
-            calls.append((ledger.head(list(heads)), partial(self._headed, heads, sent)))
         ends, self._ends = self._ends, {}
+        now = self._clock.monotonic()
+        for names in heads.values():
+            for name in names:
+                # The ledger's clocks count from this time or later, so asking earlier is useless.
+                self._answers.told(name, now)
+        for token in ends:  # an end implies the head
+            heads.pop(token, None)
+        if heads:
+            calls.append((ledger.head(list(heads)), partial(self._headed, heads)))
         if ends:
             calls.append((ledger.end(list(ends.values())), partial(self._ended, ends)))
         return calls
@@ -456,7 +463,10 @@ class LedgerCalls:
         renew, self._renew = list(self._renew), {}
         if renew:
             calls.append((ledger.renew(renew), partial(self._renewed, renew, sent)))
-        if takes := list(itertools.islice(self._takes.values(), MAX_BATCH)):
+        most = MAX_BATCH
+        if self._near and len(self._flights) == 1:
+            most = min(most, max(MIN_SPLIT, (len(self._takes) + 1) // 2))
+        if takes := list(itertools.islice(self._takes.values(), most)):
             for token, _ in takes:
                 del self._takes[token]
                 if token in self._asking:
@@ -471,18 +481,11 @@ class LedgerCalls:
         level = logging.DEBUG if isinstance(error, LedgerLost) else logging.WARNING
         _log.log(level, "the ledger failed, it is asked again: %s", error)
 
-    def _headed(self, told: dict[str, tuple[str, ...]], sent: float, ok: bool, _: object) -> None:
+    def _headed(self, heads: dict[str, tuple[str, ...]], ok: bool, _: object) -> None:
         if not ok:  # an end that is in flight replaces the head
-            waiting = {token: one for token, one in told.items() if self._known(token)}
+            open_or_ending = self._holds.keys() | self._ends.keys()
+            waiting = {token: one for token, one in heads.items() if token in open_or_ending}
             self._heads = waiting | self._heads
-            return
-        for names in told.values():
-            for name in names:
-                # The ledger's clocks count from this time or later, so asking earlier is useless.
-                self._answers.told(name, sent)
-
-    def _known(self, token: str) -> bool:
-        return token in self._holds or token in self._ends
 
     def _ended(self, ends: dict[str, End], ok: bool, _: object) -> None:
         if not ok:
@@ -570,7 +573,8 @@ class LedgerCalls:
                 self._ends.setdefault(token, End(token, "undone"))
             return
         queue = self._asking.pop(token, None)
-        hold = Hold(token, request.scopes, sent, answer.seconds)
+        ttl = answer.seconds
+        hold = Hold(token, request.scopes, ttl, sent + ttl, sent + ttl / 4)
         if (queue is None or now >= hold.good_until) and token not in self._holds:
             self._ends.setdefault(token, End(token, "undone"))
         if queue is None:

@@ -394,6 +394,43 @@ async def test_flights_are_bounded_and_a_few_milliseconds_apart(
     await clock.elapse(1.0)
 
 
+async def test_a_near_ledger_works_on_one_half_while_the_answers_to_the_other_are_handled(
+    clock: VirtualClock, make: Make
+) -> None:
+    """Otherwise the ledger would be idle while this process handles answers, and vice versa."""
+    ledger = StrictLedger(clock)
+    ledger.ONE_WAY = 0.001
+    scheduler = await make(Config(pacing=PacingConfig(max_in_flight=1000)), ledger=ledger)
+    task = asyncio.create_task(start(scheduler))
+    await clock.elapse(0.01)
+    (await task).release()
+    await clock.elapse(0.01)
+    tasks = [asyncio.create_task(start(scheduler, f"h{number}.example")) for number in range(100)]
+    await clock.elapse(0.01)
+    for task in tasks:
+        (await task).release()
+    takes = [(moment, len(names)) for moment, kind, names in ledger.left if kind == "take"]
+    assert [size for _, size in takes] == [1, 50, 50]
+    assert takes[2][0] == takes[1][0]
+    await clock.elapse(0.01)
+
+
+async def test_an_end_in_the_same_flight_implies_the_head(clock: VirtualClock, make: Make) -> None:
+    """The ledger's clock counts from it, and so does the one here."""
+    ledger = StrictLedger(clock)
+    scheduler = await make(ledger=ledger)
+    task = asyncio.create_task(start(scheduler))
+    await clock.elapse(0.3)
+    grant = await task
+    grant.report(200)
+    grant.release()
+    await clock.elapse(0.3)
+    assert [kind for _, kind, _ in ledger.left] == ["take", "end"]
+    (view,) = await ledger.book.look(HOSTS[:1])
+    assert view.clock.age == pytest.approx(0.2)
+    assert scheduler.due_at(HOSTS[0]) == pytest.approx(clock.monotonic() - 0.3 + 1.0)
+
+
 async def test_who_leaves_while_the_question_is_under_way_ends_it_by_its_answer(
     clock: VirtualClock, make: Make
 ) -> None:
