@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})  # RFC 9110 section 15.4 (HTTP-13)
-_MOST: Final = float(2**31)  # RFC 9111 section 4.2.1 (HTTP-06): delta-seconds that overflow
+_MAX_DELTA: Final = float(2**31)  # RFC 9111 section 4.2.1 (HTTP-06): delta-seconds that overflow
 _MAX_FIELD = 2_000
 """Maximum length in characters of a RateLimit field; a longer one is ignored, because no real site
 needs it."""
@@ -24,7 +24,7 @@ def delta_seconds(value: str) -> float | None:
     9111 section 4.2.1, HTTP-06)."""
     if not (value.isascii() and value.isdigit()):
         return None
-    return _MOST if len(value.lstrip("0")) > 10 else min(float(value), _MOST)
+    return _MAX_DELTA if len(value.lstrip("0")) > 10 else min(float(value), _MAX_DELTA)
 
 
 def parse_retry_after(value: str | float | None, now: float) -> float | None:
@@ -40,7 +40,7 @@ def parse_retry_after(value: str | float | None, now: float) -> float | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        return min(float(value), _MOST) if value >= 0 else None
+        return min(float(value), _MAX_DELTA) if value >= 0 else None
     value = value.strip(" \t")
     seconds = delta_seconds(value)
     if seconds is not None:
@@ -111,7 +111,7 @@ def _quotas(value: str | None) -> list[tuple[float, float]]:
     """
     if value is None or len(value) > _MAX_FIELD:
         return []
-    found = []
+    quotas = []
     at = 0
     while True:
         policy = _POLICY.match(value, at)
@@ -125,12 +125,12 @@ def _quotas(value: str | None) -> list[tuple[float, float]]:
         remaining = delta_seconds(parameters.get("r") or "")
         reset = delta_seconds(parameters.get("t") or "")
         if remaining is not None and reset is not None:
-            found.append((remaining, reset))
+            quotas.append((remaining, reset))
         comma = _COMMA.match(value, at)
         if comma is None:
             break
         at = comma.end()
-    return [] if value[at:].strip(" \t") else found
+    return [] if value[at:].strip(" \t") else quotas
 
 
 _MONTHS = {
@@ -185,8 +185,8 @@ def parse_http_date(value: str, now: float) -> float | None:
     return float(timegm(when.timetuple()))
 
 
-_FIRST: Final = -62135596800.0
-_LAST: Final = 253402300799.0
+_MIN_WALL: Final = -62135596800.0
+_MAX_WALL: Final = 253402300799.0
 """Wall clock seconds of the first and last second that datetime can represent: years 1 and 9999."""
 
 
@@ -197,8 +197,8 @@ def utc(wall: float) -> datetime:
     >>> utc(0.0).isoformat()
     '1970-01-01T00:00:00+00:00'
     """
-    if not _FIRST <= wall <= _LAST:
-        wall = min(max(wall, _FIRST), _LAST)
+    if not _MIN_WALL <= wall <= _MAX_WALL:
+        wall = min(max(wall, _MIN_WALL), _MAX_WALL)
     return datetime.fromtimestamp(wall, UTC)
 
 
@@ -209,5 +209,5 @@ def unreadable(message: str) -> str:
     >>> unreadable("Duplicate Content-Length:\\n\\n  b'Content-Length: 20'\\n   ^")
     "the site's answer can't be read: Duplicate Content-Length"
     """
-    said = message.partition("\n")[0].partition(": b'")[0].rstrip(" :.")
-    return "the site's answer can't be read" + (f": {said}" if said else "")
+    problem = message.partition("\n")[0].partition(": b'")[0].rstrip(" :.")
+    return "the site's answer can't be read" + (f": {problem}" if problem else "")

@@ -110,7 +110,7 @@ def parse(raw: str) -> Target:
     Only malformed text is rejected here. Which names, ports and addresses may be visited is decided
     by the Guard.
     """
-    found = _plain(raw)
+    found = _parse_plain(raw)
     if found is None:
         return _parse_whole(raw)
     place, path = found
@@ -121,7 +121,7 @@ def parse(raw: str) -> Target:
 
 def _parse_whole(raw: str) -> Target:
     """Parse a URL completely, and remember its authority for the fast way."""
-    url = _read(raw)
+    url = _parse_with_yarl(raw)
     credentials, at, hostport = url.raw_authority.rpartition("@")
     host, port = _authority(raw, url.scheme, hostport)
     path = _path(url, raw)
@@ -136,7 +136,7 @@ def _parse_whole(raw: str) -> Target:
     written = raw[: raw.find("/", 8) + 1]
     # Only an authority that ends at this slash and contains no credentials may be reused.
     if _WHOLE_AUTHORITY.match(written):
-        _remember(written, _Place(target.origin, target.scheme, host, port))
+        _remember(written, _Authority(target.origin, target.scheme, host, port))
     return target
 
 
@@ -196,7 +196,7 @@ def path_of(raw: str) -> str:
     >>> path_of("http://no%20host.example/a")
     '/a'
     """
-    url = _read(raw)
+    url = _parse_with_yarl(raw)
     if not url.raw_authority:
         raise _invalid(raw, _NO_HOST)
     return _path(url, raw)
@@ -219,14 +219,14 @@ def sendable(url: URL) -> str:
         written = f"{url.scheme}://{url.raw_authority}{url.raw_path}"
         raise _invalid(written, _UNREADABLE) from error
     host = host_of(split(raw)[0])
-    if dialled != host and _as_read(raw, dialled) != host:
+    if dialled != host and _normal_host(raw, dialled) != host:
         raise _invalid(raw, f"it would be sent to another host, {printable(dialled, 120)!r}")
     if " " in requested:
         raise _invalid(raw, "a blank in the path; escape it as %20")
     return raw
 
 
-def _as_read(raw: str, dialled: str) -> str:
+def _normal_host(raw: str, dialled: str) -> str:
     """Return the host in the form of `Target.host`, if it means the same to any resolver."""
     if ":" in dialled:
         return _ipv6(raw, dialled)
@@ -239,7 +239,7 @@ def split(raw: str) -> tuple[str, str]:
     >>> split("https://example.com/a?b")
     ('https://example.com', '/a?b')
     """
-    found = _plain(raw)
+    found = _parse_plain(raw)
     if found is not None:
         return found[0].origin, found[1]
     target = _parse_whole(raw)
@@ -250,17 +250,10 @@ def split_ordinary(raw: str) -> tuple[str, str] | None:
     """Return the result of `split`, or None for text that only `parse` can handle.
 
     For hot paths that treat unusual text separately. The result is None for text with credentials,
-    dot segments, characters to escape, or an authority that was not seen before.
+    dot segments, characters to escape, or a new authority with an uncommon spelling.
     """
-    try:
-        end = raw.find("/", 8)  # 8: after `http://a` and `https://`
-    except (AttributeError, TypeError):
-        raise not_text(raw) from None
-    place = _seen.get(raw[: end + 1])  # without a slash: "", never a key
-    if place is None or len(raw) > MAX_URL:
-        return None
-    path = raw[end:]
-    return (place.origin, path) if is_sent_as_written(path) else None
+    found = _parse_plain(raw)
+    return None if found is None else (found[0].origin, found[1])
 
 
 def is_sent_as_written(path: str) -> bool:
@@ -313,7 +306,7 @@ def host_of(origin: str) -> str:
     return hostport.partition(":")[0]
 
 
-class _Place(msgspec.Struct, frozen=True, gc=False):
+class _Authority(msgspec.Struct, frozen=True, gc=False):
     """An origin and its parts: see `Target`."""
 
     origin: str
@@ -326,25 +319,24 @@ class _Place(msgspec.Struct, frozen=True, gc=False):
 # evicted when the cache is full, at a cost of one parse per authority. Evicting the least recently
 # used would need a write for every question. The garbage collector has to traverse none of the
 # entries.
-_seen: dict[str, _Place] = {}
+_seen: dict[str, _Authority] = {}
 
 
-def _plain(raw: str) -> tuple[_Place, str] | None:
-    """Return what `split_ordinary` does, with all parts of the origin; also for a new authority
-    with a common spelling."""
+def _parse_plain(raw: str) -> tuple[_Authority, str] | None:
+    """Return authority and path, or None for text that only `_parse_whole` can handle."""
     try:
-        end = raw.find("/", 8)
+        end = raw.find("/", 8)  # 8: after `http://a` and `https://`
     except (AttributeError, TypeError):
         raise not_text(raw) from None
-    written = raw[: end + 1]
-    place = _seen.get(written) or _met_first(written)
+    written = raw[: end + 1]  # without a slash: "", never a key
+    place = _seen.get(written) or _parse_new_authority(written)
     if place is None or len(raw) > MAX_URL:
         return None
     path = raw[end:]
     return (place, path) if is_sent_as_written(path) else None
 
 
-def _met_first(written: str) -> _Place | None:
+def _parse_new_authority(written: str) -> _Authority | None:
     """Parse an authority that was not seen before, including its slash, if its spelling is common.
 
     These are names of lower-case letters, digits, hyphens and underscores, and canonical dotted
@@ -357,10 +349,10 @@ def _met_first(written: str) -> _Place | None:
     port = int(digits) if digits else _PORTS[scheme]
     if port > _MAX_PORT:
         return None
-    return _remember(written, _Place(_origin_of(scheme, host, port), scheme, host, port))
+    return _remember(written, _Authority(_origin_of(scheme, host, port), scheme, host, port))
 
 
-def _remember(written: str, place: _Place) -> _Place:
+def _remember(written: str, place: _Authority) -> _Authority:
     make_room(_seen, _MAX_AUTHORITIES)
     _seen[written] = place
     return place
@@ -377,7 +369,7 @@ def make_room(known: dict[Any, Any], most: int) -> None:
             del known[key]
 
 
-def _first_of_yarl(text: str, *, encoded: bool = False) -> URL:
+def _import_yarl(text: str, *, encoded: bool = False) -> URL:
     """Import yarl's parser on first use.
 
     Ordinary URLs, and paths for a robots.txt, are parsed without it.
@@ -389,10 +381,10 @@ def _first_of_yarl(text: str, *, encoded: bool = False) -> URL:
     return URL(text, encoded=encoded)
 
 
-_yarl: Callable[..., URL] = _first_of_yarl
+_yarl: Callable[..., URL] = _import_yarl
 
 
-def _read(raw: str) -> URL:
+def _parse_with_yarl(raw: str) -> URL:
     """Split the text into its parts, all unchanged."""
     _refuse_text(raw)
     try:
@@ -509,7 +501,7 @@ def _path(url: URL, raw: str) -> str:
     # yarl drops the `?` of an empty query, but a rule may require it (URL-04).
     if query or "?" in raw.partition("#")[0]:
         path = f"{path}?{query}"
-    path = _UNSENDABLE.sub(_escaped, path)
+    path = _UNSENDABLE.sub(_percent_encoded, path)
     if len(path) > MAX_PATH:
         raise _invalid(raw, f"longer than {MAX_URL} characters as it is sent")
     return path
@@ -531,7 +523,7 @@ def _without_dot_segments(path: str) -> str:
     return "/" + "/".join(kept)
 
 
-def _escaped(found: re.Match[str]) -> str:
+def _percent_encoded(found: re.Match[str]) -> str:
     return "%" + found[0].encode().hex("%").upper()
 
 
@@ -545,8 +537,8 @@ def _invalid(raw: str, problem: str) -> InvalidURL:
 
 # `@`, the characters that IDNA maps to it, and its escapes, however often they were escaped again.
 _AT = r"(?:[@\ufe6b\uff20]|%(?:25)*+40)"
-_SIGN = lazy_pattern(_AT)
-_START = lazy_pattern(r"(?:(?:https?:|[a-z][a-z0-9+.\-]*+:(?=//))?[/\\]*+)", re.IGNORECASE)
+_AT_SIGN = lazy_pattern(_AT)
+_URL_START = lazy_pattern(r"(?:(?:https?:|[a-z][a-z0-9+.\-]*+:(?=//))?[/\\]*+)", re.IGNORECASE)
 # An authority that cannot contain a password, and what may follow it.
 _NO_PASSWORD = lazy_pattern(
     r"https?://(?:[^\s/?#\\:@\[\]%\ufe6b\uff20]++|\[[0-9a-f:.]++\])(?::[0-9]*+)?(?:[/?#]|\Z)",
@@ -554,7 +546,9 @@ _NO_PASSWORD = lazy_pattern(
 )
 # The authority of another URL in a path or query, escaped or not, up to its last `@`.
 _SLASH = r"%(?:25)*+2f"
-_WITHIN = lazy_pattern(rf"(//|{_SLASH}{_SLASH})(?:[^/?#\\%]|%(?!(?:25)*+2f))*{_AT}", re.IGNORECASE)
+_EMBEDDED_USERINFO = lazy_pattern(
+    rf"(//|{_SLASH}{_SLASH})(?:[^/?#\\%]|%(?!(?:25)*+2f))*{_AT}", re.IGNORECASE
+)
 _QUERY = lazy_pattern(r"([?#]).+\Z", re.DOTALL)
 
 
@@ -572,7 +566,7 @@ def mask(raw: str, *, query: bool = True, limit: int = 200) -> str:
     'https://***@example.com/a?***'
     """
     shown = raw
-    if _SIGN.search(raw):
+    if _AT_SIGN.search(raw):
         shown = _without_userinfo(raw)
     if not query:
         shown = _QUERY.sub(r"\1***", shown, count=1)
@@ -581,10 +575,10 @@ def mask(raw: str, *, query: bool = True, limit: int = 200) -> str:
 
 def _without_userinfo(raw: str) -> str:
     if plain := _NO_PASSWORD.match(raw):
-        return raw[: plain.end()] + _WITHIN.sub(r"\1***@", raw[plain.end() :])
-    start = _START.match(raw)
+        return raw[: plain.end()] + _EMBEDDED_USERINFO.sub(r"\1***@", raw[plain.end() :])
+    start = _URL_START.match(raw)
     end = 0
-    for sign in _SIGN.finditer(raw):
+    for sign in _AT_SIGN.finditer(raw):
         end = sign.end()
     return f"{raw[: start.end() if start else 0]}***@{raw[end:]}"
 
@@ -635,7 +629,7 @@ def not_text(given: object, name: str = "url") -> TypeError:
 _ROOT = lazy_pattern(r"https?://[a-z0-9.\-]+(?::[0-9]{1,5})?/")
 # Octets that yarl leaves unchanged in a path. Queries and fragments are always parsed.
 _PLAIN_PATH = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!$&'()*+,;=:@/"
-_LONGEST: Final = 8_000
+_MAX_FAST_PATH: Final = 8_000
 """Maximum number of characters of a path that a `UrlCache` handles itself."""
 _MAX_ROOTS: Final = 10_000
 """Maximum number of authorities in a `UrlCache`."""
@@ -692,7 +686,7 @@ class UrlCache:
             not path.isascii()
             or path.encode().translate(None, _PLAIN_PATH)
             or "/." in path
-            or len(path) > _LONGEST
+            or len(path) > _MAX_FAST_PATH
         ):
             return url_of(text)
         self.origin, root = authority

@@ -698,14 +698,18 @@ def test_yarl_sends_the_path_as_it_was_judged(raw: str) -> None:
         "http://example.com/ü",
         "http://example.com/a#b",
         "http://example.com",
-        "http://other.example/",
+        "http://OTHER.example/",
     ],
 )
 def test_the_short_road_is_for_ordinary_text_alone(raw: str) -> None:
     split("http://example.com/")
-    if raw != "http://other.example/":
+    if raw != "http://OTHER.example/":
         split(raw)
     assert split_ordinary(raw) is None
+
+
+def test_an_authority_of_ordinary_spelling_need_not_be_known() -> None:
+    assert split_ordinary("http://other.example/a") == ("http://other.example", "/a")
 
 
 @pytest.mark.parametrize("path", ["/", "/a/b.html?c=d&e", "/%C3%BC", "/a/.b", "/" + "a" * 999])

@@ -11,11 +11,12 @@ from bisect import bisect_right
 from gatekeeper.robots.patterns import (
     ROBOTS_TXT,
     CountedText,
-    Meter,
     PatternIndex,
-    TooDear,
-    is_plain,
-    key_piece,
+    StepBudget,
+    StepBudgetExceeded,
+    are_normal,
+    is_normal_path,
+    longest_piece,
     query_form,
     rfc_path,
     rfc_patterns,
@@ -34,10 +35,10 @@ LIKE_AN_ESCAPE = lazy_pattern(r"\*[0-9A-F%]")
 a hexadecimal digit."""
 _BEGINS_IN_ESCAPE = lazy_pattern(r"\*[0-9A-F]")
 """`LIKE_AN_ESCAPE` for values in normal form."""
-CHANGED = lazy_pattern("%3A|%2F")
+QUERY_ESCAPE = lazy_pattern("%3A|%2F")
 """Matches what `query_form` replaces: a pattern with a `?` may have two forms."""
 _SPECIAL = lazy_pattern("[*?]")
-_TWOFOLD = lazy_pattern("[/:]|%3A|%2F")
+_COLON_OR_SLASH = lazy_pattern("[/:]|%3A|%2F")
 """Matches the characters and escapes to which RFC 9309 section 2.2.2 (RFC-25) applies."""
 
 
@@ -50,14 +51,14 @@ class SortedRules:
     and of these to the first in the file.
     """
 
-    def __init__(self, found: list[tuple[str, str]], *, robots_file: bool) -> None:
-        """Sort the rules. `found` contains for each rule a non-empty string if it is a Disallow,
+    def __init__(self, rules: list[tuple[str, str]], *, robots_file: bool) -> None:
+        """Sort the rules. `rules` contains for each rule a non-empty string if it is a Disallow,
         and its value.
 
         With `robots_file` an entry for `/robots.txt` is added, whose code is ROBOTS_FILE.
         """
-        self.count: int = len(found)
-        self.shift: int = (len(found) + 2).bit_length()
+        self.count: int = len(rules)
+        self.shift: int = (len(rules) + 2).bit_length()
         """Number of low bits of an entry that contain the rule's position. The next bit is set if
         it allows."""
         # Without a matching rule a path is allowed (RFC 9309 section 2.2.2, RFC-19).
@@ -66,29 +67,25 @@ class SortedRules:
         """Entries of values that match a single path, because they end with a `$` (RFC 9309 section
         2.2.3, RFC-28)."""
         self.wild: dict[str, int] = {}
-        self.escapes: bool = False
-        """Whether a pattern contains an escape, so that no path may be compared as received."""
-        self.twofold: bool = False
+        self.has_two_forms: bool = False
         """Whether a pattern with a `?` has a `:` or `/` that may match within the query of a path
         (RFC 9309 section 2.2.2, RFC-25)."""
-        values = [value for _, value in found]
-        joined = "\n".join(values)
+        joined = "\n".join([value for _, value in rules])
         self.like_escapes: bool = LIKE_AN_ESCAPE.search(joined) is not None
         """Whether a piece may match from within an escape on; see `rfc_path`."""
-        if " " in joined or "\t" in joined:
-            joined = "\n".join([value.rstrip(" \t") for value in values])
-        if not is_plain(joined.replace("\n", "")):
+        if not are_normal(joined):
             joined = rfc_patterns(joined)
-        self.escapes = "%" in joined
-        if found:
-            self._take(found, joined)
+        self.has_escapes: bool = "%" in joined
+        """Whether a pattern contains an escape, so that no path may be compared as received."""
+        if rules:
+            self._add_rules(rules, joined)
         if robots_file:
             # The entry is greater than that of any rule, and its position gives ROBOTS_FILE in
             # `decide`.
             entry = (len(joined) + 1 << 1 | 1) << self.shift | self.count + 2
             self.exact[ROBOTS_TXT] = entry
 
-    def _take(self, found: list[tuple[str, str]], joined: str) -> None:
+    def _add_rules(self, rules: list[tuple[str, str]], joined: str) -> None:
         """Add rules of any kind. `joined` contains their values in normal form, one per line."""
         prefixes, exact, wild = self.prefixes, self.exact, self.wild
         octet, allow, place = 2 << self.shift, 1 << self.shift, self.count + 1
@@ -97,42 +94,42 @@ class SortedRules:
         # Several stars are equivalent to one, but each counts for the length of the rule.
         keys = squeeze(joined).split("\n") if "**" in joined else values
         begins_in_escape = _BEGINS_IN_ESCAPE.search(joined) is not None
-        for (dis, _), value, short in zip(found, values, keys, strict=True):
+        for (dis, _), value, key in zip(rules, values, keys, strict=True):
             place -= 1
             if value[:1] != "/" and value[:1] != "*":
                 continue  # an empty pattern has no effect (RFC-21), others are invalid (RFC-32)
-            forms: tuple[str, ...] = (short,)
+            forms: tuple[str, ...] = (key,)
             length = len(value)
-            if queries and "?" in value and (self.twofold or self._meets_query(value)):
-                form = query_form(short)
-                length = len(form) if short is value else len(query_form(value))
-                if form != short:
+            if queries and "?" in value and (self.has_two_forms or self._meets_query(value)):
+                query = query_form(key)
+                length = len(query) if key is value else len(query_form(value))
+                if query != key:
                     # A pattern that matches a path as written also matches it in the query form,
                     # unless an octet that changes can be matched by one that does not.
-                    head = short[: short.index("?")]
-                    unsure = begins_in_escape or "%3A" in head or "%2F" in head
-                    forms = (short, form) if unsure else (form,)
+                    head = key[: key.index("?")]
+                    ambiguous = begins_in_escape or "%3A" in head or "%2F" in head
+                    forms = (key, query) if ambiguous else (query,)
             entry = length * octet + place
             if not dis:
                 entry += allow
-            for key in forms:
-                into = prefixes
-                if "*" in key:
-                    if key[-1] == "*":
-                        key = key[:-1]  # noqa: PLW2901 - a final star has no effect
-                    into = wild if "*" in key else prefixes
-                elif key[-1] == "$":
-                    into, key = exact, key[:-1]  # noqa: PLW2901
-                if into.get(key, 0) < entry:
-                    into[key] = entry
+            for form in forms:
+                entries = prefixes
+                if "*" in form:
+                    if form[-1] == "*":
+                        form = form[:-1]  # noqa: PLW2901 - a final star has no effect
+                    entries = wild if "*" in form else prefixes
+                elif form[-1] == "$":
+                    entries, form = exact, form[:-1]  # noqa: PLW2901
+                if entries.get(form, 0) < entry:
+                    entries[form] = entry
 
     def _meets_query(self, value: str) -> bool:
         """Return True if the part after the first star or question mark may match within the query
         of a path."""
-        found = _SPECIAL.search(value)
-        if found is None or _TWOFOLD.search(value, found.start()) is None:
+        special = _SPECIAL.search(value)
+        if special is None or _COLON_OR_SLASH.search(value, special.start()) is None:
             return False
-        self.twofold = True
+        self.has_two_forms = True
         return True
 
 
@@ -173,11 +170,11 @@ class PrefixTable:
         return self._entries[place]
 
 
-FLAT_RULES = 512
-_FLAT_OCTETS = 16_384
+MAX_LINEAR_PATTERNS = 512
+_MAX_LINEAR_OCTETS = 16_384
 """Up to these numbers of wildcard patterns and octets the patterns are tried one by one; beyond,
 they are looked up by their pieces."""
-PAIRS = 1 << 22
+MAX_LINEAR_PAIRS = 1 << 22
 """Maximum product of the octets of a path and of the wildcard patterns for which the patterns are
 tried one by one. In the worst case each pair of octets is compared three times, which takes some 2
 ms. Beyond that the work is counted, see `patterns`."""
@@ -194,24 +191,34 @@ class CompiledRules:
     """
 
     __slots__ = (
-        *("_best_wild", "_count", "_exact", "_indexes", "_patterns", "_pieces", "_prefixes"),
-        *("_roomy", "_shift", "_strict", "_twofold", "_wild"),
+        "_best_wild",
+        "_count",
+        "_exact",
+        "_has_two_forms",
+        "_indexes",
+        "_max_linear_path",
+        "_normalises",
+        "_patterns",
+        "_pieces",
+        "_prefixes",
+        "_shift",
+        "_wild",
     )
 
-    def __init__(self, found: list[tuple[str, str]], *, robots_file: bool) -> None:
-        """Compile the rules. `found` contains for each rule a non-empty string if it is a Disallow,
+    def __init__(self, rules: list[tuple[str, str]], *, robots_file: bool) -> None:
+        """Compile the rules. `rules` contains for each rule a non-empty string if it is a Disallow,
         and its value.
 
         With `robots_file` the path `/robots.txt` has a code of its own and is allowed.
         """
-        rules = SortedRules(found, robots_file=robots_file)
-        wild = rules.wild
-        self._count = rules.count
-        self._shift = rules.shift
+        sorted_rules = SortedRules(rules, robots_file=robots_file)
+        wild = sorted_rules.wild
+        self._count = sorted_rules.count
+        self._shift = sorted_rules.shift
         self._wild = wild
         self._best_wild = max(wild.values(), default=0)
-        self._twofold = rules.twofold
-        self._strict = rules.escapes or (bool(wild) and rules.like_escapes)
+        self._has_two_forms = sorted_rules.has_two_forms
+        self._normalises = sorted_rules.has_escapes or (bool(wild) and sorted_rules.like_escapes)
         """Whether a pattern may match within an escape, so that no path is compared as received.
         Otherwise only escapes of plain octets make a difference: no pattern contains any other
         octet, and none begins within an escape."""
@@ -219,45 +226,46 @@ class CompiledRules:
         """The wildcard patterns that are tried one by one, the best first."""
         self._indexes: tuple[PatternIndex, PatternIndex] | None = None
         octets = sum(map(len, wild))
-        self._roomy = PAIRS // max(octets, 1)
+        self._max_linear_path = MAX_LINEAR_PAIRS // max(octets, 1)
         """Maximum number of octets of a path for which patterns are tried one by one."""
-        if len(wild) > FLAT_RULES or octets > _FLAT_OCTETS:
-            self._indexes = _indexes_of(wild)
-            self._roomy = 0
+        if len(wild) > MAX_LINEAR_PATTERNS or octets > _MAX_LINEAR_OCTETS:
+            self._indexes = _build_indexes(wild)
+            self._max_linear_path = 0
         else:
             self._patterns = sorted(wild, key=wild.__getitem__, reverse=True)
-        self._pieces = [*map(key_piece, self._patterns)]
-        self._exact = rules.exact
-        self._prefixes = PrefixTable(rules.prefixes)
+        self._pieces = [longest_piece(value.removesuffix("$")) for value in self._patterns]
+        self._exact = sorted_rules.exact
+        self._prefixes = PrefixTable(sorted_rules.prefixes)
 
     def decide(self, path: str) -> int:
         """Return the code of the deciding rule, -1, DENIED or ROBOTS_FILE (see `rules`).
 
         The path begins with `/` and need not be in normal form.
         """
-        if "%" in path or (self._strict and ("*" in path or not is_plain(path))):
+        if "%" in path or (self._normalises and not is_normal_path(path)):
             path = rfc_path(path)
         entry = self._prefixes.best(path)
         if path in self._exact:
             entry = max(entry, self._exact[path])
-        if self._wild or self._twofold:
+        if self._wild or self._has_two_forms:
             try:
-                entry = self._whole(path, entry)
-            except TooDear:
+                entry = self._best_entry(path, entry)
+            except StepBudgetExceeded:
                 return DENIED
         place = entry & (1 << self._shift) - 1
         # Positions count down to 1. The entry for no rule has position 0.
         return (self._count - place) * 2 + (entry >> self._shift & 1) if place else -1
 
-    def _whole(self, path: str, entry: int) -> int:
-        """Return the entry of a path, given the entry of its prefixes. Raises TooDear."""
+    def _best_entry(self, path: str, entry: int) -> int:
+        """Return the entry of a path, given the entry of its prefixes. Raises
+        StepBudgetExceeded."""
         # A rule with a `?` is compared with the path as written, and in the form of RFC 9309
         # section 2.2.2 (RFC-25).
-        query = query_form(path) if self._twofold and "%" in path else path
+        query = query_form(path) if self._has_two_forms and "%" in path else path
         if query != path:
             entry = max(entry, self._prefixes.best(query), self._exact.get(query, 0))
-        if len(path) > self._roomy:
-            return self._counted(path, query, entry)
+        if len(path) > self._max_linear_path:
+            return self._best_indexed_entry(path, query, entry)
         for place, piece in enumerate(self._pieces):
             if piece in path and wild_match(self._patterns[place], path):
                 entry = max(entry, self._wild[self._patterns[place]])
@@ -268,30 +276,26 @@ class CompiledRules:
                     return max(entry, self._wild[pattern])
         return entry
 
-    def _counted(self, path: str, query: str, floor: int) -> int:
-        """Implement `_whole` by looking up pieces. `floor` is the greatest entry so far. Raises
-        TooDear."""
+    def _best_indexed_entry(self, path: str, query: str, floor: int) -> int:
+        """Implement `_best_entry` by looking up pieces. `floor` is the greatest entry so far.
+        Raises StepBudgetExceeded."""
         if floor > self._best_wild:
             return floor
         indexes = self._indexes
         if indexes is None:
-            indexes = self._indexes = _indexes_of(self._wild)
-        meter = Meter()
-        text = CountedText(path, meter)
+            indexes = self._indexes = _build_indexes(self._wild)
+        budget = StepBudget()
+        text = CountedText(path, budget)
         floor = indexes[0].best(text, floor)
         if "?" in path:
             floor = indexes[1].best(text, floor)
             if query != path:
-                floor = indexes[1].best(CountedText(query, meter), floor)
+                floor = indexes[1].best(CountedText(query, budget), floor)
         return floor
 
 
-def _indexes_of(wild: dict[str, int]) -> tuple[PatternIndex, PatternIndex]:
+def _build_indexes(wild: dict[str, int]) -> tuple[PatternIndex, PatternIndex]:
     """Return the indexes of the patterns without a `?` and of those with one."""
-    asking = {pattern: entry for pattern, entry in wild.items() if "?" in pattern}
-    plain = wild
-    if len(asking) == len(wild):
-        plain = {}
-    elif asking:
-        plain = {pattern: entry for pattern, entry in wild.items() if pattern not in asking}
-    return PatternIndex(plain), PatternIndex(asking)
+    with_query = {pattern: entry for pattern, entry in wild.items() if "?" in pattern}
+    without_query = {pattern: entry for pattern, entry in wild.items() if "?" not in pattern}
+    return PatternIndex(without_query), PatternIndex(with_query)

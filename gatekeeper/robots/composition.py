@@ -16,9 +16,9 @@ from itertools import chain, combinations
 import msgspec
 
 from gatekeeper.robots.model import Match, Rule
-from gatekeeper.robots.parser import LIMIT, RobotsTxt, Spans, octets, shown
+from gatekeeper.robots.parser import FILE_FIELDS, LIMIT, RobotsTxt, Spans, octets, shown
 from gatekeeper.robots.patterns import rfc_pattern
-from gatekeeper.robots.policy import Policy, agent_lines, group_starts, names_of
+from gatekeeper.robots.policy import WORD_END, Policy, agent_lines, group_starts, names_of
 from gatekeeper.robots.signals import split_content_usage
 from gatekeeper.robots.witness import (
     Budget,
@@ -107,16 +107,15 @@ class _Problems:
     ) -> None:
         """Add a problem, with its places before the message."""
         if len(self.found) < MAX_PROBLEMS:
-            told = f"{' and '.join(map(str, places))}: {message}" if places else message
-            self.found.append(ComposeProblem(code, told, places, url, agent))
+            text = f"{' and '.join(map(str, places))}: {message}" if places else message
+            self.found.append(ComposeProblem(code, text, places, url, agent))
         elif len(self.found) == MAX_PROBLEMS:
             self.found.append(ComposeProblem("too-many", "there are more problems than are listed"))
 
 
 # --- agents ----------------------------------------------------------------------------------
 
-_WORD_END = re.compile(r"[/ \t]")
-_ASKABLE = re.compile(r"[^\s/;,()]+\Z")
+_PRODUCT_TOKEN = re.compile(r"[^\s/;,()]+\Z")
 """Matches a possible product token: `parser.product_token` returns nothing else."""
 _IDENTIFIER = re.compile(r"[A-Za-z_-]*")
 
@@ -129,8 +128,8 @@ def named_agents(robots: RobotsTxt) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for value in chain.from_iterable(group.agents for group in robots.groups):
-        written = _WORD_END.split(value, maxsplit=1)[0]
-        if not _ASKABLE.match(written):
+        written = WORD_END.split(value, maxsplit=1)[0]
+        if not _PRODUCT_TOKEN.match(written):
             written = _IDENTIFIER.match(value)[0]  # type: ignore[index] # it always matches
         if written:
             found.setdefault(written.lower(), written)
@@ -141,7 +140,7 @@ def _all_names(robots: RobotsTxt) -> set[str]:
     """Return every name for which an agent obeys a group of its own; `bot` also obeys a group for
     `Bot2`."""
     values = {value for _, _, value in agent_lines(robots.lines.lower())}
-    return {name for value in values for name in names_of(value) if _ASKABLE.match(name)}
+    return {name for value in values for name in names_of(value) if _PRODUCT_TOKEN.match(name)}
 
 
 # --- fragments -------------------------------------------------------------------------------
@@ -151,8 +150,6 @@ _SETTING = re.compile(r"(owner|prefix)=(\S+)\Z")
 _PREFIX = re.compile(r"/[^*$?#\s]*\Z")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f]").search
 _RULES = frozenset({"allow", "disallow"})
-_ANYWHERE = frozenset({"sitemap", "host", "clean-param", "license"})
-"""Records that belong to no group, at any position."""
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -204,13 +201,13 @@ class _Source:
         self._readings: dict[str, Reading | None] = {}
         self._read(problems)
         starts = group_starts(self.robots.lines)
-        self._grouped = starts[0] if starts else len(self.robots.lines) + 1
+        self._first_group = starts[0] if starts else len(self.robots.lines) + 1
         if self.robots.truncated:
             problems.add("truncated", "longer than the 500 KiB that crawlers read", self.at(0))
         versions = [line for line in self.lines if line.kind == "robot-version"]
         if versions:
-            told = "Robot-version makes a rule set of its own kind, which can't be merged"
-            problems.add("version", told, self.at(versions[0].number))
+            message = "Robot-version makes a rule set of its own kind, which can't be merged"
+            problems.add("version", message, self.at(versions[0].number))
 
     def at(self, line: int) -> FragmentLine:
         """Return a line of this fragment."""
@@ -224,8 +221,8 @@ class _Source:
             record, mark, comment = raw.partition("#")
             field, colon, value = (part.strip(" \t") for part in record.partition(":"))
             if colon and field:
-                told = (number, start, field, value, comment.strip(" \t"), tuple(above))
-                self.lines.append(_Record(*told))
+                record = (number, start, field, value, comment.strip(" \t"), tuple(above))
+                self.lines.append(_Record(*record))
                 above = []
             elif mark and not field:
                 header = _HEADER.match(raw)
@@ -240,21 +237,21 @@ class _Source:
 
     def _header(self, text: str, number: int, problems: _Problems) -> None:
         if self.lines or self.owner or self.prefix:
-            told = "`# compose:` stands once, before the first record"
-            problems.add("header", told, self.at(number))
+            message = "`# compose:` stands once, before the first record"
+            problems.add("header", message, self.at(number))
             return
         for word in text.split() or [""]:
             found = _SETTING.match(word)
             if found is None:
-                told = f"{word!r} is neither owner=NAME nor prefix=/PATH"
-                problems.add("header", told, self.at(number))
+                message = f"{word!r} is neither owner=NAME nor prefix=/PATH"
+                problems.add("header", message, self.at(number))
             elif found[1] == "owner":
                 self.owner = found[2]
             elif _PREFIX.match(found[2]):
                 self.prefix = rfc_pattern(octets(found[2]))
             else:
-                told = "a prefix is the beginning of a path, without `*`, `$`, `?` and `#`"
-                problems.add("header", told, self.at(number))
+                message = "a prefix is the beginning of a path, without `*`, `$`, `?` and `#`"
+                problems.add("header", message, self.at(number))
 
     def reading(self, agent: str) -> Reading | None:
         """Return the rules of the fragment for an agent, or None if another dialect is involved."""
@@ -266,37 +263,39 @@ class _Source:
         """Return the rules and records of the groups that the agent obeys, in file order."""
         reading = self.reading(agent)
         spans = () if reading is None else reading.spans
-        return [line for line in self.in_groups() if _stands_in(line, spans)]
+        return [line for line in self.in_groups() if _is_in(line, spans)]
 
     def in_groups(self) -> Iterator[_Record]:
         """Yield the rules and records that belong to a group."""
         for line in self.lines:
-            loose = line.kind in _ANYWHERE or line.start < self._grouped
-            if not loose and line.kind != "user-agent":
+            groupless = line.kind in FILE_FIELDS or line.start < self._first_group
+            if not groupless and line.kind != "user-agent":
                 yield line
 
     def before_groups(self) -> list[_Record]:
         """Return the records before the first user-agent line, which no robot obeys."""
         return [
-            line for line in self.lines if line.start < self._grouped and line.kind not in _ANYWHERE
+            line
+            for line in self.lines
+            if line.start < self._first_group and line.kind not in FILE_FIELDS
         ]
 
     def anywhere(self) -> list[_Record]:
         """Return the records that belong to no group, such as Sitemap."""
-        return [line for line in self.lines if line.kind in _ANYWHERE]
+        return [line for line in self.lines if line.kind in FILE_FIELDS]
 
     def introduction(self, agent: str) -> list[str]:
         """Return the comments at the user-agent lines of an agent."""
         found: list[str] = []
         for line in self.lines:
-            if line.kind == "user-agent" and _WORD_END.split(line.value)[0].lower() == agent:
+            if line.kind == "user-agent" and WORD_END.split(line.value)[0].lower() == agent:
                 found += line.above
                 if line.comment:
                     found.append(f"# {line.comment}")
         return found
 
 
-def _stands_in(line: _Record, spans: Spans) -> bool:
+def _is_in(line: _Record, spans: Spans) -> bool:
     return any(low <= line.start < high for low, high in spans)
 
 
@@ -359,7 +358,7 @@ class _Writer:
     def __init__(self, sources: Sequence[_Source], agents: dict[str, str]) -> None:
         self._sources = sources
         self._agents = agents
-        self._said: set[tuple[str, int]] = set()
+        self._commented: set[tuple[str, int]] = set()
         """Lines whose comments were written. They are written once, even if several groups have the
         line."""
 
@@ -381,9 +380,9 @@ class _Writer:
     def _head(self) -> list[str]:
         lines = ["# Composed of:"]
         for source in self._sources:
-            told = [f"owner {octets(source.owner)}"] if source.owner else []
-            told += [f"prefix {source.prefix}"] if source.prefix else []
-            lines.append(f"#   {_label(source)}" + (f" ({', '.join(told)})" if told else ""))
+            details = [f"owner {octets(source.owner)}"] if source.owner else []
+            details += [f"prefix {source.prefix}"] if source.prefix else []
+            lines.append(f"#   {_label(source)}" + (f" ({', '.join(details)})" if details else ""))
         for source in self._sources:
             if source.head:
                 lines += ["#", f"# {_label(source)}", *source.head]
@@ -392,8 +391,8 @@ class _Writer:
     def _group(self, names: Sequence[str]) -> list[str]:
         block: list[str] = []
         for source in self._sources:
-            told = [line for name in names for line in source.introduction(name)]
-            block += [f"# {_label(source)}", *told] if told else []
+            comments = [line for name in names for line in source.introduction(name)]
+            block += [f"# {_label(source)}", *comments] if comments else []
         block += [f"User-agent: {self._agents[name]}" for name in names]
         body = self._records((source, source.for_agent(names[0])) for source in self._sources)
         if not any(line.partition(":")[0].lower() in _RULES for line in body):
@@ -405,10 +404,10 @@ class _Writer:
     def _section(self, which: Callable[[_Source], list[_Record]]) -> list[str]:
         return self._records((source, which(source)) for source in self._sources)
 
-    def _records(self, given: Iterable[tuple[_Source, list[_Record]]]) -> list[str]:
+    def _records(self, columns: Iterable[tuple[_Source, list[_Record]]]) -> list[str]:
         block: list[str] = []
         written: set[tuple[str, str]] = set()
-        for source, lines in given:
+        for source, lines in columns:
             label = [f"# {_label(source)}"]
             for line in lines:
                 if (line.kind, line.value) in written:
@@ -419,9 +418,9 @@ class _Writer:
         return block
 
     def _with_comments(self, source: _Source, line: _Record) -> list[str]:
-        if (source.name, line.number) in self._said:
+        if (source.name, line.number) in self._commented:
             return [line.record]
-        self._said.add((source.name, line.number))
+        self._commented.add((source.name, line.number))
         return [*line.above, f"{line.record}  # {line.comment}" if line.comment else line.record]
 
 
@@ -433,8 +432,8 @@ def _label(source: _Source) -> str:
 def _check_names(source: _Source, problems: _Problems) -> None:
     for line in source.lines:
         if line.kind == "user-agent" and not line.value.isascii():
-            told = "no robot has a name that is not ASCII (RFC 9309 section 2.2.1); take it out"
-            problems.add("agents", told, source.at(line.number))
+            message = "no robot has a name that is not ASCII (RFC 9309 section 2.2.1); take it out"
+            problems.add("agents", message, source.at(line.number))
 
 
 def _check_prefix(source: _Source, budget: Budget, problems: _Problems) -> None:
@@ -452,11 +451,11 @@ def _check_prefix(source: _Source, budget: Budget, problems: _Problems) -> None:
             seen[rule.pattern] = _outside(rule, prefix, budget)
         url, known = seen[rule.pattern]
         if not known:
-            told = f"whether it matches outside the prefix {source.prefix} can't be found out"
-            problems.add("undecided", told, source.at(line.number))
+            message = f"whether it matches outside the prefix {source.prefix} can't be found out"
+            problems.add("undecided", message, source.at(line.number))
         elif url is not None:
-            told = f"matches {url}, outside the fragment's prefix {source.prefix}"
-            problems.add("outside", told, source.at(line.number), url=url)
+            message = f"matches {url}, outside the fragment's prefix {source.prefix}"
+            problems.add("outside", message, source.at(line.number), url=url)
 
 
 def _outside(rule: RankedRule, prefix: RankedRule, budget: Budget) -> tuple[str | None, bool]:
@@ -474,7 +473,7 @@ def _check_pair(
 ) -> None:
     """Check that no URL is decided differently by lines of the two fragments."""
     compared: set[tuple[Spans, Spans]] = set()
-    told: set[tuple[int, int]] = set()
+    reported: set[tuple[int, int]] = set()
     for agent in agents:
         mine, theirs = one.reading(agent), other.reading(agent)
         if mine is None or theirs is None or (mine.spans, theirs.spans) in compared:
@@ -482,7 +481,7 @@ def _check_pair(
         compared.add((mine.spans, theirs.spans))
         for rule, against in _opposed(mine, theirs):
             lines = mine.lines[rule.number].line, theirs.lines[against.number].line
-            if lines in told:
+            if lines in reported:
                 continue
             places = one.at(lines[0]), other.at(lines[1])
             whom = "" if agent == "*" else f" for {agent}"
@@ -492,21 +491,21 @@ def _check_pair(
             except SearchGivenUp:
                 message = "whether they decide one URL differently can't be found out"
                 problems.add("undecided", message + whom, *places, agent=agent)
-                told.add(lines)
+                reported.add(lines)
                 if budget.left <= 0:
                     return
                 continue
             if url is not None:
                 message = f"they decide {url} differently{whom}"
                 problems.add("conflict", message, *places, url=url, agent=agent)
-                told.add(lines)
+                reported.add(lines)
 
 
 def _opposed(one: Reading, other: Reading) -> Iterator[tuple[RankedRule, RankedRule]]:
     """Yield the pairs of rules, one of each reading, of which one allows what the other may
     deny."""
     for rule in one.table.rules:
-        for against in other.table.near(rule.head):
+        for against in other.table.candidates(rule.head):
             if rule.allow != against.allow:
                 yield rule, against
 
@@ -520,12 +519,12 @@ def _check_text(text: str, sources: Sequence[_Source], problems: _Problems) -> N
     robots = RobotsTxt.parse(text)
     names = set().union(*(_all_names(source.robots) for source in sources))
     for name in sorted(names):
-        got = Reading.of(robots.policy(name))
+        composed = Reading.of(robots.policy(name))
         given = (source.reading(name) for source in sources)
-        meant = frozenset(
+        expected = frozenset(
             chain.from_iterable(each.table.meaning for each in given if each is not None)
         )
-        if got is None or got.table.meaning != meant:
+        if composed is None or composed.table.meaning != expected:
             message = f"robots called {name!r} would read another agent's group as their own; "
             problems.add("agents", message + "write the names without digits", agent=name)
 
@@ -666,7 +665,7 @@ def _unequal(old: Reading, new: Reading) -> Iterator[_Pair]:
         gone = (rule.allow, rule.pattern) not in kept
         if gone and not rule.allow:
             yield rule, None
-        for against in new.table.near(rule.head):
+        for against in new.table.candidates(rule.head):
             if rule.allow != against.allow and (
                 gone or (against.allow, against.pattern) not in kept
             ):

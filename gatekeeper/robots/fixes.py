@@ -17,7 +17,7 @@ from gatekeeper.robots import signals, timing
 from gatekeeper.robots.lint import (
     BAD_ESCAPE,
     ODD_BLANK,
-    REGULAR,
+    REGEX_SYNTAX,
     TOKEN,
     Finding,
     field_without_colon,
@@ -67,7 +67,7 @@ def _stripped(text: str, start: int, end: int) -> tuple[int, int]:
     return start, end
 
 
-_WHERE: dict[str, str] = {
+_PART_OF_LINE: dict[str, str] = {
     **dict.fromkeys(("no-colon", "blank-inside-group", "html", "truncated"), "line"),
     **dict.fromkeys(("unknown-field", "misspelt-field"), "field"),
     **dict.fromkeys(
@@ -82,52 +82,52 @@ _WHERE: dict[str, str] = {
     ),
 }
 """The part of the line that a code concerns. All other codes concern the whole record."""
-_WITHIN: dict[str, re.Pattern[str]] = {
+_IN_VALUE: dict[str, re.Pattern[str]] = {
     "odd-blank": ODD_BLANK,
     "blank-in-value": _BLANKS,
     "unescaped-non-ascii": _NOT_ASCII,
     "bad-escape": BAD_ESCAPE,
     "dollar-inside": _INNER_DOLLAR,
     "literal-star": _STAR,
-    "regular-expression": REGULAR,
+    "regular-expression": REGEX_SYNTAX,
 }
 """What is searched for in the value, by code."""
-_ANYWHERE = {"control": _CONTROL, "not-utf8": _NOT_UTF8}
+_IN_LINE = {"control": _CONTROL, "not-utf8": _NOT_UTF8}
 """What is searched for in the whole line, by code."""
-_BEFORE_THE_FIRST = frozenset({"bom", "encoding"})
-"""Codes that concern octets before the first line."""
+_WHOLE_FILE = frozenset({"bom", "encoding"})
+"""Codes that concern octets before the first line, or the encoding of all lines."""
 
 
 def located(findings: Iterable[Finding], text: str) -> tuple[Finding, ...]:
     """Return the findings with their columns. `text` is the decoded file, octets in a str."""
     lines = text.split("\n")
     return tuple(
-        _located(finding, shown(lines[finding.line - 1]))
+        _with_columns(finding, shown(lines[finding.line - 1]))
         if 0 < finding.line <= len(lines)
         else finding
         for finding in findings
     )
 
 
-def _located(finding: Finding, text: str) -> Finding:
+def _with_columns(finding: Finding, text: str) -> Finding:
     start, end = _span(finding.code, text)
     return msgspec.structs.replace(finding, column=start + 1, end_column=end + 1)
 
 
 def _span(code: str, text: str) -> tuple[int, int]:
     """Return start and end of the finding in the line, counting from 0."""
-    if code in _BEFORE_THE_FIRST:
+    if code in _WHOLE_FILE:
         return 0, 0
-    if code in _ANYWHERE:
-        found = _ANYWHERE[code].search(text)
+    if code in _IN_LINE:
+        found = _IN_LINE[code].search(text)
         return found.span() if found else (0, len(text))
     parts = _parts(text)
     start, end = parts.value
     value = text[start:end]
-    if code in _WITHIN:
-        found = _WITHIN[code].search(value)
+    if code in _IN_VALUE:
+        found = _IN_VALUE[code].search(value)
         return (start + found.start(), start + found.end()) if found else parts.value
-    where: tuple[int, int] = getattr(parts, _WHERE.get(code, "record"))
+    where: tuple[int, int] = getattr(parts, _PART_OF_LINE.get(code, "record"))
     return where if where[1] > where[0] else parts.record
 
 
@@ -146,12 +146,12 @@ class Repair(msgspec.Struct, frozen=True):
 def _misspelt(text: str) -> list[str] | None:
     parts = _parts(text)
     meant = spelling(text[slice(*parts.field)].lower())
-    if meant is None or not _makes_sense(meant, text[slice(*parts.value)]):
+    if meant is None or not _accepts(meant, text[slice(*parts.value)]):
         return None
     return [text[: parts.field[0]] + meant.capitalize() + text[parts.field[1] :]]
 
 
-def _makes_sense(field: str, value: str) -> bool:
+def _accepts(field: str, value: str) -> bool:
     """Return True if the field accepts the value, so that no other field can have been meant."""
     if field in {"allow", "disallow"}:
         return not value or value.startswith(("/", "*"))
@@ -169,7 +169,7 @@ def _with_colon(text: str) -> list[str] | None:
     start = _parts(text).line[0]
     end = start + len(field)
     rest = text[end:].lstrip(" \t")
-    if not _makes_sense(field, rest.partition("#")[0].strip(" \t")):
+    if not _accepts(field, rest.partition("#")[0].strip(" \t")):
         return None
     return [f"{text[:end]}: {rest}"]
 
@@ -225,9 +225,8 @@ _KEEPING: dict[str, _Fix] = {
     "duplicate-rule": lambda _: [],
 }
 _BLANK_LINES = frozenset({"missing-blank-line", "blank-inside-group"})
-_WHOLE = frozenset({"bom", "encoding"})
 
-FIXABLE = frozenset({*_RESTORING, *_KEEPING, *_WHOLE})
+FIXABLE = frozenset({*_RESTORING, *_KEEPING, *_WHOLE_FILE})
 """Codes of findings that can be fixed."""
 _ROUNDS = 8
 """Maximum number of passes. One fix may uncover the next: a misspelt agent and the blank line
@@ -256,14 +255,14 @@ def repaired(body: bytes, *, ignore: Collection[str] = (), dialect: str = "auto"
             for finding in robots.findings
             if finding.code in FIXABLE and finding.code not in ignore
         ]
-        body, done = _Round(body, robots).apply(findings)
+        body, done = _Pass(body, robots).apply(findings)
         if not done:
             break
         applied += done
     return Repair(body, tuple(applied))
 
 
-class _Round:
+class _Pass:
     """One pass over a file, which changes each line at most once."""
 
     def __init__(self, body: bytes, robots: RobotsTxt) -> None:
@@ -272,25 +271,25 @@ class _Round:
         self._lines = _LINE.findall(body)
         groups = robots.groups
         # In other dialects order and blank lines are significant, and escapes have another meaning.
-        self._plain = all(group.dialect is Dialect.RFC9309 for group in groups)
+        self._all_rfc9309 = all(group.dialect is Dialect.RFC9309 for group in groups)
         self._rules: dict[int, Rule] = {}
-        self._again: set[int] = set()
+        self._repeated: set[int] = set()
         """Line numbers of rules that repeat an earlier rule of their group."""
         for group in groups:
             seen: set[tuple[str, str]] = set()
             for rule in group.rules:
                 meaning = rule.field.lower(), rfc_pattern(octets(rule.value))
                 if meaning in seen:
-                    self._again.add(rule.line)
+                    self._repeated.add(rule.line)
                 seen.add(meaning)
                 self._rules[rule.line] = rule
 
     def apply(self, findings: Iterable[Finding]) -> tuple[bytes, list[Finding]]:
         """Return the fixed file and the findings that were fixed."""
         findings = list(findings)
-        done = [finding for finding in findings if finding.code in _WHOLE]
+        done = [finding for finding in findings if finding.code in _WHOLE_FILE]
         if done:  # alone: afterwards every line may be decoded differently
-            return self._unmarked(), done
+            return self._without_bom(), done
         changed: set[int] = set()
         for finding in findings:
             if finding.line in changed or not 0 < finding.line <= len(self._lines):
@@ -300,7 +299,7 @@ class _Round:
                 done.append(finding)
         return b"".join(self._lines), done
 
-    def _unmarked(self) -> bytes:
+    def _without_bom(self) -> bytes:
         if self._robots.bom != "utf-8":
             return self._robots.octets.encode("latin-1")
         return self._body.removeprefix(next(m for m in _MARKS if self._body.startswith(m)))
@@ -317,21 +316,21 @@ class _Round:
         new = (_RESTORING | _KEEPING)[finding.code](text)
         if new is None or new == [text]:
             return False
-        if finding.code in _KEEPING and not self._keeps(finding, new):
+        if finding.code in _KEEPING and not self._keeps_verdicts(finding, new):
             return False
         ending = line[len(raw) :]
         joined = (ending or b"\n").join(each.encode() for each in new)
         self._lines[finding.line - 1] = joined + ending if new else b""
         return True
 
-    def _keeps(self, finding: Finding, new: list[str]) -> bool:
+    def _keeps_verdicts(self, finding: Finding, new: list[str]) -> bool:
         """Return True if every verdict stays the same."""
-        if not self._plain:
+        if not self._all_rfc9309:
             return False
         if finding.code in _BLANK_LINES:
             return True
         if finding.code == "duplicate-rule":
-            return finding.line in self._again
+            return finding.line in self._repeated
         rule = self._rules.get(finding.line)
         if rule is None:
             return False

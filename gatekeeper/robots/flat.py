@@ -17,7 +17,8 @@ import msgspec
 from gatekeeper.robots.model import Rule, rule_at
 from gatekeeper.robots.parser import ALLOWED, DISALLOWED, RULE, Spans
 from gatekeeper.robots.patterns import (
-    PLAIN,
+    are_normal,
+    is_normal_path,
     query_form,
     rfc_path,
     rfc_patterns,
@@ -26,14 +27,14 @@ from gatekeeper.robots.patterns import (
 )
 from gatekeeper.speedups import lazy_pattern
 
-__all__ = ["NO_RULE", "FlatRules", "flat_rules", "is_compared_as_sent", "rule_with"]
+__all__ = ["NO_RULE", "FlatRules", "flat_rules", "rule_with"]
 
 NO_RULE: Final = 1
 """Score of a path that no rule matches: it is allowed (RFC 9309 section 2.2.2, RFC-19)."""
 
 _MAX_OCTETS: Final = 16_384
 """Maximum octets of rules for which searching is fast: 99 % of files have no more."""
-_FEW: Final = 16
+_MAX_FINDS: Final = 16
 """Maximum number of rules with the same beginning that are searched for one by one."""
 _MAX_KEY: Final = 8
 """Maximum octets of a path's beginning by which rules are searched for."""
@@ -46,11 +47,6 @@ _MAX_PATTERNS: Final = 250
 """Maximum number of patterns with a piece in the path that are compared."""
 _MAX_PATH: Final = 2_048
 """Maximum octets of a path that is compared here."""
-_WRITTEN: Final = PLAIN.encode() + b"*?$\n"
-"""Octets that the normal form of rules leaves unchanged, apart from an inner `$`."""
-_SENT: Final = PLAIN.encode() + b"?"
-"""Octets that the normal form of a path leaves unchanged."""
-_INNER_DOLLAR: Final = lazy_pattern(r"\$(?!\n)")
 _TWO_FORMS: Final = lazy_pattern(r"\?[^\n]*%(?:3A|2F)")
 """Matches a rule that is compared in two forms (RFC 9309 section 2.2.2, RFC-25)."""
 
@@ -71,9 +67,9 @@ class FlatRules(msgspec.Struct, frozen=True, gc=False):
     preceded by `-`, or by `+` for Allow."""
     pieces: str
     """For each of `patterns` a literal piece of every path that it matches, one per line."""
-    whole: int
+    slash_score: int
     """Score of the rules that are a single slash: they match every path."""
-    key: int
+    key_length: int
     """Number of octets at the beginning of each of `rules` that contain no wildcard."""
     queries: bool
     """Whether a rule contains a `?`: a path with escapes in its query may have to be compared in
@@ -94,15 +90,15 @@ class FlatRules(msgspec.Struct, frozen=True, gc=False):
         return None if compared is None else self.score_as_sent(compared)
 
     def score_as_sent(self, path: str) -> int | None:
-        """Return the `score` of a path for which `is_compared_as_sent` is True."""
-        best, rules = self.whole, self.rules
+        """Return the `score` of a path for which `is_normal_path` is True."""
+        best, rules = self.slash_score, self.rules
         if len(path) > _MAX_PATH:
             return None
         if rules:
-            key = "\n" + path[: self.key]
-            place = rules.find(key)
+            key_length = "\n" + path[: self.key_length]
+            place = rules.find(key_length)
             if place >= 0:
-                found = _first(rules, key, place, path)
+                found = _first_match(rules, key_length, place, path)
                 if found is None:
                     return None
                 best = found or best
@@ -111,10 +107,10 @@ class FlatRules(msgspec.Struct, frozen=True, gc=False):
         pieces = self.pieces.split("\n")
         if True not in map(path.__contains__, pieces):
             return best
-        left = [*compress(self.patterns.split("\n"), map(path.__contains__, pieces))]
-        if len(left) > _MAX_PATTERNS:
+        candidates = [*compress(self.patterns.split("\n"), map(path.__contains__, pieces))]
+        if len(candidates) > _MAX_PATTERNS:
             return None
-        for rule in left:
+        for rule in candidates:
             score = len(rule) - 1 << 1 | (rule[0] == "+")
             if score <= best:
                 break
@@ -125,8 +121,8 @@ class FlatRules(msgspec.Struct, frozen=True, gc=False):
     def values(self, path: str, score: int) -> list[str]:
         """Return the values, in normal form, of the rules that give a path that score."""
         path, octets, allow = self._compared(path) or "", score >> 1, score & 1
-        found = ["/"] if score == self.whole else []
-        found += [
+        values = ["/"] if score == self.slash_score else []
+        values += [
             rule[1:]
             for rule in self.patterns.split("\n")
             if len(rule) == octets + 1
@@ -135,34 +131,25 @@ class FlatRules(msgspec.Struct, frozen=True, gc=False):
         ]
         rules, plain, wild = self.rules, ">" if allow else "", "|" if allow else "<"
         if octets <= len(path) and f"\n{path[:octets]}{plain}\n" in rules:
-            found.append(path[:octets])
+            values.append(path[:octets])
         if wild in rules:
-            found += [
+            values += [
                 rule[:-1]
                 for rule in rules.split("\n")
                 if len(rule) == octets + 1 and rule[-1] == wild and _matches(rule, path)
             ]
-        return found
+        return values
 
     def _compared(self, path: str) -> str | None:
         """Return the path in the form that rules are compared with, or None if that is not possible
         here."""
         if len(path) > _MAX_PATH:
             return None
-        if not is_compared_as_sent(path):
+        if not is_normal_path(path):
             path = rfc_path(path)
             if self.queries and query_form(path) != path:
                 return None
         return path
-
-
-def is_compared_as_sent(path: str) -> bool:
-    """Return True if the path is in normal form, in which it is compared with rules.
-
-    >>> is_compared_as_sent("/a?b=c"), is_compared_as_sent("/%61"), is_compared_as_sent("/a*")
-    (True, False, False)
-    """
-    return path.isascii() and not path.encode().translate(None, _SENT)
 
 
 def _matches(rule: str, path: str) -> bool:
@@ -177,14 +164,14 @@ def _score(rule: str) -> int:
     return len(rule.rstrip(_MARKS)) << 1 | (rule[-1:] in _ALLOWS)
 
 
-def _first(rules: str, key: str, place: int, path: str) -> int | None:
+def _first_match(rules: str, key: str, place: int, path: str) -> int | None:
     """Return the score of the first rule that matches a path, among the rules that begin with
     `key`.
 
     `place` is the position of the first such rule. Return 0 if none matches, None if too many may
     match.
     """
-    for _ in range(_FEW):
+    for _ in range(_MAX_FINDS):
         end = rules.index("\n", place + 1)
         rule = rules[place + 1 : end]
         if path.startswith(rule):
@@ -215,54 +202,56 @@ def flat_rules(text: str, spans: Spans, crawl_delay: float | None) -> FlatRules 
     if len(joined) > _MAX_OCTETS:
         return None
     as_written = True
-    if joined.encode("latin-1").translate(None, _WRITTEN) or (
-        "$" in joined and _INNER_DOLLAR.search(joined)
-    ):
+    if not are_normal(joined):
         normal = rfc_patterns(joined)
         if "?" in normal and _TWO_FORMS.search(normal):
             return None
         as_written = normal == joined
         joined, values = normal, normal.split("\n")
         denied, allowed = values[: len(denied)], values[len(denied) : -1]
-    whole = 3 if "/" in allowed else 2 if "/" in denied else NO_RULE
-    key, rules, patterns = _sorted_out(allowed, denied, wild="*" in joined or "$" in joined)
+    slash_score = 3 if "/" in allowed else 2 if "/" in denied else NO_RULE
+    key_length, rules, patterns = _sort_rules(allowed, denied, wild="*" in joined or "$" in joined)
     # Every path contains a slash.
     pieces = [rule[1:].rstrip("*$").rpartition("*")[2] or "/" for rule in patterns]
-    odd = "\n".join(patterns), "\n".join(pieces)
-    return FlatRules(rules, *odd, whole, key, "?" in joined, as_written, crawl_delay)
+    columns = "\n".join(patterns), "\n".join(pieces)
+    return FlatRules(
+        rules, *columns, slash_score, key_length, "?" in joined, as_written, crawl_delay
+    )
 
 
-def _sorted_out(allowed: list[str], denied: list[str], *, wild: bool) -> tuple[int, str, list[str]]:
+def _sort_rules(allowed: list[str], denied: list[str], *, wild: bool) -> tuple[int, str, list[str]]:
     """Return `FlatRules.key`, `rules`, and the lines of `patterns`. `wild`: some value has a `*` or
     a `$`."""
     patterns: list[str] = []
-    heads = [_MAX_KEY]
-    odd: list[str] = []
+    head_lengths = [_MAX_KEY]
+    marked: list[str] = []
     if wild:
-        allowed = _plain_of(allowed, "+", "|", heads, odd, patterns)
-        denied = _plain_of(denied, "-", "<", heads, odd, patterns)
+        allowed = _split_off_patterns(allowed, "+", "|", head_lengths, marked, patterns)
+        denied = _split_off_patterns(denied, "-", "<", head_lengths, marked, patterns)
         patterns.sort(key=len, reverse=True)
     # Of two lines of equal length, a value without a mark is the longer one, and an Allow line is
     # one character longer than the Disallow line of the same value. The sort is stable.
-    rules = [*denied, *[value + ">" for value in allowed], *odd]
+    rules = [*denied, *[value + ">" for value in allowed], *marked]
     rules.sort(key=len, reverse=True)
     while rules:
         shortest = len(rules[-1]) - (rules[-1][-1:] in _MARKS)
         if shortest > 1:
-            heads.append(shortest)
+            head_lengths.append(shortest)
             break
         rules.pop()  # a single slash, or empty
-    return min(heads), "\n".join(["", *rules, ""]) if rules else "", patterns
+    return min(head_lengths), "\n".join(["", *rules, ""]) if rules else "", patterns
 
 
-def _plain_of(
-    values: list[str], sign: str, mark: str, heads: list[int], odd: list[str], patterns: list[str]
+def _split_off_patterns(
+    values: list[str],
+    sign: str,
+    mark: str,
+    head_lengths: list[int],
+    marked: list[str],
+    patterns: list[str],
 ) -> list[str]:
-    """Return the values that are not patterns.
-
-    The patterns are appended to `odd` or `patterns`, and the positions of their first wildcards to
-    `heads`.
-    """
+    """Return the values that are not patterns. The patterns are appended to `marked` or `patterns`,
+    and the positions of their first wildcards to `head_lengths`."""
     wild = [value for value in values if "*" in value or value[-1:] == "$"]
     if not wild:
         return values
@@ -271,8 +260,8 @@ def _plain_of(
         if fixed < 0:
             fixed = len(value) - 1
         if fixed > 1:
-            odd.append(value + mark)
-            heads.append(fixed)
+            marked.append(value + mark)
+            head_lengths.append(fixed)
         elif value[0] in "/*":
             patterns.append(sign + value)
     left_out = {*wild}

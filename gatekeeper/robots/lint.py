@@ -15,7 +15,7 @@ import msgspec
 
 from gatekeeper.robots import signals, timing
 from gatekeeper.robots.model import Group, Rule, Severity, TextLine, iter_lines
-from gatekeeper.robots.parser import Dialect, RobotsTxt, octets
+from gatekeeper.robots.parser import FILE_FIELDS, KNOWN_FIELDS, Dialect, RobotsTxt, octets
 from gatekeeper.robots.patterns import decoded, is_robots_txt, rfc_pattern, squeeze
 
 MAX_FINDINGS = 1_000
@@ -241,13 +241,9 @@ ODD_BLANK = re.compile(
 )
 _FIELD_AND_VALUE = re.compile(r"[ \t]*+([A-Za-z-]++)[ \t]++(?=[/*]|[^ \t]++[ \t]*+(?:#|\Z))")
 
-_FIELDS = (
-    *("user-agent", "allow", "disallow", "sitemap", "crawl-delay", "request-rate", "visit-time"),
-    *("robot-version", "comment", "content-usage", "content-signal", "clean-param", "license"),
-    *("host", "noindex"),
-)
+_FIELDS = KNOWN_FIELDS | {"noindex"}
 # Misspellings that differ by more than one character, but occur in real files.
-_SEEN = {
+_MISSPELLINGS = {
     "useragent": "user-agent",
     "user agent": "user-agent",
     "user_agent": "user-agent",
@@ -272,9 +268,9 @@ _SEEN = {
     "licence": "license",
     "hosts": "host",
 }
-_SHORTEST = 5
-"""Minimum length of a field name for `_slip`: one changed character turns a shorter one into too
-many other words."""
+_MIN_LENGTH = 5
+"""Minimum length of a field name for `_is_one_typo`: one changed character turns a shorter one into
+too many other words."""
 
 
 def quoted(text: str) -> str:
@@ -338,13 +334,16 @@ def spelling(field: str) -> str | None:
     >>> spelling("dissallow"), spelling("user agent"), spelling("x-robots")
     ('disallow', 'user-agent', None)
     """
-    meant = _SEEN.get(field)
+    meant = _MISSPELLINGS.get(field)
     if meant is not None:
         return meant
-    return next((name for name in _FIELDS if len(name) >= _SHORTEST and _slip(field, name)), None)
+    return next(
+        (name for name in _FIELDS if len(name) >= _MIN_LENGTH and _is_one_typo(field, name)),
+        None,
+    )
 
 
-def _slip(a: str, b: str) -> bool:
+def _is_one_typo(a: str, b: str) -> bool:
     """Return True if one character is missing, added or wrong, or two adjacent ones are swapped."""
     if abs(len(a) - len(b)) > 1:
         return False
@@ -360,8 +359,10 @@ def _slip(a: str, b: str) -> bool:
 BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _DOT_SEGMENT = re.compile(r"[^*?]*/\.\.?/")
 # Constructs without a meaning in robots.txt. `*.*` comes from shells and works as expected.
-REGULAR = re.compile(r"\\|(?<!\*)\.\*|\.\+|\([^()|]*+\|[^()]*+\)|\[\^?[A-Za-z0-9]-[A-Za-z0-9]|\A\^")
-_REGULAR_V2 = re.compile(r"(?<!\*)\.\*|\.\+|\([^()|]*+\|[^()]*+\)|\A\^")
+REGEX_SYNTAX = re.compile(
+    r"\\|(?<!\*)\.\*|\.\+|\([^()|]*+\|[^()]*+\)|\[\^?[A-Za-z0-9]-[A-Za-z0-9]|\A\^"
+)
+_REGEX_SYNTAX_V2 = re.compile(r"(?<!\*)\.\*|\.\+|\([^()|]*+\|[^()]*+\)|\A\^")
 _BEGINS_V2 = ("/", "*", "?", "[", "\\")
 _EVERYTHING = frozenset({"/", "*", "/*"})
 _ORDERED = frozenset({Dialect.R1996, Dialect.V2})
@@ -411,12 +412,12 @@ def _check_value(report: FindingList, rule: Rule, dialect: Dialect) -> None:
         report.add(rule.line, "unescaped-non-ascii", quoted(value))
     if "%" in value and BAD_ESCAPE.search(value):
         report.add(rule.line, "bad-escape", quoted(value))
-    if (_REGULAR_V2 if dialect is Dialect.V2 else REGULAR).search(value):
+    if (_REGEX_SYNTAX_V2 if dialect is Dialect.V2 else REGEX_SYNTAX).search(value):
         report.add(rule.line, "regular-expression", quoted(value))
     if is_robots_txt(value):
         report.add(rule.line, "robots-txt-rule")
-    if why := _unmatchable(value, dialect):
-        report.add(rule.line, "unmatchable-rule", why)
+    if reason := _unmatchable(value, dialect):
+        report.add(rule.line, "unmatchable-rule", reason)
     elif dialect is Dialect.RFC9309 and "$" in value[:-1]:
         report.add(rule.line, "dollar-inside", quoted(value))
     elif dialect in {Dialect.R1994, Dialect.R1996} and "*" in value:
@@ -524,15 +525,8 @@ def _allows(rule: Rule) -> bool:
     return rule.field.lower() == "allow"
 
 
+_OUTSIDE_GROUPS = FILE_FIELDS | {"robot-version"}  # a Robot-version there is misplaced
 _HTML = re.compile(r"[\s\ufeff]*<(?:!doctype\s+html|html|head|body|\?xml)\b", re.IGNORECASE)
-
-_IN_GROUPS = frozenset(
-    {
-        *("crawl-delay", "request-rate", "visit-time", "robot-version", "comment"),
-        *("content-usage", "content-signal", "noindex"),
-    }
-)
-_ANYWHERE = frozenset({"sitemap", "host", "clean-param", "license"})
 
 
 def findings(robots: RobotsTxt) -> tuple[Finding, ...]:
@@ -580,34 +574,34 @@ class _LineChecks:
         self._html = html
         """Whether the file is a page. Its lines are not records, and one finding about that is
         enough."""
-        self._old = dialect is not None and dialect is not Dialect.RFC9309
+        self._blank_ends_record = dialect is not None and dialect is not Dialect.RFC9309
         """Whether blank lines end a record (the 1994 standard, R94-03)."""
         self._any_record = False
         self._any_agent = False
         self._in_group = False
-        self._ruled = False
+        self._has_rule = False
         """Whether the group has a rule, so that the next user-agent line begins another group (RFC
         9309 section 2.1, RFC-02)."""
-        self._blank = True
+        self._after_blank = True
         """Whether the last line that is not a comment was blank, or there was none."""
-        self._parted = 0
+        self._blank_in_group = 0
         """Line number of the first blank line after the user-agent lines of a group without
         rules."""
         self._version_fits = False
-        self._version = 0
+        self._version_line = 0
         """Line number of the Robot-version of the current group."""
-        self._usage = 0
+        self._usage_line = 0
         """Line number of a Content-Usage since the last user-agent line or rule."""
         self._checks: dict[str, Callable[[int, str], None]] = {
-            "sitemap": self._value("bad-sitemap", signals.absolute_url),
-            "license": self._value("bad-license", signals.absolute_url),
-            "host": self._value("bad-host", signals.parse_host),
-            "clean-param": self._value("bad-clean-param", signals.parse_clean_param),
-            "crawl-delay": self._value("bad-crawl-delay", timing.parse_crawl_delay),
-            "request-rate": self._value("bad-request-rate", timing.parse_request_rate),
-            "visit-time": self._value("bad-visit-time", timing.parse_visit_time),
+            "sitemap": self._value_check("bad-sitemap", signals.absolute_url),
+            "license": self._value_check("bad-license", signals.absolute_url),
+            "host": self._value_check("bad-host", signals.parse_host),
+            "clean-param": self._value_check("bad-clean-param", signals.parse_clean_param),
+            "crawl-delay": self._value_check("bad-crawl-delay", timing.parse_crawl_delay),
+            "request-rate": self._value_check("bad-request-rate", timing.parse_request_rate),
+            "visit-time": self._value_check("bad-visit-time", timing.parse_visit_time),
             "content-usage": self._content_usage,
-            "content-signal": self._value("bad-content-signal", _signal),
+            "content-signal": self._value_check("bad-content-signal", _parse_signal),
             "robot-version": self._robot_version,
         }
 
@@ -636,11 +630,11 @@ class _LineChecks:
             self._report.add(0, "no-group")
 
     def _blank_line(self, number: int) -> None:
-        self._blank = True
+        self._after_blank = True
         self._version_fits = False  # DIA-04: after a blank line it no longer follows immediately
-        if self._in_group and not self._ruled:
-            self._parted = self._parted or number
-        if self._old:
+        if self._in_group and not self._has_rule:
+            self._blank_in_group = self._blank_in_group or number
+        if self._blank_ends_record:
             self._in_group = False
 
     def _record(self, line: TextLine) -> None:
@@ -652,20 +646,20 @@ class _LineChecks:
         else:
             self._other(line)
             self._version_fits = False
-        self._blank = False
+        self._after_blank = False
 
     def _agent(self, line: TextLine) -> None:
-        if not self._in_group or self._ruled:
-            if not self._blank:
+        if not self._in_group or self._has_rule:
+            if not self._after_blank:
                 self._report.add(line.number, "missing-blank-line")
-            self._ruled = False
-            self._parted = self._version = self._usage = 0
-        elif self._usage:
-            self._report.add(self._usage, "content-usage-between-agents")
-            self._usage = 0
-        if self._version and not self._blank:  # V2-06: it must follow the last one
-            self._report.add(self._version, "misplaced-version")
-            self._version = 0
+            self._has_rule = False
+            self._blank_in_group = self._version_line = self._usage_line = 0
+        elif self._usage_line:
+            self._report.add(self._usage_line, "content-usage-between-agents")
+            self._usage_line = 0
+        if self._version_line and not self._after_blank:  # V2-06: it must follow the last one
+            self._report.add(self._version_line, "misplaced-version")
+            self._version_line = 0
         self._any_agent = self._in_group = self._version_fits = True
         check_agent(self._report, line)
 
@@ -674,22 +668,22 @@ class _LineChecks:
         if not self._in_group:
             self._report.add(line.number, "rule-outside-group")
             return
-        if self._parted and not self._ruled:
-            self._report.add(self._parted, "blank-inside-group")
-        self._ruled = True
-        self._parted = self._usage = 0
+        if self._blank_in_group and not self._has_rule:
+            self._report.add(self._blank_in_group, "blank-inside-group")
+        self._has_rule = True
+        self._blank_in_group = self._usage_line = 0
 
     def _other(self, line: TextLine) -> None:
-        if line.field not in _IN_GROUPS and line.field not in _ANYWHERE:
+        if line.field not in _FIELDS:
             meant = spelling(line.field)
             if meant is not None:
                 self._report.add(line.number, "misspelt-field", f"Did you mean {meant}?")
             elif field_without_colon(line.text):
                 self._no_colon(line)
             else:
-                self._noise(line.number, "unknown-field", quoted(line.field))
+                self._add_for_text(line.number, "unknown-field", quoted(line.field))
             return
-        if line.field in _IN_GROUPS and line.field != "robot-version" and not self._in_group:
+        if not self._in_group and line.field not in _OUTSIDE_GROUPS:
             self._report.add(line.number, "record-outside-group")
         check = self._checks.get(line.field)
         if check is not None:
@@ -697,14 +691,16 @@ class _LineChecks:
 
     def _no_colon(self, line: TextLine) -> None:
         # After a known field a directive that robots should obey is lost.
-        lost = Severity.ERROR if field_without_colon(line.text) else None
-        self._noise(line.number, "no-colon", quoted(line.text), lost)
+        severity = Severity.ERROR if field_without_colon(line.text) else None
+        self._add_for_text(line.number, "no-colon", quoted(line.text), severity)
 
-    def _noise(self, line: int, code: str, detail: str, severity: Severity | None = None) -> None:
+    def _add_for_text(
+        self, line: int, code: str, detail: str, severity: Severity | None = None
+    ) -> None:
         if not self._html:
             self._report.add(line, code, detail, severity)
 
-    def _value(self, code: str, read: Callable[[str], object]) -> Callable[[int, str], None]:
+    def _value_check(self, code: str, read: Callable[[str], object]) -> Callable[[int, str], None]:
         def check(line: int, value: str) -> None:
             if read(value) is None:
                 self._report.add(line, code, quoted(value))
@@ -712,7 +708,7 @@ class _LineChecks:
         return check
 
     def _content_usage(self, line: int, value: str) -> None:
-        self._usage = line if self._in_group and not self._ruled else 0
+        self._usage_line = line if self._in_group and not self._has_rule else 0
         labels = signals.usage_labels(signals.split_content_usage(value)[1])
         if not labels or not any(labels.values()):
             self._report.add(line, "bad-content-usage", quoted(value))
@@ -723,11 +719,13 @@ class _LineChecks:
 
     def _robot_version(self, line: int, value: str) -> None:
         if self._version_fits:
-            self._version = line
+            self._version_line = line
             check_version(self._report, line, value)
         else:
-            self._report.add(line, "repeated-version" if self._version else "misplaced-version")
+            self._report.add(
+                line, "repeated-version" if self._version_line else "misplaced-version"
+            )
 
 
-def _signal(value: str) -> dict[str, str] | None:
+def _parse_signal(value: str) -> dict[str, str] | None:
     return signals.parse_content_signal(value) or None

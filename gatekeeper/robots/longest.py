@@ -9,34 +9,35 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable
-from itertools import chain, compress, repeat
+from itertools import compress, repeat
 from operator import not_
 
 from gatekeeper import speedups
 from gatekeeper.robots import compiled
-from gatekeeper.robots.compiled import CHANGED, LIKE_AN_ESCAPE, ROBOTS_FILE, CompiledRules
-from gatekeeper.robots.parser import ALLOW, DISALLOWED, RULE, Dialect, Spans
+from gatekeeper.robots.compiled import LIKE_AN_ESCAPE, QUERY_ESCAPE, ROBOTS_FILE, CompiledRules
+from gatekeeper.robots.parser import ALLOW, DISALLOWED, Dialect, Spans
 from gatekeeper.robots.patterns import (
-    COMPARED,
+    COMPARE_BITS,
     COMPILED,
-    PLAIN,
     ROBOTS_TXT,
-    Meter,
-    TooDear,
-    as_written,
-    is_plain,
+    StepBudget,
+    StepBudgetExceeded,
+    are_normal,
+    has_normal_escapes,
+    is_normal_path,
+    is_ordinary_path,
     is_robots_txt,
     query_form,
     rfc_path,
     rfc_patterns,
-    unescaped,
     wild_match,
 )
 from gatekeeper.robots.rules import (
     DOT_SEGMENT,
-    Listed,
+    RuleLine,
     TextSource,
-    octets_of,
+    match_length,
+    rules_in,
     split_url,
 )
 from gatekeeper.speedups import SURELY_SHORT, lazy_pattern
@@ -45,28 +46,24 @@ QuickAnswer = Callable[[str], bool | None]
 """A function of the text after the authority in a URL, as written, beginning with `/`. Returns the
 verdict, or None if the whole URL has to be parsed, which may fail."""
 
-_LONG = SURELY_SHORT
+_MAX_LENGTH = SURELY_SHORT - 1
 """Maximum length in characters of a text that is answered without parsing the URL; the URL parser
 checks the limit for longer ones."""
-_LISTED = b"*?$\n" + PLAIN.encode()
-_KEPT = b"?" + PLAIN.encode()
-"""Octets that the normal form of a path leaves unchanged."""
-_INNER_DOLLAR = lazy_pattern(r"\$(?!\n|\Z)")
 # Finds the same lines as `parser.RULE`, faster, because comments are cut later.
-_RULES = lazy_pattern(r"\n[ \t]*+(dis|)allow[ \t]*+:[ \t]*+(.*+)", re.IGNORECASE | re.ASCII)
-_NEVER = " "
+_RULE_LINES = lazy_pattern(r"\n[ \t]*+(dis|)allow[ \t]*+:[ \t]*+(.*+)", re.IGNORECASE | re.ASCII)
+_NO_EFFECT = " "
 """Value of a rule without effect: no text that reaches the rules contains a blank."""
-_UNKNOWN: tuple[str, ...] = ("",)
-"""Placeholder for `_allowed`: every path starts with the empty string."""
-_NOWHERE = "\n"
+_ALL_PATHS: tuple[str, ...] = ("",)
+"""Placeholder for `_allow_heads`: every path starts with the empty string."""
+_NO_AUTHORITY = "\n"
 """Sentinel: no URL starts with this string."""
-_MOST = 256
+_MAX_LINEAR_RULES = 256
 """Sets with more rules are compiled instead of searched from the longest rule down."""
-_WORTH = 8
+_COMPILE_AFTER = 8
 """Number of questions about the deciding rule that cost about as much as compiling the rules."""
 _EAGER_OCTETS = 16_384
 """Rule sets with more text are compiled before the first question."""
-_EXPLAINING = 500_000
+_MAX_MATCHING_STEPS = 500_000
 """Maximum number of steps for listing all rules that match a path, in addition to looking at
 each."""
 
@@ -84,9 +81,25 @@ class LongestMatch:
     """
 
     __slots__ = (
-        *("_allowed", "_authority", "_clues", "_forbids", "_left", "_longer", "_ordered"),
-        *("_patterns", "_pieces", "_plain", "_prefixes", "_queries", "_ready", "_roomy"),
-        *("_short", "_source", "_strict", "_values", "spans"),
+        "_allow_heads",
+        "_clues",
+        "_compiled",
+        "_decides_left",
+        "_disallows",
+        "_has_queries",
+        "_last_authority",
+        "_longer_prefixes",
+        "_max_inline_length",
+        "_max_length",
+        "_normalises",
+        "_patterns",
+        "_prefixes",
+        "_sorted_pieces",
+        "_sorted_prefixes",
+        "_sorted_rules",
+        "_source",
+        "_values",
+        "spans",
     )
 
     dialect = Dialect.RFC9309
@@ -96,25 +109,24 @@ class LongestMatch:
         self.spans = spans
         self._source: TextSource | None = source
         """The file from which the rules are read; None once they are read."""
-        self._authority = _NOWHERE
+        self._last_authority = _NO_AUTHORITY
         """Authority of the last URL that had to be parsed. It is stripped from the next URL to get
         its path."""
-        self._roomy = -1
+        self._max_length = -1
         """Maximum length in characters of a text that `answer` handles; -1 before the rules are
         read."""
-        self._short = -1
+        self._max_inline_length = -1
         """Maximum length in characters of a text that `allows_url` handles itself."""
-        self._left = _WORTH
+        self._decides_left = _COMPILE_AFTER
         """Number of questions about the deciding rule until the rules are compiled."""
-        self._ready: CompiledRules | None = None
+        self._compiled: CompiledRules | None = None
         eager = source.size > _EAGER_OCTETS and sum([b - a + 64 for a, b in spans]) > _EAGER_OCTETS
         self._begin()
         if eager or not speedups.ON:
-            found = [RULE.findall(source.lines, low, high) for low, high in spans]
-            self._compile(found[0] if len(found) == 1 else [*chain.from_iterable(found)])
+            self._compile(rules_in(source.lines, spans))
             self._source = None
             if speedups.ON:
-                self._roomy = _LONG - 1
+                self._max_length = _MAX_LENGTH
 
     def _begin(self) -> None:
         """Set the attributes so that every path is left to the compiled rules."""
@@ -126,62 +138,62 @@ class LongestMatch:
         """... and its value; empty if it matches every path that contains the piece."""
         self._values: tuple[str, ...] = ()
         """Values in normal form, in file order."""
-        self._forbids: tuple[str, ...] = ()
+        self._disallows: tuple[str, ...] = ()
         """For each value a non-empty string if the rule is a Disallow. The tuple is empty if all
         rules are."""
-        self._allowed = _UNKNOWN
+        self._allow_heads = _ALL_PATHS
         """Prefixes of all paths that are matched by a Disallow and yet allowed."""
-        self._plain: tuple[str, ...] = ()
+        self._sorted_prefixes: tuple[str, ...] = ()
         """Disallows that are plain prefixes, the longest first."""
-        self._ordered: tuple[str, ...] = ()
+        self._sorted_rules: tuple[str, ...] = ()
         """All other rules, the longest first; empty until they are sorted ..."""
-        self._pieces: tuple[str, ...] = ()
+        self._sorted_pieces: tuple[str, ...] = ()
         """... a literal piece of every path that each of them matches ..."""
-        self._longer: tuple[int, ...] = ()
-        """... and for an Allow the number of prefixes in `_plain` that are longer, for a Disallow
-        -1."""
-        self._queries = False
+        self._longer_prefixes: tuple[int, ...] = ()
+        """... and for an Allow the number of prefixes in `_sorted_prefixes` that are longer, for a
+        Disallow -1."""
+        self._has_queries = False
         """Whether a rule contains a `?`: a path with escapes may have to be compared in two forms
         (RFC-25)."""
-        self._strict = True
+        self._normalises = True
         """Whether a pattern may match within an escape, so that paths must be compared in normal
         form."""
 
-    def _list(self, source: TextSource) -> None:
+    def _read_rules(self, source: TextSource) -> None:
         """Read the rules from the text."""
         # Another thread may do the same, and use the rules as soon as it is done: every attribute
         # is only ever set to its final value.
-        forbids, values = _columns(source.lines, self.spans)
+        disallows, values = _columns(source.lines, self.spans)
         joined = "\n".join(values)
-        roomy, strict = _LONG - 1, False
-        odd = joined.encode("latin-1").translate(None, _LISTED)
-        if odd or ("$" in joined and _INNER_DOLLAR.search(joined)):
+        max_length, normalises = _MAX_LENGTH, False
+        if not are_normal(joined):
             joined = rfc_patterns(joined)
             values = joined.split("\n")
-            strict = "%" in joined
-        self._queries = "?" in joined
-        if "?" in joined and strict and CHANGED.search(joined):  # a rule with two forms
-            self._compile([*zip(forbids or repeat("s"), values, strict=False)])
+            normalises = "%" in joined
+        if "" in values:  # an empty pattern has no effect (RFC 9309 section 2.2.2, RFC-21)
+            values = [value or _NO_EFFECT for value in values]
+        self._values, self._disallows = tuple(values), tuple(disallows)
+        self._has_queries = "?" in joined
+        if normalises and self._has_queries and QUERY_ESCAPE.search(joined):
+            self._compile_values()  # some rule has two forms
         else:
-            if "" in values:  # an empty pattern has no effect (RFC 9309 section 2.2.2, RFC-21)
-                values = [value or _NEVER for value in values]
-            self._values = plain = tuple(values)
-            if forbids:
-                self._forbids = tuple(forbids)
-                plain = tuple(compress(values, forbids))
+            disallowed = self._values
+            if disallows:
+                disallowed = tuple(compress(values, disallows))
             else:
-                self._allowed = (ROBOTS_TXT,)
+                self._allow_heads = (ROBOTS_TXT,)
             if "*" in joined or "$" in joined:
-                flat = joined.count("*") + joined.count("$") <= compiled.FLAT_RULES
-                roomy = min(roomy, compiled.PAIRS // len(joined)) if flat else 0
-                strict = strict or LIKE_AN_ESCAPE.search(joined) is not None
-                plain = self._take_wild(plain)
-            self._prefixes = plain
-        self._strict, self._roomy = strict, roomy
-        self._short = -1 if strict else roomy
+                if joined.count("*") + joined.count("$") > compiled.MAX_LINEAR_PATTERNS:
+                    max_length = 0
+                max_length = min(max_length, compiled.MAX_LINEAR_PAIRS // len(joined))
+                normalises = normalises or LIKE_AN_ESCAPE.search(joined) is not None
+                disallowed = self._split_off_patterns(disallowed)
+            self._prefixes = disallowed
+        self._normalises, self._max_length = normalises, max_length
+        self._max_inline_length = -1 if normalises else max_length
         self._source = None
 
-    def _take_wild(self, values: tuple[str, ...]) -> tuple[str, ...]:
+    def _split_off_patterns(self, values: tuple[str, ...]) -> tuple[str, ...]:
         """Store the wildcard patterns of Disallow rules and return the remaining plain prefixes."""
         prefixes: list[str] = []
         patterns: list[str] = []
@@ -206,16 +218,16 @@ class LongestMatch:
 
     def allows_url(self, url: str) -> bool:
         """Return the verdict for a URL or a path. Raises InvalidURL for text that is neither."""
-        path = url.removeprefix(self._authority)
+        path = url.removeprefix(self._last_authority)
         # Same result as `answer`, inlined, because most URLs need nothing more.
-        if len(path) <= self._short and (
-            as_written(path)
+        if len(path) <= self._max_inline_length and (
+            is_ordinary_path(path)
             if COMPILED
             else " " not in path and "%" not in path and "/." not in path and path.isprintable()
         ):
             if path.startswith(self._prefixes):
                 if path[0] == "/" and "#" not in path:
-                    return path.startswith(self._allowed) and self._compare(path)
+                    return path.startswith(self._allow_heads) and self._longest_allows(path)
             elif path and path[0] == "/":
                 for clue in self._clues:
                     if clue in path:
@@ -223,11 +235,11 @@ class LongestMatch:
                 else:
                     return True
                 if "#" not in path:
-                    return self._closer(path, clue)
+                    return self._check_clues(path, clue)
         if path[:1] != "/":
             origin, path = split_url(url)
             if origin and url.startswith(origin + "/"):
-                self._authority = origin
+                self._last_authority = origin
             return self.allows(path)
         verdict = self.answer(path)
         return self.allows(split_url(url)[1]) if verdict is None else verdict
@@ -237,8 +249,8 @@ class LongestMatch:
         """The function for `Policy.quick_answer`, or None."""
         source = self._source
         if source is not None:
-            self._list(source)
-        return self.answer if self._roomy >= 0 else None
+            self._read_rules(source)
+        return self.answer if self._max_length >= 0 else None
 
     def answer(self, path: str) -> bool | None:
         """Return the verdict about the text after the authority in a URL, as written, beginning
@@ -252,28 +264,32 @@ class LongestMatch:
             " " in path
             or not path.isprintable()
             or ("/." in path and DOT_SEGMENT.search(path))
-            or len(path) > self._roomy
+            or len(path) > self._max_length
         ):
             return None
         if "%" in path:
             if "/%2" in path or "/." in path:
                 return None
             # If no rule contains an escape, only an escape of a plain octet can make a difference.
-            if self._strict or not unescaped(path):
+            if self._normalises or not has_normal_escapes(path):
                 path = rfc_path(path)
-            if self._queries and "?" in path and "%" in path:
+            if self._has_queries and "?" in path and "%" in path:
                 return None
-        elif self._strict and ("*" in path or not is_plain(path)):
+        elif self._normalises and not is_normal_path(path):
             path = rfc_path(path)
         if path.startswith(self._prefixes):
             # The match may be in the fragment.
-            return None if "#" in path else path.startswith(self._allowed) and self._compare(path)
+            return (
+                None
+                if "#" in path
+                else path.startswith(self._allow_heads) and self._longest_allows(path)
+            )
         for clue in self._clues:
             if clue in path:
-                return None if "#" in path else self._closer(path, clue)
+                return None if "#" in path else self._check_clues(path, clue)
         return True
 
-    def _closer(self, path: str, first: str) -> bool:
+    def _check_clues(self, path: str, first: str) -> bool:
         """Return `answer` for a path without a fragment. `first` is the first clue that occurs in
         the path."""
         clues = self._clues
@@ -281,110 +297,112 @@ class LongestMatch:
             if clues[place] in path:
                 pattern = self._patterns[place]
                 if not pattern or wild_match(pattern, path):
-                    return path.startswith(self._allowed) and self._compare(path)
+                    return path.startswith(self._allow_heads) and self._longest_allows(path)
         return True
 
-    def _compare(self, path: str) -> bool:
+    def _longest_allows(self, path: str) -> bool:
         """Return the verdict about a path that a Disallow matches, and possibly an Allow too.
 
         The path is in normal form, or in a form for which normalisation makes no difference.
         """
-        ready = self._ready
-        if ready is not None:
-            return ready.decide(path) & 1 == 1
+        compiled_rules = self._compiled
+        if compiled_rules is not None:
+            return compiled_rules.decide(path) & 1 == 1
         if path == ROBOTS_TXT:
             return True
-        if not self._ordered and self._forbids:
-            opens = self._opens()
-            if self._allowed is _UNKNOWN:
-                heads = [value.partition("*")[0].removesuffix("$") for value in opens]
-                self._allowed = (*dict.fromkeys(heads), ROBOTS_TXT)
-                if not path.startswith(self._allowed):
+        if not self._sorted_rules and self._disallows:
+            allows = self._relevant_allows()
+            if self._allow_heads is _ALL_PATHS:
+                heads = [value.partition("*")[0].removesuffix("$") for value in allows]
+                self._allow_heads = (*dict.fromkeys(heads), ROBOTS_TXT)
+                if not path.startswith(self._allow_heads):
                     return False
-            if len(self._values) > _MOST:
-                return self._compile_listed().decide(path) & 1 == 1
-            self._order(opens)
-        for place, piece in enumerate(self._pieces):
+            if len(self._values) > _MAX_LINEAR_RULES:
+                return self._compile_values().decide(path) & 1 == 1
+            self._sort_rules(allows)
+        for place, piece in enumerate(self._sorted_pieces):
             if piece in path:
-                rule = self._ordered[place]
+                rule = self._sorted_rules[place]
                 if path.startswith(rule) if rule is piece else wild_match(rule, path):
-                    longer = self._longer[place]
-                    return longer >= 0 and not path.startswith(self._plain[:longer])
+                    count = self._longer_prefixes[place]
+                    return count >= 0 and not path.startswith(self._sorted_prefixes[:count])
         return False
 
-    def _opens(self) -> list[str]:
+    def _relevant_allows(self) -> list[str]:
         """Return the Allows that are at least as long as the shortest Disallow.
 
         Shorter ones never decide about a path that a Disallow matches.
         """
-        least = min(map(len, compress(self._values, self._forbids)), default=0)
-        allows = compress(self._values, map(not_, self._forbids))
+        least = min(map(len, compress(self._values, self._disallows)), default=0)
+        allows = compress(self._values, map(not_, self._disallows))
         return [value for value in allows if len(value) >= least]
 
-    def _order(self, opens: list[str]) -> None:
+    def _sort_rules(self, allows: list[str]) -> None:
         """Sort the Allows, and the Disallows that are not prefixes, by length, an Allow before a
         Disallow of equal length (RFC 9309 section 2.2.2, RFC-17, RFC-18).
 
         For each Allow also count the prefixes that are longer.
         """
-        denied = sorted(compress(self._values, self._forbids), key=len, reverse=True)
+        denied = sorted(compress(self._values, self._disallows), key=len, reverse=True)
         others = {v: None for v in denied if "*" in v.rstrip("*") or v[-1] == "$"}
         plain = [value for value in denied if value not in others]
         lengths = [-len(value) for value in plain]
-        known = {value: bisect_left(lengths, -len(value)) for value in opens}
-        ordered = sorted([*opens, *others], key=len, reverse=True)
+        longer = {value: bisect_left(lengths, -len(value)) for value in allows}
+        ordered = sorted([*allows, *others], key=len, reverse=True)
         # A prefix is its own piece.
-        self._pieces = tuple([value.rstrip("*$").rpartition("*")[2] for value in ordered])
-        self._longer = tuple([known.get(value, -1) for value in ordered])
-        self._plain = tuple([value.rstrip("*") for value in plain])
-        self._ordered = tuple(ordered)  # set last, for other threads
+        self._sorted_pieces = tuple([value.rstrip("*$").rpartition("*")[2] for value in ordered])
+        self._longer_prefixes = tuple([longer.get(value, -1) for value in ordered])
+        self._sorted_prefixes = tuple([value.rstrip("*") for value in plain])
+        self._sorted_rules = tuple(ordered)  # set last, for other threads
 
-    def _compile_listed(self) -> CompiledRules:
-        return self._compile([*zip(self._forbids or repeat("s"), self._values, strict=False)])
+    def _compile_values(self) -> CompiledRules:
+        return self._compile([*zip(self._disallows or repeat("s"), self._values, strict=False)])
 
-    def _compile(self, found: list[tuple[str, str]]) -> CompiledRules:
-        self._ready = ready = CompiledRules(found, robots_file=True)
-        return ready
+    def _compile(self, rules: list[RuleLine]) -> CompiledRules:
+        self._compiled = compiled_rules = CompiledRules(rules, robots_file=True)
+        return compiled_rules
 
     def allows(self, path: str) -> bool:
         """Return the verdict about a path with its query, as from `split_url`."""
         source = self._source
         if source is not None:
-            self._list(source)
+            self._read_rules(source)
         verdict = self.answer(path)
         return self.decide(path) & 1 == 1 if verdict is None else verdict
 
     def decide(self, path: str, origin: str = "") -> int:
         """Return the code of the deciding rule (see `rules`), or -1 if no rule matches."""
-        ready = self._ready
-        if ready is not None:
-            return ready.decide(path)
+        compiled_rules = self._compiled
+        if compiled_rules is not None:
+            return compiled_rules.decide(path)
         if self._source is not None:
-            self._list(self._source)
+            self._read_rules(self._source)
             return self.decide(path)
-        if "%" in path or self._strict:
+        if "%" in path or self._normalises:
             path = rfc_path(path)
         # A rule with a `?` is compared with two forms of the path (RFC 9309 section 2.2.2, RFC-25).
-        two = self._queries and "%" in path and query_form(path) != path
-        self._left -= 1
-        if len(path) > self._roomy or two or self._left < 0:
-            return self._compile_listed().decide(path)
+        two_forms = self._has_queries and "%" in path and query_form(path) != path
+        self._decides_left -= 1
+        if len(path) > self._max_length or two_forms or self._decides_left < 0:
+            return self._compile_values().decide(path)
         if path.startswith(ROBOTS_TXT) and is_robots_txt(path):
             return ROBOTS_FILE
         longest, code = 0, -1
         for place, value in enumerate(self._values):
             # Of equally long rules an Allow, and of these the first, decides.
-            allows = bool(self._forbids) and not self._forbids[place]
+            allows = bool(self._disallows) and not self._disallows[place]
             rank = len(value) * 2 + allows
-            odd = "*" in value or value[-1] == "$"
-            if rank > longest and (wild_match(value, path) if odd else path.startswith(value)):
+            is_pattern = "*" in value or value[-1] == "$"
+            if rank > longest and (
+                wild_match(value, path) if is_pattern else path.startswith(value)
+            ):
                 longest, code = rank, place * 2 + allows
         return code
 
     def matching(
         self,
         path: str,
-        rules: list[Listed],
+        rules: list[RuleLine],
         origin: str = "",
     ) -> list[tuple[int, int]]:
         """Return number and length of every rule that matches, the deciding one first.
@@ -394,18 +412,18 @@ class LongestMatch:
         """
         plain = rfc_path(path)
         query = query_form(plain)
-        meter = Meter(_EXPLAINING)
-        known: dict[str, int] = {}
+        budget = StepBudget(_MAX_MATCHING_STEPS)
+        lengths: dict[str, int] = {}
         found: list[tuple[int, int]] = []
         try:
             for number, (_, value) in enumerate(rules):
-                if value not in known:
+                if value not in lengths:
                     if "*" in value:
-                        meter.spend(len(plain) * len(value) >> COMPARED)
-                    known[value] = octets_of(value, plain, query)
-                if known[value]:
-                    found.append((number, known[value]))
-        except TooDear:
+                        budget.spend(len(plain) * len(value) >> COMPARE_BITS)
+                    lengths[value] = match_length(value, plain, query)
+                if lengths[value]:
+                    found.append((number, lengths[value]))
+        except StepBudgetExceeded:
             pass
         found.sort(key=lambda each: (-each[1], bool(rules[each[0]][0])))
         return found
@@ -417,13 +435,13 @@ def _columns(text: str, spans: Spans) -> tuple[list[str], list[str]]:
 
     The first column is empty if all rules are Disallows, a case that takes half of the time.
     """
-    forbids: list[str] = []
+    disallows: list[str] = []
     values: list[str] = []
     for low, high in spans:
-        if forbids or ALLOW.search(text, low, high):
-            found = _RULES.findall(text, low, high)
-            forbids += ["s"] * (len(values) - len(forbids))
-            forbids += ["s" if dis else "" for dis, _ in found]
+        if disallows or ALLOW.search(text, low, high):
+            found = _RULE_LINES.findall(text, low, high)
+            disallows += ["s"] * (len(values) - len(disallows))
+            disallows += ["s" if dis else "" for dis, _ in found]
             values += [value for _, value in found]
         else:
             values += DISALLOWED.findall(text, low, high)
@@ -432,4 +450,4 @@ def _columns(text: str, spans: Spans) -> tuple[list[str], list[str]]:
         values = [value.partition("#")[0] for value in values]
     if " " in joined or "\t" in joined:
         values = [value.rstrip(" \t") for value in values]
-    return forbids, values
+    return disallows, values

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import astuple
 
-from gatekeeper.robots.parser import SPOILT, Dialect, parts_of, shown
+from gatekeeper.robots.parser import SPOILT, Dialect, line_parts, shown
 
 if TYPE_CHECKING:
     from gatekeeper.robots.policy import Policy
 else:
     Policy = Any  # imports this module; `help` and `inspect.signature` resolve the name
 
-_STANDARD = frozenset({"user-agent", "allow", "disallow"})
+_RULE_FIELDS = frozenset({"user-agent", "allow", "disallow"})
 
 
 class Severity(StrEnum):
@@ -109,8 +109,6 @@ class TextLine(msgspec.Struct, frozen=True):
     """The text before the colon, in lower case; empty if the line has no colon."""
     value: str
     """The text after the colon, without blanks and comment (RFC 9309 section 2.2.3, RFC-27)."""
-    comment: bool
-    """Whether the line contains a `#`."""
     spoilt: bool
     """Whether a control octet makes the line unreadable (RFC 9309 section 3, RFC-42)."""
 
@@ -124,7 +122,6 @@ def iter_lines(text: str) -> Iterator[TextLine]:
             text=shown(raw),
             field=shown(head.strip(" \t").lower()) if colon else "",
             value=shown(rest.strip(" \t")),
-            comment="#" in raw,
             spoilt=SPOILT.match(raw) is not None,
         )
 
@@ -132,7 +129,7 @@ def iter_lines(text: str) -> Iterator[TextLine]:
 def rule_at(text: str, offset: int, line: int, *, v2: bool = False) -> Rule:
     """Return the line that begins at `offset`, decoded for display. `line` is its number."""
     end = text.find("\n", offset)
-    return Rule(line, *parts_of(text[offset : end if end >= 0 else len(text)], v2=v2))
+    return Rule(line, *line_parts(text[offset : end if end >= 0 else len(text)], v2=v2))
 
 
 def records_in(text: str, number: int = 1, *, v2: bool = False) -> Iterator[Rule]:
@@ -141,21 +138,21 @@ def records_in(text: str, number: int = 1, *, v2: bool = False) -> Iterator[Rule
         field, colon, _ = raw.partition(":")
         field = field.strip(" \t")
         if colon and field and "#" not in field:
-            yield Rule(line, *parts_of(raw, v2=v2))
+            yield Rule(line, *line_parts(raw, v2=v2))
 
 
-def group_of(found: list[Rule], dialect: Dialect, versioned: bool) -> Group:
+def group_of(records: list[Rule], dialect: Dialect, versioned: bool) -> Group:
     """Build a group from its lines. `versioned` is True if the group declares its dialect."""
-    fields = [rule.field.lower() for rule in found]
+    fields = [rule.field.lower() for rule in records]
     # The Robot-version after the last user-agent line that is followed by one counts (the 2.0
     # draft, V2-06).
     behind = enumerate(pairwise(fields), 1)
-    places = [at for at, pair in behind if pair == ("user-agent", "robot-version")]
+    versions = [at for at, pair in behind if pair == ("user-agent", "robot-version")]
     return Group(
-        line=found[0].line,
-        agents=tuple(r.value for r, f in zip(found, fields, strict=True) if f == "user-agent"),
-        rules=tuple(r for r, f in zip(found, fields, strict=True) if f in {"allow", "disallow"}),
-        records=tuple(r for r, f in zip(found, fields, strict=True) if f not in _STANDARD),
-        version=found[places[-1]].value if versioned and places else None,
+        line=records[0].line,
+        agents=tuple(r.value for r, f in zip(records, fields, strict=True) if f == "user-agent"),
+        rules=tuple(r for r, f in zip(records, fields, strict=True) if f in {"allow", "disallow"}),
+        records=tuple(r for r, f in zip(records, fields, strict=True) if f not in _RULE_FIELDS),
+        version=records[versions[-1]].value if versioned and versions else None,
         dialect=dialect,
     )

@@ -53,7 +53,7 @@ _VERSIONED = lazy_pattern(r"[^\s/:]+/[0-9]")
 _COMMENT = lazy_pattern(r"\(([^()]*)\)?")
 
 # Names of engines and browsers that robots claim to be compatible with.
-_DISGUISES = {
+_COMPATIBILITY_NAMES = {
     "applewebkit",
     "chrome",
     "compatible",
@@ -96,13 +96,13 @@ def product_token(user_agent: str) -> str:
             return found[0]
     # In a comment only a word with a version is a product: `Linux x86_64` is not one.
     versioned = [item for item in items if _VERSIONED.match(item)]
-    products = [_name(word) for word in outside.split()[1:] + versioned]
+    products = [_first_product(word) for word in outside.split()[1:] + versioned]
     products = [name for name in products if name]
-    own = [name for name in products if name.lower() not in _DISGUISES]
+    own = [name for name in products if name.lower() not in _COMPATIBILITY_NAMES]
     return (own or products or [first[0]])[0]
 
 
-def _name(word: str) -> str:
+def _first_product(word: str) -> str:
     found = _PRODUCT.match(word)
     return found[0] if found else ""
 
@@ -130,7 +130,7 @@ _CONTROLS = bytes(set(range(0x20)) - set(b"\t\r\n"))
 SPOILT = lazy_pattern(r"^(?=[^\n]*[\x00-\x08\x0b-\x1f])", re.MULTILINE)
 _V2_COMMENT = lazy_pattern(r"[ \t]#")
 
-_MARKED = {b"\xef", b"\xff", b"\xfe", b"\x00"}
+_BOM_FIRST_OCTETS = {b"\xef", b"\xff", b"\xfe", b"\x00"}
 _BOMS = (
     # Longer marks first: the UTF-32 mark begins with the UTF-16 one.
     (b"\xff\xfe\x00\x00", "utf-32-le"),
@@ -172,10 +172,10 @@ def decode(
     size = len(data)
     truncated = size > limit
     bom = ""
-    if data[:1] in _MARKED:
-        data, bom = _unmarked(data[:limit] if truncated else data)
+    if data[:1] in _BOM_FIRST_OCTETS:
+        data, bom = _without_bom(data[:limit] if truncated else data)
     if truncated:
-        data = _cut(data, len(data) if bom else limit)
+        data = _cut_at_line_end(data, len(data) if bom else limit)
     text = data.decode("latin-1")
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
@@ -187,14 +187,14 @@ def decode(
     return text, lines, size, truncated, bom
 
 
-def _cut(data: bytes, limit: int) -> bytes:
+def _cut_at_line_end(data: bytes, limit: int) -> bytes:
     if data[limit : limit + 1] and data[limit] in b"\r\n":
         return data[:limit]  # the last line ends exactly at the limit
     end = max(data.rfind(b"\n", 0, limit), data.rfind(b"\r", 0, limit))
     return data[: end + 1]
 
 
-def _unmarked(data: bytes) -> tuple[bytes, str]:
+def _without_bom(data: bytes) -> tuple[bytes, str]:
     """Return the data without its byte order mark, in UTF-8, and the name of the mark's encoding.
 
     A truncated UTF-8 mark is skipped too, as Google does.
@@ -209,7 +209,7 @@ def _unmarked(data: bytes) -> tuple[bytes, str]:
     return data, ""
 
 
-def value_of(rest: str, *, v2: bool = False) -> str:
+def strip_comment(rest: str, *, v2: bool = False) -> str:
     """Return the text after a colon without its comment and surrounding blanks.
 
     In a 2.0 rule set `#` starts a comment only after a blank (V2-03). In all other dialects it
@@ -224,10 +224,10 @@ def value_of(rest: str, *, v2: bool = False) -> str:
     return rest.strip(" \t")
 
 
-def parts_of(raw: str, *, v2: bool = False) -> tuple[str, str, str]:
+def line_parts(raw: str, *, v2: bool = False) -> tuple[str, str, str]:
     """Return field, value and whole text of a line, decoded for display."""
     field, _, rest = raw.partition(":")
-    return shown(field.strip(" \t")), shown(value_of(rest, v2=v2)), shown(raw)
+    return shown(field.strip(" \t")), shown(strip_comment(rest, v2=v2)), shown(raw)
 
 
 def values_in(text: str, spans: Spans, *fields: str) -> dict[str, list[str]]:
@@ -236,7 +236,7 @@ def values_in(text: str, spans: Spans, *fields: str) -> dict[str, list[str]]:
     `fields` are in lower case; each of them is a key of the result.
     """
     found: dict[str, list[str]] = {field: [] for field in fields}
-    lines = _lines_of(fields)
+    lines = _line_finder(fields)
     for low, high in spans:
         for field, value in lines("\n" + text[low:high]):
             found[field.lower()].append(value.rstrip(" \t"))
@@ -244,7 +244,7 @@ def values_in(text: str, spans: Spans, *fields: str) -> dict[str, list[str]]:
 
 
 @lru_cache(maxsize=64)
-def _lines_of(fields: tuple[str, ...]) -> Callable[[str], list[tuple[str, str]]]:
+def _line_finder(fields: tuple[str, ...]) -> Callable[[str], list[tuple[str, str]]]:
     """Return a function that finds the lines of the given fields in a text that begins with a line
     end."""
     names = "|".join(map(re.escape, fields))
@@ -267,14 +267,30 @@ def line_numbers(text: str, offsets: Sequence[int]) -> dict[int, int]:
     return numbers
 
 
-_WORTH_PACKING = 256
+_MIN_PACKED_OCTETS = 256
 """Texts with fewer octets do not get smaller by compression."""
 _DIALECTS = ("auto", *Dialect)
-_KNOWN = {
-    *("allow", "clean-param", "comment", "content-signal", "content-usage", "crawl-delay"),
-    *("disallow", "host", "license", "request-rate", "robot-version", "sitemap", "user-agent"),
-    "visit-time",
-}
+KNOWN_FIELDS = frozenset(
+    {
+        "allow",
+        "clean-param",
+        "comment",
+        "content-signal",
+        "content-usage",
+        "crawl-delay",
+        "disallow",
+        "host",
+        "license",
+        "request-rate",
+        "robot-version",
+        "sitemap",
+        "user-agent",
+        "visit-time",
+    }
+)
+"""Fields that this package interprets, in lower case."""
+FILE_FIELDS = frozenset({"clean-param", "host", "license", "sitemap"})
+"""Fields of records that belong to no group, at any position."""
 
 
 class RobotsTxt:
@@ -288,8 +304,8 @@ class RobotsTxt:
     """
 
     __slots__ = (
-        "_text",
-        "_whole",
+        "_lines",
+        "_original",
         "bom",
         "forced",
         "size",
@@ -314,8 +330,8 @@ class RobotsTxt:
         `text` is octets in a str with `\\n` as line ends. `lines` is the same text with unreadable
         lines replaced by comments; it is the very object `text` if there are none.
         """
-        self._text: str | bytes = lines
-        self._whole: str | bytes | None = None if text is lines else text
+        self._lines: str | bytes = lines
+        self._original: str | bytes | None = None if text is lines else text
         self.size = size
         self.truncated = truncated
         self.bom = bom
@@ -361,7 +377,7 @@ class RobotsTxt:
         `inherit_crawl_delay` an agent whose own group has no Crawl-delay uses the one of `*`, as
         Bing does (VND-09).
         """
-        return _policy(
+        return _new_policy(
             self,
             user_agent,
             conflicts=conflicts,
@@ -377,13 +393,13 @@ class RobotsTxt:
     @property
     def octets(self) -> str:
         """The text as octets in a str. Internal to this package."""
-        whole = self._whole
+        whole = self._original
         return self.lines if whole is None else _unpacked(whole)
 
     @property
     def lines(self) -> str:
         """The text with unreadable lines replaced by comments. Internal to this package."""
-        text = self._text
+        text = self._lines
         return text if isinstance(text, str) else _unpacked(text)
 
     def pack(self) -> None:
@@ -393,15 +409,15 @@ class RobotsTxt:
         needs the text only for explanations. Takes some 20 µs, or 10 ms for 500 KiB. Safe while
         other threads read: they see the same text in either form.
         """
-        if isinstance(self._text, str):
-            self._text = _packed(self._text)
-            if isinstance(self._whole, str):
-                self._whole = _packed(self._whole)
+        if isinstance(self._lines, str):
+            self._lines = _packed(self._lines)
+            if isinstance(self._original, str):
+                self._original = _packed(self._original)
 
     @property
     def groups(self) -> tuple[Group, ...]:
         """The groups with their lines; in a forced older dialect, the records."""
-        return tuple(self._each_group())
+        return tuple(self._iter_groups())
 
     @property
     def sitemaps(self) -> tuple[str, ...]:
@@ -429,7 +445,7 @@ class RobotsTxt:
     def extensions(self) -> tuple[Rule, ...]:
         """All lines with a field that this package does not interpret, in file order."""
         found = parts.model.records_in(self.lines)
-        return tuple(rule for rule in found if rule.field.lower() not in _KNOWN)
+        return tuple(rule for rule in found if rule.field.lower() not in KNOWN_FIELDS)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -441,17 +457,17 @@ class RobotsTxt:
         found = values_in(text, ((0, len(text)),), field)[field]
         return list(map(shown, found))
 
-    def _each_group(self) -> Iterator[Group]:
+    def _iter_groups(self) -> Iterator[Group]:
         text = self.lines
         number, counted = 1, 0  # counted incrementally: one pass for all groups
-        for start, end, dialect, versioned in self._stretches(text):
+        for start, end, dialect, versioned in self._group_spans(text):
             number += text.count("\n", counted, start)
             counted = start
             found = list(parts.model.records_in(text[start:end], number, v2=dialect is Dialect.V2))
             if found:  # text between blank lines may hold no record
                 yield parts.model.group_of(found, dialect, versioned)
 
-    def _stretches(self, text: str) -> Iterator[tuple[int, int, Dialect, bool]]:
+    def _group_spans(self, text: str) -> Iterator[tuple[int, int, Dialect, bool]]:
         """Yield start, end and dialect of each group, and whether it declares a version."""
         from gatekeeper.robots.policy import group_starts, records_of  # noqa: PLC0415
 
@@ -490,7 +506,7 @@ class RobotsTxt:
         return self.octets, self.lines, self.size, self.truncated, self.bom, self.forced
 
 
-def _first_policy(*given: Any, **more: Any) -> Policy:
+def _import_policy(*given: Any, **more: Any) -> Policy:
     """Import `Policy` on the first call and create one.
 
     It is imported by name: compiled code that accesses `parts.policy.Policy` does not import the
@@ -498,16 +514,16 @@ def _first_policy(*given: Any, **more: Any) -> Policy:
     """
     from gatekeeper.robots.policy import Policy  # noqa: PLC0415
 
-    global _policy  # noqa: PLW0603
-    _policy = Policy
+    global _new_policy  # noqa: PLW0603
+    _new_policy = Policy
     return Policy(*given, **more)
 
 
-_policy: Callable[..., Policy] = _first_policy
+_new_policy: Callable[..., Policy] = _import_policy
 
 
 def _packed(text: str) -> str | bytes:
-    return text if len(text) < _WORTH_PACKING else zlib.compress(text.encode("latin-1"), 1)
+    return text if len(text) < _MIN_PACKED_OCTETS else zlib.compress(text.encode("latin-1"), 1)
 
 
 def _unpacked(text: str | bytes) -> str:

@@ -29,6 +29,10 @@ from gatekeeper.speedups import lazy_pattern
 
 PLAIN = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~:/@!&'()+,;="
 """Octets that stand for themselves anywhere in a rule's value."""
+_PATH_OCTETS = PLAIN.encode() + b"?"
+_VALUE_OCTETS = _PATH_OCTETS + b"*$\n"
+"""Octets that the normal forms of a path, and of values on lines of their own, leave unchanged. A
+`$` inside a value is an exception."""
 _UNRESERVED = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
 # Brackets are reserved too, but a path or query must not contain them (RFC 3986 section 3.3): in a
 # URL that was sent they are always escaped, so a rule's `[` can only mean `%5B`.
@@ -64,36 +68,36 @@ _IN_PATTERN = b"%" + _PLAIN
 _IN_PATTERNS = b"%$\n" + _PLAIN
 _IN_PATH = b"%" + _PLAIN.replace(b"*", b"")
 """Octets that stand for themselves if they are not escaped (RFC 9309 section 2.2.2, RFC-22)."""
-_FEW = 16
+_MAX_REPLACED = 16
 
 
 @cache
-def _table(kept: bytes) -> list[str]:
+def _escape_table(kept: bytes) -> list[str]:
     """Return the normal form of each octet: itself if it is in `kept`, else its escape."""
     return [chr(octet) if octet in kept else f"%{octet:02X}" for octet in range(256)]
 
 
-def _rfc(escapes: str) -> str:
+def _normal_escapes(escapes: str) -> str:
     """Return the normal form of escaped octets (RFC 9309 section 2.2.2, RFC-23)."""
-    return "".join(map(_table(_UNRESERVED).__getitem__, _unescaped(escapes)))
+    return "".join(map(_escape_table(_UNRESERVED).__getitem__, _escaped_octets(escapes)))
 
 
-def _old(escapes: str) -> str:
-    return _unescaped(escapes).decode("latin-1").replace("/", _SLASH_ESCAPED)
+def _decoded_escapes(escapes: str) -> str:
+    return _escaped_octets(escapes).decode("latin-1").replace("/", _SLASH_ESCAPED)
 
 
-def _literal(escapes: str) -> str:
-    return _SPECIAL.sub(r"\\\g<0>", _old(escapes))
+def _literal_escapes(escapes: str) -> str:
+    return _SPECIAL.sub(r"\\\g<0>", _decoded_escapes(escapes))
 
 
 @cache
-def _known(read: Callable[[str], str]) -> dict[str, str]:
+def _single_escapes(read: Callable[[str], str]) -> dict[str, str]:
     """Return the replacement of every single escape: texts contain many, most of them single."""
     digits = "0123456789abcdefABCDEF"
     return {escape: read(escape) for escape in [f"%{a}{b}" for a in digits for b in digits]}
 
 
-def _replaced(text: str, runs: re.Pattern[str], read: Callable[[str], str]) -> str:
+def _replace_escapes(text: str, runs: re.Pattern[str], read: Callable[[str], str]) -> str:
     """Replace every run of escapes in the text.
 
     The work is done without a call per run, except for distinct runs of several escapes: a text may
@@ -102,41 +106,55 @@ def _replaced(text: str, runs: re.Pattern[str], read: Callable[[str], str]) -> s
     parts = runs.split(text)
     if len(parts) == 1:
         return text
-    found, known = parts[1::2], _known(read)
+    found, known = parts[1::2], _single_escapes(read)
     read_once = {run: known.get(run) or read(run) for run in set(found)}  # most occur repeatedly
     parts[1::2] = map(read_once.__getitem__, found)
     return "".join(parts)
 
 
-def _unescaped(escapes: str) -> bytes:
+def _escaped_octets(escapes: str) -> bytes:
     return bytes.fromhex(escapes.replace("%", ""))
 
 
-def _normal(text: str, kept: bytes) -> str:
+def _normalise(text: str, kept: bytes) -> str:
     if "%" in text:
-        text = _replaced(_LONE_PERCENT.sub("%25", text), _CHANGING_ESCAPES, _rfc)
-    odd = set(text.encode("latin-1").translate(None, kept))
-    if not odd:
+        text = _replace_escapes(_LONE_PERCENT.sub("%25", text), _CHANGING_ESCAPES, _normal_escapes)
+    special = set(text.encode("latin-1").translate(None, kept))
+    if not special:
         return text
-    table = _table(kept)
-    if len(odd) > _FEW:
+    table = _escape_table(kept)
+    if len(special) > _MAX_REPLACED:
         return text.translate(table)
-    for octet in odd:  # replacing a few in turn is much faster than translate()
+    for octet in special:  # replacing a few in turn is much faster than translate()
         text = text.replace(chr(octet), table[octet])
     return text
 
 
-def is_plain(text: str) -> bool:
-    """Return True if normalisation changes no octet of the text, apart from `*`."""
-    return text.isascii() and not text.encode().translate(None, _PLAIN)
+def is_normal_path(path: str) -> bool:
+    """Return True if the path is in normal form as it is; False means that it may or may not be.
+
+    >>> is_normal_path("/a?b=c"), is_normal_path("/%61"), is_normal_path("/a*")
+    (True, False, False)
+    """
+    return path.isascii() and not path.encode().translate(None, _PATH_OCTETS)
 
 
-def as_written(path: str) -> bool:
+def are_normal(values: str) -> bool:
+    """Return True if the values, one per line, are in normal form as they are.
+
+    False means that they may or may not be.
+    """
+    if values.encode("latin-1").translate(None, _VALUE_OCTETS):
+        return False
+    return "$" not in values or _INNER_DOLLAR.search(values) is None
+
+
+def is_ordinary_path(path: str) -> bool:
     """Return True for ASCII text without escapes, blanks, controls and dot segments.
 
     A segment that begins with a dot is rejected too. Fast only if the module is compiled.
 
-    >>> as_written("/a.b?c"), as_written("/.b"), as_written("/a%20"), as_written("/a b")
+    >>> is_ordinary_path("/a.b?c"), is_ordinary_path("/.b"), is_ordinary_path("/a%20"), is_ordinary_path("/a b")
     (True, False, False, False)
     """
     before = 0
@@ -156,7 +174,7 @@ def rfc_path(path: str) -> str:
     upper case (RFC-24). `*` and `$` are escaped, so that only `%2A` and `%24` in a rule match them
     (RFC 9309 section 2.2.3, RFC-30).
     """
-    return _normal(octets(path), _IN_PATH)
+    return _normalise(octets(path), _IN_PATH)
 
 
 def rfc_pattern(value: str) -> str:
@@ -166,13 +184,13 @@ def rfc_pattern(value: str) -> str:
     A blank inside a value counts as `%20` (RFC 9309 section 3, RFC-42, R94-29).
     """
     if value.endswith("$"):
-        return _normal(value[:-1], _IN_PATTERN) + "$"
-    return _normal(value, _IN_PATTERN)
+        return _normalise(value[:-1], _IN_PATTERN) + "$"
+    return _normalise(value, _IN_PATTERN)
 
 
 def rfc_patterns(values: str) -> str:
     """Apply `rfc_pattern` to many values, one per line; the result has one per line, too."""
-    return _normal(_INNER_DOLLAR.sub("%24", values), _IN_PATTERNS)
+    return _normalise(_INNER_DOLLAR.sub("%24", values), _IN_PATTERNS)
 
 
 def query_form(text: str) -> str:
@@ -198,7 +216,7 @@ def is_robots_txt(path: str) -> bool:
     return path == ROBOTS_TXT
 
 
-def unescaped(path: str) -> bool:
+def has_normal_escapes(path: str) -> bool:
     """Return True if normalisation changes no escape in the path.
 
     That is so if no escape stands for an unreserved octet or has a lower-case digit, either of
@@ -210,18 +228,18 @@ def unescaped(path: str) -> bool:
 def decoded(text: str) -> str:
     """Return octets as the 1996 draft compares them: all escapes except that of `/` decoded
     (R96-17)."""
-    return _replaced(text, _ESCAPES, _old) if "%" in text else text
+    return _replace_escapes(text, _ESCAPES, _decoded_escapes) if "%" in text else text
 
 
 def decoded_patterns(values: Sequence[str]) -> list[str]:
     """Apply `decoded` to shell patterns. An octet that was escaped is not special (V2-36)."""
-    joined = _replaced(_NO_OCTET.join(values), _ESCAPES, _literal)
+    joined = _replace_escapes(_NO_OCTET.join(values), _ESCAPES, _literal_escapes)
     return joined.split(_NO_OCTET) if values else []
 
 
-_MAPPED = 300
+_CLASS_STEPS = 300
 """Steps counted for locating a character class in a path, in addition to one per octet."""
-_SHIFTED = 12
+_SHIFT_BITS = 12
 """Binary logarithm of the number of octets whose shift counts as one more step."""
 _STARS = lazy_pattern(r"\*{2,}")
 
@@ -260,9 +278,12 @@ def wild_match(pattern: str, path: str) -> bool:
     return True
 
 
-def key_piece(pattern: str) -> str:
-    """Return the longest literal piece of a wildcard pattern: a path without it cannot match."""
-    return max(pattern.removesuffix("$").split("*"), key=len)
+def longest_piece(pattern: str) -> str:
+    """Return the longest piece between the stars of a pattern, including a final `$`."""
+    head, _, rest = pattern.partition("*")
+    if "*" in rest:
+        return max(pattern.split("*"), key=len)
+    return rest if len(rest) > len(head) else head
 
 
 def shell_keys(values: Sequence[str]) -> list[str]:
@@ -297,7 +318,7 @@ class ShellPattern:
     that its cost is its own length, not its length times the path's.
     """
 
-    __slots__ = ("classes", "explicit", "key", "least", "segments")
+    __slots__ = ("classes", "explicit", "key", "min_length", "segments")
 
     def __init__(self, value: str, longest: int) -> None:
         """Parse a pattern. `longest` is the length in characters of the longest path that will be
@@ -308,10 +329,10 @@ class ShellPattern:
         segments = _segments(value, longest)
         self.segments: tuple[_Segment, ...] = segments
         self.explicit: str | None = (
-            segments[0] if len(segments) == 1 and _is_plain(segments[0]) else None
+            segments[0] if len(segments) == 1 and _is_literal(segments[0]) else None
         )
         """The only path that an explicit pattern matches; None for other patterns."""
-        self.least: int = sum(map(len, segments))
+        self.min_length: int = sum(map(len, segments))
         """Minimum number of characters of a matching path."""
         self.key: str = max((s for s in segments if isinstance(s, str)), key=len, default="")
         """A plain piece that every matching path contains."""
@@ -321,23 +342,23 @@ class ShellPattern:
         """The character classes, one bit per octet. A matching path contains a member of each
         class."""
 
-    def may_match(self, here: int) -> bool:
-        """Return True if the path contains a member of each class. `here` has one bit per character
-        in the path."""
-        return all(bits & here for bits in self.classes)
+    def may_match(self, path_bits: int) -> bool:
+        """Return True if the path contains a member of each class. `path_bits` has one bit per
+        character in the path."""
+        return all(bits & path_bits for bits in self.classes)
 
     def matches(self, path: PathView) -> bool:
         """Return True if the whole path matches."""
         text = path.text
         if self.explicit is not None:
             return text == self.explicit
-        if self.least > len(text) or self.key not in text:
+        if self.min_length > len(text) or self.key not in text:
             return False
         if len(self.segments) == 1:
-            return len(text) == self.least and path.at(self.segments[0], 0)
+            return len(text) == self.min_length and path.matches_at(self.segments[0], 0)
         first, *middle, last = self.segments
         end = len(text) - len(last)
-        if not path.at(first, 0) or not path.at(last, end):
+        if not path.matches_at(first, 0) or not path.matches_at(last, end):
             return False
         position = len(first)
         for segment in middle:
@@ -354,29 +375,32 @@ octet."""
 _Segment = str | tuple[_Unit, ...]
 
 _SYMBOLS = 257  # one more for an escaped slash, see `decoded`
-_ALL = (1 << _SYMBOLS) - 1
+_ALL_BITS = (1 << _SYMBOLS) - 1
 
 
 class PathView:
     """A path with, for each class used so far, the positions at which the class matches (bit i for
     character i).
 
-    The work is counted on a meter; `at` and `search` raise TooDear when its steps are used up.
+    The work is charged to a budget; `matches_at` and `search` raise StepBudgetExceeded when its
+    steps are used up.
     """
 
-    __slots__ = ("_places", "meter", "text")
+    __slots__ = ("_class_bits", "budget", "text")
 
-    def __init__(self, text: str, meter: Meter) -> None:
+    def __init__(self, text: str, budget: StepBudget) -> None:
         self.text: str = text
-        self.meter: Meter = meter
-        self._places: dict[_Unit, int] = {}
+        self.budget: StepBudget = budget
+        self._class_bits: dict[_Unit, int] = {}
 
-    def at(self, segment: _Segment, position: int) -> bool:
+    def matches_at(self, segment: _Segment, position: int) -> bool:
         """Return True if the segment matches at the position."""
         if isinstance(segment, str):
             return self.text.startswith(segment, position)
-        self.meter.spend(len(segment))
-        return all(_fits(unit, self.text[place]) for place, unit in enumerate(segment, position))
+        self.budget.spend(len(segment))
+        return all(
+            _unit_matches(unit, self.text[place]) for place, unit in enumerate(segment, position)
+        )
 
     def search(self, segment: _Segment, start: int) -> int:
         """Return the leftmost position from `start` on at which the segment matches, or -1."""
@@ -385,39 +409,36 @@ class PathView:
         room = len(self.text) - start - len(segment) + 1
         if room <= 0:
             return -1
-        self.meter.spend(len(segment) * (1 + (room >> _SHIFTED)))
+        self.budget.spend(len(segment) * (1 + (room >> _SHIFT_BITS)))
         alive = (1 << room) - 1  # bit i: the segment may still begin at start + i
         for offset, unit in enumerate(segment, start):
             if unit is not None:
-                alive &= self._where(unit) >> offset
+                alive &= self._positions_of(unit) >> offset
                 if not alive:
                     return -1
         return start + (alive & -alive).bit_length() - 1
 
-    def _where(self, unit: _Unit) -> int:
-        bits = self._places.get(unit)
+    def _positions_of(self, unit: _Unit) -> int:
+        bits = self._class_bits.get(unit)
         if bits is None:
-            self.meter.spend(_MAPPED + len(self.text))
-            fits = {ord(char): "01"[_fits(unit, char)] for char in set(self.text)}
-            bits = self._places[unit] = int(self.text[::-1].translate(fits), 2)
+            self.budget.spend(_CLASS_STEPS + len(self.text))
+            fits = {ord(char): "01"[_unit_matches(unit, char)] for char in set(self.text)}
+            bits = self._class_bits[unit] = int(self.text[::-1].translate(fits), 2)
         return bits
 
 
-def present(text: str) -> int:
+def char_bits(text: str) -> int:
     """Return the set of characters in a text, one bit each."""
-    bits = 0
-    for char in set(text):
-        bits |= 1 << ord(char)
-    return bits
+    return sum(1 << ord(char) for char in set(text))
 
 
-def _fits(unit: _Unit, char: str) -> bool:
+def _unit_matches(unit: _Unit, char: str) -> bool:
     if unit is None:
         return True
     return unit == char if isinstance(unit, str) else bool(unit >> ord(char) & 1)
 
 
-def _is_plain(segment: _Segment) -> TypeGuard[str]:
+def _is_literal(segment: _Segment) -> TypeGuard[str]:
     return isinstance(segment, str)
 
 
@@ -485,135 +506,133 @@ def _bracket(value: str, start: int) -> tuple[int | None, int]:
     for low, high in ranges:
         if low <= high:
             bits |= (2 << ord(high)) - (1 << ord(low))
-    return (_ALL ^ bits if negated else bits), i + 1
+    return (_ALL_BITS ^ bits if negated else bits), i + 1
 
 
 MAX_STEPS = 24_000
 """Maximum number of steps per answer: 2 to 3 ms."""
-COMPARED = 9
+COMPARE_BITS = 9
 """Binary logarithm of the number of octet comparisons that count as one step of a search."""
-_SIZES = (1, 2, 4, 16)
+_KEY_LENGTHS = (1, 2, 4, 16)
 """Lengths of the substrings of a path that are looked up in sets."""
-_SHARED = 32
+_MAX_SHARED = 32
 """Maximum number of patterns that are indexed by the same longest piece. If more share it, another
 piece is chosen for them."""
-_NOTHING = ("", "$")
+_USELESS_PIECES = ("", "$")
 """Pieces that give no information about a path."""
-_CUT = 3
+_SPLIT_BITS = 3
 """Binary logarithm of the number of octets of a pattern whose splitting counts as one step."""
 
 
-class TooDear(Exception):
+class StepBudgetExceeded(Exception):
     """Raised when an answer would take too long. Only a file constructed for that purpose causes
     it."""
 
 
-class Meter:
+class StepBudget:
     """The remaining steps of one answer.
 
     A file that is constructed to be slow must not stop the whole process. Beyond the limit the
     answer is DENIED, which never harms the site.
     """
 
-    __slots__ = ("_left",)
+    __slots__ = ("_remaining",)
 
     def __init__(self, steps: int = MAX_STEPS) -> None:
-        self._left = steps
+        self._remaining = steps
 
     def spend(self, steps: int) -> None:
-        """Subtract the steps. Raises TooDear when none are left."""
-        self._left -= steps
-        if self._left < 0:
-            raise TooDear
+        """Subtract the steps. Raises StepBudgetExceeded when none are left."""
+        self._remaining -= steps
+        if self._remaining < 0:
+            raise StepBudgetExceeded
 
 
 class CountedText:
-    """A text in which pieces are searched for, with the cost counted on a meter.
+    """A text in which pieces are searched for, with the cost charged to a budget.
 
     Searching for `aaa...ab` in `aaa...a` takes up to the product of both lengths, even in C. That
     product is counted, although a search rarely takes as long.
     """
 
-    __slots__ = ("_lasts", "_stretches", "meter", "text")
+    __slots__ = ("_lasts", "_substrings", "budget", "text")
 
-    def __init__(self, text: str, meter: Meter) -> None:
+    def __init__(self, text: str, budget: StepBudget) -> None:
         self.text: str = text
-        self.meter: Meter = meter
+        self.budget: StepBudget = budget
         self._lasts: dict[str, int] = {}
-        self._stretches: dict[int, set[str]] = {}
+        self._substrings: dict[int, set[str]] = {}
 
     def last(self, piece: str) -> int:
-        """Return the last position of the piece, or -1. Raises TooDear."""
+        """Return the last position of the piece, or -1. Raises StepBudgetExceeded."""
         place = self._lasts.get(piece)
         if place is None:
-            self.meter.spend(3 + (len(self.text) * len(piece) >> COMPARED))
+            self.budget.spend(3 + (len(self.text) * len(piece) >> COMPARE_BITS))
             place = self._lasts[piece] = self.text.rfind(piece)
         return place
 
     def find(self, piece: str, start: int) -> int:
         """Return the first position from `start` on of a piece that occurs there. Raises
-        TooDear."""
+        StepBudgetExceeded."""
         place = self.text.find(piece, start)
-        self.meter.spend(1 + ((place - start) * len(piece) >> COMPARED))
+        self.budget.spend(1 + ((place - start) * len(piece) >> COMPARE_BITS))
         return place
 
-    def stretches(self, size: int) -> set[str]:
-        """Return the set of all substrings of that length. Raises TooDear."""
-        found = self._stretches.get(size)
+    def substrings(self, size: int) -> set[str]:
+        """Return the set of all substrings of that length. Raises StepBudgetExceeded."""
+        found = self._substrings.get(size)
         if found is None:
             text = self.text
-            self.meter.spend(len(text) + (len(text) >> 1))
+            self.budget.spend(len(text) + (len(text) >> 1))
             places = range(len(text) - size + 1)
-            found = self._stretches[size] = {text[place : place + size] for place in places}
+            found = self._substrings[size] = {text[place : place + size] for place in places}
         return found
 
 
 class PieceIndex:
-    """Finds the pieces, out of many, that occur in a text, at a cost that grows with the text.
+    """Finds the pieces, out of many, that occur in a text, at a cost that grows with the text. A
+    piece is stored under its ending, whose length is the greatest of `_KEY_LENGTHS` that fits. For
+    each length every substring of the text is looked up once, and the pieces found under it are
+    checked. An empty piece occurs in every text."""
 
-    A piece is stored under its ending, whose length is the greatest of `_SIZES` that fits. For each
-    length every substring of the text is looked up once, and the pieces found under it are checked.
-    An empty piece occurs in every text.
-    """
-
-    __slots__ = ("_following", "_pieces", "_tables")
+    __slots__ = ("_pieces", "_previous", "_tables")
 
     def __init__(self, pieces: Sequence[str]) -> None:
         self._pieces = pieces
-        tables: dict[int, dict[str, int]] = {size: {} for size in (0, *_SIZES)}
-        longest = _SIZES[-1]
+        tables: dict[int, dict[str, int]] = {size: {} for size in (0, *_KEY_LENGTHS)}
+        longest = _KEY_LENGTHS[-1]
         sizes = [max(size for size in tables if size <= length) for length in range(longest)]
         by_length = [(size, tables[size]) for size in sizes]
-        following: list[int] = []
+        previous: list[int] = []
         for number, piece in enumerate(pieces):
             length = len(piece)
             size, table = by_length[length] if length < longest else (longest, tables[longest])
             end = piece[length - size :]
-            following.append(table.get(end, -1))
+            previous.append(table.get(end, -1))
             table[end] = number
         self._tables = {size: table for size, table in tables.items() if table}
-        self._following = array("i", following)
+        self._previous = array("i", previous)
         """For each piece, the number of the previous piece with the same ending, or -1."""
 
-    def found(self, text: CountedText) -> list[int]:
+    def find_in(self, text: CountedText) -> list[int]:
         """Return the numbers of the pieces that occur in the text, in no particular order. Raises
-        TooDear."""
-        spend, pieces, following = text.meter.spend, self._pieces, self._following
+        StepBudgetExceeded."""
+        spend, pieces, previous = text.budget.spend, self._pieces, self._previous
         found: list[int] = []
         for size, table in self._tables.items():
-            stretches = text.stretches(size) if size else {""}
+            substrings = text.substrings(size) if size else {""}
             for end in (
-                stretches.intersection(table)
-                if len(table) < len(stretches)
-                else [stretch for stretch in stretches if stretch in table]
+                substrings.intersection(table)
+                if len(table) < len(substrings)
+                else [substring for substring in substrings if substring in table]
             ):
                 number = table[end]
                 while number >= 0:
                     spend(2)
                     piece = pieces[number]
-                    if piece[:size] in stretches and text.last(piece) >= 0:
+                    if piece[:size] in substrings and text.last(piece) >= 0:
                         found.append(number)
-                    number = following[number]
+                    number = previous[number]
         return found
 
 
@@ -631,49 +650,42 @@ class PatternIndex:
     def __init__(self, patterns: dict[str, int]) -> None:
         self._patterns = sorted(patterns, key=patterns.__getitem__, reverse=True)
         self._entries = [patterns[pattern] for pattern in self._patterns]
-        self._index = PieceIndex(_keys_of(self._patterns))
+        self._index = PieceIndex(_index_keys(self._patterns))
 
     def best(self, text: CountedText, floor: int) -> int:
         """Return the entry of the best match if it is greater than `floor`, else `floor`. Raises
-        TooDear."""
+        StepBudgetExceeded."""
         entries, patterns = self._entries, self._patterns
-        for number in sorted(self._index.found(text)):
+        for number in sorted(self._index.find_in(text)):
             if entries[number] <= floor:
                 break
-            if _matches(patterns[number], text):
+            if _matches_pattern(patterns[number], text):
                 return entries[number]
         return floor
 
 
-def _keys_of(patterns: Sequence[str]) -> list[str]:
+def _index_keys(patterns: Sequence[str]) -> list[str]:
     """Return the piece by which each pattern is indexed, without a final `$`; see
     `PatternIndex`."""
-    keys = [*map(_longest_piece, patterns)]
-    often = Counter(keys)
-    if max(often.values(), default=0) > _SHARED:
-        cut = [pattern.split("*") for pattern in patterns]
-        every = Counter(chain.from_iterable(cut))
+    keys = [*map(longest_piece, patterns)]
+    counts = Counter(keys)
+    if max(counts.values(), default=0) > _MAX_SHARED:
+        split_patterns = [pattern.split("*") for pattern in patterns]
+        piece_counts = Counter(chain.from_iterable(split_patterns))
         # The rarest piece, and of equally rare ones the longest. An empty piece or a lone `$` is
         # the last resort.
-        rank = {piece: (count << 20) - len(piece) for piece, count in every.items()}
-        rank |= dict.fromkeys(_NOTHING, len(patterns) << 30)
+        rank = {piece: (count << 20) - len(piece) for piece, count in piece_counts.items()}
+        rank |= dict.fromkeys(_USELESS_PIECES, len(patterns) << 30)
         keys = [
-            min(pieces, key=rank.__getitem__) if often[key] > _SHARED else key
-            for pieces, key in zip(cut, keys, strict=True)
+            min(pieces, key=rank.__getitem__) if counts[key] > _MAX_SHARED else key
+            for pieces, key in zip(split_patterns, keys, strict=True)
         ]
     if "$\n" not in "\n".join([*keys, ""]):
         return keys
     return [key[:-1] if key[-1:] == "$" else key for key in keys]
 
 
-def _longest_piece(pattern: str) -> str:
-    head, _, rest = pattern.partition("*")
-    if "*" in rest:
-        return max(pattern.split("*"), key=len)
-    return rest if len(rest) > len(head) else head
-
-
-def _matches(pattern: str, within: CountedText) -> bool:
+def _matches_pattern(pattern: str, within: CountedText) -> bool:
     """Match a pattern whose key occurs in the text (RFC 9309 section 2.2.3, RFC-28, RFC-29).
 
     Each piece between two stars is searched for from the end of the previous piece. The leftmost
@@ -683,7 +695,7 @@ def _matches(pattern: str, within: CountedText) -> bool:
     size = len(text)
     if len(pattern) > 2 * size + 3:
         return False  # needs more octets than there are, even if every second one is a star
-    within.meter.spend(3 + (len(pattern) >> _CUT))
+    within.budget.spend(3 + (len(pattern) >> _SPLIT_BITS))
     head, _, rest = pattern.partition("*")
     if not text.startswith(head):
         return False

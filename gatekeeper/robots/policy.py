@@ -51,7 +51,7 @@ _RULE_LINE = lazy_pattern(r"^[ \t]*+(?:dis)?+allow[ \t]*+:", re.MULTILINE)
 _RULE_LETTERS = frozenset("AaDd")
 """No line that begins or ends a record, or gives its version, begins with one of these letters."""
 _IDENTIFIER = lazy_pattern(r"[a-z_-]*+")  # RFC 9309 section 2.2 (RFC-03), RFC-15
-_WORD_END = lazy_pattern(r"[/ \t]")
+WORD_END = lazy_pattern(r"[/ \t]")
 _VERSION = lazy_pattern(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.[0-9]++)?\Z")  # the 2.0 draft (V2-08)
 
 
@@ -77,10 +77,6 @@ class AgentRecord(NamedTuple):
     def dialect(self) -> Dialect:
         """The declared dialect: 2.0 from major version 2 on (V2-10, V2-12), else 1996 (DIA-05)."""
         return Dialect.V2 if self.version and self.version[0] >= 2 else Dialect.R1996
-
-
-AgentLines = Sequence[tuple[int, bool, str]]
-"""All results of `agent_lines` for a text."""
 
 
 def agent_lines(lower: str) -> Iterator[tuple[int, bool, str]]:
@@ -119,7 +115,9 @@ def group_starts(text: str) -> list[int]:
     return [start for start, begins, _ in agent_lines(text.lower()) if begins]
 
 
-def groups_called(lower: str, name: str, lines: AgentLines | None = None) -> Spans:
+def groups_named(
+    lower: str, name: str, lines: Sequence[tuple[int, bool, str]] | None = None
+) -> Spans:
     """Return the spans of the groups in a lower-case text that have a user-agent line with exactly
     this name.
 
@@ -128,15 +126,15 @@ def groups_called(lower: str, name: str, lines: AgentLines | None = None) -> Spa
     if not name or name not in lower:
         return ()
     spans: list[tuple[int, int]] = []
-    group, fits = 0, False
+    group, named = 0, False
     for start, begins, value in agent_lines(lower) if lines is None else lines:
         if begins:
-            if fits:
+            if named:
                 spans.append((group, start))
-            group, fits = start, False
+            group, named = start, False
         if value.startswith(name) and (value == name or name in names_of(value)):
-            fits = True
-    if fits:
+            named = True
+    if named:
         spans.append((group, len(lower)))
     return tuple(spans)
 
@@ -148,7 +146,7 @@ def names_of(value: str) -> tuple[str, ...]:
     `value` is in lower case. An empty name matches no agent.
     """
     value = value.partition("#")[0].strip(" \t")
-    word = _WORD_END.split(value, maxsplit=1)[0]
+    word = WORD_END.split(value, maxsplit=1)[0]
     identifier = _IDENTIFIER.match(value)[0]  # type: ignore[index] # it always matches
     return tuple([name for name in dict.fromkeys((value, word, identifier)) if name])
 
@@ -218,26 +216,28 @@ def choose(robots: RobotsTxt, name: str, *, precedence: bool = False) -> tuple[R
     if dialect is None or dialect is Dialect.RFC9309:
         lower = text.lower()
         if dialect is None and "robot-version" in lower:
-            return _declared(robots, lower, name, precedence=precedence)
+            return _auto_readings(robots, lower, name, precedence=precedence)
         # All groups of exactly that name, or else all of `*`, are merged (RFC 9309 section 2.2.1,
         # RFC-11 to RFC-14).
-        return (LongestMatch(robots, groups_called(lower, name) or groups_called(lower, "*")),)
+        return (LongestMatch(robots, groups_named(lower, name) or groups_named(lower, "*")),)
     records = records_of(text, allow_ends=dialect is not Dialect.R1994)
     if dialect is Dialect.R1996:
         # The first record with a value that contains the name, or else the first `*` (the 1996
         # draft, R96-12, R96-13).
         chosen = [r for r in records if name and any(name in a for a in r.agents)][:1]
-        chosen = chosen or _stars(records)[:1]
+        chosen = chosen or _star_records(records)[:1]
     elif dialect is Dialect.R1994:
-        chosen = _called(records, name)[:1] or _stars(records)  # merged (the 1994 standard, R94-12)
+        chosen = _best_records(records, name)[:1] or _star_records(
+            records
+        )  # merged (the 1994 standard, R94-12)
     else:
-        named = _called(records, name)
-        chosen = _newest(named)[:1] or _newest(_stars(records))  # V2-05, V2-09, V2-13
+        named = _best_records(records, name)
+        chosen = _newest(named)[:1] or _newest(_star_records(records))  # V2-05, V2-09, V2-13
         dialect = chosen[0].dialect if chosen else dialect
-    return (_by_record(text, dialect, chosen, precedence=precedence),)
+    return (_rules_of_records(text, dialect, chosen, precedence=precedence),)
 
 
-def _by_record(
+def _rules_of_records(
     text: str, dialect: Dialect, records: Sequence[AgentRecord], *, precedence: bool
 ) -> RuleSet:
     spans = tuple((record.start, record.end) for record in records)
@@ -246,25 +246,25 @@ def _by_record(
     return PrefixesInOrder(text, spans, disallow_only=dialect is Dialect.R1994)
 
 
-def _called(records: Sequence[AgentRecord], name: str) -> list[AgentRecord]:
+def _best_records(records: Sequence[AgentRecord], name: str) -> list[AgentRecord]:
     """Return the records that match the name best.
 
     An equal value is best, then the longest value that is part of the name, then a value that
     contains the name (the 1994 standard, R94-10, R94-13). An empty value matches no agent.
     """
     best: tuple[int, int] = (0, 0)
-    found: list[AgentRecord] = []
+    matches: list[AgentRecord] = []
     for record in records:
         rank = max((_rank(agent, name) for agent in record.agents), default=(0, 0))
         if rank > best:
-            best, found = rank, []
+            best, matches = rank, []
         if rank == best and rank > (0, 0):
-            found.append(record)
-    return found
+            matches.append(record)
+    return matches
 
 
 def _rank(agent: str, name: str) -> tuple[int, int]:
-    value = _WORD_END.split(agent, maxsplit=1)[0]  # without version and second word
+    value = WORD_END.split(agent, maxsplit=1)[0]  # without version and second word
     if not value or not name or value == "*":
         return (0, 0)
     if value == name:
@@ -274,7 +274,7 @@ def _rank(agent: str, name: str) -> tuple[int, int]:
     return (1, 0) if name in value else (0, 0)
 
 
-def _stars(records: Sequence[AgentRecord]) -> list[AgentRecord]:
+def _star_records(records: Sequence[AgentRecord]) -> list[AgentRecord]:
     return [record for record in records if "*" in record.agents]
 
 
@@ -286,7 +286,9 @@ def _newest(records: Sequence[AgentRecord]) -> list[AgentRecord]:
     return [record for record in known if (record.version or (1, 0)) == highest]
 
 
-def _declared(robots: RobotsTxt, lower: str, name: str, *, precedence: bool) -> tuple[RuleSet, ...]:
+def _auto_readings(
+    robots: RobotsTxt, lower: str, name: str, *, precedence: bool
+) -> tuple[RuleSet, ...]:
     """Choose in auto mode, in a file with a Robot-version: the declared reading, then the RFC's
     (DIA-03)."""
     text = robots.lines
@@ -294,25 +296,25 @@ def _declared(robots: RobotsTxt, lower: str, name: str, *, precedence: bool) -> 
     lines = tuple(agent_lines(lower))  # iterated several times
     starts = [start for start, begins, _ in lines if begins]
     versioned = {starts[bisect_right(starts, record.start) - 1] for record in declared}
-    exact = groups_called(lower, name, lines)
-    groups = exact or groups_called(lower, "*", lines)
+    exact = groups_named(lower, name, lines)
+    groups = exact or groups_named(lower, "*", lines)
     plain = tuple([span for span in groups if span[0] not in versioned])
     if exact:  # DIA-09: an exact name anywhere takes precedence over a part of one
         named = [r for r in declared if any(name in names_of(agent) for agent in r.agents)]
     else:
-        named = _called(declared, name)
-    rest = () if exact and not named else _stars(declared)
+        named = _best_records(declared, name)
+    rest = () if exact and not named else _star_records(declared)
     first: RuleSet | None = None
     if chosen := _newest(named)[:1]:
-        first = _by_record(text, chosen[0].dialect, chosen, precedence=precedence)
+        first = _rules_of_records(text, chosen[0].dialect, chosen, precedence=precedence)
     elif named and exact and plain:
         first = LongestMatch(robots, plain)  # its own rule set without a version
     elif chosen := _newest(rest):
-        first = _by_record(text, chosen[0].dialect, chosen, precedence=precedence)
+        first = _rules_of_records(text, chosen[0].dialect, chosen, precedence=precedence)
     elif named or rest:
         # Only experimental sets match: use the default group, if it has no version (the 2.0 draft,
         # V2-09, DIA-06).
-        stars = groups_called(lower, "*", lines)
+        stars = groups_named(lower, "*", lines)
         first = LongestMatch(robots, tuple([s for s in stars if s[0] not in versioned]))
     if first is None:
         return (LongestMatch(robots, groups),)
@@ -324,13 +326,13 @@ def _declared(robots: RobotsTxt, lower: str, name: str, *, precedence: bool) -> 
 Conflicts = Literal["strict", "declared"]
 V2Semantics = Literal["order", "precedence"]
 
-_SPOKEN = lazy_pattern(
+_DIRECTIVE_LINE = lazy_pattern(
     r"\n[ \t]*+[CRVcrv]"
     r"(?i:rawl-delay|equest-rate|isit-time|omment|ontent-(?:signal|usage))[ \t]*+:"
 )
 """Matches the start of a line with one of `timing.FIELDS`. The first line of a file belongs to no
 group. Most lines begin with another letter, which is detected fastest without `re.IGNORECASE`."""
-_BIG = 65_536
+_LARGE = 65_536
 """Octets of rules from which the offsets of all rules are computed on creation, not for the first
 match."""
 _MAX_CANDIDATES = 1_000
@@ -348,11 +350,11 @@ class Policy:
     """
 
     __slots__ = (
-        "_compared",
-        "_offsets",
+        "_cached_directives",
+        "_cached_offsets",
+        "_compared_readings",
         "_readings",
         "_usage",
-        "_wishes",
         "agent",
         "allowed",
         "conflicts",
@@ -394,45 +396,42 @@ class Policy:
         self.v2_semantics = v2_semantics
         self.inherit_crawl_delay: bool = inherit_crawl_delay
         readings = choose(robots, self.agent.lower(), precedence=v2_semantics == "precedence")
-        self._compared: tuple[RuleSet, ...] = ()
+        self._compared_readings: tuple[RuleSet, ...] = ()
         if conflicts == "declared":  # the others are compared, but do not decide
-            readings, self._compared = readings[:1], readings[1:]
+            readings, self._compared_readings = readings[:1], readings[1:]
         self._readings = readings
         self.dialect = readings[0].dialect
-        alone = self._alone if speedups.ON else None
+        single = self._only_rules if speedups.ON else None
         # A bound method of the policy itself would be a reference cycle.
-        self.allowed = alone.allows_url if alone else partial(_allowed, readings)
-        self._wishes: parts.timing.Directives | None = None
+        self.allowed = single.allows_url if single else partial(_allowed, readings)
+        self._cached_directives: parts.timing.Directives | None = None
         self._usage: UsageRules | None = None
-        self._offsets: list[array[int]] | None = None
-        if robots.size > _BIG and sum(high - low for low, high in readings[0].spans) > _BIG:
-            self._places(robots.lines)
-
-    @property
-    def allows_path(self) -> Callable[[str], bool]:
-        """A function for hot paths that returns the verdict for a path with its query, as from
-        `urls.split`.
-
-        >>> from gatekeeper.robots import RobotsTxt
-        >>> allows = RobotsTxt.parse("User-agent: *\\nDisallow: /x").policy("bot").allows_path
-        >>> allows("/x?y"), allows("/a")
-        (False, True)
-        """
-        alone = self._alone
-        return alone.allows if alone else partial(_allows, self._readings, origin="")
+        self._cached_offsets: list[array[int]] | None = None
+        if robots.size > _LARGE and sum(high - low for low, high in readings[0].spans) > _LARGE:
+            self._rule_offsets(robots.lines)
 
     def allows(self, path: str, origin: str) -> bool:
-        """Return the verdict for a path and its origin, as for `match_path`."""
-        alone = self._alone
-        return alone.allows(path) if alone else _allows(self._readings, path, origin)
+        """Return the verdict for a path with its query and its origin, as from `urls.split`.
+
+        >>> from gatekeeper.robots import RobotsTxt
+        >>> policy = RobotsTxt.parse("User-agent: *\\nDisallow: /x").policy("bot")
+        >>> policy.allows("/x?y", ""), policy.allows("/a", "")
+        (False, True)
+        """
+        single = self._only_rules
+        return single.allows(path) if single else _allows(self._readings, path, origin)
 
     def flat(self) -> FlatRules | None:
         """Return the rules as a few strings, or None if the rules alone do not decide."""
         first = self._readings[0]
-        said = self._said()
-        if not isinstance(first, LongestMatch) or not self._undisputed or said.visit_times:
+        directives = self._read_directives()
+        if (
+            not isinstance(first, LongestMatch)
+            or not self._single_reading
+            or directives.visit_times
+        ):
             return None
-        return parts.flat.flat_rules(self.robots.lines, first.spans, said.crawl_delay)
+        return parts.flat.flat_rules(self.robots.lines, first.spans, directives.crawl_delay)
 
     def rule_by(self, rules: FlatRules, path: str, score: int) -> Rule | None:
         """Return the rule that gave a path this score in the `flat` rules.
@@ -456,7 +455,7 @@ class Policy:
         >>> answer("/x?y"), answer("/a"), answer("/a/../x")
         (False, True, None)
         """
-        return self._alone.quick_answer if self._alone else None
+        return self._only_rules.quick_answer if self._only_rules else None
 
     def decider(self, origin: str = "") -> Callable[[str], int] | None:
         """Return a function from a path of the origin to the code of the deciding rule.
@@ -465,7 +464,7 @@ class Policy:
         of `/robots.txt`, which may always be fetched (RFC 9309 section 2.2.2, RFC-20). Return None
         if more than one reading decides.
         """
-        if not self._undisputed:
+        if not self._single_reading:
             return None
         decide = self._readings[0].decide
         if isinstance(self._readings[0], PrefixesInOrder):  # R94-26 considers the origin
@@ -473,15 +472,15 @@ class Policy:
         return decide
 
     @property
-    def _alone(self) -> LongestMatch | None:
+    def _only_rules(self) -> LongestMatch | None:
         """The only rule set, if it is one of RFC 9309; else None."""
         first = self._readings[0]
         return first if isinstance(first, LongestMatch) and len(self._readings) == 1 else None
 
     @property
-    def _undisputed(self) -> bool:
+    def _single_reading(self) -> bool:
         """Whether there is only one reading, so that no other can differ."""
-        return len(self._readings) == 1 and not self._compared
+        return len(self._readings) == 1 and not self._compared_readings
 
     def match(self, url: str) -> Match:
         """Return the verdict with the deciding rule and its line. Raises InvalidURL like
@@ -503,7 +502,7 @@ class Policy:
                 conflict = True
                 if code & 1:  # the stricter one decides
                     code, by = other, place
-        for reading in self._compared:
+        for reading in self._compared_readings:
             conflict = conflict or bool((code ^ reading.decide(path, origin)) & 1)
         rule = self._rule(by, code >> 1) if code >= 0 else None
         return parts.model.Match(code & 1 == 1, rule, self.dialect, conflict, path, self, origin)
@@ -520,71 +519,71 @@ class Policy:
         At most a thousand are returned; only a file constructed for that purpose has more.
         """
         text = self.robots.lines
-        places = self._places(text)
+        places = self._rule_offsets(text)
         readings = list(enumerate(self._readings))
         # The reading that decides comes first: with `strict` one that denies (DIA-03).
         readings.sort(key=lambda each: each[1].decide(path, origin) & 1)
-        found: dict[int, tuple[int, bool]] = {}
+        lengths: dict[int, tuple[int, bool]] = {}
         for place, reading in readings:
             v2 = reading.dialect is Dialect.V2
             rules = rules_in(text, reading.spans, v2=v2)
             for number, length in reading.matching(path, rules, origin):
-                found.setdefault(places[place][number], (length, v2))
-        kept = list(islice(found.items(), _MAX_CANDIDATES))
-        numbers = line_numbers(text, [offset for offset, _ in kept])
+                lengths.setdefault(places[place][number], (length, v2))
+        chosen = list(islice(lengths.items(), _MAX_CANDIDATES))
+        numbers = line_numbers(text, [offset for offset, _ in chosen])
         return tuple(
             parts.model.Candidate(rule.line, rule.field, rule.value, rule.text, length)
-            for offset, (length, v2) in kept
+            for offset, (length, v2) in chosen
             for rule in (parts.model.rule_at(text, offset, numbers[offset], v2=v2),)
         )
 
     def _rule(self, place: int, number: int) -> Rule:
         text = self.robots.lines
-        offset = self._places(text)[place][number]
+        offset = self._rule_offsets(text)[place][number]
         v2 = self._readings[place].dialect is Dialect.V2
         return parts.model.rule_at(text, offset, text.count("\n", 0, offset) + 1, v2=v2)
 
-    def _places(self, text: str) -> list[array[int]]:
+    def _rule_offsets(self, text: str) -> list[array[int]]:
         """Return the offsets of the rules of each reading. The result is cached for large files."""
-        found = self._offsets
-        if found is None:
+        offsets = self._cached_offsets
+        if offsets is None:
             spans = [reading.spans for reading in self._readings]
-            known = {each: rule_offsets(text, each) for each in dict.fromkeys(spans)}
-            found = [known[each] for each in spans]
-            if self.robots.size > _BIG:
-                self._offsets = found
-        return found
+            by_spans = {each: rule_offsets(text, each) for each in dict.fromkeys(spans)}
+            offsets = [by_spans[each] for each in spans]
+            if self.robots.size > _LARGE:
+                self._cached_offsets = offsets
+        return offsets
 
     @property
     def crawl_delay(self) -> float | None:
         """Seconds of Crawl-delay, the largest of several (VND-01), or None."""
-        return self._said().crawl_delay
+        return self._read_directives().crawl_delay
 
     @property
     def request_rates(self) -> tuple[timing.RequestRate, ...]:
         """All valid Request-rates, in file order."""
-        return self._said().request_rates
+        return self._read_directives().request_rates
 
     @property
     def visit_times(self) -> tuple[timing.Window, ...]:
         """The windows in which visits are welcome; empty means at any time (the 2.0 draft,
         V2-24)."""
-        return self._said().visit_times
+        return self._read_directives().visit_times
 
     @property
     def timed(self) -> bool:
         """Whether a verdict depends on the time of day, because there is a Visit-time."""
-        return bool(self._said().visit_times)
+        return bool(self._read_directives().visit_times)
 
     @property
     def comments(self) -> tuple[str, ...]:
         """Messages of the site to the operators of the robot (the 2.0 draft, V2-32)."""
-        return self._said().comments
+        return self._read_directives().comments
 
     @property
     def content_signal(self) -> dict[str, str]:
         """The Content-Signal preferences of the rule set (SIG-12)."""
-        return dict(self._said().signal)
+        return dict(self._read_directives().signal)
 
     def content_usage(self, url: str) -> dict[str, str] | None:
         """Return the preferences of the longest matching Content-Usage (SIG-05), or None if the URL
@@ -596,7 +595,7 @@ class Policy:
         if not self.allowed(url):
             return None  # SIG-06
         if self._usage is None:
-            self._usage = UsageRules(self._said().usage)
+            self._usage = UsageRules(self._read_directives().usage)
         return self._usage.of(split_url(url)[1])
 
     def may_visit(self, at: datetime) -> bool:
@@ -615,7 +614,7 @@ class Policy:
     def asks_steadily(self) -> bool:
         """Whether `interval` is the same at any moment and for any duration of the last
         retrieval."""
-        return not self._said().request_rates and not self._by_thumb
+        return not self._read_directives().request_rates and not self._has_rule_of_thumb
 
     def interval(self, at: datetime, took: float | None = None) -> float | None:
         """Return the seconds between two requests that the text asks for at that moment, or None.
@@ -623,58 +622,61 @@ class Policy:
         `took` is the duration of the last retrieval in seconds. It matters only for a 2.0 rule set
         without a rate, for which the draft has a rule of thumb (V2-31).
         """
-        said, thumb = self._said(), self._by_thumb
+        directives, thumb = self._read_directives(), self._has_rule_of_thumb
         return parts.timing.effective_interval(
-            said.crawl_delay, said.request_rates, rule_of_thumb=thumb, at=at, took=took
+            directives.crawl_delay, directives.request_rates, rule_of_thumb=thumb, at=at, took=took
         )
 
     @property
-    def _by_thumb(self) -> bool:
+    def _has_rule_of_thumb(self) -> bool:
         return self.dialect is Dialect.V2 or self.robots.forced is Dialect.V2
 
     def interval_source(self, at: datetime, took: float | None = None) -> str:
         """Describe the line that determines `interval`; empty if the text asks for no interval."""
-        seconds, said = self.interval(at, took), self._said()
+        seconds, directives = self.interval(at, took), self._read_directives()
         if seconds is None:
             return ""
-        rate = parts.timing.rate_in_force(said.request_rates, at)
-        if seconds != said.crawl_delay and rate is None:
+        rate = parts.timing.rate_in_force(directives.request_rates, at)
+        if seconds != directives.crawl_delay and rate is None:
             return parts.timing.by_rule_of_thumb(seconds)
         text = self.robots.lines
-        if rate is None or seconds == said.crawl_delay:
-            return parts.timing.by_crawl_delay(text, self._spans("crawl-delay"), seconds)
-        return parts.timing.by_request_rate(text, self._spans("request-rate"), rate)
+        if rate is None or seconds == directives.crawl_delay:
+            return parts.timing.by_crawl_delay(text, self._spans_of("crawl-delay"), seconds)
+        return parts.timing.by_request_rate(text, self._spans_of("request-rate"), rate)
 
-    def _said(self) -> parts.timing.Directives:
-        if self._wishes is None:
-            if not _SPOKEN.search(self.robots.lines):
-                self._wishes = parts.timing.NOTHING_SAID
-                return self._wishes
-            said: dict[str, list[str]] = {}
-            for _, values in self._spoken(*parts.timing.FIELDS):
-                said = {field: said.get(field) or found for field, found in values.items()}
-            if not said["crawl-delay"]:
-                for _, values in self._inherited():
-                    said |= values
-            self._wishes = parts.timing.read_directives(said)
-        return self._wishes
+    def _read_directives(self) -> parts.timing.Directives:
+        if self._cached_directives is None:
+            if not _DIRECTIVE_LINE.search(self.robots.lines):
+                self._cached_directives = parts.timing.NO_DIRECTIVES
+                return self._cached_directives
+            values: dict[str, list[str]] = {}
+            for _, given in self._field_values(*parts.timing.FIELDS):
+                values = {field: values.get(field) or found for field, found in given.items()}
+            if not values["crawl-delay"]:
+                for _, given in self._inherited_delay():
+                    values |= given
+            self._cached_directives = parts.timing.read_directives(values)
+        return self._cached_directives
 
-    def _spoken(self, *fields: str) -> Iterator[tuple[Spans, dict[str, list[str]]]]:
+    def _field_values(self, *fields: str) -> Iterator[tuple[Spans, dict[str, list[str]]]]:
         """Yield the spans of each reading and their values of the fields. The first one with a
         field applies."""
         text = self.robots.lines
         for reading in self._readings:
             yield reading.spans, values_in(text, reading.spans, *fields)
 
-    def _inherited(self) -> Iterator[tuple[Spans, dict[str, list[str]]]]:
+    def _inherited_delay(self) -> Iterator[tuple[Spans, dict[str, list[str]]]]:
         """Yield the Crawl-delay of `*` if agents without one inherit it (VND-09)."""
         if self.inherit_crawl_delay:
             spans = choose(self.robots, "*")[0].spans
             yield spans, values_in(self.robots.lines, spans, "crawl-delay")
 
-    def _spans(self, field: str) -> Spans:
+    def _spans_of(self, field: str) -> Spans:
         """Return the spans of the first reading that has the field."""
-        each = chain(self._spoken(field), self._inherited() if field == "crawl-delay" else ())
+        each = chain(
+            self._field_values(field),
+            self._inherited_delay() if field == "crawl-delay" else (),
+        )
         return next((spans for spans, values in each if values[field]), ())
 
     def __eq__(self, other: object) -> bool:

@@ -18,20 +18,20 @@ from typing import Protocol
 from gatekeeper import robots as parts
 from gatekeeper.errors import InvalidURL
 from gatekeeper.robots.compiled import DENIED, ROBOTS_FILE, CompiledRules, PrefixTable
-from gatekeeper.robots.parser import RULE, Dialect, Spans, octets, shown, value_of
+from gatekeeper.robots.parser import RULE, Dialect, Spans, octets, shown, strip_comment
 from gatekeeper.robots.patterns import (
-    COMPARED,
+    COMPARE_BITS,
     PLAIN,
     CountedText,
-    Meter,
     PathView,
     PieceIndex,
     ShellPattern,
-    TooDear,
+    StepBudget,
+    StepBudgetExceeded,
+    char_bits,
     decoded,
     decoded_patterns,
     is_robots_txt,
-    present,
     query_form,
     rfc_pattern,
     shell_keys,
@@ -45,7 +45,7 @@ DOT_SEGMENT = lazy_pattern(r"/\.\.?(?:[/?#]|\Z)")
 """Matches a dot segment in a path: the URL parser has to resolve it."""
 
 
-Listed = tuple[str, str]
+RuleLine = tuple[str, str]
 """An Allow or Disallow line of a rule set: "dis" in either case or the empty string, and the value.
 Its index in the list is the number of the rule."""
 
@@ -80,14 +80,14 @@ class RuleSet(Protocol):
         `origin` is the origin of the path. Only the 1994 standard considers it (R94-26).
         """
 
-    def matching(self, path: str, rules: list[Listed], origin: str = "") -> list[tuple[int, int]]:
+    def matching(self, path: str, rules: list[RuleLine], origin: str = "") -> list[tuple[int, int]]:
         """Return number and length of every rule that matches, the deciding one first.
 
         `rules` is the result of `rules_in` for the text of this rule set.
         """
 
 
-def rules_in(text: str, spans: Spans, *, v2: bool = False) -> list[Listed]:
+def rules_in(text: str, spans: Spans, *, v2: bool = False) -> list[RuleLine]:
     """Return each Allow and Disallow line in the spans."""
     if not v2 or "#" not in text:
         return [
@@ -102,7 +102,7 @@ def rules_in(text: str, spans: Spans, *, v2: bool = False) -> list[Listed]:
             # draft, V2-03).
             end = text.find("\n", found.end(), high)
             rest = text[found.start(2) - 1 : end if end >= 0 else high].removeprefix(":")
-            rules.append((found[1] or "", value_of(rest, v2=True)))
+            rules.append((found[1] or "", strip_comment(rest, v2=True)))
     return rules
 
 
@@ -116,7 +116,7 @@ def split_url(url: str) -> tuple[str, str]:
         try:
             return _split(url)
         except InvalidURL:
-            from gatekeeper.urls import path_of  # noqa: PLC0415 - see `_first_split`
+            from gatekeeper.urls import path_of  # noqa: PLC0415 - see `_import_split`
 
             return "", path_of(url)  # only the host may be invalid
     if len(url) > SURELY_SHORT or "#" in url or "/." in url or "/%2" in url:
@@ -124,7 +124,7 @@ def split_url(url: str) -> tuple[str, str]:
     return "", url
 
 
-def _first_split(url: str) -> tuple[str, str]:
+def _import_split(url: str) -> tuple[str, str]:
     """Import `urls.split` on the first call: bare paths need no URL parser."""
     from gatekeeper.urls import split  # noqa: PLC0415
 
@@ -133,13 +133,13 @@ def _first_split(url: str) -> tuple[str, str]:
     return split(url)
 
 
-_split: Callable[[str], tuple[str, str]] = _first_split
+_split: Callable[[str], tuple[str, str]] = _import_split
 
 
 _PLAIN_HEAD = lazy_pattern(f"[{re.escape(PLAIN)}]*+")
 
 
-def octets_of(value: str, path: str, query: str) -> int:
+def match_length(value: str, path: str, query: str) -> int:
     """Return the length of a rule's pattern if it matches, else 0.
 
     `path` is in normal form, `query` is the same path in the form that `query_form` returns.
@@ -167,39 +167,40 @@ class UsageRules:
     path exceeds the step limit of `patterns`, everything that any line forbids is forbidden.
     """
 
-    __slots__ = ("_everywhere", "_found", "_paths", "_strictest", "_views")
+    __slots__ = ("_compiled", "_everywhere", "_preferences", "_strictest")
 
     def __init__(self, values: Sequence[str]) -> None:
-        views: dict[str, dict[str, str]] = {}
+        by_path: dict[str, dict[str, str]] = {}
         known: dict[str, dict[str, str]] = {}
         everywhere: list[dict[str, str]] = []
         for path, text in map(parts.signals.split_content_usage, values):
-            view = known.get(text)
-            if view is None:
-                view = known[text] = parts.signals.parse_preferences(text)
+            preferences = known.get(text)
+            if preferences is None:
+                preferences = known[text] = parts.signals.parse_preferences(text)
             if not path:
-                everywhere.append(view)
+                everywhere.append(preferences)
                 continue
             form = query_form(rfc_pattern(path))
-            other = views.get(form)
-            views[form] = view if other is None else parts.signals.combine_usage([other, view])
+            other = by_path.get(form)
+            by_path[form] = (
+                preferences if other is None else parts.signals.combine_usage([other, preferences])
+            )
         self._everywhere = parts.signals.combine_usage(everywhere)
-        self._paths = list(views)
-        self._views = list(views.values())
-        said = parts.signals.combine_usage([self._everywhere, *known.values()])
-        self._strictest = {label: answer for label, answer in said.items() if answer == "n"}
-        paths = [("dis", path) for path in self._paths]
-        self._found = CompiledRules(paths, robots_file=False)
+        self._preferences = list(by_path.values())
+        combined = parts.signals.combine_usage([self._everywhere, *known.values()])
+        self._strictest = {label: answer for label, answer in combined.items() if answer == "n"}
+        paths = [("dis", path) for path in by_path]
+        self._compiled = CompiledRules(paths, robots_file=False)
 
     def of(self, path: str) -> dict[str, str]:
         """Return the preferences for a path with its query."""
-        code = self._found.decide(path)
+        code = self._compiled.decide(path)
         if code == DENIED:
             return dict(self._strictest)
-        return dict(self._everywhere if code < 0 else self._views[code >> 1])
+        return dict(self._everywhere if code < 0 else self._preferences[code >> 1])
 
 
-_MAX_ODD = 100
+_MAX_PARSED_ORIGINS = 100
 """Maximum number of non-canonical origins in the rules of one set that are parsed completely. Any
 further one is treated as the origin in question, which is the stricter interpretation."""
 _PLAIN_ORIGIN = lazy_pattern(r"https?://[a-z0-9_-]+(?:\.[a-z0-9_-]+)*+(?::[0-9]+)?+\Z")
@@ -218,28 +219,28 @@ class PrefixesInOrder:
     open (R94-24).
     """
 
-    __slots__ = ("_absolute", "_codes", "_known", "_only", "dialect", "spans")
+    __slots__ = ("_absolute", "_cached_table", "_codes", "_disallow_only", "dialect", "spans")
 
     def __init__(self, text: str, spans: Spans, *, disallow_only: bool = False) -> None:
         self.dialect = Dialect.R1994 if disallow_only else Dialect.R1996
         self.spans: Spans = spans
-        self._only = disallow_only
+        self._disallow_only = disallow_only
         codes: dict[str, int] = {}
         absolute: list[tuple[str, str, int]] = []
         for number, (dis, value) in enumerate(rules_in(text, spans)):
             if not value or (disallow_only and not dis):
                 continue
             code = number * 2 + (not dis)
-            if disallow_only and (found := _absolute(value)):
+            if disallow_only and (found := _whole_url(value)):
                 absolute.append((*found, code))
             else:
                 codes.setdefault(decoded(value), code)
         self._absolute = tuple(absolute)
         self._codes = codes if absolute else {}
-        self._known: tuple[str, PrefixTable] = ("", _ordered(codes))
+        self._cached_table: tuple[str, PrefixTable] = ("", _prefix_table(codes))
         """The origin of the last question, and the prefixes that apply to it."""
         if absolute:
-            self._known = ("", self._at(""))
+            self._cached_table = ("", self._table_for(""))
 
     def decide(self, path: str, origin: str = "") -> int:
         """Return the code of the deciding rule, or -1 if no rule matches.
@@ -248,44 +249,44 @@ class PrefixesInOrder:
         """
         if is_robots_txt(path):
             return ROBOTS_FILE
-        known, prefixes = self._known
-        if self._absolute and known != origin:
-            prefixes = self._at(origin)
-            self._known = (origin, prefixes)
+        cached_origin, prefixes = self._cached_table
+        if self._absolute and cached_origin != origin:
+            prefixes = self._table_for(origin)
+            self._cached_table = (origin, prefixes)
         entry = prefixes.best(decoded(octets(path)))
         return -1 if entry == _NO_RULE else -entry
 
-    def _at(self, origin: str) -> PrefixTable:
+    def _table_for(self, origin: str) -> PrefixTable:
         """Return the prefixes that apply to an origin. The empty string stands for any origin."""
         codes = dict(self._codes)
         same = _SameOrigin(origin)
         for written, prefix, code in self._absolute:
             if same(written):
                 codes[prefix] = min(code, codes.get(prefix, code))
-        return _ordered(codes)
+        return _prefix_table(codes)
 
-    def matching(self, path: str, rules: list[Listed], origin: str = "") -> list[tuple[int, int]]:
+    def matching(self, path: str, rules: list[RuleLine], origin: str = "") -> list[tuple[int, int]]:
         """Return number and length of every rule that matches, the deciding one first."""
         path = decoded(octets(path))
         same = _SameOrigin(origin)
         found = []
         for number, (dis, value) in enumerate(rules):
-            if not value or (self._only and not dis):
+            if not value or (self._disallow_only and not dis):
                 continue
-            absolute = _absolute(value) if self._only else None
+            absolute = _whole_url(value) if self._disallow_only else None
             prefix = absolute[1] if absolute else decoded(value)
             if path.startswith(prefix) and (absolute is None or same(absolute[0])):
                 found.append((number, len(prefix)))
         return found
 
 
-def _ordered(codes: dict[str, int]) -> PrefixTable:
+def _prefix_table(codes: dict[str, int]) -> PrefixTable:
     """Build a table of the prefixes with negated codes, so that the first rule in the file has the
     greatest entry."""
     return PrefixTable({"": _NO_RULE} | {prefix: -code for prefix, code in codes.items()})
 
 
-def _absolute(value: str) -> tuple[str, str] | None:
+def _whole_url(value: str) -> tuple[str, str] | None:
     """Return the origin as written and the path, if the value is a whole URL; else None
     (R94-26)."""
     if value[:7].lower() != "http://" and value[:8].lower() != "https://":
@@ -301,21 +302,21 @@ class _SameOrigin:
 
     def __init__(self, origin: str) -> None:
         self._origin = origin
-        self._known: dict[str, bool] = {}
-        self._odd = 0
+        self._results: dict[str, bool] = {}
+        self._parsed_count = 0
 
     def __call__(self, written: str) -> bool:
-        same = self._known.get(written)
-        if same is None:
-            same = self._known[written] = not self._origin or self._read(written)
-        return same
+        result = self._results.get(written)
+        if result is None:
+            result = self._results[written] = not self._origin or self._compare(written)
+        return result
 
-    def _read(self, written: str) -> bool:
+    def _compare(self, written: str) -> bool:
         if _PLAIN_ORIGIN.match(written):
             default = ":443" if written[:6] == "https:" else ":80"
             return written.removesuffix(default) == self._origin
-        self._odd += 1
-        if self._odd > _MAX_ODD:
+        self._parsed_count += 1
+        if self._parsed_count > _MAX_PARSED_ORIGINS:
             return True
         try:
             return _split(shown(written) + "/")[0] == self._origin
@@ -324,14 +325,14 @@ class _SameOrigin:
 
 
 _RAW, _DECODED, _BOTH = range(3)
-_LONGEST = 8_192
+_MAX_PATTERN_PATH = 8_192
 """Maximum length in octets of a path for which patterns with a `?` or a class are evaluated. For a
 longer path that such a pattern might match the answer is DENIED. Servers refuse longer request
 lines, too."""
 _MAX_PATTERNS = 10_000
 """Maximum number of patterns in a set; a set with more denies every path. People write a few dozen,
 and preparing more of them would take longer than an answer may."""
-_READ = 3
+_PARSE_STEPS = 3
 """Steps counted for parsing one octet of such a pattern."""
 _SPECIAL = lazy_pattern(r"[*?\[\\]")
 _MORE_THAN_STARS = lazy_pattern(r"[?\[\\]")
@@ -356,9 +357,9 @@ class ShellRules:
         "_codes",
         "_explicit",
         "_indexes",
+        "_parsed",
         "_precedence",
-        "_read",
-        "_refused",
+        "_too_many_patterns",
         "_values",
         "_whitelist",
         "spans",
@@ -370,7 +371,7 @@ class ShellRules:
     def __init__(self, text: str, spans: Spans, *, precedence: bool = False) -> None:
         self.spans = spans
         self._precedence = precedence
-        self._read: dict[int, ShellPattern] = {}
+        self._parsed: dict[int, ShellPattern] = {}
         rules = rules_in(text, spans, v2=True)
         self._whitelist = False
         self._indexes: list[tuple[int, list[int], PieceIndex]] = []
@@ -378,36 +379,36 @@ class ShellRules:
         self._codes: list[int] = []
         """Codes of the values that are patterns."""
         self._values: list[str] = []
-        numbers: tuple[list[int], list[int], list[int]] = [], [], []
+        indexes: tuple[list[int], list[int], list[int]] = [], [], []
         # Of two equal rules the first in the file decides, in either order.
         firsts = dict(zip(reversed(rules), range(len(rules) - 1, -1, -1), strict=True))
-        given = [(value, number * 2 + (not dis)) for (dis, value), number in firsts.items()]
-        patterns = [value for value, _ in given if precedence or _SPECIAL.search(value)]
-        self._refused = len(patterns) > _MAX_PATTERNS
-        if self._refused:
+        coded = [(value, index * 2 + (not dis)) for (dis, value), index in firsts.items()]
+        patterns = [value for value, _ in coded if precedence or _SPECIAL.search(value)]
+        self._too_many_patterns = len(patterns) > _MAX_PATTERNS
+        if self._too_many_patterns:
             return
-        for which, values, codes in _readings_of(given):
+        for view, values, codes in _by_view(coded):
             for value, code in zip(values, codes, strict=True):
                 if not precedence and not _SPECIAL.search(value):
-                    key = f"{which}{value}"
+                    key = f"{view}{value}"
                     self._explicit[key] = min(code, self._explicit.get(key, code))
                 else:
-                    numbers[which].append(len(self._codes))
+                    indexes[view].append(len(self._codes))
                     self._codes.append(code)
                     self._values.append(value)
         keys = shell_keys(self._values)
         self._indexes = [
-            (which, listed, PieceIndex([keys[number] for number in listed]))
-            for which, listed in enumerate(numbers)
-            if listed
+            (view, chosen, PieceIndex([keys[index] for index in chosen]))
+            for view, chosen in enumerate(indexes)
+            if chosen
         ]
         self._whitelist = precedence and self._is_whitelist(rules)
 
-    def _is_whitelist(self, rules: list[Listed]) -> bool:
-        said = [dis for dis, value in rules if value]
-        if all(said):
+    def _is_whitelist(self, rules: list[RuleLine]) -> bool:
+        disallows = [dis for dis, value in rules if value]
+        if all(disallows):
             return False
-        return not any(said) or any(
+        return not any(disallows) or any(
             self._pattern(index).explicit is None
             for index, code in enumerate(self._codes)
             if code & 1
@@ -417,148 +418,151 @@ class ShellRules:
         """Return the code of the deciding rule, or -1 or DENIED if no rule decides."""
         if is_robots_txt(path):
             return ROBOTS_FILE
-        if self._refused:
+        if self._too_many_patterns:
             return DENIED
         try:
-            return self._decide(_views(path, Meter()))
-        except TooDear:
+            return self._decide(_path_views(path, StepBudget()))
+        except StepBudgetExceeded:
             return DENIED
 
     def _decide(self, views: _ThreeViews) -> int:
         if self._precedence:
-            ranked = sorted(self._matched(views), key=_precedence)
+            ranked = sorted(self._matching_codes(views), key=_precedence_key)
             if ranked:
                 return ranked[0][0]
             return DENIED if self._whitelist else -1
         equal = (self._explicit.get(key) for key in _explicit_keys(views))
         first = min((code for code in equal if code is not None), default=None)
-        for code, _ in self._matched(views, first):
+        for code, _ in self._matching_codes(views, first):
             return code
         return -1 if first is None else first
 
-    def _matched(self, views: _ThreeViews, end: int | None = None) -> Iterator[tuple[int, bool]]:
+    def _matching_codes(
+        self, views: _ThreeViews, end: int | None = None
+    ) -> Iterator[tuple[int, bool]]:
         """Yield the code of each indexed pattern before `end` that matches, and whether it is
         explicit."""
-        for index in self._matching(views, end):
-            yield self._codes[index], self._read[index].explicit is not None
+        for index in self._matching_indexes(views, end):
+            yield self._codes[index], self._parsed[index].explicit is not None
 
-    def _matching(self, views: _ThreeViews, end: int | None = None) -> Iterator[int]:
-        """Yield the indexes of the patterns that match, in file order. Raises TooDear."""
-        likely: list[tuple[int, int, int]] = []
-        texts: dict[int, CountedText] = {}
-        for which, listed, index in self._indexes:
-            seen = views[which]
-            text = texts.get(id(seen))
+    def _matching_indexes(self, views: _ThreeViews, end: int | None = None) -> Iterator[int]:
+        """Yield the indexes of the patterns that match, in file order. Raises
+        StepBudgetExceeded."""
+        candidates: list[tuple[int, int, int]] = []
+        joined_texts: dict[int, CountedText] = {}
+        for view, listed, index in self._indexes:
+            paths = views[view]
+            text = joined_texts.get(id(paths))
             if text is None:
-                joined = "\n".join([place.text for place in seen])
-                text = texts[id(seen)] = CountedText(joined, seen[0].meter)
-            likely += [(self._codes[listed[n]], listed[n], which) for n in index.found(text)]
-        if not likely:
+                joined = "\n".join([path.text for path in paths])
+                text = joined_texts[id(paths)] = CountedText(joined, paths[0].budget)
+            candidates += [(self._codes[listed[n]], listed[n], view) for n in index.find_in(text)]
+        if not candidates:
             return
-        whole = "".join([place.text for place in views[_BOTH]])
-        here, spend = present(whole), views[_BOTH][0].meter.spend
-        room = max([len(place.text) for place in views[_BOTH]])
-        for code, number, which in sorted(likely):
+        whole = "".join([path.text for path in views[_BOTH]])
+        path_bits, spend = char_bits(whole), views[_BOTH][0].budget.spend
+        longest = max([len(path.text) for path in views[_BOTH]])
+        for code, number, view in sorted(candidates):
             if end is not None and code > end:
                 return
             spend(2)
             value = self._values[number]
             if _MORE_THAN_STARS.search(value):
-                spend(_READ * len(value))
-                if room > _LONGEST:
-                    raise TooDear
-            elif len(value) > 2 * room + 3:
+                spend(_PARSE_STEPS * len(value))
+                if longest > _MAX_PATTERN_PATH:
+                    raise StepBudgetExceeded
+            elif len(value) > 2 * longest + 3:
                 continue  # needs more octets than there are, even if every second one is a star
-            spend((len(value) >> 3) + (len(whole) * len(value) >> COMPARED))
+            spend((len(value) >> 3) + (len(whole) * len(value) >> COMPARE_BITS))
             pattern = self._pattern(number)
-            if pattern.least > room or not pattern.may_match(here):
+            if pattern.min_length > longest or not pattern.may_match(path_bits):
                 continue
-            if any(map(pattern.matches, views[which])):
+            if any(map(pattern.matches, views[view])):
                 yield number
 
     def _pattern(self, number: int) -> ShellPattern:
         """Return the parsed pattern, parsing it on first use."""
-        pattern = self._read.get(number)
+        pattern = self._parsed.get(number)
         if pattern is None:
-            pattern = self._read[number] = ShellPattern(self._values[number], _LONGEST)
+            pattern = self._parsed[number] = ShellPattern(self._values[number], _MAX_PATTERN_PATH)
         return pattern
 
     def matching(
         self,
         path: str,
-        rules: list[Listed],
+        rules: list[RuleLine],
         origin: str = "",
     ) -> list[tuple[int, int]]:
         """Return number and length of every rule that matches, the deciding one first."""
-        if self._refused:
+        if self._too_many_patterns:
             return []
-        views = _views(path, Meter())
+        views = _path_views(path, StepBudget())
         hits = dict.fromkeys((k for k in _explicit_keys(views) if k in self._explicit), True)
-        which_of = {number: which for which, listed, _ in self._indexes for number in listed}
+        view_of = {number: view for view, listed, _ in self._indexes for number in listed}
         try:
-            for number in self._matching(views):
-                key = f"{which_of[number]}{self._values[number]}"
-                hits[key] = self._read[number].explicit is not None
-        except TooDear:
+            for number in self._matching_indexes(views):
+                key = f"{view_of[number]}{self._values[number]}"
+                hits[key] = self._parsed[number].explicit is not None
+        except StepBudgetExceeded:
             return []
         found = []
         for number, (dis, written) in enumerate(rules):
-            for which, (value,), _ in _readings_of([(written, 0)]):
-                explicit = hits.get(f"{which}{value}")
+            for view, (value,), _ in _by_view([(written, 0)]):
+                explicit = hits.get(f"{view}{value}")
                 if explicit is not None:
                     found.append((number * 2 + (not dis), explicit))
                     break
         if self._precedence:
-            found.sort(key=_precedence)
+            found.sort(key=_precedence_key)
         return [(code >> 1, len(rules[code >> 1][1])) for code, _ in found]
 
 
-_Views = tuple[PathView, ...]
-_ThreeViews = tuple[_Views, _Views, _Views]
+_PathViews = tuple[PathView, ...]
+_ThreeViews = tuple[_PathViews, _PathViews, _PathViews]
 
 
-def _precedence(matched: tuple[int, bool]) -> tuple[int, int]:
+def _precedence_key(matched: tuple[int, bool]) -> tuple[int, int]:
     """Sort key: explicit Allow, Disallow, pattern Allow (the 2.0 draft, V2-21); within each, file
     order."""
     code, explicit = matched
     return (0 if explicit else 2) if code & 1 else 1, code
 
 
-def _views(path: str, meter: Meter) -> _ThreeViews:
+def _path_views(path: str, budget: StepBudget) -> _ThreeViews:
     """Return the path as received, decoded, and both; each with and without its query."""
     path = octets(path)
     bare, mark, query = path.partition("?")
     bare_decoded = decoded(bare)
-    forms: tuple[str, ...] = (path,)
-    plainer: tuple[str, ...] = (bare_decoded,)
+    raw_forms: tuple[str, ...] = (path,)
+    decoded_forms: tuple[str, ...] = (bare_decoded,)
     if mark:  # path and query are decoded separately, so nothing is decoded twice
-        forms, plainer = (path, bare), (f"{bare_decoded}?{decoded(query)}", bare_decoded)
-    raw = tuple([PathView(form, meter) for form in forms])
-    plain = tuple([PathView(form, meter) for form in plainer])
-    if raw[0].text == plain[0].text:
-        return raw, raw, raw
-    return raw, plain, raw + plain
+        raw_forms, decoded_forms = (path, bare), (f"{bare_decoded}?{decoded(query)}", bare_decoded)
+    raw_views = tuple([PathView(text, budget) for text in raw_forms])
+    decoded_views = tuple([PathView(text, budget) for text in decoded_forms])
+    if raw_views[0].text == decoded_views[0].text:
+        return raw_views, raw_views, raw_views
+    return raw_views, decoded_views, raw_views + decoded_views
 
 
 def _explicit_keys(views: _ThreeViews) -> Iterator[str]:
     """Yield the keys under which plain values equal to the path are stored."""
-    for which, seen in enumerate(views):
-        for place in seen:
-            yield f"{which}{place.text}"
+    for view, paths in enumerate(views):
+        for path in paths:
+            yield f"{view}{path.text}"
 
 
-def _readings_of(
-    given: Sequence[tuple[str, int]],
+def _by_view(
+    coded: Sequence[tuple[str, int]],
 ) -> Iterator[tuple[int, Sequence[str], Sequence[int]]]:
     """Group values with their codes by the views of a path with which they are compared.
 
     A value without escapes is compared with both views; a value with escapes is compared as written
     with the raw view and decoded with the decoded one. Yield the view, the values and their codes.
     """
-    if plain := [each for each in given if each[0] and "%" not in each[0]]:
-        values, codes = zip(*plain, strict=True)
+    if unescaped := [each for each in coded if each[0] and "%" not in each[0]]:
+        values, codes = zip(*unescaped, strict=True)
         yield _BOTH, values, codes
-    if escaped := [each for each in given if "%" in each[0]]:
+    if escaped := [each for each in coded if "%" in each[0]]:
         values, codes = zip(*escaped, strict=True)
         yield _RAW, values, codes
         yield _DECODED, decoded_patterns(values), codes

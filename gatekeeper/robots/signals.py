@@ -153,14 +153,14 @@ class _Reader:
         if char == '"':
             return _ESCAPED.sub(r"\1", self.take(_STRING)[1])
         if char == ":":
-            return _octets(self.take(_BYTES)[1])
+            return _decode_base64(self.take(_BYTES)[1])
         if char == "?":
             return self.take(_BOOLEAN)[0] == "?1"
         if char == "@":
             self.at += 1
-            return _moment(self.number())
+            return _to_datetime(self.number())
         if char == "%":
-            return _unescaped(self.take(_DISPLAY)[1])
+            return _decode_display(self.take(_DISPLAY)[1])
         return self.number()
 
     def number(self) -> int | float:
@@ -171,14 +171,14 @@ class _Reader:
 _BOOLEAN = lazy_pattern(r"\?[01]")
 
 
-def _octets(text: str) -> bytes:
+def _decode_base64(text: str) -> bytes:
     try:
         return base64.b64decode(text + "=" * (-len(text) % 4))
     except binascii.Error as error:
         raise FieldError("no base64") from error
 
 
-def _moment(number: int | float) -> datetime:
+def _to_datetime(number: int | float) -> datetime:
     if isinstance(number, float):
         raise FieldError("a date is a whole number")
     try:
@@ -187,7 +187,7 @@ def _moment(number: int | float) -> datetime:
         raise FieldError("a date that no calendar holds") from error
 
 
-def _unescaped(text: str) -> str:
+def _decode_display(text: str) -> str:
     octets = re.sub(rb"%([0-9a-f]{2})", lambda m: bytes.fromhex(m[1].decode()), text.encode())
     try:
         return octets.decode()
@@ -202,7 +202,7 @@ _YES_OR_NO = frozenset({"search", "ai-input", "ai-train"})
 # SIG-12: the AIPREF labels that correspond to Content-Signal. `ai-input` has no label.
 CATEGORIES = frozenset({"train-ai", "search"})
 """The labels of the vocabulary (SIG-01)."""
-_MAX_ODD_USAGE = 1_024
+_MAX_PARSED_USAGE = 1_024
 
 # The grammar of RFC 9651 without dates, byte sequences and display strings, in which well-formed
 # text can have an invalid value. Every repetition is possessive, so the time is linear.
@@ -236,20 +236,14 @@ class CleanParam(msgspec.Struct, frozen=True):
     """Prefix of the paths to which this applies; empty for every path."""
 
 
-def parse_content_usage(value: str) -> tuple[str, dict[str, str]]:
-    """Return path pattern and preferences of a Content-Usage line, without unknown labels (SIG-04).
+def split_content_usage(value: str) -> tuple[str, str]:
+    """Return path pattern and preferences of a Content-Usage line, the latter unparsed (SIG-04).
 
     The path is empty if the line has none; it is then the shortest path (SIG-05).
 
-    >>> parse_content_usage("/open/ train-ai=y")
-    ('/open/', {'train-ai': 'y'})
+    >>> split_content_usage("/open/ train-ai=y")
+    ('/open/', 'train-ai=y')
     """
-    path, text = split_content_usage(value)
-    return path, parse_preferences(text)
-
-
-def split_content_usage(value: str) -> tuple[str, str]:
-    """Return the path pattern and the unparsed text of the preferences (SIG-04)."""
     found = _PATH.match(value)
     return (found[1], value[found.end() :]) if found else ("", value)
 
@@ -262,9 +256,9 @@ def parse_preferences(text: str) -> dict[str, str]:
     >>> parse_preferences("train-ai=n, search=maybe"), parse_preferences("Train-AI=n")
     ({'train-ai': 'n'}, {})
     """
-    said = usage_labels(text)
+    labels = usage_labels(text)
     return {
-        label: answer for label, answer in (said or {}).items() if answer and label in CATEGORIES
+        label: answer for label, answer in (labels or {}).items() if answer and label in CATEGORIES
     }
 
 
@@ -277,7 +271,7 @@ def usage_labels(text: str) -> dict[str, str] | None:
     """
     if _DICTIONARY.match(text):
         return dict(_MEMBERS.findall(text))
-    if len(text) > _MAX_ODD_USAGE:
+    if len(text) > _MAX_PARSED_USAGE:
         return None
     try:
         members = parse_dictionary(text)
@@ -299,9 +293,9 @@ def combine_usage(views: Iterable[Mapping[str, str]]) -> dict[str, str]:
     """
     combined: dict[str, str] = {}
     for view in views:
-        for category, wish in view.items():
+        for category, preference in view.items():
             if combined.get(category) != "n":
-                combined[category] = wish
+                combined[category] = preference
     return combined
 
 
@@ -315,7 +309,7 @@ def parse_content_signal(value: str) -> dict[str, str]:
     {'search': 'yes', 'ai-train': 'no', 'use': 'reference'}
     """
     # Repeated pairs are parsed once: a line of commas may hold 500,000 equal ones.
-    return combine_signals(map(_pair, dict.fromkeys(value.split(","))))
+    return combine_signals(map(_parse_pair, dict.fromkeys(value.split(","))))
 
 
 def combine_signals(views: Iterable[Mapping[str, str]]) -> dict[str, str]:
@@ -370,7 +364,7 @@ def parse_clean_param(value: str) -> CleanParam | None:
     return CleanParam(params, words[1] if len(words) == 2 else "") if params else None
 
 
-def _pair(text: str) -> dict[str, str]:
+def _parse_pair(text: str) -> dict[str, str]:
     found = _SIGNAL.match(text)
     if found is None:
         return {}
@@ -520,19 +514,19 @@ def page_signals(
     aiohttp), or any mapping with the usual spelling of names. `url`, the page's own URL, is the
     base of relative licence URLs. `status` is the status of the response.
     """
-    links = parse_license_links(_all(headers, "Link"), url=url)
-    policy = _all(headers, "tdm-policy")
-    challenges = parse_challenges(_all(headers, "WWW-Authenticate"))
-    price = _all(headers, "Crawler-Price")
+    links = parse_license_links(_field_values(headers, "Link"), url=url)
+    policy = _field_values(headers, "tdm-policy")
+    challenges = parse_challenges(_field_values(headers, "WWW-Authenticate"))
+    price = _field_values(headers, "Crawler-Price")
     return PageSignals(
-        content_usage=parse_content_usage_header(_all(headers, "Content-Usage")),
+        content_usage=parse_content_usage_header(_field_values(headers, "Content-Usage")),
         rules=_strictest(
             [
-                parse_x_robots_tag(_all(headers, "X-Robots-Tag"), agent),
-                parse_robots_tag(_all(headers, "Robots-Tag"), agent),
+                parse_x_robots_tag(_field_values(headers, "X-Robots-Tag"), agent),
+                parse_robots_tag(_field_values(headers, "Robots-Tag"), agent),
             ]
         ),
-        tdm_reserved=parse_tdm_reservation(_all(headers, "tdm-reservation")),
+        tdm_reserved=parse_tdm_reservation(_field_values(headers, "tdm-reservation")),
         tdm_policy=absolute_url(policy[0].strip()) if len(policy) == 1 else None,
         licenses=links,
         payment_required=payment_asked(status, headers, challenges),
@@ -553,7 +547,7 @@ def payment_asked(
     return (
         status == 402
         or any(challenge.pays for challenge in challenges)
-        or any(_all(headers, name) for name in ("Crawler-Price", "Payment-Required"))
+        or any(_field_values(headers, name) for name in ("Crawler-Price", "Payment-Required"))
     )
 
 
@@ -572,8 +566,8 @@ def parse_challenges(values: Iterable[str]) -> tuple[AccessChallenge, ...]:
             name, quoted, bare = part[1].lower(), part[2], part[3]
             if quoted is not None or bare is not None:
                 if params is not None and len(params) < _MAX_PARAMS:
-                    told = bare if quoted is None else _QUOTED_PAIR.sub(r"\1", quoted)
-                    params.setdefault(name, told[:_LONGEST_PARAM])
+                    value_text = bare if quoted is None else _QUOTED_PAIR.sub(r"\1", quoted)
+                    params.setdefault(name, value_text[:_LONGEST_PARAM])
                 continue
             params = None
             if name in _SCHEMES:
@@ -600,11 +594,11 @@ def parse_x_robots_tag(values: Iterable[str], agent: str) -> PageRules:
     rules: list[PageRules] = []
     for value in values:
         concerned = True  # each field line applies to all agents until it names one
-        for name, argument in _x_robots_rules(value[:_LIMIT]):
+        for name, argument in _iter_x_robots_rules(value[:_LIMIT]):
             if name is None:
                 concerned = argument.lower() in {"*", agent.lower()}
             elif concerned:
-                rules.append(_rule(name, argument))
+                rules.append(_parse_page_rule(name, argument))
     return _strictest(rules)
 
 
@@ -624,17 +618,17 @@ def parse_robots_tag(values: Iterable[str], agent: str) -> PageRules:
             for name, argument in item.params.items():
                 if argument is not False:
                     text = "" if argument is True else str(argument)
-                    rules.append(_rule(name, text))
+                    rules.append(_parse_page_rule(name, text))
     return _strictest(rules)
 
 
 def parse_tdm_reservation(values: Iterable[str]) -> bool | None:
     """Return True for `1` (reserved), False for `0`, None for anything else (SIG-18). Reserved
     takes precedence."""
-    said = {value.strip() for value in values}
-    if "1" in said:
+    stripped = {value.strip() for value in values}
+    if "1" in stripped:
         return True
-    return False if "0" in said else None
+    return False if "0" in stripped else None
 
 
 def parse_license_links(values: Iterable[str], *, url: str | None = None) -> tuple[str, ...]:
@@ -647,13 +641,13 @@ def parse_license_links(values: Iterable[str], *, url: str | None = None) -> tup
             for name, quoted, bare in _LINK_PARAM.findall(link[2]):
                 params.setdefault(name.lower(), quoted or bare)  # RFC 8288: the first counts
             if "license" in params.get("rel", "").lower().split():
-                target = _resolved(link[1].strip(), url)
+                target = _resolve(link[1].strip(), url)
                 if target is not None:
                     found[target] = None
     return tuple(found)
 
 
-def _resolved(reference: str, base: str | None) -> str | None:
+def _resolve(reference: str, base: str | None) -> str | None:
     try:
         if base is None:
             return absolute_url(reference)
@@ -662,7 +656,7 @@ def _resolved(reference: str, base: str | None) -> str | None:
         return None
 
 
-def _x_robots_rules(value: str) -> Iterator[tuple[str | None, str]]:
+def _iter_x_robots_rules(value: str) -> Iterator[tuple[str | None, str]]:
     """Yield (name, argument) for each rule, and (None, agent) where the rules for another agent
     begin."""
     parts = iter(value.split(","))
@@ -681,11 +675,11 @@ def _x_robots_rules(value: str) -> Iterator[tuple[str | None, str]]:
         yield name, argument
 
 
-def _rule(name: str, argument: str) -> PageRules:
+def _parse_page_rule(name: str, argument: str) -> PageRules:
     if name == "none":
         return PageRules(names=frozenset({"noindex", "nofollow"}))
     if name == "unavailable_after":
-        return PageRules(unavailable_after=_date(argument))
+        return PageRules(unavailable_after=_parse_date(argument))
     if name == "max-image-preview":
         size = argument.lower()
         return PageRules(max_image_preview=size if size in _PREVIEWS else None)
@@ -703,22 +697,22 @@ def _strictest(rules: Sequence[PageRules]) -> PageRules:
     previews = _PREVIEWS.index
     return PageRules(
         names=frozenset().union(*[each.names for each in rules]),
-        max_snippet=_least([each.max_snippet for each in rules], _room),
-        max_image_preview=_least([each.max_image_preview for each in rules], previews),
-        max_video_preview=_least([each.max_video_preview for each in rules], _room),
-        unavailable_after=_least([each.unavailable_after for each in rules], datetime.timestamp),
+        max_snippet=_smallest([each.max_snippet for each in rules], _as_limit),
+        max_image_preview=_smallest([each.max_image_preview for each in rules], previews),
+        max_video_preview=_smallest([each.max_video_preview for each in rules], _as_limit),
+        unavailable_after=_smallest([each.unavailable_after for each in rules], datetime.timestamp),
     )
 
 
-def _least(values: Iterable[_Value | None], key: Callable[[_Value], float]) -> _Value | None:
+def _smallest(values: Iterable[_Value | None], key: Callable[[_Value], float]) -> _Value | None:
     return min((value for value in values if value is not None), key=key, default=None)
 
 
-def _room(count: int) -> float:
+def _as_limit(count: int) -> float:
     return float("inf") if count == _UNLIMITED else count
 
 
-def _date(text: str) -> datetime | None:
+def _parse_date(text: str) -> datetime | None:
     """Parse a date of RFC 822, RFC 850 or ISO 8601, or return None. A date without a time zone is
     UTC."""
     from email.utils import parsedate_to_datetime  # noqa: PLC0415 - slow import, rarely used
@@ -743,7 +737,7 @@ def _joined(values: Iterable[str]) -> str:
     return text if len(text) <= _LIMIT else ""  # truncated, the field would mean something else
 
 
-def _all(headers: Mapping[str, str], name: str) -> list[str]:
+def _field_values(headers: Mapping[str, str], name: str) -> list[str]:
     getall = getattr(headers, "getall", None)
     if getall is not None:
         return list(getall(name, ()))

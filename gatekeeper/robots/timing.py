@@ -121,7 +121,7 @@ def may_visit(windows: Sequence[Window], at: datetime) -> bool:
     Raises ValueError for a naive datetime.
     """
     moment = _utc(at).time()
-    return not windows or any(_holds(window, moment) for window in windows)
+    return not windows or any(_includes(window, moment) for window in windows)
 
 
 def next_visit(windows: Sequence[Window], at: datetime) -> datetime:
@@ -132,7 +132,7 @@ def next_visit(windows: Sequence[Window], at: datetime) -> datetime:
     moment = _utc(at)
     if may_visit(windows, moment):
         return moment
-    return min(_next(window.start, moment) for window in windows)
+    return min(_next_start(window.start, moment) for window in windows)
 
 
 def rate_in_force(rates: Iterable[RequestRate], at: datetime) -> RequestRate | None:
@@ -147,7 +147,7 @@ def rate_in_force(rates: Iterable[RequestRate], at: datetime) -> RequestRate | N
     for rate in rates:
         if rate.window is None:
             always.append(rate)
-        elif _holds(rate.window, moment):
+        elif _includes(rate.window, moment):
             timed.append(rate)
     return max(timed or always, key=lambda rate: rate.interval, default=None)
 
@@ -167,11 +167,11 @@ def effective_interval(
     `took`, the duration of the last retrieval in seconds. Raises ValueError for a naive datetime.
     """
     rate = rate_in_force(rates, at)
-    wishes = [] if rate is None else [rate.interval]
+    intervals = [] if rate is None else [rate.interval]
     if crawl_delay is not None:
-        wishes.append(crawl_delay)
-    if wishes:
-        return max(wishes)
+        intervals.append(crawl_delay)
+    if intervals:
+        return max(intervals)
     if rule_of_thumb:
         return max(_THUMB_SECONDS, _THUMB_FACTOR * (took or 0.0))
     return None
@@ -201,26 +201,26 @@ class Directives(NamedTuple):
     """Values of the Content-Usage lines, which apply to paths."""
 
 
-def read_directives(said: Mapping[str, Sequence[str]]) -> Directives:
+def read_directives(values: Mapping[str, Sequence[str]]) -> Directives:
     """Parse the values, given as octets, of each of the `FIELDS`."""
-    delays = map(parse_crawl_delay, said["crawl-delay"])
-    rates = map(parse_request_rate, said["request-rate"])
-    windows = map(parse_visit_time, said["visit-time"])
+    delays = map(parse_crawl_delay, values["crawl-delay"])
+    rates = map(parse_request_rate, values["request-rate"])
+    windows = map(parse_visit_time, values["visit-time"])
     return Directives(
         crawl_delay=max((delay for delay in delays if delay is not None), default=None),
         request_rates=tuple(rate for rate in rates if rate),
         visit_times=tuple(window for window in windows if window),
-        comments=tuple(map(shown, said["comment"])),
-        signal=signals.combine_signals(map(signals.parse_content_signal, said["content-signal"])),
-        usage=said["content-usage"],
+        comments=tuple(map(shown, values["comment"])),
+        signal=signals.combine_signals(map(signals.parse_content_signal, values["content-signal"])),
+        usage=values["content-usage"],
     )
 
 
-NOTHING_SAID = read_directives(dict.fromkeys(FIELDS, ()))
+NO_DIRECTIVES = read_directives(dict.fromkeys(FIELDS, ()))
 """The directives of a text without such lines."""
 
 
-def _holds(window: Window, moment: time) -> bool:
+def _includes(window: Window, moment: time) -> bool:
     # Compared by the minute: the seconds 00 to 59.999 of the end all belong to the window (the 2.0
     # draft, V2-25).
     minute = moment.replace(second=0, microsecond=0)
@@ -229,7 +229,7 @@ def _holds(window: Window, moment: time) -> bool:
     return minute >= window.start or minute <= window.end
 
 
-def _next(of_day: time, moment: datetime) -> datetime:
+def _next_start(of_day: time, moment: datetime) -> datetime:
     """Return the first moment after `moment` with that time of day."""
     today = datetime.combine(moment.date(), of_day, UTC)
     return today if today > moment else today + _DAY
@@ -258,16 +258,16 @@ def by_crawl_delay(text: str, spans: Spans, seconds: float) -> str:
     >>> by_crawl_delay("user-agent: *\\ncrawl-delay: 10", ((0, 29),), 10.0)
     'crawl-delay 10 s from robots.txt line 2'
     """
-    line = _line(text, spans, "crawl-delay", lambda value: parse_crawl_delay(value) == seconds)
+    line = _where(text, spans, "crawl-delay", lambda value: parse_crawl_delay(value) == seconds)
     return f"crawl-delay {seconds:.10g} s from robots.txt{line}"
 
 
 def by_request_rate(text: str, spans: Spans, rate: RequestRate) -> str:
     """Describe an interval by the first Request-rate line in the spans with that rate."""
-    line = _line(text, spans, "request-rate", lambda value: parse_request_rate(value) == rate)
+    line = _where(text, spans, "request-rate", lambda value: parse_request_rate(value) == rate)
     hours = "" if rate.window is None else f" {rate.window} UTC"
-    said = f"{rate.documents}/{rate.seconds}s{hours}"
-    return f"request-rate {said}, that is {rate.interval:.10g} s, from robots.txt{line}"
+    described = f"{rate.documents}/{rate.seconds}s{hours}"
+    return f"request-rate {described}, that is {rate.interval:.10g} s, from robots.txt{line}"
 
 
 def by_rule_of_thumb(seconds: float) -> str:
@@ -275,7 +275,7 @@ def by_rule_of_thumb(seconds: float) -> str:
     return f"rule of thumb {seconds:.10g} s: robots.txt of the 2.0 draft gives no rate"
 
 
-def _line(text: str, spans: Spans, field: str, wanted: Callable[[str], bool]) -> str:
+def _where(text: str, spans: Spans, field: str, wanted: Callable[[str], bool]) -> str:
     for low, high in spans:
         at = low
         for line in text[low:high].split("\n"):

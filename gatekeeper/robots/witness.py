@@ -45,10 +45,10 @@ MAX_STEPS = 8_000_000
 seconds, for a file constructed to be slow."""
 _MAX_SEARCH = 200_000
 """Maximum number of steps of one search, so that one hard rule leaves steps for the others."""
-_TRIED = 10
-"""Steps counted for asking a policy about a path, in addition to one per `_TRIED_PATTERNS`
+_QUERY_STEPS = 10
+"""Steps counted for asking a policy about a path, in addition to one per `_PATTERNS_PER_STEP`
 patterns."""
-_TRIED_PATTERNS = 4
+_PATTERNS_PER_STEP = 4
 
 
 class Witness(msgspec.Struct, frozen=True):
@@ -88,14 +88,14 @@ class Budget:
         return Budget(min(self.left, _MAX_SEARCH))
 
 
-_DEAD, _TAKEN = -1, -2
+_DEAD, _ACCEPT = -1, -2
 """Final states: in _DEAD no continuation of the path matches; in _TAKEN every continuation does."""
 
 
 class _Automaton:
     """The automaton of one pattern in normal form. A state is a number: see `_starts`."""
 
-    __slots__ = ("_anchored", "_borders", "_memory", "_pieces", "_starts", "initial", "least")
+    __slots__ = ("_anchored", "_borders", "_memory", "_pieces", "_starts", "initial", "min_length")
 
     def __init__(self, pattern: str) -> None:
         self._anchored = pattern.endswith("$")
@@ -110,11 +110,11 @@ class _Automaton:
         for piece in self._pieces:
             self._starts.append(state)
             state += len(piece) + 1
-        self.least = sum(map(len, self._pieces))
+        self.min_length = sum(map(len, self._pieces))
         """Number of octets of the shortest path that matches."""
-        self.initial = self._settled(0, 0)
+        self.initial = self._skip_completed(0, 0)
 
-    def _settled(self, place: int, read: int) -> int:
+    def _skip_completed(self, place: int, read: int) -> int:
         """Return the state after everything that needs no further octet: completed and empty
         pieces."""
         pieces = self._pieces
@@ -122,13 +122,13 @@ class _Automaton:
             if place + 1 == len(pieces):
                 if self._anchored:
                     break
-                return _TAKEN
+                return _ACCEPT
             place, read = place + 1, 0
         return self._starts[place] + read
 
     def ends(self, state: int) -> bool:
         """Return True if a path that ends in this state matches."""
-        return state == _TAKEN or (
+        return state == _ACCEPT or (
             self._anchored and state == self._starts[-1] + len(self._pieces[-1])
         )
 
@@ -153,7 +153,7 @@ class _Automaton:
         piece = self._pieces[place]
         if not place:  # the path must begin with the first piece
             if read < len(piece) and piece[read] == char:
-                return self._settled(0, read + 1)
+                return self._skip_completed(0, read + 1)
             return _DEAD
         borders = self._borders.get(place)
         if borders is None:
@@ -162,17 +162,17 @@ class _Automaton:
             read = borders[read]
         if piece[read : read + 1] == char:
             read += 1
-        return self._settled(place, read)
+        return self._skip_completed(place, read)
 
     def _place(self, state: int) -> int:
         return bisect_left(self._starts, state + 1) - 1
 
-    def wanted(self, state: int) -> str:
+    def forced(self, state: int) -> str:
         """Return the only possible continuation from here, or the empty string if there are
         others."""
         return "" if state < 0 or self._place(state) else self._pieces[0][state:]
 
-    def missing(self, state: int) -> int:
+    def remaining(self, state: int) -> int:
         """Return the minimum number of octets that have to follow before a path matches."""
         if state < 0:
             return 0
@@ -208,7 +208,7 @@ class RankedRule:
     form or in the form of `query_form`.
     """
 
-    __slots__ = ("allow", "automata", "head", "least", "number", "pattern", "rank", "start")
+    __slots__ = ("allow", "automata", "head", "min_length", "number", "pattern", "rank", "start")
 
     def __init__(self, number: int, allow: bool, pattern: str) -> None:
         self.number: int = number
@@ -232,7 +232,7 @@ class RankedRule:
         literal = pattern.partition("*")[0]
         self.head: str = literal.removesuffix("$").partition("?")[0]
         """Octets with which every matching path begins."""
-        self.least: int = min(each.least for each in automata)
+        self.min_length: int = min(each.min_length for each in automata)
         self.start: _RuleState = tuple(each.initial for each, _ in self.automata)
 
     def step(self, state: _RuleState, views: tuple[str, str]) -> _RuleState | None:
@@ -242,34 +242,36 @@ class RankedRule:
         alive = False
         for (automaton, view), one in zip(self.automata, state, strict=True):
             new = automaton.step(one, views[view])
-            if new == _TAKEN:
-                return _ALL
+            if new == _ACCEPT:
+                return _ALWAYS
             alive = alive or new != _DEAD
             after.append(new)
         return tuple(after) if alive else None
 
     def ends(self, state: _RuleState) -> bool:
         """Return True if a path that ends in this state matches."""
-        if state == _ALL:
+        if state == _ALWAYS:
             return True
         return any(a.ends(one) for (a, _), one in zip(self.automata, state, strict=True))
 
-    def missing(self, state: _RuleState) -> int:
+    def remaining(self, state: _RuleState) -> int:
         """Return the minimum number of octets that have to follow before a path matches."""
-        if state == _ALL:
+        if state == _ALWAYS:
             return 0
         return min(
-            a.missing(one) for (a, _), one in zip(self.automata, state, strict=True) if one != _DEAD
+            a.remaining(one)
+            for (a, _), one in zip(self.automata, state, strict=True)
+            if one != _DEAD
         )
 
-    def wanted(self, state: _RuleState) -> str:
+    def forced(self, state: _RuleState) -> str:
         """Return the only possible continuation, or the empty string if there are several."""
-        if len(state) > 1 or state == _ALL:
+        if len(state) > 1 or state == _ALWAYS:
             return ""
-        return self.automata[0][0].wanted(state[0])
+        return self.automata[0][0].forced(state[0])
 
 
-_ALL: _RuleState = (_TAKEN,)
+_ALWAYS: _RuleState = (_ACCEPT,)
 _ROBOTS_TXT = RankedRule(-1, True, ROBOTS_TXT + "$")
 """The built-in rule that takes precedence over all others (RFC 9309 section 2.2.2, RFC-20)."""
 
@@ -285,10 +287,10 @@ class RuleTable:
         self._heads = heads
         self._sorted = sorted(heads)
         wild = sum("*" in rule.pattern for rule in self.rules)
-        self.asking: int = _TRIED + wild // _TRIED_PATTERNS
+        self.query_steps: int = _QUERY_STEPS + wild // _PATTERNS_PER_STEP
         """Steps counted for asking the policy about a path."""
 
-    def near(self, head: str) -> Iterator[RankedRule]:
+    def candidates(self, head: str) -> Iterator[RankedRule]:
         """Yield the rules that may match a path which begins with `head`."""
         for size in range(len(head)):
             yield from self._heads.get(head[:size], ())
@@ -300,8 +302,8 @@ class RuleTable:
     def overrules(self, rule: RankedRule | None, head: str) -> bool:
         """Return True if a plain prefix of `head` takes precedence over the rule for every path
         with that beginning."""
-        least = 0 if rule is None else len(rule.pattern)
-        for size in range(len(head), least, -1):
+        min_length = 0 if rule is None else len(rule.pattern)
+        for size in range(len(head), min_length, -1):
             for each in self._heads.get(head[:size], ()):
                 if each.pattern == each.head and (rule is None or each.rank > rule.rank):
                     return True
@@ -339,11 +341,11 @@ def find_path(parts: Sequence[tuple[RuleTable, RankedRule | None]], budget: Budg
     head = max((rule.head for rule in must), key=len, default="")
     if not all(head.startswith(rule.head) for rule in must):
         return None
-    if max((rule.least for rule in must), default=0) > MAX_PATH:
+    if max((rule.min_length for rule in must), default=0) > MAX_PATH:
         return None
     rivals = [_ROBOTS_TXT]
     for table, rule in parts:
-        rivals += [each for each in table.near(head) if rule is None or each.rank > rule.rank]
+        rivals += [each for each in table.candidates(head) if rule is None or each.rank > rule.rank]
     budget.spend(len(rivals) >> 2)  # looking at each is counted, too: a file may have 40,000
     if any(_covers(rival, rule) for rival in rivals for rule in must):
         return None
@@ -384,7 +386,7 @@ class _Walk:
 
     def path(self) -> str | None:
         """Return the path, or None if there is none. Raises SearchGivenUp."""
-        if any(rival.start == _ALL for rival in self._rivals):
+        if any(rival.start == _ALWAYS for rival in self._rivals):
             return None
         first = _State(
             _START,
@@ -394,47 +396,47 @@ class _Walk:
         order = count()
         seen = {first}
         # By the least length that the whole path can have; `order` keeps states uncompared.
-        heap = [(self._missing(first), next(order), "", first)]
+        heap = [(self._remaining(first), next(order), "", first)]
         while heap:
             _, _, path, state = heapq.heappop(heap)
-            if path and self._found(state):
+            if path and self._is_found(state):
                 return path
-            for token in self._leading(state):
-                after = self._after(state, token)
+            for token in self._next_tokens(state):
+                after = self._state_after(state, token)
                 if after is None or after in seen:
                     continue
                 longer = path + token[0]
                 if len(longer) > MAX_PATH:
                     continue
                 seen.add(after)
-                least = len(longer) + self._missing(after)
-                heapq.heappush(heap, (least, next(order), longer, after))
+                min_length = len(longer) + self._remaining(after)
+                heapq.heappush(heap, (min_length, next(order), longer, after))
         return None
 
-    def _missing(self, state: _State) -> int:
+    def _remaining(self, state: _State) -> int:
         return max(
-            (rule.missing(one) for rule, one in zip(self._must, state.must, strict=True)),
+            (rule.remaining(one) for rule, one in zip(self._must, state.must, strict=True)),
             default=0,
         )
 
-    def _found(self, state: _State) -> bool:
+    def _is_found(self, state: _State) -> bool:
         return (
             state.dots not in _DOTS
             and all(rule.ends(one) for rule, one in zip(self._must, state.must, strict=True))
             and not any(self._rivals[place].ends(one) for place, one in state.rivals)
         )
 
-    def _leading(self, state: _State) -> list[tuple[str, str, str]]:
+    def _next_tokens(self, state: _State) -> list[tuple[str, str, str]]:
         """Return the tokens that may follow."""
         if state.dots == _START:
             return self._by_first["/"]
         for rule, one in zip(self._must, state.must, strict=True):
-            if wanted := rule.wanted(one):
-                found = self._by_first.get(wanted[0], [])
-                return [token for token in found if wanted.startswith(token[0])]
+            if forced := rule.forced(one):
+                found = self._by_first.get(forced[0], [])
+                return [token for token in found if forced.startswith(token[0])]
         return self._tokens
 
-    def _after(self, state: _State, token: tuple[str, str, str]) -> _State | None:
+    def _state_after(self, state: _State, token: tuple[str, str, str]) -> _State | None:
         raw, form, _ = token
         dots = _next_dots(state.dots, raw)
         if dots < 0:
@@ -445,14 +447,14 @@ class _Walk:
             raise SearchGivenUp
         must = []
         for rule, one in zip(self._must, state.must, strict=True):
-            new = one if one == _ALL else rule.step(one, views)
+            new = one if one == _ALWAYS else rule.step(one, views)
             if new is None:
                 return None
             must.append(new)
         rivals = []
         for place, one in state.rivals:
             new = self._rivals[place].step(one, views)
-            if new == _ALL:
+            if new == _ALWAYS:
                 return None  # a rule with precedence matches every continuation
             if new is not None:
                 rivals.append((place, new))
@@ -503,8 +505,8 @@ def _tokens(rules: Sequence[RankedRule]) -> list[tuple[str, str, str]]:
     signatures: dict[str, tuple[str, str, str]] = {}
     for escape in escapes:
         form = {"%3A": ":", "%2F": "/"}.get(escape, escape) if forms else escape
-        told = "".join(char if char in used else "\x00" for char in escape)
-        signature = told if form == escape else told + form
+        visible = "".join(char if char in used else "\x00" for char in escape)
+        signature = visible if form == escape else visible + form
         signatures.setdefault(signature, (escape, form, signature))
     return found + list(signatures.values())
 
@@ -565,9 +567,9 @@ def decided_by(parts: Sequence[tuple[Reading, RankedRule | None]], budget: Budge
     if any(reading.table.overrules(rule, head) for reading, rule in parts):
         return None
     patterns = dict.fromkeys(rule.pattern for rule in rules)
-    asking = sum(reading.table.asking for reading, _ in parts)
+    query_steps = sum(reading.table.query_steps for reading, _ in parts)
     for likely in chain.from_iterable(map(likely_paths, patterns)):
-        budget.spend(asking + (len(likely) >> 4))
+        budget.spend(query_steps + (len(likely) >> 4))
         if all(reading.decides(likely, its) for reading, its in parts):
             return likely
     path = find_path([(reading.table, rule) for reading, rule in parts], budget)
@@ -586,7 +588,7 @@ def witnesses(policy: Policy) -> tuple[Witness, ...]:
     """
     reading = Reading.of(policy)
     if reading is None:
-        return tuple(_tried(policy, rule) for rule in _any_rules(policy))
+        return tuple(_try_likely_paths(policy, rule) for rule in _any_rules(policy))
     effective = {rule.number: rule for rule in reading.table.rules}
     budget = Budget()
     found = []
@@ -614,7 +616,7 @@ def _any_rules(policy: Policy) -> list[Rule]:
     return [rules[line] for line in sorted(rules)]
 
 
-def _tried(policy: Policy, rule: Rule) -> Witness:
+def _try_likely_paths(policy: Policy, rule: Rule) -> Witness:
     for path in likely_paths(octets(rule.value)):
         decided = policy.match_path(path).rule
         if decided is not None and decided.line == rule.line:

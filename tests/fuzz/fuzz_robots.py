@@ -90,7 +90,7 @@ def check_url(data: atheris.FuzzedDataProvider) -> None:
 
 def check_values(data: atheris.FuzzedDataProvider) -> None:
     text = data.ConsumeUnicode(data.remaining_bytes())
-    signals.parse_content_usage(text)
+    signals.parse_preferences(signals.split_content_usage(text)[1])
     signals.parse_content_signal(text)
     signals.parse_clean_param(text)
     signals.parse_host(text)

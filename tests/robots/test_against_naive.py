@@ -127,15 +127,15 @@ def layout(request: pytest.FixtureRequest) -> Iterator[None]:
     once, with the wildcard patterns for few and short paths, and the other."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param != "listed":
-            patch.setattr(longest, "_MOST", -1)
-            patch.setattr(longest, "_WORTH", 1)
+            patch.setattr(longest, "_MAX_LINEAR_RULES", -1)
+            patch.setattr(longest, "_COMPILE_AFTER", 1)
         if request.param == "at once":
             patch.setattr(longest, "_EAGER_OCTETS", 0)
         if request.param == "flat or counted":
-            patch.setattr(compiled, "PAIRS", 60)
+            patch.setattr(compiled, "MAX_LINEAR_PAIRS", 60)
         if request.param == "counted":
-            patch.setattr(compiled, "FLAT_RULES", 0)
-            patch.setattr(patterns, "_SHARED", 1)
+            patch.setattr(compiled, "MAX_LINEAR_PATTERNS", 0)
+            patch.setattr(patterns, "_MAX_SHARED", 1)
         yield
 
 
@@ -145,7 +145,7 @@ def test_rfc9309(layout: None, rules: list[tuple[str, str]], path: str) -> None:
     expected = naive_rfc(rules, path)
 
     for _ in range(3):
-        assert policy.allows_path(path) is expected
+        assert policy.allows(path, "") is expected
     match = policy.match_path(path)
     assert match.allowed is expected
     # The rule is the longest one, of equal ones an Allow, of these the first.
@@ -179,7 +179,7 @@ def test_the_robots_txt_itself_is_allowed_and_no_path_beside_it(
     expected = naive_rfc(rules, path)
 
     for _ in range(3):
-        assert policy.allows_path(path) is expected
+        assert policy.allows(path, "") is expected
     match = policy.match_path(path)
     assert match.allowed is expected
     if path in {"/robots.txt", "/robots%2Etxt"}:
@@ -209,7 +209,9 @@ def test_rfc9309_candidates_are_the_rules_that_match(
 
 @given(text=st.text("ab", max_size=40), parts=st.lists(st.text("ab", max_size=20), max_size=20))
 def test_pieces_that_stand_in_a_text(text: str, parts: list[str]) -> None:
-    found = patterns.PieceIndex(parts).found(patterns.CountedText(text, patterns.Meter()))
+    found = patterns.PieceIndex(parts).find_in(
+        patterns.CountedText(text, patterns.StepBudget())
+    )
     assert sorted(found) == [number for number, part in enumerate(parts) if part in text]
 
 
@@ -217,7 +219,7 @@ def test_pieces_that_stand_in_a_text(text: str, parts: list[str]) -> None:
 @given(rules=RULES, path=PATHS)
 def test_older_dialects(dialect: str, naive, rules: list[tuple[str, str]], path: str) -> None:
     policy = RobotsTxt.parse(text_of(rules), dialect=dialect).policy("bot")
-    assert policy.allows_path(path) is naive(rules, path)
+    assert policy.allows(path, "") is naive(rules, path)
     assert policy.match_path(path).allowed is naive(rules, path)
 
 
@@ -291,10 +293,10 @@ def naive_shell(pattern: str, path: str) -> bool:
 def test_shell_patterns(value: str, path: str) -> None:
     text = f"User-agent: *\nRobot-version: 2.0\nDisallow: {value}\n"
     policy = RobotsTxt.parse(text, dialect="2.0").policy("bot")
-    assert policy.allows_path(path) is not (bool(value) and naive_shell(value, path))
+    assert policy.allows(path, "") is not (bool(value) and naive_shell(value, path))
 
 
 @given(st.text(st.sampled_from("/.%a?# *\t\x1f\x7f\x80é~"), max_size=8).map("/{}".format))
 def test_a_path_as_written_is_told_by_a_loop_as_by_calls(path: str) -> None:
     calls = "%" not in path and " " not in path and "/." not in path and path.isprintable()
-    assert patterns.as_written(path) is (calls and path.isascii())
+    assert patterns.is_ordinary_path(path) is (calls and path.isascii())

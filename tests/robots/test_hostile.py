@@ -201,11 +201,11 @@ def test_what_takes_too_many_steps_is_denied_by_no_line() -> None:
     """The answer is bounded, and it never fails open."""
     policy = RobotsTxt.parse(fill(late_refusal)).policy("bot")
     dear = "/1" + "abcdefgh" * 240 + "0"
-    assert seconds(lambda: policy.allows_path(dear), LATER_SECONDS) < LATER_SECONDS
-    assert policy.allows_path(dear) is False
+    assert seconds(lambda: policy.allows(dear, ""), LATER_SECONDS) < LATER_SECONDS
+    assert policy.allows(dear, "") is False
     match = policy.match_path(dear)
     assert (match.allowed, match.rule) == (False, None)
-    assert policy.allows_path("/abcdefgh")
+    assert policy.allows("/abcdefgh", "")
 
 
 def test_a_2_0_set_of_too_many_patterns_is_denied_by_no_line() -> None:

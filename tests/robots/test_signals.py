@@ -24,7 +24,6 @@ from gatekeeper.robots.signals import (
     page_signals,
     parse_clean_param,
     parse_content_signal,
-    parse_content_usage,
     parse_content_usage_header,
     parse_host,
     parse_license_links,
@@ -32,6 +31,7 @@ from gatekeeper.robots.signals import (
     parse_robots_tag,
     parse_tdm_reservation,
     parse_x_robots_tag,
+    split_content_usage,
 )
 
 # --- Content-Usage ---------------------------------------------------------------------
@@ -52,7 +52,8 @@ from gatekeeper.robots.signals import (
 def test_content_usage_has_an_optional_path(
     value: str, path: str, preferences: dict[str, str]
 ) -> None:
-    assert parse_content_usage(value) == (path, preferences)
+    written, text = split_content_usage(value)
+    assert (written, parse_preferences(text)) == (path, preferences)
 
 
 @pytest.mark.parametrize(
@@ -352,7 +353,7 @@ def test_no_header_raises(fields: list[tuple[str, str]]) -> None:
 
 @given(st.text(max_size=60))
 def test_no_line_raises(value: str) -> None:
-    parse_content_usage(value)
+    parse_preferences(split_content_usage(value)[1])
     parse_content_signal(value)
     parse_clean_param(value)
     parse_host(value)
