@@ -69,10 +69,12 @@ _HALF_MAPPED = lazy_pattern(r"[xX][nN]--.*[^\x00-\x7f]")
 _SCHEME = lazy_pattern(r"([A-Za-z][A-Za-z0-9+.\-]*):")
 _WHOLE_AUTHORITY = lazy_pattern(r"[A-Za-z]+://[^/?#@]+/\Z")
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_QUAD = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
+_DOTTED_QUAD = lazy_pattern(rf"{_QUAD}\Z")
 # A last label that begins with a letter is not a number. The expression does not backtrack.
 _PLAIN_AUTHORITY = lazy_pattern(
     r"(https?)://((?:[a-z0-9_-]++\.)*+[a-z][a-z0-9_-]*+|"
-    rf"{_OCTET}\.{_OCTET}\.{_OCTET}\.{_OCTET})(?::([0-9]{{1,5}}))?/"
+    rf"{_QUAD})(?::([0-9]{{1,5}}))?/"
 )
 
 
@@ -455,7 +457,7 @@ def _name(raw: str, written: str, mapped: str) -> str:
         raise _invalid(raw, "an empty label in the host")
     if found := _NOT_A_NAME.search(host):
         raise _invalid(raw, f"{found[0]!r} in the host")
-    if _NUMBER.match(host.rpartition(".")[2]) and not _is_dotted_quad(mapped):
+    if _NUMBER.match(host.rpartition(".")[2]) and not _DOTTED_QUAD.match(mapped):
         raise _invalid(raw, "a numeric host that is no canonical dotted quad")
     if any(_HALF_MAPPED.match(label) for label in _LABEL_ENDS.split(written)):
         raise _invalid(raw, "an xn-- label that is not ASCII; write it in ASCII")
@@ -464,14 +466,6 @@ def _name(raw: str, written: str, mapped: str) -> str:
     if not written.isascii() and _deviations(written) != _deviations(host):
         raise _invalid(raw, "the host can't be mapped to ASCII; write it in its xn-- form")
     return host
-
-
-def _is_dotted_quad(host: str) -> bool:
-    try:
-        ipaddress.IPv4Address(host)  # strict: four decimal octets without leading zeros
-    except ValueError:
-        return False
-    return True
 
 
 def _deviations(host: str) -> tuple[int, int]:

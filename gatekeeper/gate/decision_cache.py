@@ -23,9 +23,9 @@ from gatekeeper import speedups, urls
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.fetching.records import Record
 from gatekeeper.robots import Policy
-from gatekeeper.robots.flat import FlatRules, is_compared_as_sent
+from gatekeeper.robots.flat import FlatRules
 from gatekeeper.robots.longest import QuickAnswer
-from gatekeeper.robots.patterns import is_robots_txt
+from gatekeeper.robots.patterns import is_normal_path, is_robots_txt
 from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.split_dict import MASK, SplitDict
 
@@ -322,7 +322,7 @@ class DecisionCache:
         """
         if record.ready != self.word or len(path) >= speedups.SURELY_SHORT:
             return None
-        as_sent = "/." not in path and is_compared_as_sent(path)
+        as_sent = "/." not in path and is_normal_path(path)
         if (not as_sent and not urls.is_sent_as_written(path)) or self.often(record):
             return None
         rules = record.rules

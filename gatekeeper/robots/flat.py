@@ -27,8 +27,6 @@ from gatekeeper.robots.patterns import (
 )
 from gatekeeper.speedups import lazy_pattern
 
-__all__ = ["NO_RULE", "FlatRules", "flat_rules", "rule_with"]
-
 NO_RULE: Final = 1
 """Score of a path that no rule matches: it is allowed (RFC 9309 section 2.2.2, RFC-19)."""
 
@@ -209,63 +207,33 @@ def flat_rules(text: str, spans: Spans, crawl_delay: float | None) -> FlatRules 
         as_written = normal == joined
         joined, values = normal, normal.split("\n")
         denied, allowed = values[: len(denied)], values[len(denied) : -1]
-    slash_score = 3 if "/" in allowed else 2 if "/" in denied else NO_RULE
-    key_length, rules, patterns = _sort_rules(allowed, denied, wild="*" in joined or "$" in joined)
+    rules: list[str] = []
+    patterns: list[str] = []
+    key_length = _MAX_KEY
+    for values, sign, mark, wild_mark in ((allowed, "+", ">", "|"), (denied, "-", "", "<")):
+        for value in values:
+            literal, star, _ = value.partition("*")
+            is_pattern = bool(star) or value[-1:] == "$"
+            length = len(literal) if star or not is_pattern else len(literal) - 1
+            if length > 1:
+                rules.append(value + (wild_mark if is_pattern else mark))
+                key_length = min(key_length, length)
+            elif is_pattern and value[0] in "/*":
+                patterns.append(sign + value)
+    rules.sort(key=_score, reverse=True)
+    patterns.sort(key=len, reverse=True)
     # Every path contains a slash.
     pieces = [rule[1:].rstrip("*$").rpartition("*")[2] or "/" for rule in patterns]
-    columns = "\n".join(patterns), "\n".join(pieces)
     return FlatRules(
-        rules, *columns, slash_score, key_length, "?" in joined, as_written, crawl_delay
+        rules="\n".join(["", *rules, ""]) if rules else "",
+        patterns="\n".join(patterns),
+        pieces="\n".join(pieces),
+        slash_score=3 if "/" in allowed else 2 if "/" in denied else NO_RULE,
+        key_length=key_length,
+        queries="?" in joined,
+        as_written=as_written,
+        crawl_delay=crawl_delay,
     )
-
-
-def _sort_rules(allowed: list[str], denied: list[str], *, wild: bool) -> tuple[int, str, list[str]]:
-    """Return `FlatRules.key`, `rules`, and the lines of `patterns`. `wild`: some value has a `*` or
-    a `$`."""
-    patterns: list[str] = []
-    head_lengths = [_MAX_KEY]
-    marked: list[str] = []
-    if wild:
-        allowed = _split_off_patterns(allowed, "+", "|", head_lengths, marked, patterns)
-        denied = _split_off_patterns(denied, "-", "<", head_lengths, marked, patterns)
-        patterns.sort(key=len, reverse=True)
-    # Of two lines of equal length, a value without a mark is the longer one, and an Allow line is
-    # one character longer than the Disallow line of the same value. The sort is stable.
-    rules = [*denied, *[value + ">" for value in allowed], *marked]
-    rules.sort(key=len, reverse=True)
-    while rules:
-        shortest = len(rules[-1]) - (rules[-1][-1:] in _MARKS)
-        if shortest > 1:
-            head_lengths.append(shortest)
-            break
-        rules.pop()  # a single slash, or empty
-    return min(head_lengths), "\n".join(["", *rules, ""]) if rules else "", patterns
-
-
-def _split_off_patterns(
-    values: list[str],
-    sign: str,
-    mark: str,
-    head_lengths: list[int],
-    marked: list[str],
-    patterns: list[str],
-) -> list[str]:
-    """Return the values that are not patterns. The patterns are appended to `marked` or `patterns`,
-    and the positions of their first wildcards to `head_lengths`."""
-    wild = [value for value in values if "*" in value or value[-1:] == "$"]
-    if not wild:
-        return values
-    for value in wild:
-        fixed = value.find("*")
-        if fixed < 0:
-            fixed = len(value) - 1
-        if fixed > 1:
-            marked.append(value + mark)
-            head_lengths.append(fixed)
-        elif value[0] in "/*":
-            patterns.append(sign + value)
-    left_out = {*wild}
-    return [value for value in values if value not in left_out]
 
 
 def _trimmed(values: list[str]) -> list[str]:

@@ -34,7 +34,7 @@ from gatekeeper.robots.patterns import (
 )
 from gatekeeper.robots.rules import (
     DOT_SEGMENT,
-    RuleLine,
+    RuleLines,
     TextSource,
     match_length,
     rules_in,
@@ -120,16 +120,7 @@ class LongestMatch:
         self._decides_left = _COMPILE_AFTER
         """Number of questions about the deciding rule until the rules are compiled."""
         self._compiled: CompiledRules | None = None
-        eager = source.size > _EAGER_OCTETS and sum([b - a + 64 for a, b in spans]) > _EAGER_OCTETS
-        self._begin()
-        if eager or not speedups.ON:
-            self._compile(rules_in(source.lines, spans))
-            self._source = None
-            if speedups.ON:
-                self._max_length = _MAX_LENGTH
-
-    def _begin(self) -> None:
-        """Set the attributes so that every path is left to the compiled rules."""
+        # Until the rules are read, every path is left to the compiled rules.
         self._prefixes: tuple[str, ...] = ("/",)
         """A path that starts with one of these is matched by a Disallow."""
         self._clues: tuple[str, ...] = ()
@@ -158,6 +149,13 @@ class LongestMatch:
         self._normalises = True
         """Whether a pattern may match within an escape, so that paths must be compared in normal
         form."""
+        eager = source.size > _EAGER_OCTETS and sum([b - a + 64 for a, b in spans]) > _EAGER_OCTETS
+        if eager or not speedups.ON:
+            rules = rules_in(source.lines, spans)
+            self._compiled = CompiledRules(rules, robots_file=True)
+            self._source = None
+            if speedups.ON:
+                self._max_length = _MAX_LENGTH
 
     def _read_rules(self, source: TextSource) -> None:
         """Read the rules from the text."""
@@ -175,7 +173,7 @@ class LongestMatch:
         self._values, self._disallows = tuple(values), tuple(disallows)
         self._has_queries = "?" in joined
         if normalises and self._has_queries and QUERY_ESCAPE.search(joined):
-            self._compile_values()  # some rule has two forms
+            self._compile()  # some rule has two forms
         else:
             disallowed = self._values
             if disallows:
@@ -235,7 +233,7 @@ class LongestMatch:
                 else:
                     return True
                 if "#" not in path:
-                    return self._check_clues(path, clue)
+                    return self._check_clues(path)
         if path[:1] != "/":
             origin, path = split_url(url)
             if origin and url.startswith(origin + "/"):
@@ -247,9 +245,8 @@ class LongestMatch:
     @property
     def quick_answer(self) -> QuickAnswer | None:
         """The function for `Policy.quick_answer`, or None."""
-        source = self._source
-        if source is not None:
-            self._read_rules(source)
+        if self._source is not None:
+            self._read_rules(self._source)
         return self.answer if self._max_length >= 0 else None
 
     def answer(self, path: str) -> bool | None:
@@ -278,26 +275,19 @@ class LongestMatch:
         elif self._normalises and not is_normal_path(path):
             path = rfc_path(path)
         if path.startswith(self._prefixes):
-            # The match may be in the fragment.
-            return (
-                None
-                if "#" in path
-                else path.startswith(self._allow_heads) and self._longest_allows(path)
-            )
+            if "#" in path:
+                return None  # the match may be in the fragment
+            return path.startswith(self._allow_heads) and self._longest_allows(path)
         for clue in self._clues:
             if clue in path:
-                return None if "#" in path else self._check_clues(path, clue)
+                return None if "#" in path else self._check_clues(path)
         return True
 
-    def _check_clues(self, path: str, first: str) -> bool:
-        """Return `answer` for a path without a fragment. `first` is the first clue that occurs in
-        the path."""
-        clues = self._clues
-        for place in range(clues.index(first), len(clues)):
-            if clues[place] in path:
-                pattern = self._patterns[place]
-                if not pattern or wild_match(pattern, path):
-                    return path.startswith(self._allow_heads) and self._longest_allows(path)
+    def _check_clues(self, path: str) -> bool:
+        """Return `answer` for a path without a fragment that contains a clue."""
+        for clue, pattern in zip(self._clues, self._patterns, strict=True):
+            if clue in path and (not pattern or wild_match(pattern, path)):
+                return path.startswith(self._allow_heads) and self._longest_allows(path)
         return True
 
     def _longest_allows(self, path: str) -> bool:
@@ -311,14 +301,17 @@ class LongestMatch:
         if path == ROBOTS_TXT:
             return True
         if not self._sorted_rules and self._disallows:
-            allows = self._relevant_allows()
+            # Where a Disallow matches, an Allow shorter than each of them does not decide.
+            least = min(map(len, compress(self._values, self._disallows)), default=0)
+            every_allow = compress(self._values, map(not_, self._disallows))
+            allows = [value for value in every_allow if len(value) >= least]
             if self._allow_heads is _ALL_PATHS:
                 heads = [value.partition("*")[0].removesuffix("$") for value in allows]
                 self._allow_heads = (*dict.fromkeys(heads), ROBOTS_TXT)
                 if not path.startswith(self._allow_heads):
                     return False
             if len(self._values) > _MAX_LINEAR_RULES:
-                return self._compile_values().decide(path) & 1 == 1
+                return self._compile().decide(path) & 1 == 1
             self._sort_rules(allows)
         for place, piece in enumerate(self._sorted_pieces):
             if piece in path:
@@ -327,15 +320,6 @@ class LongestMatch:
                     count = self._longer_prefixes[place]
                     return count >= 0 and not path.startswith(self._sorted_prefixes[:count])
         return False
-
-    def _relevant_allows(self) -> list[str]:
-        """Return the Allows that are at least as long as the shortest Disallow.
-
-        Shorter ones never decide about a path that a Disallow matches.
-        """
-        least = min(map(len, compress(self._values, self._disallows)), default=0)
-        allows = compress(self._values, map(not_, self._disallows))
-        return [value for value in allows if len(value) >= least]
 
     def _sort_rules(self, allows: list[str]) -> None:
         """Sort the Allows, and the Disallows that are not prefixes, by length, an Allow before a
@@ -355,36 +339,32 @@ class LongestMatch:
         self._sorted_prefixes = tuple([value.rstrip("*") for value in plain])
         self._sorted_rules = tuple(ordered)  # set last, for other threads
 
-    def _compile_values(self) -> CompiledRules:
-        return self._compile([*zip(self._disallows or repeat("s"), self._values, strict=False)])
-
-    def _compile(self, rules: list[RuleLine]) -> CompiledRules:
+    def _compile(self) -> CompiledRules:
+        rules = [*zip(self._disallows or repeat("s"), self._values, strict=False)]
         self._compiled = compiled_rules = CompiledRules(rules, robots_file=True)
         return compiled_rules
 
     def allows(self, path: str) -> bool:
         """Return the verdict about a path with its query, as from `split_url`."""
-        source = self._source
-        if source is not None:
-            self._read_rules(source)
+        if self._source is not None:
+            self._read_rules(self._source)
         verdict = self.answer(path)
         return self.decide(path) & 1 == 1 if verdict is None else verdict
 
     def decide(self, path: str, origin: str = "") -> int:
         """Return the code of the deciding rule (see `rules`), or -1 if no rule matches."""
+        if self._source is not None:
+            self._read_rules(self._source)
         compiled_rules = self._compiled
         if compiled_rules is not None:
             return compiled_rules.decide(path)
-        if self._source is not None:
-            self._read_rules(self._source)
-            return self.decide(path)
         if "%" in path or self._normalises:
             path = rfc_path(path)
         # A rule with a `?` is compared with two forms of the path (RFC 9309 section 2.2.2, RFC-25).
         two_forms = self._has_queries and "%" in path and query_form(path) != path
         self._decides_left -= 1
         if len(path) > self._max_length or two_forms or self._decides_left < 0:
-            return self._compile_values().decide(path)
+            return self._compile().decide(path)
         if path.startswith(ROBOTS_TXT) and is_robots_txt(path):
             return ROBOTS_FILE
         longest, code = 0, -1
@@ -399,12 +379,7 @@ class LongestMatch:
                 longest, code = rank, place * 2 + allows
         return code
 
-    def matching(
-        self,
-        path: str,
-        rules: list[RuleLine],
-        origin: str = "",
-    ) -> list[tuple[int, int]]:
+    def matching(self, path: str, rules: RuleLines, origin: str = "") -> list[tuple[int, int]]:
         """Return number and length of every rule that matches, the deciding one first.
 
         In a file constructed to make this slow, only rules up to some position in the file are

@@ -270,24 +270,22 @@ def line_numbers(text: str, offsets: Sequence[int]) -> dict[int, int]:
 _MIN_PACKED_OCTETS = 256
 """Texts with fewer octets do not get smaller by compression."""
 _DIALECTS = ("auto", *Dialect)
-KNOWN_FIELDS = frozenset(
-    {
-        "allow",
-        "clean-param",
-        "comment",
-        "content-signal",
-        "content-usage",
-        "crawl-delay",
-        "disallow",
-        "host",
-        "license",
-        "request-rate",
-        "robot-version",
-        "sitemap",
-        "user-agent",
-        "visit-time",
-    }
-)
+KNOWN_FIELDS = {
+    "allow",
+    "clean-param",
+    "comment",
+    "content-signal",
+    "content-usage",
+    "crawl-delay",
+    "disallow",
+    "host",
+    "license",
+    "request-rate",
+    "robot-version",
+    "sitemap",
+    "user-agent",
+    "visit-time",
+}
 """Fields that this package interprets, in lower case."""
 FILE_FIELDS = frozenset({"clean-param", "host", "license", "sitemap"})
 """Fields of records that belong to no group, at any position."""

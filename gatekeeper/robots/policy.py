@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from gatekeeper import robots as parts
@@ -79,6 +79,10 @@ class AgentRecord(NamedTuple):
         return Dialect.V2 if self.version and self.version[0] >= 2 else Dialect.R1996
 
 
+AgentLines = Sequence[tuple[int, bool, str]]
+"""All results of `agent_lines` for a text."""
+
+
 def agent_lines(lower: str) -> Iterator[tuple[int, bool, str]]:
     """Yield the user-agent lines of a text in lower case.
 
@@ -115,19 +119,17 @@ def group_starts(text: str) -> list[int]:
     return [start for start, begins, _ in agent_lines(text.lower()) if begins]
 
 
-def groups_named(
-    lower: str, name: str, lines: Sequence[tuple[int, bool, str]] | None = None
-) -> Spans:
+def groups_named(lower: str, name: str, lines: AgentLines) -> Spans:
     """Return the spans of the groups in a lower-case text that have a user-agent line with exactly
     this name.
 
-    `lines` is the result of `agent_lines` for the text, if the caller already has it.
+    `lines` is the result of `agent_lines` for the text.
     """
     if not name or name not in lower:
         return ()
     spans: list[tuple[int, int]] = []
     group, named = 0, False
-    for start, begins, value in agent_lines(lower) if lines is None else lines:
+    for start, begins, value in lines:
         if begins:
             if named:
                 spans.append((group, start))
@@ -215,11 +217,13 @@ def choose(robots: RobotsTxt, name: str, *, precedence: bool = False) -> tuple[R
     dialect, text = robots.forced, robots.lines
     if dialect is None or dialect is Dialect.RFC9309:
         lower = text.lower()
+        lines = tuple(agent_lines(lower))
         if dialect is None and "robot-version" in lower:
-            return _auto_readings(robots, lower, name, precedence=precedence)
+            return _auto_readings(robots, lower, lines, name, precedence=precedence)
         # All groups of exactly that name, or else all of `*`, are merged (RFC 9309 section 2.2.1,
         # RFC-11 to RFC-14).
-        return (LongestMatch(robots, groups_named(lower, name) or groups_named(lower, "*")),)
+        groups = groups_named(lower, name, lines) or groups_named(lower, "*", lines)
+        return (LongestMatch(robots, groups),)
     records = records_of(text, allow_ends=dialect is not Dialect.R1994)
     if dialect is Dialect.R1996:
         # The first record with a value that contains the name, or else the first `*` (the 1996
@@ -227,17 +231,16 @@ def choose(robots: RobotsTxt, name: str, *, precedence: bool = False) -> tuple[R
         chosen = [r for r in records if name and any(name in a for a in r.agents)][:1]
         chosen = chosen or _star_records(records)[:1]
     elif dialect is Dialect.R1994:
-        chosen = _best_records(records, name)[:1] or _star_records(
-            records
-        )  # merged (the 1994 standard, R94-12)
+        # Several records for `*` are merged (the 1994 standard, R94-12).
+        chosen = _best_records(records, name)[:1] or _star_records(records)
     else:
         named = _best_records(records, name)
         chosen = _newest(named)[:1] or _newest(_star_records(records))  # V2-05, V2-09, V2-13
         dialect = chosen[0].dialect if chosen else dialect
-    return (_rules_of_records(text, dialect, chosen, precedence=precedence),)
+    return (_record_rules(text, dialect, chosen, precedence=precedence),)
 
 
-def _rules_of_records(
+def _record_rules(
     text: str, dialect: Dialect, records: Sequence[AgentRecord], *, precedence: bool
 ) -> RuleSet:
     spans = tuple((record.start, record.end) for record in records)
@@ -287,13 +290,12 @@ def _newest(records: Sequence[AgentRecord]) -> list[AgentRecord]:
 
 
 def _auto_readings(
-    robots: RobotsTxt, lower: str, name: str, *, precedence: bool
+    robots: RobotsTxt, lower: str, lines: AgentLines, name: str, *, precedence: bool
 ) -> tuple[RuleSet, ...]:
     """Choose in auto mode, in a file with a Robot-version: the declared reading, then the RFC's
     (DIA-03)."""
     text = robots.lines
     declared = [record for record in records_of(text) if record.version is not None]
-    lines = tuple(agent_lines(lower))  # iterated several times
     starts = [start for start, begins, _ in lines if begins]
     versioned = {starts[bisect_right(starts, record.start) - 1] for record in declared}
     exact = groups_named(lower, name, lines)
@@ -306,11 +308,11 @@ def _auto_readings(
     rest = () if exact and not named else _star_records(declared)
     first: RuleSet | None = None
     if chosen := _newest(named)[:1]:
-        first = _rules_of_records(text, chosen[0].dialect, chosen, precedence=precedence)
+        first = _record_rules(text, chosen[0].dialect, chosen, precedence=precedence)
     elif named and exact and plain:
         first = LongestMatch(robots, plain)  # its own rule set without a version
     elif chosen := _newest(rest):
-        first = _rules_of_records(text, chosen[0].dialect, chosen, precedence=precedence)
+        first = _record_rules(text, chosen[0].dialect, chosen, precedence=precedence)
     elif named or rest:
         # Only experimental sets match: use the default group, if it has no version (the 2.0 draft,
         # V2-09, DIA-06).
@@ -326,7 +328,7 @@ def _auto_readings(
 Conflicts = Literal["strict", "declared"]
 V2Semantics = Literal["order", "precedence"]
 
-_DIRECTIVE_LINE = lazy_pattern(
+_DIRECTIVE = lazy_pattern(
     r"\n[ \t]*+[CRVcrv]"
     r"(?i:rawl-delay|equest-rate|isit-time|omment|ontent-(?:signal|usage))[ \t]*+:"
 )
@@ -424,7 +426,7 @@ class Policy:
     def flat(self) -> FlatRules | None:
         """Return the rules as a few strings, or None if the rules alone do not decide."""
         first = self._readings[0]
-        directives = self._read_directives()
+        directives = self._directives()
         if (
             not isinstance(first, LongestMatch)
             or not self._single_reading
@@ -557,33 +559,33 @@ class Policy:
     @property
     def crawl_delay(self) -> float | None:
         """Seconds of Crawl-delay, the largest of several (VND-01), or None."""
-        return self._read_directives().crawl_delay
+        return self._directives().crawl_delay
 
     @property
     def request_rates(self) -> tuple[timing.RequestRate, ...]:
         """All valid Request-rates, in file order."""
-        return self._read_directives().request_rates
+        return self._directives().request_rates
 
     @property
     def visit_times(self) -> tuple[timing.Window, ...]:
         """The windows in which visits are welcome; empty means at any time (the 2.0 draft,
         V2-24)."""
-        return self._read_directives().visit_times
+        return self._directives().visit_times
 
     @property
     def timed(self) -> bool:
         """Whether a verdict depends on the time of day, because there is a Visit-time."""
-        return bool(self._read_directives().visit_times)
+        return bool(self._directives().visit_times)
 
     @property
     def comments(self) -> tuple[str, ...]:
         """Messages of the site to the operators of the robot (the 2.0 draft, V2-32)."""
-        return self._read_directives().comments
+        return self._directives().comments
 
     @property
     def content_signal(self) -> dict[str, str]:
         """The Content-Signal preferences of the rule set (SIG-12)."""
-        return dict(self._read_directives().signal)
+        return dict(self._directives().signal)
 
     def content_usage(self, url: str) -> dict[str, str] | None:
         """Return the preferences of the longest matching Content-Usage (SIG-05), or None if the URL
@@ -595,7 +597,7 @@ class Policy:
         if not self.allowed(url):
             return None  # SIG-06
         if self._usage is None:
-            self._usage = UsageRules(self._read_directives().usage)
+            self._usage = UsageRules(self._directives().usage)
         return self._usage.of(split_url(url)[1])
 
     def may_visit(self, at: datetime) -> bool:
@@ -614,7 +616,7 @@ class Policy:
     def asks_steadily(self) -> bool:
         """Whether `interval` is the same at any moment and for any duration of the last
         retrieval."""
-        return not self._read_directives().request_rates and not self._has_rule_of_thumb
+        return not self._directives().request_rates and not self._has_rule_of_thumb
 
     def interval(self, at: datetime, took: float | None = None) -> float | None:
         """Return the seconds between two requests that the text asks for at that moment, or None.
@@ -622,7 +624,7 @@ class Policy:
         `took` is the duration of the last retrieval in seconds. It matters only for a 2.0 rule set
         without a rate, for which the draft has a rule of thumb (V2-31).
         """
-        directives, thumb = self._read_directives(), self._has_rule_of_thumb
+        directives, thumb = self._directives(), self._has_rule_of_thumb
         return parts.timing.effective_interval(
             directives.crawl_delay, directives.request_rates, rule_of_thumb=thumb, at=at, took=took
         )
@@ -633,7 +635,7 @@ class Policy:
 
     def interval_source(self, at: datetime, took: float | None = None) -> str:
         """Describe the line that determines `interval`; empty if the text asks for no interval."""
-        seconds, directives = self.interval(at, took), self._read_directives()
+        seconds, directives = self.interval(at, took), self._directives()
         if seconds is None:
             return ""
         rate = parts.timing.rate_in_force(directives.request_rates, at)
@@ -644,40 +646,35 @@ class Policy:
             return parts.timing.by_crawl_delay(text, self._spans_of("crawl-delay"), seconds)
         return parts.timing.by_request_rate(text, self._spans_of("request-rate"), rate)
 
-    def _read_directives(self) -> parts.timing.Directives:
-        if self._cached_directives is None:
-            if not _DIRECTIVE_LINE.search(self.robots.lines):
-                self._cached_directives = parts.timing.NO_DIRECTIVES
-                return self._cached_directives
+    def _directives(self) -> parts.timing.Directives:
+        directives = self._cached_directives
+        if directives is None:
             values: dict[str, list[str]] = {}
-            for _, given in self._field_values(*parts.timing.FIELDS):
-                values = {field: values.get(field) or found for field, found in given.items()}
-            if not values["crawl-delay"]:
-                for _, given in self._inherited_delay():
-                    values |= given
-            self._cached_directives = parts.timing.read_directives(values)
-        return self._cached_directives
+            if _DIRECTIVE.search(self.robots.lines):
+                for _, found in self._field_values(*parts.timing.FIELDS):
+                    values |= {field: values.get(field) or each for field, each in found.items()}
+            read = parts.timing.read_directives
+            directives = read(values) if values else parts.timing.NO_DIRECTIVES
+            self._cached_directives = directives
+        return directives
 
     def _field_values(self, *fields: str) -> Iterator[tuple[Spans, dict[str, list[str]]]]:
-        """Yield the spans of each reading and their values of the fields. The first one with a
-        field applies."""
+        """Yield the spans of each reading and their values of the fields.
+
+        The first reading that has a field applies. The Crawl-delay of `*` comes last, if agents
+        without one inherit it (VND-09).
+        """
         text = self.robots.lines
         for reading in self._readings:
             yield reading.spans, values_in(text, reading.spans, *fields)
-
-    def _inherited_delay(self) -> Iterator[tuple[Spans, dict[str, list[str]]]]:
-        """Yield the Crawl-delay of `*` if agents without one inherit it (VND-09)."""
-        if self.inherit_crawl_delay:
+        if self.inherit_crawl_delay and "crawl-delay" in fields:
             spans = choose(self.robots, "*")[0].spans
-            yield spans, values_in(self.robots.lines, spans, "crawl-delay")
+            yield spans, values_in(text, spans, "crawl-delay")
 
     def _spans_of(self, field: str) -> Spans:
         """Return the spans of the first reading that has the field."""
-        each = chain(
-            self._field_values(field),
-            self._inherited_delay() if field == "crawl-delay" else (),
-        )
-        return next((spans for spans, values in each if values[field]), ())
+        readings = self._field_values(field)
+        return next((spans for spans, values in readings if values[field]), ())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Policy) and self._key() == other._key()

@@ -45,9 +45,9 @@ DOT_SEGMENT = lazy_pattern(r"/\.\.?(?:[/?#]|\Z)")
 """Matches a dot segment in a path: the URL parser has to resolve it."""
 
 
-RuleLine = tuple[str, str]
-"""An Allow or Disallow line of a rule set: "dis" in either case or the empty string, and the value.
-Its index in the list is the number of the rule."""
+RuleLines = list[tuple[str, str]]
+"""The Allow and Disallow lines of a rule set. Each has "dis" in either case or the empty string,
+and the value. The index in the list is the number of the rule."""
 
 
 class TextSource(Protocol):
@@ -80,14 +80,14 @@ class RuleSet(Protocol):
         `origin` is the origin of the path. Only the 1994 standard considers it (R94-26).
         """
 
-    def matching(self, path: str, rules: list[RuleLine], origin: str = "") -> list[tuple[int, int]]:
+    def matching(self, path: str, rules: RuleLines, origin: str = "") -> list[tuple[int, int]]:
         """Return number and length of every rule that matches, the deciding one first.
 
         `rules` is the result of `rules_in` for the text of this rule set.
         """
 
 
-def rules_in(text: str, spans: Spans, *, v2: bool = False) -> list[RuleLine]:
+def rules_in(text: str, spans: Spans, *, v2: bool = False) -> RuleLines:
     """Return each Allow and Disallow line in the spans."""
     if not v2 or "#" not in text:
         return [
@@ -181,10 +181,9 @@ class UsageRules:
                 everywhere.append(preferences)
                 continue
             form = query_form(rfc_pattern(path))
-            other = by_path.get(form)
-            by_path[form] = (
-                preferences if other is None else parts.signals.combine_usage([other, preferences])
-            )
+            if form in by_path:
+                preferences = parts.signals.combine_usage([by_path[form], preferences])
+            by_path[form] = preferences
         self._everywhere = parts.signals.combine_usage(everywhere)
         self._preferences = list(by_path.values())
         combined = parts.signals.combine_usage([self._everywhere, *known.values()])
@@ -265,7 +264,7 @@ class PrefixesInOrder:
                 codes[prefix] = min(code, codes.get(prefix, code))
         return _prefix_table(codes)
 
-    def matching(self, path: str, rules: list[RuleLine], origin: str = "") -> list[tuple[int, int]]:
+    def matching(self, path: str, rules: RuleLines, origin: str = "") -> list[tuple[int, int]]:
         """Return number and length of every rule that matches, the deciding one first."""
         path = decoded(octets(path))
         same = _SameOrigin(origin)
@@ -404,7 +403,7 @@ class ShellRules:
         ]
         self._whitelist = precedence and self._is_whitelist(rules)
 
-    def _is_whitelist(self, rules: list[RuleLine]) -> bool:
+    def _is_whitelist(self, rules: RuleLines) -> bool:
         disallows = [dis for dis, value in rules if value]
         if all(disallows):
             return False
@@ -427,25 +426,25 @@ class ShellRules:
 
     def _decide(self, views: _ThreeViews) -> int:
         if self._precedence:
-            ranked = sorted(self._matching_codes(views), key=_precedence_key)
+            ranked = sorted(self._match_codes(views), key=_precedence_key)
             if ranked:
                 return ranked[0][0]
             return DENIED if self._whitelist else -1
         equal = (self._explicit.get(key) for key in _explicit_keys(views))
         first = min((code for code in equal if code is not None), default=None)
-        for code, _ in self._matching_codes(views, first):
+        for code, _ in self._match_codes(views, first):
             return code
         return -1 if first is None else first
 
-    def _matching_codes(
+    def _match_codes(
         self, views: _ThreeViews, end: int | None = None
     ) -> Iterator[tuple[int, bool]]:
         """Yield the code of each indexed pattern before `end` that matches, and whether it is
         explicit."""
-        for index in self._matching_indexes(views, end):
+        for index in self._match_indexes(views, end):
             yield self._codes[index], self._parsed[index].explicit is not None
 
-    def _matching_indexes(self, views: _ThreeViews, end: int | None = None) -> Iterator[int]:
+    def _match_indexes(self, views: _ThreeViews, end: int | None = None) -> Iterator[int]:
         """Yield the indexes of the patterns that match, in file order. Raises
         StepBudgetExceeded."""
         candidates: list[tuple[int, int, int]] = []
@@ -487,12 +486,7 @@ class ShellRules:
             pattern = self._parsed[number] = ShellPattern(self._values[number], _MAX_PATTERN_PATH)
         return pattern
 
-    def matching(
-        self,
-        path: str,
-        rules: list[RuleLine],
-        origin: str = "",
-    ) -> list[tuple[int, int]]:
+    def matching(self, path: str, rules: RuleLines, origin: str = "") -> list[tuple[int, int]]:
         """Return number and length of every rule that matches, the deciding one first."""
         if self._too_many_patterns:
             return []
@@ -500,7 +494,7 @@ class ShellRules:
         hits = dict.fromkeys((k for k in _explicit_keys(views) if k in self._explicit), True)
         view_of = {number: view for view, listed, _ in self._indexes for number in listed}
         try:
-            for number in self._matching_indexes(views):
+            for number in self._match_indexes(views):
                 key = f"{view_of[number]}{self._values[number]}"
                 hits[key] = self._parsed[number].explicit is not None
         except StepBudgetExceeded:

@@ -172,7 +172,7 @@ class _Automaton:
         others."""
         return "" if state < 0 or self._place(state) else self._pieces[0][state:]
 
-    def remaining(self, state: int) -> int:
+    def needed(self, state: int) -> int:
         """Return the minimum number of octets that have to follow before a path matches."""
         if state < 0:
             return 0
@@ -254,14 +254,12 @@ class RankedRule:
             return True
         return any(a.ends(one) for (a, _), one in zip(self.automata, state, strict=True))
 
-    def remaining(self, state: _RuleState) -> int:
+    def needed(self, state: _RuleState) -> int:
         """Return the minimum number of octets that have to follow before a path matches."""
         if state == _ALWAYS:
             return 0
         return min(
-            a.remaining(one)
-            for (a, _), one in zip(self.automata, state, strict=True)
-            if one != _DEAD
+            a.needed(one) for (a, _), one in zip(self.automata, state, strict=True) if one != _DEAD
         )
 
     def forced(self, state: _RuleState) -> str:
@@ -396,7 +394,7 @@ class _Walk:
         order = count()
         seen = {first}
         # By the least length that the whole path can have; `order` keeps states uncompared.
-        heap = [(self._remaining(first), next(order), "", first)]
+        heap = [(self._needed(first), next(order), "", first)]
         while heap:
             _, _, path, state = heapq.heappop(heap)
             if path and self._is_found(state):
@@ -409,13 +407,13 @@ class _Walk:
                 if len(longer) > MAX_PATH:
                     continue
                 seen.add(after)
-                min_length = len(longer) + self._remaining(after)
+                min_length = len(longer) + self._needed(after)
                 heapq.heappush(heap, (min_length, next(order), longer, after))
         return None
 
-    def _remaining(self, state: _State) -> int:
+    def _needed(self, state: _State) -> int:
         return max(
-            (rule.remaining(one) for rule, one in zip(self._must, state.must, strict=True)),
+            (rule.needed(one) for rule, one in zip(self._must, state.must, strict=True)),
             default=0,
         )
 

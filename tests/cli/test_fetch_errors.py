@@ -77,17 +77,17 @@ async def test_a_redirect_with_credentials_is_refused(internet: FakeInternet, fo
 @pytest.fixture
 def faulty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A URL parser that fails with an unexpected error."""
-    read = urls._read
+    read = urls._parse_with_yarl
 
     def fail(raw: str) -> Any:
         if "%62oom" in raw:
             raise UnicodeDecodeError("punycode", b"", 0, 1, "injected")
         return read(raw)
 
-    monkeypatch.setattr(urls, "_read", fail)
+    monkeypatch.setattr(urls, "_parse_with_yarl", fail)
     # Ordinary URLs would be read without the parser.
     monkeypatch.setattr(urls, "split_ordinary", lambda _: None)
-    monkeypatch.setattr(urls, "_plain", lambda _: None)
+    monkeypatch.setattr(urls, "_parse_plain", lambda _: None)
 
 
 @pytest.mark.usefixtures("faulty")

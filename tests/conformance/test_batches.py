@@ -36,7 +36,7 @@ def world(internet: FakeInternet) -> FakeInternet:
 @pytest.fixture
 def faulty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A URL parser that raises an unexpected error."""
-    read, ordinary, as_written = urls._read, urls.split_ordinary, urls.is_sent_as_written
+    read, ordinary, as_written = urls._parse_with_yarl, urls.split_ordinary, urls.is_sent_as_written
 
     def fail(raw: str) -> Any:
         if "%62oom" in raw:
@@ -53,7 +53,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> None:
             raise UnicodeDecodeError("punycode", b"", 0, 1, "injected")
         return as_written(path)
 
-    monkeypatch.setattr(urls, "_read", fail)
+    monkeypatch.setattr(urls, "_parse_with_yarl", fail)
     monkeypatch.setattr(urls, "is_sent_as_written", fail_as_well)
     monkeypatch.setattr(urls, "split_ordinary", fail_too)
     monkeypatch.setattr(urls, "plain_octets", lambda _: None)

@@ -209,9 +209,7 @@ def test_rfc9309_candidates_are_the_rules_that_match(
 
 @given(text=st.text("ab", max_size=40), parts=st.lists(st.text("ab", max_size=20), max_size=20))
 def test_pieces_that_stand_in_a_text(text: str, parts: list[str]) -> None:
-    found = patterns.PieceIndex(parts).find_in(
-        patterns.CountedText(text, patterns.StepBudget())
-    )
+    found = patterns.PieceIndex(parts).find_in(patterns.CountedText(text, patterns.StepBudget()))
     assert sorted(found) == [number for number, part in enumerate(parts) if part in text]
 
 

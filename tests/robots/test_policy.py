@@ -270,7 +270,7 @@ def test_two_threads_that_read_the_rules_do_not_disturb_each_other(
     rules = LongestMatch(source, ((0, len(text)),))
     expected = [rules.allows(path) for path in ("/a", "/a/b", "/x.gif", "/c", "/*")]
     source.rules = rules
-    rules._read_rules(source)  # as a thread does that found them unread, when another one has read them
+    rules._read_rules(source)  # as a thread does that found them unread
     assert source.said == expected
     assert [rules.allows(path) for path in ("/a", "/a/b", "/x.gif", "/c", "/*")] == expected
     assert rules.allows("/a") is False
