@@ -418,7 +418,7 @@ def _authority(raw: str, scheme: str, hostport: str) -> tuple[str, int]:
     if len(hostport) > _MAX_AUTHORITY:
         raise _invalid(raw, "the host is longer than any name")
     if colon and not _PORT.match(port):
-        raise _invalid(raw, "the port is no number of at most five digits")
+        raise _invalid(raw, "the port is not a number of at most five digits")
     if port and int(port) > _MAX_PORT:
         raise _invalid(raw, f"there is no port {int(port)}; {_MAX_PORT} is the last")
     try:
@@ -437,7 +437,7 @@ def _ipv6(raw: str, host: str) -> str:
     try:
         text = ipaddress.IPv6Address(host).compressed
     except ValueError as error:
-        raise _invalid(raw, "no IPv6 address in the brackets") from error
+        raise _invalid(raw, "not an IPv6 address in the brackets") from error
     if "." not in text:
         return text
     # Python 3.13 formats ::ffff:127.0.0.1, earlier versions ::ffff:7f00:1. A key that is written to
@@ -458,7 +458,7 @@ def _name(raw: str, written: str, mapped: str) -> str:
     if found := _NOT_A_NAME.search(host):
         raise _invalid(raw, f"{found[0]!r} in the host")
     if _NUMBER.match(host.rpartition(".")[2]) and not _DOTTED_QUAD.match(mapped):
-        raise _invalid(raw, "a numeric host that is no canonical dotted quad")
+        raise _invalid(raw, "a numeric host that is not a canonical dotted quad")
     if any(_HALF_MAPPED.match(label) for label in _LABEL_ENDS.split(written)):
         raise _invalid(raw, "an xn-- label that is not ASCII; write it in ASCII")
     # If IDNA2008 does not map a name, yarl falls back to IDNA2003, which maps ß to ss and ς to σ: a
@@ -637,7 +637,7 @@ def url_of(text: str) -> URL:
     try:
         return _yarl(text)
     except IndexError as error:  # yarl of `http://[a]@/`
-        raise ValueError("this is no URL") from error  # without the text: it may hold a password
+        raise ValueError("this is not a URL") from error  # without the text: it may hold a password
 
 
 class UrlCache:

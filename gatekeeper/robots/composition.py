@@ -206,7 +206,7 @@ class _Source:
             problems.add("truncated", "longer than the 500 KiB that crawlers read", self.at(0))
         versions = [line for line in self.lines if line.kind == "robot-version"]
         if versions:
-            message = "Robot-version makes a rule set of its own kind, which can't be merged"
+            message = "Robot-version declares a rule set of its own, which can't be merged"
             problems.add("version", message, self.at(versions[0].number))
 
     def at(self, line: int) -> FragmentLine:
@@ -237,7 +237,7 @@ class _Source:
 
     def _header(self, text: str, number: int, problems: _Problems) -> None:
         if self.lines or self.owner or self.prefix:
-            message = "`# compose:` stands once, before the first record"
+            message = "`# compose:` may occur only once, before the first record"
             problems.add("header", message, self.at(number))
             return
         for word in text.split() or [""]:
@@ -432,7 +432,7 @@ def _label(source: _Source) -> str:
 def _check_names(source: _Source, problems: _Problems) -> None:
     for line in source.lines:
         if line.kind == "user-agent" and not line.value.isascii():
-            message = "no robot has a name that is not ASCII (RFC 9309 section 2.2.1); take it out"
+            message = "no robot has a name that is not ASCII (RFC 9309 section 2.2.1); remove it"
             problems.add("agents", message, source.at(line.number))
 
 
@@ -451,7 +451,7 @@ def _check_prefix(source: _Source, budget: Budget, problems: _Problems) -> None:
             seen[rule.pattern] = _outside(rule, prefix, budget)
         url, known = seen[rule.pattern]
         if not known:
-            message = f"whether it matches outside the prefix {source.prefix} can't be found out"
+            message = f"the search for a match outside the prefix {source.prefix} was given up"
             problems.add("undecided", message, source.at(line.number))
         elif url is not None:
             message = f"matches {url}, outside the fragment's prefix {source.prefix}"
@@ -489,7 +489,7 @@ def _check_pair(
                 budget.spend(1)
                 url = decided_by([(mine, rule), (theirs, against)], budget)
             except SearchGivenUp:
-                message = "whether they decide one URL differently can't be found out"
+                message = "the search for a URL that they decide differently was given up"
                 problems.add("undecided", message + whom, *places, agent=agent)
                 reported.add(lines)
                 if budget.left <= 0:

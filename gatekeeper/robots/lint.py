@@ -61,45 +61,49 @@ CODES: dict[str, Code] = {
         _WARNING, "The file is not in UTF-8 and had to be transcoded (RFC 9309 section 2.3)."
     ),
     "empty": Code(
-        _INFO, "The file says nothing; every robot is welcome everywhere (1994 standard)."
+        _INFO, "The file has no records; every robot is welcome everywhere (1994 standard)."
     ),
-    "no-group": Code(_WARNING, "No user-agent line stands in the file, so no rule is obeyed."),
+    "no-group": Code(_WARNING, "The file has no user-agent line, so no rule is obeyed."),
     # Lines.
     "control": Code(
-        _WARNING, "A control character spoils the line; it is not read (RFC 9309 section 3)."
+        _WARNING,
+        "A control character makes the line unreadable; it is ignored (RFC 9309 section 3).",
     ),
-    "not-utf8": Code(_WARNING, "The line holds octets that are no UTF-8 (RFC 9309 section 2.3)."),
+    "not-utf8": Code(
+        _WARNING, "The line contains octets that are not valid UTF-8 (RFC 9309 section 2.3)."
+    ),
     "no-colon": Code(
-        _WARNING, "The line is no record: no colon stands behind a field (RFC 9309 section 2.2)."
+        _WARNING, "The line is not a record: no colon follows a field (RFC 9309 section 2.2)."
     ),
     "odd-blank": Code(
         _ERROR,
-        "A character that only looks like a blank, or like nothing, is read as a letter "
+        "A character that looks like a blank, or is invisible, is read as a letter "
         "(RFC 9309 section 2.2).",
     ),
     "unknown-field": Code(_INFO, "The field is unknown and ignored (RFC 9309 section 2.2.4)."),
     "misspelt-field": Code(
-        _ERROR, "The field is a known one misspelt, and is ignored (RFC 9309 section 2.2.4)."
+        _ERROR, "The field is a misspelling of a known one and is ignored (RFC 9309 section 2.2.4)."
     ),
     "rule-outside-group": Code(
         _ERROR, "A rule before any user-agent line is ignored (RFC 9309 section 2.2.1)."
     ),
     "record-outside-group": Code(
-        _WARNING, "The record belongs to a group, and stands in none: it counts for nobody."
+        _WARNING, "The record belongs in a group, but is in none: it has no effect."
     ),
     # User-agent lines.
     "empty-agent": Code(
         _ERROR, "A user-agent line without a name matches nobody (RFC 9309 section 2.2.1)."
     ),
     "odd-agent": Code(
-        _INFO, "The name is no plain product token of letters, `_` and `-` (RFC 9309 section 2.2)."
+        _INFO,
+        "The name is not a plain product token of letters, `_` and `-` (RFC 9309 section 2.2).",
     ),
     "agent-list": Code(
         _ERROR,
         "A user-agent line names one agent; write a line for each (RFC 9309 section 2.2.1).",
     ),
     "repeated-agent": Code(
-        _INFO, "The agent has another group already; they add up (RFC 9309 section 2.2.1)."
+        _INFO, "The agent already has a group; the two are merged (RFC 9309 section 2.2.1)."
     ),
     "several-star-groups": Code(
         _WARNING, "Only one group for `*` is allowed; some robots read the first (1994 standard)."
@@ -109,14 +113,14 @@ CODES: dict[str, Code] = {
     ),
     "missing-blank-line": Code(
         _INFO,
-        "A group begins without a blank line before it; old readers want one (1994 standard).",
+        "A group begins without a blank line before it; older parsers need one (1994 standard).",
     ),
     "blank-inside-group": Code(
-        _WARNING, "A blank line parts a group; for old readers it ends there (1994 standard)."
+        _WARNING, "A blank line divides the group; for older parsers it ends there (1994 standard)."
     ),
     "content-usage-between-agents": Code(
         _WARNING,
-        "Readers of the newer draft begin a new group after Content-Usage "
+        "Parsers of the newer draft begin a new group after Content-Usage "
         "(draft-ietf-aipref-attach).",
     ),
     # Rules.
@@ -125,15 +129,15 @@ CODES: dict[str, Code] = {
     ),
     "unescaped-non-ascii": Code(
         _INFO,
-        "Characters outside ASCII belong percent-encoded; not every robot does it "
+        "Non-ASCII characters should be percent-encoded; not every robot does it "
         "(RFC 9309 section 2.2.2).",
     ),
     "bad-escape": Code(
-        _WARNING, "A `%` that begins no escape; write %25 (RFC 9309 section 2.2.2)."
+        _WARNING, "A `%` does not begin an escape; write %25 (RFC 9309 section 2.2.2)."
     ),
     "regular-expression": Code(
         _WARNING,
-        "Rules are no regular expressions: only `*` and a final `$` are special "
+        "Rules are not regular expressions: only `*` and a final `$` are special "
         "(RFC 9309 section 2.2.3).",
     ),
     "dollar-inside": Code(
@@ -146,18 +150,16 @@ CODES: dict[str, Code] = {
     ),
     "unmatchable-rule": Code(_ERROR, "No URL can match the rule (RFC 9309 section 2.2.2)."),
     "unreachable-rule": Code(_WARNING, "Another rule always decides before this one."),
-    "duplicate-rule": Code(
-        _INFO, "The group holds the same rule already (RFC 9309 section 2.2.2)."
-    ),
+    "duplicate-rule": Code(_INFO, "The group already has the same rule (RFC 9309 section 2.2.2)."),
     "robots-txt-rule": Code(_INFO, "/robots.txt may always be fetched (RFC 9309 section 2.2.2)."),
     "lone-allow": Code(
         _WARNING,
-        "The group only allows, which forbids nothing; a whitelist also needs a "
+        "The group has only Allow rules, which forbid nothing; a whitelist also needs a "
         "`Disallow: /` (RFC 9309 section 2.2.2).",
     ),
     # Robot-version.
     "misplaced-version": Code(
-        _WARNING, "Robot-version counts only right behind the user-agent lines (2.0 draft)."
+        _WARNING, "Robot-version counts only directly after the user-agent lines (2.0 draft)."
     ),
     "bad-version": Code(_WARNING, "The version is not of the form 2.0 and is ignored (2.0 draft)."),
     "repeated-version": Code(
@@ -166,30 +168,30 @@ CODES: dict[str, Code] = {
     "experimental-version": Code(
         _WARNING, "An odd minor version is experimental; robots skip the group (2.0 draft)."
     ),
-    "newer-version": Code(_WARNING, "The version is newer than any there is (2.0 draft)."),
+    "newer-version": Code(_WARNING, "The version is newer than any that exists (2.0 draft)."),
     # Timing and the rest.
     "bad-crawl-delay": Code(
         _WARNING,
-        "Crawl-delay wants a plain number of seconds (no standard; RFC 9309 section 2.2.4).",
+        "Crawl-delay must be a plain number of seconds (no standard; RFC 9309 section 2.2.4).",
     ),
     "bad-request-rate": Code(
-        _WARNING, "Request-rate wants `documents/time[s|m|h] [hhmm-hhmm]` (2.0 draft)."
+        _WARNING, "Request-rate must be `documents/time[s|m|h] [hhmm-hhmm]` (2.0 draft)."
     ),
-    "bad-visit-time": Code(_WARNING, "Visit-time wants `hhmm-hhmm` in UTC (2.0 draft)."),
-    "bad-sitemap": Code(_ERROR, "Sitemap wants an absolute URL (sitemaps.org)."),
-    "bad-license": Code(_ERROR, "License wants an absolute URL (RSL 1.0)."),
-    "bad-host": Code(_WARNING, "Host wants the name of a host (Yandex)."),
-    "bad-clean-param": Code(_WARNING, "Clean-param wants `name[&name...] [path]` (Yandex)."),
+    "bad-visit-time": Code(_WARNING, "Visit-time must be `hhmm-hhmm` in UTC (2.0 draft)."),
+    "bad-sitemap": Code(_ERROR, "Sitemap must be an absolute URL (sitemaps.org)."),
+    "bad-license": Code(_ERROR, "License must be an absolute URL (RSL 1.0)."),
+    "bad-host": Code(_WARNING, "Host must be the name of a host (Yandex)."),
+    "bad-clean-param": Code(_WARNING, "Clean-param must be `name[&name...] [path]` (Yandex)."),
     "bad-content-usage": Code(
         _WARNING,
-        "The preferences decide nothing; write `train-ai=n, search=y` (draft-ietf-aipref-vocab).",
+        "The preferences have no effect; write `train-ai=n, search=y` (draft-ietf-aipref-vocab).",
     ),
     "unknown-usage-label": Code(
-        _WARNING, "The vocabulary does not know the label; it is ignored (draft-ietf-aipref-vocab)."
+        _WARNING, "The label is not in the vocabulary and is ignored (draft-ietf-aipref-vocab)."
     ),
     "bad-content-signal": Code(
         _WARNING,
-        "The signals decide nothing; write `search=yes, ai-train=no` "
+        "The signals have no effect; write `search=yes, ai-train=no` "
         "(draft-romm-aipref-contentsignals).",
     ),
 }
@@ -453,7 +455,7 @@ def _check_longest(report: FindingList, rules: Sequence[Rule]) -> None:
         if other is rule:
             continue
         if _allows(other) == _allows(rule):
-            report.add(rule.line, "duplicate-rule", f"It is line {other.line} again.")
+            report.add(rule.line, "duplicate-rule", f"It repeats line {other.line}.")
         elif rank > other_rank:
             report.add(other.line, "unreachable-rule", f"Line {rule.line} decides.")
         else:
@@ -471,7 +473,7 @@ def _check_order(report: FindingList, rules: Sequence[Rule], dialect: Dialect) -
         if earlier is None:
             covers.add(rule)
         elif _allows(earlier) == _allows(rule) and earlier.value == rule.value:
-            report.add(rule.line, "duplicate-rule", f"It is line {earlier.line} again.")
+            report.add(rule.line, "duplicate-rule", f"It repeats line {earlier.line}.")
         else:
             report.add(rule.line, "unreachable-rule", f"Line {earlier.line} decides.")
 
@@ -557,7 +559,7 @@ def _check_file(report: FindingList, robots: RobotsTxt, text: str) -> bool:
     if robots.bom == "utf-8":
         report.add(1, "bom")
     elif robots.bom:
-        report.add(1, "encoding", f"It is in {robots.bom}.")
+        report.add(1, "encoding", f"Its encoding is {robots.bom}.")
     if robots.truncated:
         report.add(text.count("\n") + 1, "truncated")
     if _HTML.match(text) is None:
