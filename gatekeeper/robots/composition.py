@@ -16,7 +16,7 @@ from itertools import chain, combinations
 import msgspec
 
 from gatekeeper.robots.model import Match, Rule
-from gatekeeper.robots.parser import FILE_FIELDS, LIMIT, RobotsTxt, Spans, octets, shown
+from gatekeeper.robots.parser import FILE_FIELDS, LIMIT, RobotsTxt, Spans, to_octets, to_unicode
 from gatekeeper.robots.patterns import rfc_pattern
 from gatekeeper.robots.policy import WORD_END, Policy, agent_lines, group_starts, names_of
 from gatekeeper.robots.signals import split_content_usage
@@ -211,7 +211,7 @@ class _Source:
 
     def at(self, line: int) -> FragmentLine:
         """Return a line of this fragment."""
-        return FragmentLine(self.name, line, shown(self._texts[line - 1]) if line else "")
+        return FragmentLine(self.name, line, to_unicode(self._texts[line - 1]) if line else "")
 
     def _read(self, problems: _Problems) -> None:
         above: list[str] = []
@@ -227,7 +227,7 @@ class _Source:
             elif mark and not field:
                 header = _HEADER.match(raw)
                 if header is not None:
-                    self._header(shown(header[1]), number, problems)
+                    self._header(to_unicode(header[1]), number, problems)
                 elif not _CONTROL(raw):  # a line with a control character is read as a comment
                     above.append(raw.strip(" \t"))
             elif not field and not self.lines:
@@ -248,7 +248,7 @@ class _Source:
             elif found[1] == "owner":
                 self.owner = found[2]
             elif _PREFIX.match(found[2]):
-                self.prefix = rfc_pattern(octets(found[2]))
+                self.prefix = rfc_pattern(to_octets(found[2]))
             else:
                 message = "a prefix is the beginning of a path, without `*`, `$`, `?` and `#`"
                 problems.add("header", message, self.at(number))
@@ -375,12 +375,12 @@ class _Writer:
             groups.setdefault(key, []).append(name)
         blocks += [self._group(names) for names in groups.values()]
         blocks.append(self._section(_Source.anywhere))
-        return shown("\n\n".join("\n".join(block) for block in blocks if block) + "\n")
+        return to_unicode("\n\n".join("\n".join(block) for block in blocks if block) + "\n")
 
     def _head(self) -> list[str]:
         lines = ["# Composed of:"]
         for source in self._sources:
-            details = [f"owner {octets(source.owner)}"] if source.owner else []
+            details = [f"owner {to_octets(source.owner)}"] if source.owner else []
             details += [f"prefix {source.prefix}"] if source.prefix else []
             lines.append(f"#   {_label(source)}" + (f" ({', '.join(details)})" if details else ""))
         for source in self._sources:
@@ -426,7 +426,7 @@ class _Writer:
 
 def _label(source: _Source) -> str:
     """Return the name of a fragment for comments, on a single line."""
-    return octets("".join(char if char.isprintable() else "?" for char in source.name))
+    return to_octets("".join(char if char.isprintable() else "?" for char in source.name))
 
 
 def _check_names(source: _Source, problems: _Problems) -> None:
@@ -644,17 +644,14 @@ class _Comparison:
     def _likely(self) -> Iterator[str]:
         for robots in (self._old.robots, self._new.robots):
             for rule in chain.from_iterable(group.rules for group in robots.groups):
-                yield from likely_paths(octets(rule.value))
+                yield from likely_paths(to_octets(rule.value))
 
 
 def _by(reading: Reading, rule: RankedRule | None) -> Ruling:
     return Ruling(rule is None or rule.allow, reading.line_of(rule))
 
 
-_Pair = tuple[RankedRule | None, RankedRule | None]
-
-
-def _unequal(old: Reading, new: Reading) -> Iterator[_Pair]:
+def _unequal(old: Reading, new: Reading) -> Iterator[tuple[RankedRule | None, RankedRule | None]]:
     """Yield the pairs of rules, one of each file, that may decide some URL differently.
 
     One of the two rules is missing in the other file: if both files had both rules, each rule would

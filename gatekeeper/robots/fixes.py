@@ -24,7 +24,7 @@ from gatekeeper.robots.lint import (
     spelling,
 )
 from gatekeeper.robots.model import Rule
-from gatekeeper.robots.parser import Dialect, RobotsTxt, octets, shown
+from gatekeeper.robots.parser import Dialect, RobotsTxt, to_octets, to_unicode
 from gatekeeper.robots.patterns import rfc_pattern
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f]")
@@ -67,21 +67,23 @@ def _stripped(text: str, start: int, end: int) -> tuple[int, int]:
     return start, end
 
 
-_PART_OF_LINE: dict[str, str] = {
-    **dict.fromkeys(("no-colon", "blank-inside-group", "html", "truncated"), "line"),
-    **dict.fromkeys(("unknown-field", "misspelt-field"), "field"),
-    **dict.fromkeys(
-        (
-            *("odd-agent", "agent-list", "robots-txt-rule", "unmatchable-rule"),
-            *("bad-version", "experimental-version", "newer-version", "bad-crawl-delay"),
-            *("bad-request-rate", "bad-visit-time", "bad-sitemap", "bad-license", "bad-host"),
-            *("bad-clean-param", "bad-content-usage", "unknown-usage-label"),
-            "bad-content-signal",
-        ),
-        "value",
-    ),
+_PART_OF_LINE = {
+    "no-colon": "line",
+    "blank-inside-group": "line",
+    "html": "line",
+    "truncated": "line",
+    "unknown-field": "field",
+    "misspelt-field": "field",
+    "odd-agent": "value",
+    "agent-list": "value",
+    "robots-txt-rule": "value",
+    "unmatchable-rule": "value",
+    "experimental-version": "value",
+    "newer-version": "value",
+    "unknown-usage-label": "value",
 }
-"""The part of the line that a code concerns. All other codes concern the whole record."""
+"""The part of the line that a code concerns. Codes that begin with `bad-` concern the value, all
+other codes the whole record."""
 _IN_VALUE: dict[str, re.Pattern[str]] = {
     "odd-blank": ODD_BLANK,
     "blank-in-value": _BLANKS,
@@ -102,7 +104,7 @@ def located(findings: Iterable[Finding], text: str) -> tuple[Finding, ...]:
     """Return the findings with their columns. `text` is the decoded file, octets in a str."""
     lines = text.split("\n")
     return tuple(
-        _with_columns(finding, shown(lines[finding.line - 1]))
+        _with_columns(finding, to_unicode(lines[finding.line - 1]))
         if 0 < finding.line <= len(lines)
         else finding
         for finding in findings
@@ -127,7 +129,8 @@ def _span(code: str, text: str) -> tuple[int, int]:
     if code in _IN_VALUE:
         found = _IN_VALUE[code].search(value)
         return (start + found.start(), start + found.end()) if found else parts.value
-    where: tuple[int, int] = getattr(parts, _PART_OF_LINE.get(code, "record"))
+    part = "value" if code.startswith("bad-") else _PART_OF_LINE.get(code, "record")
+    where: tuple[int, int] = getattr(parts, part)
     return where if where[1] > where[0] else parts.record
 
 
@@ -278,7 +281,7 @@ class _Pass:
         for group in groups:
             seen: set[tuple[str, str]] = set()
             for rule in group.rules:
-                meaning = rule.field.lower(), rfc_pattern(octets(rule.value))
+                meaning = rule.field.lower(), rfc_pattern(to_octets(rule.value))
                 if meaning in seen:
                     self._repeated.add(rule.line)
                 seen.add(meaning)
@@ -335,4 +338,4 @@ class _Pass:
         if rule is None:
             return False
         value = new[0][slice(*_parts(new[0]).value)]
-        return rfc_pattern(octets(value)) == rfc_pattern(octets(rule.value))
+        return rfc_pattern(to_octets(value)) == rfc_pattern(to_octets(rule.value))

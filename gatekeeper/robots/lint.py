@@ -15,7 +15,7 @@ import msgspec
 
 from gatekeeper.robots import signals, timing
 from gatekeeper.robots.model import Group, Rule, Severity, TextLine, iter_lines
-from gatekeeper.robots.parser import FILE_FIELDS, KNOWN_FIELDS, Dialect, RobotsTxt, octets
+from gatekeeper.robots.parser import FILE_FIELDS, KNOWN_FIELDS, Dialect, RobotsTxt, to_octets
 from gatekeeper.robots.patterns import decoded, is_robots_txt, rfc_pattern, squeeze
 
 MAX_FINDINGS = 1_000
@@ -448,7 +448,7 @@ def _check_longest(report: FindingList, rules: Sequence[Rule]) -> None:
     """
     deciding: dict[str, tuple[tuple[int, bool], Rule]] = {}
     for rule in rules:
-        pattern = squeeze(rfc_pattern(octets(rule.value)))
+        pattern = squeeze(rfc_pattern(to_octets(rule.value)))
         rank = len(pattern), _allows(rule)
         key = pattern if pattern.endswith("$") else pattern.rstrip("*")
         other_rank, other = deciding.setdefault(key, (rank, rule))
@@ -488,14 +488,14 @@ class _CoveringPrefixes:
         # In ascending order: a value needs no more look-ups than it has octets.
 
     def add(self, rule: Rule) -> None:
-        value = decoded(octets(rule.value))
+        value = decoded(to_octets(rule.value))
         self._rules[value] = rule
         place = bisect_left(self._lengths, len(value))
         if self._lengths[place : place + 1] != [len(value)]:
             self._lengths.insert(place, len(value))
 
     def by(self, value: str) -> Rule | None:
-        value = decoded(octets(value))
+        value = decoded(to_octets(value))
         for length in self._lengths:
             if length > len(value):
                 break

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import astuple
 
-from gatekeeper.robots.parser import SPOILT, Dialect, line_parts, shown
+from gatekeeper.robots.parser import SPOILT, Dialect, line_parts, to_unicode
 
 if TYPE_CHECKING:
     from gatekeeper.robots.policy import Policy
@@ -119,9 +119,9 @@ def iter_lines(text: str) -> Iterator[TextLine]:
         head, colon, rest = raw.partition("#")[0].partition(":")
         yield TextLine(
             number=number,
-            text=shown(raw),
-            field=shown(head.strip(" \t").lower()) if colon else "",
-            value=shown(rest.strip(" \t")),
+            text=to_unicode(raw),
+            field=to_unicode(head.strip(" \t").lower()) if colon else "",
+            value=to_unicode(rest.strip(" \t")),
             spoilt=SPOILT.match(raw) is not None,
         )
 

@@ -4,8 +4,8 @@ The first half of the module turns octets into lines (decoding, line ends, contr
 size limit) and lines into fields. Inside this package a text is stored as *octets in a str*: each
 character stands for one octet (Latin-1). The standards compare octets (RFC 9309 section 2.2.2,
 RFC-16; the 1996 draft, R96-17), so a file that is not valid UTF-8 loses nothing, decoding cannot
-fail, and a file in any script takes one byte per octet. `shown` converts such a string to readable
-Unicode.
+fail, and a file in any script takes one byte per octet. `to_unicode` converts such a string to
+readable Unicode.
 
 Parsing only finds the lines. The groups of an agent are located when its policy is created, its
 rules are read for the first question, and all other records are read when they are requested: most
@@ -140,14 +140,14 @@ _BOMS = (
 )
 
 
-def octets(text: str) -> str:
+def to_octets(text: str) -> str:
     """Convert Unicode to octets in a str: its UTF-8 octets, one character each."""
     if text.isascii():
         return text
     return text.encode("utf-8", "surrogatepass").decode("latin-1")
 
 
-def shown(text: str) -> str:
+def to_unicode(text: str) -> str:
     """Convert octets in a str to Unicode for display. Invalid UTF-8 becomes U+FFFD."""
     if text.isascii():
         return text
@@ -227,7 +227,7 @@ def strip_comment(rest: str, *, v2: bool = False) -> str:
 def line_parts(raw: str, *, v2: bool = False) -> tuple[str, str, str]:
     """Return field, value and whole text of a line, decoded for display."""
     field, _, rest = raw.partition(":")
-    return shown(field.strip(" \t")), shown(strip_comment(rest, v2=v2)), shown(raw)
+    return to_unicode(field.strip(" \t")), to_unicode(strip_comment(rest, v2=v2)), to_unicode(raw)
 
 
 def values_in(text: str, spans: Spans, *fields: str) -> dict[str, list[str]]:
@@ -386,7 +386,7 @@ class RobotsTxt:
     @property
     def text(self) -> str:
         """The text that was read: decoded, cut at the limit, with `\\n` as line ends."""
-        return shown(self.octets)
+        return to_unicode(self.octets)
 
     @property
     def octets(self) -> str:
@@ -453,7 +453,7 @@ class RobotsTxt:
     def _values(self, field: str) -> list[str]:
         text = self.lines
         found = values_in(text, ((0, len(text)),), field)[field]
-        return list(map(shown, found))
+        return list(map(to_unicode, found))
 
     def _iter_groups(self) -> Iterator[Group]:
         text = self.lines

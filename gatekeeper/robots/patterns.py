@@ -24,7 +24,7 @@ from functools import cache
 from itertools import chain
 from typing import Final, TypeGuard
 
-from gatekeeper.robots.parser import octets
+from gatekeeper.robots.parser import to_octets
 from gatekeeper.speedups import lazy_pattern
 
 PLAIN = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~:/@!&'()+,;="
@@ -174,7 +174,7 @@ def rfc_path(path: str) -> str:
     upper case (RFC-24). `*` and `$` are escaped, so that only `%2A` and `%24` in a rule match them
     (RFC 9309 section 2.2.3, RFC-30).
     """
-    return _normalise(octets(path), _IN_PATH)
+    return _normalise(to_octets(path), _IN_PATH)
 
 
 def rfc_pattern(value: str) -> str:
@@ -382,8 +382,8 @@ class PathView:
     """A path with, for each class used so far, the positions at which the class matches (bit i for
     character i).
 
-    The work is charged to a budget; `matches_at` and `search` raise StepBudgetExceeded when its
-    steps are used up.
+    The work is charged to a budget; `matches_at` and `search` raise StepBudgetExceeded when it is
+    used up.
     """
 
     __slots__ = ("_class_bits", "budget", "text")
@@ -590,10 +590,12 @@ class CountedText:
 
 
 class PieceIndex:
-    """Finds the pieces, out of many, that occur in a text, at a cost that grows with the text. A
-    piece is stored under its ending, whose length is the greatest of `_KEY_LENGTHS` that fits. For
-    each length every substring of the text is looked up once, and the pieces found under it are
-    checked. An empty piece occurs in every text."""
+    """Finds the pieces, out of many, that occur in a text, at a cost that grows with the text.
+
+    A piece is stored under its ending, whose length is the greatest of `_KEY_LENGTHS` that fits.
+    For each length every substring of the text is looked up once, and the pieces found under it are
+    checked. An empty piece occurs in every text.
+    """
 
     __slots__ = ("_pieces", "_previous", "_tables")
 

@@ -18,7 +18,7 @@ from typing import Protocol
 from gatekeeper import robots as parts
 from gatekeeper.errors import InvalidURL
 from gatekeeper.robots.compiled import DENIED, ROBOTS_FILE, CompiledRules, PrefixTable
-from gatekeeper.robots.parser import RULE, Dialect, Spans, octets, shown, strip_comment
+from gatekeeper.robots.parser import RULE, Dialect, Spans, strip_comment, to_octets, to_unicode
 from gatekeeper.robots.patterns import (
     COMPARE_BITS,
     PLAIN,
@@ -252,7 +252,7 @@ class PrefixesInOrder:
         if self._absolute and cached_origin != origin:
             prefixes = self._table_for(origin)
             self._cached_table = (origin, prefixes)
-        entry = prefixes.best(decoded(octets(path)))
+        entry = prefixes.best(decoded(to_octets(path)))
         return -1 if entry == _NO_RULE else -entry
 
     def _table_for(self, origin: str) -> PrefixTable:
@@ -266,7 +266,7 @@ class PrefixesInOrder:
 
     def matching(self, path: str, rules: RuleLines, origin: str = "") -> list[tuple[int, int]]:
         """Return number and length of every rule that matches, the deciding one first."""
-        path = decoded(octets(path))
+        path = decoded(to_octets(path))
         same = _SameOrigin(origin)
         found = []
         for number, (dis, value) in enumerate(rules):
@@ -318,7 +318,7 @@ class _SameOrigin:
         if self._parsed_count > _MAX_PARSED_ORIGINS:
             return True
         try:
-            return _split(shown(written) + "/")[0] == self._origin
+            return _split(to_unicode(written) + "/")[0] == self._origin
         except InvalidURL:
             return False
 
@@ -524,7 +524,7 @@ def _precedence_key(matched: tuple[int, bool]) -> tuple[int, int]:
 
 def _path_views(path: str, budget: StepBudget) -> _ThreeViews:
     """Return the path as received, decoded, and both; each with and without its query."""
-    path = octets(path)
+    path = to_octets(path)
     bare, mark, query = path.partition("?")
     bare_decoded = decoded(bare)
     raw_forms: tuple[str, ...] = (path,)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from gatekeeper.robots import signals
-from gatekeeper.robots.parser import Spans, shown
+from gatekeeper.robots.parser import Spans, to_unicode
 from gatekeeper.speedups import lazy_pattern
 
 MAX_SECONDS = 31_536_000.0
@@ -210,7 +210,7 @@ def read_directives(values: Mapping[str, Sequence[str]]) -> Directives:
         crawl_delay=max((delay for delay in delays if delay is not None), default=None),
         request_rates=tuple(rate for rate in rates if rate),
         visit_times=tuple(window for window in windows if window),
-        comments=tuple(map(shown, values["comment"])),
+        comments=tuple(map(to_unicode, values["comment"])),
         signal=signals.combine_signals(map(signals.parse_content_signal, values["content-signal"])),
         usage=values["content-usage"],
     )

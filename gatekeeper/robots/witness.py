@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from gatekeeper.robots.model import Rule, rule_at
-from gatekeeper.robots.parser import Dialect, Spans, line_numbers, octets, rule_offsets
+from gatekeeper.robots.parser import Dialect, Spans, line_numbers, rule_offsets, to_octets
 from gatekeeper.robots.patterns import (
     PLAIN,
     ROBOTS_TXT,
@@ -615,7 +615,7 @@ def _any_rules(policy: Policy) -> list[Rule]:
 
 
 def _try_likely_paths(policy: Policy, rule: Rule) -> Witness:
-    for path in likely_paths(octets(rule.value)):
+    for path in likely_paths(to_octets(rule.value)):
         decided = policy.match_path(path).rule
         if decided is not None and decided.line == rule.line:
             return Witness(rule, path, False)

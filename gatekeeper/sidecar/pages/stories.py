@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from gatekeeper import urls
 from gatekeeper.clock import utc
-from gatekeeper.robots.parser import octets
+from gatekeeper.robots.parser import to_octets
 from gatekeeper.robots.patterns import rfc_path, rfc_pattern
 from gatekeeper.sidecar.pages.feeds import GivenDecision
 from gatekeeper.sidecar.pages.html import (
@@ -161,7 +161,7 @@ def normal_form(value: str) -> str | None:
     >>> normal_form("/caf%c3%a9/%7euser"), normal_form("/plain*$")
     ('/caf%C3%A9/~user', None)
     """
-    normal = rfc_pattern(octets(value))
+    normal = rfc_pattern(to_octets(value))
     return None if normal == value else normal
 
 
