@@ -98,7 +98,7 @@ def spread_of(value: str | None) -> Spread | None:
     >>> spread_of('"burst";r=0;t=30'), spread_of('"day";r=10;t=100')
     (Spread(seconds=30.0, lasting=30.0), Spread(seconds=10.0, lasting=100.0))
     """
-    spreads = [Spread(reset / max(1.0, left), reset) for left, reset in _quotas(value)]
+    spreads = [Spread(reset / max(1.0, remaining), reset) for remaining, reset in _quotas(value)]
     return max(spreads, key=lambda spread: spread.seconds, default=None)
 
 

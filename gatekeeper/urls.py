@@ -267,9 +267,9 @@ def is_sent_as_written(path: str) -> bool:
     if not path.isascii() or ("/." in path and _DOT_SEGMENT.search(path)):
         return False
     # Removing all plain octets in C is faster than searching for another one.
-    odd = path.encode().translate(None, _PLAIN)
-    return not odd or not (
-        odd.strip(b"%") or _LONE_PERCENT.search(path) or _MAYBE_DOTS.search(path)
+    special = path.encode().translate(None, _PLAIN)
+    return not special or not (
+        special.strip(b"%") or _LONE_PERCENT.search(path) or _MAYBE_DOTS.search(path)
     )
 
 
@@ -503,18 +503,18 @@ def _path(url: URL, raw: str) -> str:
 
 def _without_dot_segments(path: str) -> str:
     """Remove dot segments (RFC 3986 section 5.2.4), treating `%2e` as a dot (URL-03)."""
-    kept: list[str] = []
+    segments: list[str] = []
     last = ""
     for segment in path[1:].split("/"):
         last = segment.lower().replace("%2e", ".") if len(segment) <= 6 else segment
         if last == "..":
-            if kept:
-                kept.pop()
+            if segments:
+                segments.pop()
         elif last != ".":
-            kept.append(segment)
+            segments.append(segment)
     if last in {".", ".."}:
-        kept.append("")
-    return "/" + "/".join(kept)
+        segments.append("")
+    return "/" + "/".join(segments)
 
 
 def _percent_encoded(found: re.Match[str]) -> str:
@@ -559,12 +559,12 @@ def mask(raw: str, *, query: bool = True, limit: int = 200) -> str:
     >>> mask("https://ann:secret@example.com/a?token=1", query=False)
     'https://***@example.com/a?***'
     """
-    shown = raw
+    masked = raw
     if _AT_SIGN.search(raw):
-        shown = _without_userinfo(raw)
+        masked = _without_userinfo(raw)
     if not query:
-        shown = _QUERY.sub(r"\1***", shown, count=1)
-    return printable(shown, limit)
+        masked = _QUERY.sub(r"\1***", masked, count=1)
+    return printable(masked, limit)
 
 
 def _without_userinfo(raw: str) -> str:
@@ -598,8 +598,8 @@ def without_credentials(url: str) -> str:
     place = rest.partition("#")[0].partition("?")[0]
     if "@" not in place.partition("/")[0] or "@" in place.partition("/")[2]:
         place = rest  # all text before the last @ may be an unescaped password
-    shown = place.rpartition("@")[2].partition("#")[0].partition("?")[0]
-    return f"{scheme}{slashes}{shown}"
+    stripped = place.rpartition("@")[2].partition("#")[0].partition("?")[0]
+    return f"{scheme}{slashes}{stripped}"
 
 
 _REMEDIES = {"URL": "give str({name})", "bytes": "decode it first"} | dict.fromkeys(

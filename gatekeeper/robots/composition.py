@@ -657,16 +657,16 @@ def _unequal(old: Reading, new: Reading) -> Iterator[tuple[RankedRule | None, Ra
     One of the two rules is missing in the other file: if both files had both rules, each rule would
     match the URL in either file, and the one with precedence would decide in both.
     """
-    kept = old.table.meaning & new.table.meaning
+    common = old.table.meaning & new.table.meaning
     for rule in old.table.rules:
-        gone = (rule.allow, rule.pattern) not in kept
+        gone = (rule.allow, rule.pattern) not in common
         if gone and not rule.allow:
             yield rule, None
         for against in new.table.candidates(rule.head):
             if rule.allow != against.allow and (
-                gone or (against.allow, against.pattern) not in kept
+                gone or (against.allow, against.pattern) not in common
             ):
                 yield rule, against
     for rule in new.table.rules:
-        if not rule.allow and (rule.allow, rule.pattern) not in kept:
+        if not rule.allow and (rule.allow, rule.pattern) not in common:
             yield None, rule

@@ -504,7 +504,7 @@ class RobotsTxt:
         return self.octets, self.lines, self.size, self.truncated, self.bom, self.forced
 
 
-def _import_policy(*given: Any, **more: Any) -> Policy:
+def _import_policy(*args: Any, **kwargs: Any) -> Policy:
     """Import `Policy` on the first call and create one.
 
     It is imported by name: compiled code that accesses `parts.policy.Policy` does not import the
@@ -514,7 +514,7 @@ def _import_policy(*given: Any, **more: Any) -> Policy:
 
     global _new_policy  # noqa: PLW0603
     _new_policy = Policy
-    return Policy(*given, **more)
+    return Policy(*args, **kwargs)
 
 
 _new_policy: Callable[..., Policy] = _import_policy

@@ -72,9 +72,9 @@ _MAX_REPLACED = 16
 
 
 @cache
-def _escape_table(kept: bytes) -> list[str]:
-    """Return the normal form of each octet: itself if it is in `kept`, else its escape."""
-    return [chr(octet) if octet in kept else f"%{octet:02X}" for octet in range(256)]
+def _escape_table(unchanged: bytes) -> list[str]:
+    """Return the normal form of each octet: itself if it is in `unchanged`, else its escape."""
+    return [chr(octet) if octet in unchanged else f"%{octet:02X}" for octet in range(256)]
 
 
 def _normal_escapes(escapes: str) -> str:
@@ -116,13 +116,13 @@ def _escaped_octets(escapes: str) -> bytes:
     return bytes.fromhex(escapes.replace("%", ""))
 
 
-def _normalise(text: str, kept: bytes) -> str:
+def _normalise(text: str, unchanged: bytes) -> str:
     if "%" in text:
         text = _replace_escapes(_LONE_PERCENT.sub("%25", text), _CHANGING_ESCAPES, _normal_escapes)
-    special = set(text.encode("latin-1").translate(None, kept))
+    special = set(text.encode("latin-1").translate(None, unchanged))
     if not special:
         return text
-    table = _escape_table(kept)
+    table = _escape_table(unchanged)
     if len(special) > _MAX_REPLACED:
         return text.translate(table)
     for octet in special:  # replacing a few in turn is much faster than translate()
@@ -406,11 +406,11 @@ class PathView:
         """Return the leftmost position from `start` on at which the segment matches, or -1."""
         if isinstance(segment, str):
             return self.text.find(segment, start)
-        room = len(self.text) - start - len(segment) + 1
-        if room <= 0:
+        starts = len(self.text) - start - len(segment) + 1
+        if starts <= 0:
             return -1
-        self.budget.spend(len(segment) * (1 + (room >> _SHIFT_BITS)))
-        alive = (1 << room) - 1  # bit i: the segment may still begin at start + i
+        self.budget.spend(len(segment) * (1 + (starts >> _SHIFT_BITS)))
+        alive = (1 << starts) - 1  # bit i: the segment may still begin at start + i
         for offset, unit in enumerate(segment, start):
             if unit is not None:
                 alive &= self._positions_of(unit) >> offset
@@ -472,8 +472,8 @@ def _segments(value: str, longest: int) -> tuple[_Segment, ...]:
         else:
             segments[-1].append(char)
     first, *middle, last = segments if len(segments) > 1 else (segments[0], [])
-    kept = [first, *(segment for segment in middle if segment), last]
-    return tuple(map(_segment, kept if len(segments) > 1 else kept[:1]))
+    parts = [first, *(segment for segment in middle if segment), last]
+    return tuple(map(_segment, parts if len(segments) > 1 else parts[:1]))
 
 
 def _segment(units: list[_Unit]) -> _Segment:

@@ -164,7 +164,7 @@ def records_of(text: str, *, allow_ends: bool = True) -> tuple[AgentRecord, ...]
     agents: list[str] = []
     version: tuple[int, int] | None = None
     start = offset = 0
-    ruled = named = versioned = False  # named: the previous line was a user-agent line
+    has_rule = after_agent = has_version = False  # after_agent: directly after one
 
     def close(end: int) -> None:
         if agents:
@@ -172,32 +172,32 @@ def records_of(text: str, *, allow_ends: bool = True) -> tuple[AgentRecord, ...]
             agents.clear()
 
     for line in text.split("\n"):
-        if ruled and not named and line[:1] in _RULE_LETTERS:
+        if has_rule and not after_agent and line[:1] in _RULE_LETTERS:
             offset += len(line) + 1  # another rule, or a line without meaning here
             continue
         field, _, rest = line.strip(" \t").partition(":")
         field = field.rstrip(" \t").lower()
-        here, offset = offset, offset + len(line) + 1
+        line_start, offset = offset, offset + len(line) + 1
         if field[:1] == "#":
             continue
         if field == "user-agent":
-            if ruled:
-                close(here)
+            if has_rule:
+                close(line_start)
             if not agents:
-                start, ruled = here, False
-            version, versioned = None, False  # it follows the last user-agent line (V2-06)
+                start, has_rule = line_start, False
+            version, has_version = None, False  # it follows the last user-agent line (V2-06)
             agents.append(rest.partition("#")[0].strip(" \t").lower())
-            named = True
+            after_agent = True
             continue
         if not field and not rest and not line.strip(" \t"):
-            close(here)
-            ruled = False
-        elif field == "robot-version" and named and not versioned:
-            versioned = True  # only the first of a rule set counts (the 2.0 draft, V2-07)
+            close(line_start)
+            has_rule = False
+        elif field == "robot-version" and after_agent and not has_version:
+            has_version = True  # only the first of a rule set counts (the 2.0 draft, V2-07)
             version = _version(rest)
         elif field == "disallow" or (field == "allow" and allow_ends):
-            ruled = True
-        named = False
+            has_rule = True
+        after_agent = False
     close(len(text))
     return tuple(records)
 

@@ -154,7 +154,7 @@ def match_length(value: str, path: str, query: str) -> int:
         return len(pattern) if wild_match(squeeze(pattern), path) else 0
     form = query_form(pattern)
     squeezed = {squeeze(pattern), squeeze(form)}
-    if any(wild_match(each, seen) for each in squeezed for seen in {path, query}):
+    if any(wild_match(each, view) for each in squeezed for view in {path, query}):
         return len(form)
     return 0
 

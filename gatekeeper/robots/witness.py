@@ -393,7 +393,7 @@ class _Walk:
         )
         order = count()
         seen = {first}
-        # By the least length that the whole path can have; `order` keeps states uncompared.
+        # Ordered by the minimum length of the whole path; `order` avoids comparing states.
         heap = [(self._needed(first), next(order), "", first)]
         while heap:
             _, _, path, state = heapq.heappop(heap)
