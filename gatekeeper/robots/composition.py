@@ -221,8 +221,8 @@ class _Source:
             record, mark, comment = raw.partition("#")
             field, colon, value = (part.strip(" \t") for part in record.partition(":"))
             if colon and field:
-                record = (number, start, field, value, comment.strip(" \t"), tuple(above))
-                self.lines.append(_Record(*record))
+                comment = comment.strip(" \t")
+                self.lines.append(_Record(number, start, field, value, comment, tuple(above)))
                 above = []
             elif mark and not field:
                 header = _HEADER.match(raw)
