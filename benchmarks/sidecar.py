@@ -306,7 +306,6 @@ async def _serve_gate(count: int) -> None:
     from gatekeeper import Gatekeeper
     from gatekeeper.config import Config, GuardConfig, PacingConfig, ServerConfig
     from gatekeeper.sidecar.listening import Server
-    from gatekeeper.sidecar.security import ANY_LITERAL, accepted_hosts
     from gatekeeper.sidecar.service import Service
     from gatekeeper.sidecar.workers import Acceptor, Workers
 
@@ -321,9 +320,8 @@ async def _serve_gate(count: int) -> None:
             assert decision, decision.explain()
         sock = socket.create_server(("127.0.0.1", 0))
         named = [sock.getsockname()[:2]]
-        workers = Workers(count, identity=AGENT, version="0", addresses=named) if count else None
-        hosts = accepted_hosts(config.server, named) | {ANY_LITERAL}
-        service = Service(gate, config, hosts=hosts, workers=workers)
+        workers = Workers(count) if count else None
+        service = Service(gate, config, addresses=named, workers=workers)
         service.serve()
         server = Server(
             service.handle,

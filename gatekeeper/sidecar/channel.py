@@ -23,7 +23,7 @@ from gatekeeper.config import Config, HostRule
 from gatekeeper.sidecar.pages.feeds import DecisionNote
 
 
-class _Body(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class _TaggedMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
     pass
 
 
@@ -35,7 +35,7 @@ class TokenText(msgspec.Struct, frozen=True, array_like=True):
     roles: list[str]
 
 
-class Adopt(_Body, frozen=True):
+class Configure(_TaggedMessage, frozen=True):
     """To a worker: the configuration in force. Sent first, and again after each change."""
 
     config: Config
@@ -48,63 +48,63 @@ class Adopt(_Body, frozen=True):
     """The addresses and ports that the service listens on."""
 
 
-class RuntimeRules(_Body, frozen=True):
+class OperatorRules(_TaggedMessage, frozen=True):
     """To a worker: all of the operator's rules about hosts, replacing the earlier ones."""
 
     rules: list[HostRule]
 
 
-class Connected(_Body, frozen=True):
+class HandOver(_TaggedMessage, frozen=True):
     """In either direction: the connection whose descriptor comes with this message."""
 
-    begun: bytes = b""
+    unanswered: bytes = b""
     """Octets that were read from the connection and not answered."""
     passes: int = 0
     """How often the connection was passed on recently."""
 
 
-class Known(_Body, frozen=True):
+class SharedRecord(_TaggedMessage, frozen=True):
     """To a worker: the record of an origin; see `GateInternals.shared_record`."""
 
     origin: str
     record: bytes
 
 
-class Forget(_Body, frozen=True):
+class DropRecords(_TaggedMessage, frozen=True):
     """To a worker: drop the records of these origins."""
 
     origins: list[str]
 
 
-class ClientFull(_Body, frozen=True):
+class ClientAtLimit(_TaggedMessage, frozen=True):
     """To a worker: a client reached its limit of concurrent requests, or fell below it again."""
 
     client: str
-    full: bool
+    at_limit: bool
 
 
-class Mark(_Body, frozen=True):
-    """To a worker: send the counts, then answer with `Reached`."""
+class Sync(_TaggedMessage, frozen=True):
+    """To a worker: send the counts, then answer with `Synced`."""
 
     number: int
 
 
-class Leave(_Body, frozen=True):
+class Stop(_TaggedMessage, frozen=True):
     """To a worker: pass every connection back, send the counts, and exit."""
 
 
-class Ready(_Body, frozen=True):
+class Ready(_TaggedMessage, frozen=True):
     """From a worker: it accepts connections."""
 
 
-class Want(_Body, frozen=True):
+class RecordRequest(_TaggedMessage, frozen=True):
     """From a worker: it was asked about an origin for which it has no record."""
 
     origin: str
 
 
-class Reached(_Body, frozen=True):
-    """From a worker: the answer to `Mark`. Every message sent before the mark is in force."""
+class Synced(_TaggedMessage, frozen=True):
+    """From a worker: the answer to `Sync`. Every message sent before it is in force."""
 
     number: int
 
@@ -128,8 +128,8 @@ class BatchNote(msgspec.Struct, frozen=True, array_like=True):
     """Each decision as JSON."""
 
 
-class Counted(_Body, frozen=True):
-    """From a worker: what it counted since its previous `Counted` message."""
+class WorkerCounts(_TaggedMessage, frozen=True):
+    """From a worker: what it counted since its previous `WorkerCounts`."""
 
     requests: list[tuple[str, str, int, int]]
     """Route, method, status, and the number of requests."""
@@ -153,23 +153,23 @@ class Counted(_Body, frozen=True):
 
 
 Message = (
-    Adopt
-    | RuntimeRules
-    | Connected
-    | Known
-    | Forget
-    | ClientFull
-    | Mark
-    | Leave
+    Configure
+    | OperatorRules
+    | HandOver
+    | SharedRecord
+    | DropRecords
+    | ClientAtLimit
+    | Sync
+    | Stop
     | Ready
-    | Want
-    | Reached
-    | Counted
+    | RecordRequest
+    | Synced
+    | WorkerCounts
 )
 
 _LENGTH: Final = struct.Struct(">I")
-_READ: Final = 262_144
-_FDS: Final = 8
+_READ_SIZE: Final = 262_144
+_MAX_FDS: Final = 8
 """Descriptors that one read has room for. The kernel ends a read after the data that carries a
 descriptor, so one read never brings more."""
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -199,20 +199,15 @@ class Channel:
         self._fds: deque[int] = deque()
         self._queue: deque[tuple[memoryview, int]] = deque()
         self.queued: int = 0
-        self._closed = False
+        self.closed: bool = False
         self._loop.add_reader(sock.fileno(), self._readable)
 
-    @property
-    def closed(self) -> bool:
-        """Whether the channel neither sends nor receives any more."""
-        return self._closed
-
     def send(self, message: Message, fd: int = -1) -> None:
-        """Send a message, for `Connected` with the descriptor of its connection.
+        """Send a message, for `HandOver` with the descriptor of its connection.
 
         The caller may close its own descriptor immediately. No effect on a closed channel.
         """
-        if self._closed:
+        if self.closed:
             return
         body = _encoder.encode(message)
         data = memoryview(_LENGTH.pack(len(body)) + body)
@@ -228,9 +223,9 @@ class Channel:
 
     def close(self) -> None:
         """Close the channel and every descriptor still queued in either direction. Idempotent."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         self._loop.remove_reader(self._sock.fileno())
         self._loop.remove_writer(self._sock.fileno())
         self._sock.close()
@@ -267,7 +262,7 @@ class Channel:
     def _readable(self) -> None:
         try:
             data, ancillary, flags, _ = self._sock.recvmsg(
-                _READ, socket.CMSG_SPACE(4 * _FDS), getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+                _READ_SIZE, socket.CMSG_SPACE(4 * _MAX_FDS), getattr(socket, "MSG_CMSG_CLOEXEC", 0)
             )
         except (BlockingIOError, InterruptedError):
             return
@@ -275,9 +270,9 @@ class Channel:
             data, ancillary, flags = b"", [], 0
         for level, kind, rights in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                found = array.array("i")
-                found.frombytes(rights[: len(rights) - len(rights) % found.itemsize])
-                self._fds.extend(found)
+                fds = array.array("i")
+                fds.frombytes(rights[: len(rights) - len(rights) % fds.itemsize])
+                self._fds.extend(fds)
         if flags & socket.MSG_CTRUNC:
             self._fds.append(-1)  # this process had no free descriptor to receive it
         if not data:
@@ -285,16 +280,16 @@ class Channel:
             return
         self._read += data
         try:
-            self._take()
+            self._dispatch()
         except msgspec.MsgspecError:
             self._lost()
 
     def _lost(self) -> None:
-        if not self._closed:
+        if not self.closed:
             self.close()
             self._on_lost()
 
-    def _take(self) -> None:
+    def _dispatch(self) -> None:
         read, start = self._read, 0
         while len(read) - start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(read, start)
@@ -304,12 +299,12 @@ class Channel:
             message: Message = _decoder.decode(bytes(read[start + _LENGTH.size : end]))
             start = end
             connection = None
-            if type(message) is Connected:
+            if type(message) is HandOver:
                 fd = self._fds.popleft() if self._fds else -1
                 if fd < 0:
                     continue
                 connection = socket.socket(fileno=fd)
             self._on_message(message, connection)
-            if self._closed:
+            if self.closed:
                 return
         del read[:start]

@@ -241,10 +241,6 @@ class Problem(Exception):
     held: Holder = _NOBODY
     why: str | None = None
 
-    def with_decision(self, decision: Decision) -> Problem:
-        """Return a copy with a decision about the URL."""
-        return Problem(self.status, self.kind, self.detail, headers=self.headers, decision=decision)
-
     def document(self, request_id: str | None = None) -> ProblemDocument:
         """Return the body of the response to the request with that id."""
         return ProblemDocument(

@@ -52,7 +52,7 @@ from gatekeeper.gate import internals
 from gatekeeper.gate.leases import Lease
 from gatekeeper.sidecar.exchange import Problem
 from gatekeeper.sidecar.metrics import counter, gauge
-from gatekeeper.sidecar.waiting import LeaseWaiters, draining, full
+from gatekeeper.sidecar.waiting import LeaseWaiters, draining_problem, full_problem
 from gatekeeper.storage.base import NO_SPACE
 from gatekeeper.wire import LeaseReport, LeaseRequestBody
 
@@ -65,16 +65,16 @@ _log = logging.getLogger(__name__)
 
 
 _STORAGE = "storage"
-_TAKE_UP = 0.5
+_RETRY_SECONDS = 0.5
 """Seconds between two attempts to hold the leases of an earlier process again."""
-_SLACK = 1000
-_ID = 12
+_SPARE_HINTS = 1000
+_ID_OCTETS = 12
 """Random octets in the id of a lease."""
 EARLIER = "earlier"
 """The client of a lease that an earlier process granted, if the journal does not name it."""
-_REMEMBERED = 10_000
+_MAX_REMEMBERED = 10_000
 """Ended leases whose late or repeated report is still accepted."""
-_LONGEST_ID = 64
+_MAX_ID = 64
 """Characters that an id chosen by a client may have (`wire.LeaseId`)."""
 
 
@@ -99,7 +99,7 @@ class LeaseTable:
         self,
         server: ServerConfig,
         clock: Clock,
-        book: LeaseBook | None = None,
+        journal: LeaseJournal | None = None,
         *,
         keep_going: bool = False,
         on_report: Callable[[str, int], object] = lambda _host, _status: None,
@@ -108,23 +108,23 @@ class LeaseTable:
         with the host and the status of each report."""
         self._clock = clock
         self._keep_going = keep_going
-        self._book = book or LeaseBook(None, clock=clock)
-        self._left_over = {lease.id: lease for lease in self._book.left_over}
+        self._journal = journal or LeaseJournal(None, clock=clock)
+        self._left_over = {lease.id: lease for lease in self._journal.left_over}
         self.waiters: LeaseWaiters = LeaseWaiters(server, clock)
         self.adjust(server)
         self._held: dict[str, ClientLease] = {}
         self._by_host: dict[str, list[ClientLease]] = {}
         self._by_client: dict[str, int] = {}
         self._ended: OrderedDict[str, Lease] = OrderedDict()
-        self._unwanted: OrderedDict[str, None] = OrderedDict()
+        self._given_back_early: OrderedDict[str, None] = OrderedDict()
         """Ids that a client chose and gave back before a lease with that id was granted."""
         self._due: list[tuple[float, str]] = []
         self._timer = SingleTimer(clock, self._sweep)
         self._idle = asyncio.Event()
         self._idle.set()
-        self._unwritten = not self._book.begun
+        self._journal_failed = not self._journal.opened
         """Whether the latest attempt to write to the journal failed."""
-        self._taking_up: asyncio.Task[None] | None = None
+        self._restoring: asyncio.Task[None] | None = None
         self._on_report = on_report
         self.ended: dict[str, int] = {"reported": 0, "given_back": 0, "expired": 0, "dropped": 0}
         self.refused: dict[str, int] = {"leases": 0, "journal": 0, "client": 0}
@@ -139,9 +139,9 @@ class LeaseTable:
     @property
     def writable(self) -> bool:
         """Whether the journal can be written, as far as is known, or is not needed."""
-        if self._unwritten:
-            self._unwritten = not self._book.writable
-        return not self._unwritten
+        if self._journal_failed:
+            self._journal_failed = not self._journal.writable
+        return not self._journal_failed
 
     def __len__(self) -> int:
         return len(self._held)
@@ -150,81 +150,83 @@ class LeaseTable:
         return lease_id in self._held
 
     async def acquire(
-        self, gate: Gatekeeper, wanted: LeaseRequestBody, client: str, gone: Callable[[], bool]
+        self, gate: Gatekeeper, wanted: LeaseRequestBody, client: str, hung_up: Callable[[], bool]
     ) -> ClientLease:
         """Wait for the turn and grant the lease.
 
-        `gone` returns whether the client hung up meanwhile. Raises what `gate.lease` raises,
+        `hung_up` returns whether the client hung up meanwhile. Raises what `gate.lease` raises,
         Problem 429 if the client holds as many leases as it may, or Problem 503 if another limit
         is reached, the service drains, or the disk is full.
         """
         try:
-            return await self._acquire(gate, wanted, client, gone)
+            return await self._acquire(gate, wanted, client, hung_up)
         except Problem as problem:
-            if problem.kind != _STORAGE:
-                raise
-            # The decision is the one for a state file that can't be written.
-            target, why = urls.parse(wanted.url), "the journal of leases takes no line"
-            decision = internals(gate).unkept(wanted.url, target, wanted.user_agent, why)
-            raise problem.with_decision(decision) from problem.__cause__
+            if problem.kind == _STORAGE:
+                # The decision is the one for a state file that can't be written.
+                target, why = urls.parse(wanted.url), "the journal of leases takes no line"
+                problem.decision = internals(gate).unkept(
+                    wanted.url, target, wanted.user_agent, why
+                )
+            raise
 
     async def _acquire(
-        self, gate: Gatekeeper, wanted: LeaseRequestBody, client: str, gone: Callable[[], bool]
+        self, gate: Gatekeeper, wanted: LeaseRequestBody, client: str, hung_up: Callable[[], bool]
     ) -> ClientLease:
         self._admit(client)
         lease = await self.waiters.turn(gate, wanted, client)
         if self._by_client.get(client, 0) >= self._client_leases:  # it got others meanwhile
             lease.give_back()
-            raise self._too_many_of_one()
+            raise self._client_limit_reached()
         # No await between the grant and the table, so every granted lease has an owner.
-        if gone():
+        if hung_up():
             lease.give_back()
             raise ConnectionResetError("the client hung up while its turn came")
-        return self._hold(lease, wanted.ttl, client, wanted.user_agent, wanted.id)
+        return self._grant(lease, wanted.ttl, client, wanted.user_agent, wanted.id)
 
-    def take(
+    def acquire_nowait(
         self, gate: GateInternals, url: str, ttl: float, client: str, lease_id: str | None = None
     ) -> ClientLease | None:
         """Grant a lease without waiting. Return None if that may take waiting: use `acquire`."""
-        waiters = self.waiters
-        if waiters.closed or self._unwritten or len(self._held) + len(waiters) >= self._max_leases:
+        if self.waiters.closed or self._journal_failed:
+            return None
+        if len(self._held) + len(self.waiters) >= self._max_leases:
             return None
         if self._by_client.get(client, 0) >= self._client_leases:
             return None
         lease = gate.take(url)
-        return None if lease is None else self._hold(lease, ttl, client, None, lease_id)
+        return None if lease is None else self._grant(lease, ttl, client, None, lease_id)
 
-    async def take_up(self, gate: GateInternals) -> None:
+    async def restore(self, gate: GateInternals) -> None:
         """Hold the leases again that an earlier process left open, so that their hosts stay busy.
 
         A lease that can't be held (no room for the host) is remembered: its report is
         accepted, once, and takes effect on the host.
         """
         async with asyncio.TaskGroup() as tasks:
-            for left in list(self._left_over.values()):
-                tasks.create_task(self._take_up(gate, left))
+            for earlier in list(self._left_over.values()):
+                tasks.create_task(self._restore_one(gate, earlier))
         if self._left_over and gate.storage_failing is not None:
-            self._taking_up = asyncio.create_task(self._take_up_later(gate))
+            self._restoring = asyncio.create_task(self._restore_later(gate))
 
-    async def _take_up_later(self, gate: GateInternals) -> None:
-        """Call `take_up` again once the state file can be read."""
+    async def _restore_later(self, gate: GateInternals) -> None:
+        """Call `restore` again once the state file can be read."""
         while gate.storage_failing is not None:
-            await self._clock.sleep(_TAKE_UP)
-        await self.take_up(gate)
+            await self._clock.sleep(_RETRY_SECONDS)
+        await self.restore(gate)
         _log.info("%d leases of an earlier process are out again", len(self._held))
 
-    async def _take_up(self, gate: GateInternals, left: OpenLease) -> None:
-        seconds = left.left(self._clock)
+    async def _restore_one(self, gate: GateInternals, earlier: OpenLease) -> None:
+        seconds = earlier.remaining(self._clock)
         try:
-            lease = await gate.hold(left.url, seconds, user_agent=left.agent)
+            lease = await gate.hold(earlier.url, seconds, user_agent=earlier.agent)
         except (GatekeeperError, OSError):
             return
-        self._left_over.pop(left.id, None)
+        self._left_over.pop(earlier.id, None)
         if seconds > 0:
-            self._enter(left.id, lease, seconds, left.client or EARLIER, left.agent)
+            self._add(earlier.id, lease, seconds, earlier.client or EARLIER, earlier.agent)
         else:  # it has expired: its slot is free, but its report still counts
-            self._book.ran_out(left.id)
-            self._remember(left.id, lease)
+            self._journal.expired(earlier.id)
+            self._remember(earlier.id, lease)
 
     def renew(self, lease_id: str, ttl: float | None) -> ClientLease:
         """Make the lease end `ttl` seconds from now. Raises Problem 404 or 503.
@@ -235,14 +237,14 @@ class LeaseTable:
         if held is None:
             raise _unknown(lease_id)
         ttl = held.ttl if ttl is None else ttl
-        self._write(lease_id, held.lease, ttl, held.user_agent, held.client)
+        self._record_grant(lease_id, held.lease, ttl, held.user_agent, held.client)
         held.ttl = ttl
         held.lease.renew(ttl)
         held.expires_at = utc(self._clock.wall() + ttl)
-        held.due = self._remind(lease_id, held.ttl)
+        held.due = self._schedule(lease_id, held.ttl)
         return held
 
-    def report(self, lease_id: str, told: LeaseReport) -> OpenLease | None:
+    def report(self, lease_id: str, reported: LeaseReport) -> OpenLease | None:
         """Report how the site answered, and end the lease. A repeated report changes nothing.
 
         A report that comes after the lease expired still reaches the scheduler. Return None,
@@ -252,25 +254,25 @@ class LeaseTable:
         written: then the lease is still held, and the report can be repeated.
         """
         held = self._held.get(lease_id)
-        left = self._left_over.get(lease_id)
+        earlier = self._left_over.get(lease_id)
         lease = held.lease if held is not None else self._ended.get(lease_id)
-        if lease is None and left is None:
+        if lease is None and earlier is None:
             raise _unknown(lease_id)
         if lease is not None:  # the site's answer counts even if the journal can't be written
             lease.report(
-                status=told.status,
-                elapsed=told.elapsed,
-                retry_after=told.retry_after,
-                size=told.size,
-                rate_limit=told.rate_limit,
+                status=reported.status,
+                elapsed=reported.elapsed,
+                retry_after=reported.retry_after,
+                size=reported.size,
+                rate_limit=reported.rate_limit,
             )
-            if told.status is not None:
-                self._on_report(lease.host, told.status)
-        self._keep(self._book.ended, lease_id)
+            if reported.status is not None:
+                self._on_report(lease.host, reported.status)
+        self._record(self._journal.ended, lease_id)
         self._left_over.pop(lease_id, None)
         if held is not None:
             self._end(held, "reported")
-        return left
+        return earlier
 
     def give_back(self, lease_id: str) -> None:
         """End a lease unused: no request was sent.
@@ -281,12 +283,12 @@ class LeaseTable:
         """
         held = self._held.get(lease_id)
         if held is None and lease_id not in self._left_over and lease_id not in self._ended:
-            if len(lease_id) <= _LONGEST_ID:
-                self._unwanted[lease_id] = None
-                if len(self._unwanted) > _REMEMBERED:
-                    self._unwanted.popitem(last=False)
+            if len(lease_id) <= _MAX_ID:
+                self._given_back_early[lease_id] = None
+                if len(self._given_back_early) > _MAX_REMEMBERED:
+                    self._given_back_early.popitem(last=False)
             raise _unknown(lease_id)
-        self._keep(self._book.ended, lease_id)
+        self._record(self._journal.ended, lease_id)
         self._left_over.pop(lease_id, None)
         if held is not None:
             self._end(held, "given_back")
@@ -299,7 +301,7 @@ class LeaseTable:
         held = self._held.get(lease_id)
         if held is None:
             raise _unknown(lease_id)
-        self._keep(self._book.ended, lease_id)
+        self._record(self._journal.ended, lease_id)
         self._end(held, "dropped")
 
     def drain(self) -> None:
@@ -313,9 +315,9 @@ class LeaseTable:
     def close(self) -> None:
         """End the leases still held, as used. They stay in the journal for the next process."""
         self.drain()
-        if self._taking_up is not None:
-            self._taking_up.cancel()
-        self._book.close()
+        if self._restoring is not None:
+            self._restoring.cancel()
+        self._journal.close()
         self._timer.cancel()
         for held in self:
             self._end(held, "expired")
@@ -338,21 +340,21 @@ class LeaseTable:
 
     def _admit(self, client: str) -> None:
         if self.waiters.closed:
-            raise draining()
+            raise draining_problem()
         if not self.writable:
             # Wait for no turn whose lease could not be stored.
             self.refused["journal"] += 1
-            raise _no_room_on_disk("the journal of leases takes no line")
+            raise _journal_problem("the journal of leases takes no line")
         too_many = self._by_client.get(client, 0) >= self._client_leases
         if len(self._held) + len(self.waiters) >= self._max_leases:
             self.refused["leases"] += 1
-            why = full("leases are out or waited for already", self._max_leases)
-            if too_many or not self.waiters.make_way(client, why):
+            why = full_problem("leases are out or waited for already", self._max_leases)
+            if too_many or not self.waiters.displace_waiter(client, why):
                 raise why
         if too_many:
-            raise self._too_many_of_one()
+            raise self._client_limit_reached()
 
-    def _too_many_of_one(self) -> Problem:
+    def _client_limit_reached(self) -> Problem:
         self.refused["client"] += 1
         return Problem(
             429,
@@ -363,31 +365,31 @@ class LeaseTable:
             most=self._client_leases,
         )
 
-    def _hold(
+    def _grant(
         self, lease: Lease, ttl: float, client: str, agent: str | None, lease_id: str | None
     ) -> ClientLease:
-        if lease_id in self._unwanted:
+        if lease_id in self._given_back_early:
             lease.give_back()
             raise Problem(410, "given-back", "a lease of that id was given back already")
         taken = lease_id in self._held or lease_id in self._left_over or lease_id in self._ended
         if lease_id is None or taken:
-            lease_id = secrets.token_urlsafe(_ID)  # so that nobody can guess it
+            lease_id = secrets.token_urlsafe(_ID_OCTETS)  # so that nobody can guess it
         try:
-            self._write(lease_id, lease, ttl, agent, client)
+            self._record_grant(lease_id, lease, ttl, agent, client)
         except Problem:
             lease.give_back()
             raise
-        return self._enter(lease_id, lease, ttl, client, agent)
+        return self._add(lease_id, lease, ttl, client, agent)
 
-    def _write(
+    def _record_grant(
         self, lease_id: str, lease: Lease, ttl: float, agent: str | None, client: str
     ) -> None:
         """Write a grant or a renewal to the journal. Raises Problem 503."""
-        if self._book.kept:
-            left = OpenLease.lasting(lease_id, lease.url, ttl, self._clock, agent, client)
-            self._keep(self._book.granted, left)
+        if self._journal.persistent:
+            written = OpenLease.starting_now(lease_id, lease.url, ttl, self._clock, agent, client)
+            self._record(self._journal.granted, written)
 
-    def _keep(self, write: Callable[[_T], object], what: _T) -> None:
+    def _record(self, write: Callable[[_T], object], what: _T) -> None:
         """Call `write(what)`. Raises Problem 503 if that fails, unless `keep_going` was given."""
         try:
             write(what)
@@ -395,17 +397,17 @@ class LeaseTable:
             if self._keep_going:
                 _log.warning("a lease is not kept for a process after this one: %s", error)
                 return
-            self._unwritten = True
+            self._journal_failed = True
             self.refused["journal"] += 1
-            raise _no_room_on_disk(error.strerror or str(error)) from error
+            raise _journal_problem(error.strerror or str(error)) from error
 
-    def _enter(
+    def _add(
         self, lease_id: str, lease: Lease, ttl: float, client: str, agent: str | None
     ) -> ClientLease:
         lease.renew(ttl)
         wall = self._clock.wall()
         # Positional arguments, which are faster: one of these is made for each lease.
-        due = self._remind(lease_id, ttl)
+        due = self._schedule(lease_id, ttl)
         held = ClientLease(lease_id, lease, client, utc(wall), utc(wall + ttl), ttl, due, agent)
         if not self._held:
             self._idle.clear()
@@ -423,12 +425,12 @@ class LeaseTable:
         held = self._by_host.get(host, ())
         return min(held, key=lambda one: one.due, default=None)
 
-    def _drop(self, held: ClientLease) -> None:
+    def _remove(self, held: ClientLease) -> None:
         """Remove a lease from the tables."""
         del self._held[held.id]
-        left = self._by_client[held.client] - 1
-        if left:
-            self._by_client[held.client] = left
+        remaining = self._by_client[held.client] - 1
+        if remaining:
+            self._by_client[held.client] = remaining
         else:
             del self._by_client[held.client]
         host = held.lease.host
@@ -440,7 +442,7 @@ class LeaseTable:
 
     def _end(self, held: ClientLease, how: str) -> None:
         """Remove a lease from the tables, count why it ended, and free its host's slot."""
-        self._drop(held)
+        self._remove(held)
         if not self._held:
             self._idle.set()
         self.ended[how] += 1
@@ -456,14 +458,14 @@ class LeaseTable:
     def _remember(self, lease_id: str, lease: Lease) -> None:
         """Remember a lease that ended: its report may still come, and counts."""
         self._ended[lease_id] = lease
-        if len(self._ended) > _REMEMBERED:
+        if len(self._ended) > _MAX_REMEMBERED:
             self._ended.popitem(last=False)
 
-    def _remind(self, lease_id: str, seconds: float) -> float:
+    def _schedule(self, lease_id: str, seconds: float) -> float:
         """Schedule a look at the lease in `seconds`. Return that monotonic moment."""
         due = self._clock.monotonic() + seconds
         heapq.heappush(self._due, (due, lease_id))
-        if len(self._due) > 2 * len(self._held) + _SLACK:
+        if len(self._due) > 2 * len(self._held) + _SPARE_HINTS:
             # Most hints are of leases that were reported long before their end: drop those.
             self._due = [(held.due, held.id) for held in self._held.values()]
             heapq.heappush(self._due, (due, lease_id))
@@ -479,7 +481,7 @@ class LeaseTable:
             held = self._held.get(lease_id)
             if held is not None and held.due <= now:
                 # The journal needs no line for this, so a full disk does not stop the sweep.
-                self._book.ran_out(lease_id)
+                self._journal.expired(lease_id)
                 self._end(held, "expired")
         if self._due:
             self._timer.set(self._due[0][0])
@@ -489,7 +491,7 @@ def _unknown(lease_id: str) -> Problem:
     return Problem(404, "no-lease", f"there is no lease {lease_id[:40]!r}; it may have run out")
 
 
-def _no_room_on_disk(why: str) -> Problem:
+def _journal_problem(why: str) -> Problem:
     return Problem(
         503,
         _STORAGE,
@@ -504,12 +506,12 @@ def _no_room_on_disk(why: str) -> Problem:
 
 _MAX_BYTES = 4_194_304
 _MAX_OPEN = 100_000
-_PUNCTUATION = "!#$%&'()*+,/:;=?@[]~"
+_UNQUOTED = "!#$%&'()*+,/:;=?@[]~"
 
 
-_TTL = 60.0
+_DEFAULT_TTL = 60.0
 """Seconds that a lease lasts if its line has no TTL: the default of a request for a lease."""
-_JOURNALLED = 10_000
+_MAX_EXPIRED = 10_000
 """Expired leases in the journal, whose report is still accepted; beyond, the oldest are dropped."""
 
 
@@ -524,14 +526,14 @@ class OpenLease(msgspec.Struct, frozen=True, gc=False):
     """None for the service's own."""
     client: str | None = None
     """The client that holds the lease. None if unknown."""
-    ttl: float = _TTL
+    ttl: float = _DEFAULT_TTL
     """Seconds from its grant or renewal to its end."""
     boot_id: str = ""
     boot_at: float = 0.0
     """Moment of its grant or renewal by the machine's boot clock; see `clock.Stamp`."""
 
     @classmethod
-    def lasting(
+    def starting_now(
         cls,
         lease_id: str,
         url: str,
@@ -544,7 +546,7 @@ class OpenLease(msgspec.Struct, frozen=True, gc=False):
         boot_id, boot_at = boot_of(clock)
         return cls(lease_id, clock.wall() + ttl, url, agent, client, ttl, boot_id, boot_at)
 
-    def left(self, clock: Clock) -> float:
+    def remaining(self, clock: Clock) -> float:
         """Return the seconds until its end, at most `ttl`. Negative if it has ended."""
         if not self.boot_id:  # written by an earlier version: only the wall clock is known
             return self.expires_at - clock.wall()
@@ -552,10 +554,10 @@ class OpenLease(msgspec.Struct, frozen=True, gc=False):
 
     def reportable(self, clock: Clock) -> bool:
         """Return whether its report may still come: until `ttl` seconds after its end."""
-        return self.left(clock) > -self.ttl
+        return self.remaining(clock) > -self.ttl
 
 
-class LeaseBook:
+class LeaseJournal:
     """The journal, open for appending. Without a path nothing is stored.
 
     `left_over` are the leases that an earlier process left open and whose report may still
@@ -567,11 +569,11 @@ class LeaseBook:
         self._path = path
         self._clock = clock
         self._open: dict[str, OpenLease] = {}
-        self._over: OrderedDict[str, OpenLease] = OrderedDict()
+        self._expired: OrderedDict[str, OpenLease] = OrderedDict()
         """Leases that expired without a report, the latest last."""
         self._fd = -1
         self._size = 0
-        self._torn = False
+        self._incomplete = False
         """Whether the file ends with part of a line, after which nothing may be appended."""
         self._rewrite_at = _MAX_BYTES
         if path is not None:
@@ -599,31 +601,31 @@ class LeaseBook:
         Raises OSError if nothing was stored: then the lease is still open here, and the call can
         be repeated.
         """
-        if self._path is None or (lease_id not in self._open and lease_id not in self._over):
+        if self._path is None or (lease_id not in self._open and lease_id not in self._expired):
             return
         self._append(f"- {lease_id}\n")
         self._open.pop(lease_id, None)
-        self._over.pop(lease_id, None)
+        self._expired.pop(lease_id, None)
         self._compact()
 
-    def ran_out(self, lease_id: str) -> None:
+    def expired(self, lease_id: str) -> None:
         """Note that a lease expired. Its line in the journal says when, so none is written.
 
         A report may still end it.
         """
         lease = self._open.pop(lease_id, None)
         if lease is not None:
-            self._over[lease_id] = lease
-            if len(self._over) > _JOURNALLED:
-                self._over.popitem(last=False)
+            self._expired[lease_id] = lease
+            if len(self._expired) > _MAX_EXPIRED:
+                self._expired.popitem(last=False)
 
     @property
-    def kept(self) -> bool:
+    def persistent(self) -> bool:
         """Whether there is a file."""
         return self._path is not None
 
     @property
-    def begun(self) -> bool:
+    def opened(self) -> bool:
         """Whether the file is open, or there is none."""
         return self._path is None or self._fd != -1
 
@@ -656,10 +658,10 @@ class LeaseBook:
     def _append(self, line: str) -> None:
         data = line.encode()
         # One write, so that a line is whole or, after a power cut, incomplete and ignored.
-        if self._torn:
+        if self._incomplete:
             if self._path is not None:
                 self._rewrite(self._path)
-            self._torn = False
+            self._incomplete = False
         try:
             if self._path is not None and os.fstat(self._fd).st_nlink == 0:
                 self._rewrite(self._path)  # it was removed: nobody would ever read the line
@@ -674,7 +676,7 @@ class LeaseBook:
             try:
                 os.ftruncate(self._fd, self._size)
             except OSError:
-                self._torn = written > 0
+                self._incomplete = written > 0
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._size += len(data)
 
@@ -689,9 +691,11 @@ class LeaseBook:
     def _rewrite(self, path: Path) -> None:
         """Write a new file with the open leases and put it in place atomically."""
         fresh = path.with_name(path.name + ".new")
-        for lease_id in [one.id for one in self._over.values() if not one.reportable(self._clock)]:
-            del self._over[lease_id]
-        data = "".join(map(_line, (*self._over.values(), *self._open.values()))).encode()
+        for lease_id in [
+            one.id for one in self._expired.values() if not one.reportable(self._clock)
+        ]:
+            del self._expired[lease_id]
+        data = "".join(map(_line, (*self._expired.values(), *self._open.values()))).encode()
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NONBLOCK
         fd = os.open(fresh, flags, 0o600)
         try:
@@ -704,7 +708,7 @@ class LeaseBook:
                 fresh.unlink(missing_ok=True)
             raise
         self._close_file()
-        self._torn = False
+        self._incomplete = False
         self._fd, self._size = fd, len(data)
         self._rewrite_at = max(_MAX_BYTES, 2 * self._size)
 
@@ -712,7 +716,7 @@ class LeaseBook:
 def _line(lease: OpenLease) -> str:
     url = lease.url
     if not url.isprintable() or " " in url:
-        url = quote(url, safe=_PUNCTUATION)  # a space or a line end would break the line's format
+        url = quote(url, safe=_UNQUOTED)  # a space or a line end would break the line's format
     agent, client = _quoted(lease.agent or ""), _quoted(lease.client or "")
     return (
         f"+ {lease.id} {lease.expires_at:.3f} {url} {agent} {client} "
@@ -727,19 +731,19 @@ def _quoted(text: str) -> str:
 
 def _read(path: Path) -> dict[str, OpenLease]:
     """Read the open leases from the journal, by id. Malformed lines are skipped."""
-    found: dict[str, OpenLease] = {}
+    leases: dict[str, OpenLease] = {}
     if not path.exists():
-        return found
+        return leases
     if not path.is_file():
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
     text = path.read_text(encoding="utf-8", errors="replace")
     for line in text.split("\n")[:-1]:
         parts = line.split(" ")
         if parts[0] == "-" and len(parts) == 2:
-            found.pop(parts[1], None)
-        elif parts[0] == "+" and len(parts) in (4, 5, 6, 9) and len(found) < _MAX_OPEN:
-            said = dict(zip(OpenLease.__struct_fields__, parts[1:], strict=False))
-            names = {name: unquote(said.get(name, "")) or None for name in ("agent", "client")}
+            leases.pop(parts[1], None)
+        elif parts[0] == "+" and len(parts) in (4, 5, 6, 9) and len(leases) < _MAX_OPEN:
+            fields = dict(zip(OpenLease.__struct_fields__, parts[1:], strict=False))
+            names = {name: unquote(fields.get(name, "")) or None for name in ("agent", "client")}
             with contextlib.suppress(msgspec.ValidationError):
-                found[parts[1]] = msgspec.convert({**said, **names}, OpenLease, strict=False)
-    return found
+                leases[parts[1]] = msgspec.convert({**fields, **names}, OpenLease, strict=False)
+    return leases

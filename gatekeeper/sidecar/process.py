@@ -30,7 +30,7 @@ from gatekeeper.clock import Clock, SingleTimer, SystemClock
 from gatekeeper.config import MEMORY, Config
 from gatekeeper.errors import ConfigError, StorageError
 from gatekeeper.gate import Gatekeeper, internals
-from gatekeeper.sidecar.leases import LeaseBook
+from gatekeeper.sidecar.leases import LeaseJournal
 from gatekeeper.sidecar.listening import (
     Server,
     activated_sockets,
@@ -60,8 +60,6 @@ from gatekeeper.sidecar.service import Service
 from gatekeeper.sidecar.workers import Acceptor, Workers
 
 if TYPE_CHECKING:
-    import ssl
-
     from gatekeeper.sidecar.metrics import Sample
 
 _log = logging.getLogger(__name__)
@@ -91,59 +89,46 @@ def serve(options: ServeOptions) -> None:
     gc.freeze()  # imported objects stay: saves ten milliseconds of each full collection
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(_until_told(options))
+            runner.run(_serve_until_signal(options))
     finally:
         gc.unfreeze()
 
 
-async def _until_told(options: ServeOptions) -> None:
+async def _serve_until_signal(options: ServeOptions) -> None:
     loop = asyncio.get_running_loop()
-    told: asyncio.Future[signal.Signals] = loop.create_future()
+    stopped: asyncio.Future[signal.Signals] = loop.create_future()
 
-    def tell(number: signal.Signals) -> None:
-        if not told.done():
-            told.set_result(number)
+    def stop(number: signal.Signals) -> None:
+        if not stopped.done():
+            stopped.set_result(number)
 
-    serving: list[Service] = []
-    early: list[bool] = []
-    reloads: set[asyncio.Task[None]] = set()
-
-    def hang_up() -> None:
-        if serving:
-            task = loop.create_task(_on_hangup(serving[0]))
-            reloads.add(task)
-            task.add_done_callback(reloads.discard)
-        else:
-            early.append(True)
-
-    # Before anything else: without a handler SIGHUP would end the process.
-    loop.add_signal_handler(signal.SIGHUP, hang_up)
-    loop.add_signal_handler(signal.SIGTERM, tell, signal.SIGTERM)
+    # Before anything else: without a handler SIGHUP would end the process. One that arrives
+    # during the start counts as well, since the file may have changed after it was read.
+    hangup = asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, hangup.set)
+    loop.add_signal_handler(signal.SIGTERM, stop, signal.SIGTERM)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in `gatekeeper serve &`
-        loop.add_signal_handler(signal.SIGINT, tell, signal.SIGINT)
+        loop.add_signal_handler(signal.SIGINT, stop, signal.SIGINT)
     async with running(options) as service:
-        serving.append(service)
-        if early:
-            await _on_hangup(service)  # the file may have changed since it was read
-        if await told is signal.SIGINT:
+        reloads = loop.create_task(_reload_on_hangup(service, hangup))
+        if await stopped is signal.SIGINT:
             service.skip_grace()  # Ctrl-C at a terminal: there is no load balancer to wait for
         _log.info("stopping: draining at most %g s", service.drain_seconds)
         notify("STOPPING=1", os.environ)
+    reloads.cancel()
 
 
-async def _on_hangup(service: Service) -> None:
-    """Reload on SIGHUP. Return when every worker follows.
-
-    A bad file is logged and counted, and changes nothing (T17).
-    """
-    stamp = int(service.clock.monotonic() * 1e6)
-    notify(f"RELOADING=1\nMONOTONIC_USEC={stamp}", os.environ)
-    try:
+async def _reload_on_hangup(service: Service, hangup: asyncio.Event) -> None:
+    """Reload after each SIGHUP; a bad file is logged and counted, and changes nothing (T17)."""
+    while True:
+        await hangup.wait()
+        hangup.clear()
+        stamp = int(service.clock.monotonic() * 1e6)
+        notify(f"RELOADING=1\nMONOTONIC_USEC={stamp}", os.environ)
         with contextlib.suppress(ConfigError):
             await reload(service)
-    finally:
         await service.settle()
-        # The service manager waits for it, whether the reload succeeded or not.
+        # The service manager waits for this, whether the reload succeeded or not.
         notify("READY=1", os.environ)
 
 
@@ -151,20 +136,18 @@ async def _on_hangup(service: Service) -> None:
 async def running(options: ServeOptions) -> AsyncIterator[Service]:
     """Run the service inside the context; leaving it drains."""
     config = with_state(options.config)
-    given = activated_sockets(os.environ)
-    own = [] if given else open_sockets(config.server)
-    sockets = given or own
+    inherited = activated_sockets(os.environ)
+    opened = [] if inherited else open_sockets(config.server)
+    sockets = inherited or opened
     proxy_sockets: list[socket.socket] = []
     try:
         proxy_sockets += open_proxy_sockets(config.server)
         async with Gatekeeper(options.identity, config=config) as gate:
-            workers = _workers(config, gate, sockets)
-            service = _service(gate, config, sockets, proxy_sockets, options, workers)
-            context = service.certificates.context if service.certificates else None
+            service = _make_service(gate, config, sockets, proxy_sockets, options)
             async with asyncio.TaskGroup() as tasks:
                 writer = tasks.create_task(service.log.run())
                 try:
-                    async with _listening(service, sockets, proxy_sockets, context, workers):
+                    async with _listening(service, sockets, proxy_sockets):
                         proxy = describe_proxy(proxy_sockets, config.server)
                         options.announce(*describe(sockets[0], config.server), proxy)
                         notify("READY=1", os.environ)
@@ -173,22 +156,21 @@ async def running(options: ServeOptions) -> AsyncIterator[Service]:
                     await service.close()
                     writer.cancel()
     finally:
-        close_own([*own, *proxy_sockets])
+        close_own([*opened, *proxy_sockets])
 
 
-def _service(
+def _make_service(
     gate: Gatekeeper,
     config: Config,
     sockets: list[socket.socket],
     proxy_sockets: list[socket.socket],
     options: ServeOptions,
-    workers: Workers | None,
 ) -> Service:
     names, proxies = addresses(sockets), addresses(proxy_sockets)
     tokens = read_tokens(config.server.token_file, warn=True)
-    if (open_door := exposed_address(names + proxies) or open_to_others(sockets)) is not None:
+    if (exposed := exposed_address(names + proxies) or open_to_others(sockets)) is not None:
         # T5: a socket from the service manager listens wherever that put it.
-        demand_credentials(config.server, tokens, where=open_door)
+        demand_credentials(config.server, tokens, where=exposed)
     for address, port in names + proxies:
         if (guard := internals(gate).guard) is not None:
             guard.listens_on(address, port)  # T3: refused even within an allowed range
@@ -199,46 +181,36 @@ def _service(
         addresses=names,
         version=__version__,
         reread=lambda: with_state(options.reread()),
-        lease_book=_lease_book(config),
+        lease_journal=_open_journal(config),
         certificates=Certificates(config.server),
-        exposed=open_door,
+        exposed=exposed,
         sources=options.sources,
-        workers=workers,
+        workers=Workers(config.server.workers) if config.server.workers else None,
     )
 
 
-def _workers(config: Config, gate: Gatekeeper, sockets: list[socket.socket]) -> Workers | None:
-    """Return the worker processes, or None if none are configured."""
-    if not (count := config.server.workers):
-        return None
-    names = addresses(sockets)
-    return Workers(count, identity=gate.user_agent, version=__version__, addresses=names)
-
-
-def _lease_book(config: Config) -> LeaseBook:
+def _open_journal(config: Config) -> LeaseJournal:
     """Open the journal of leases beside the state file; it has no file if state is in memory."""
     state = config.storage.path
     path = None if state is None else Path(state + "-leases")
     try:
         wait = config.storage.on_failure == "refuse"
-        return LeaseBook(path, clock=SystemClock(), wait=wait)
+        return LeaseJournal(path, clock=SystemClock(), wait=wait)
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror or error}") from error
 
 
 @contextlib.asynccontextmanager
 async def _listening(
-    service: Service,
-    sockets: list[socket.socket],
-    proxy_sockets: list[socket.socket],
-    context: ssl.SSLContext | None,
-    workers: Workers | None,
+    service: Service, sockets: list[socket.socket], proxy_sockets: list[socket.socket]
 ) -> AsyncIterator[None]:
     """Accept connections inside the context; on leaving it, drain for a limited time (T16)."""
     files = raise_file_limit()
     limit_accept_errors(asyncio.get_running_loop())
     memory = MemoryTrimmer(service.clock)
     header = service.config.server.max_header
+    workers = service.workers
+    context = service.certificates.context if service.certificates else None
     for_proxy = files.clients // 4 if proxy_sockets else 0
     proxy = Server(Proxy(service).handle, header=header, connections=for_proxy)
     server = Server(
@@ -265,7 +237,7 @@ async def _listening(
             sites += [Acceptor(one, workers, backlog=files.backlog) for one in sockets]
         # Before any site starts, so no lease is granted until the old ones are held again.
         # Requests wait in the backlog meanwhile.
-        await service.leases.take_up(service.internals)
+        await service.leases.restore(service.internals)
         async with contextlib.AsyncExitStack() as stack:
             if workers is not None:
                 await stack.enter_async_context(workers.serving(service, server))
@@ -307,9 +279,9 @@ def with_state(config: Config) -> Config:
 
 def state_path() -> Path:
     """Return the default state file, in $STATE_DIRECTORY (systemd) or the user's own directory."""
-    given = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
-    if given:
-        return Path(given) / "state.sqlite"
+    inherited = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
+    if inherited:
+        return Path(inherited) / "state.sqlite"
     try:
         home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     except RuntimeError as error:  # a user without a home, as in many containers
@@ -320,9 +292,9 @@ def state_path() -> Path:
 # --- Memory is returned to the system after many clients have disconnected.
 
 
-MANY = 1000
+MANY_LOST = 1000
 """Lost connections after which memory is trimmed."""
-QUIET = 2.0
+QUIET_SECONDS = 2.0
 """Seconds between two checks whether connections are still being lost."""
 
 
@@ -337,33 +309,33 @@ def trim_memory() -> None:
 
 
 class MemoryTrimmer:
-    """Counts lost connections, and calls `act` after many, once few more are lost."""
+    """Counts lost connections, and calls `trim` after many, once few more are lost."""
 
-    def __init__(self, clock: Clock, act: Callable[[], object] = trim_memory) -> None:
+    def __init__(self, clock: Clock, trim: Callable[[], object] = trim_memory) -> None:
         self._clock = clock
-        self._act = act
+        self._trim = trim
         self._lost = 0
-        self._seen = 0
+        self._lost_before = 0
         """Value of `_lost` at the latest check."""
-        self._timer = SingleTimer(clock, self._look)
+        self._timer = SingleTimer(clock, self._check)
 
     def lost(self) -> None:
         """Count a lost connection."""
         self._lost += 1
-        if self._lost >= MANY and self._timer.when == math.inf:
-            self._look_later()
+        if self._lost >= MANY_LOST and self._timer.when == math.inf:
+            self._check_later()
 
     def close(self) -> None:
         """Cancel the timer. Idempotent."""
         self._timer.cancel()
 
-    def _look_later(self) -> None:
-        self._seen = self._lost
-        self._timer.set(self._clock.monotonic() + QUIET)
+    def _check_later(self) -> None:
+        self._lost_before = self._lost
+        self._timer.set(self._clock.monotonic() + QUIET_SECONDS)
 
-    def _look(self) -> None:
-        if self._lost - self._seen >= MANY // 10:
-            self._look_later()  # clients still come and go: not yet
+    def _check(self) -> None:
+        if self._lost - self._lost_before >= MANY_LOST // 10:
+            self._check_later()  # clients still come and go: not yet
             return
         self._lost = 0
-        self._act()
+        self._trim()

@@ -71,7 +71,7 @@ class Proxy:
 
     async def _act(self, call: Call) -> web.StreamResponse:
         service, request, call.where = self._service, call.request, _WHERE
-        await service.entered()
+        await service.wait_to_begin()
         call.client = service.admission.admit_to_proxy(request)
         tunnels = service.config.server.proxy_connect == "host"
         url = _authority(request) if tunnels and request.method == "CONNECT" else _wanted(request)

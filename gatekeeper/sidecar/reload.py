@@ -202,10 +202,10 @@ def _put_in_force(service: Service, plan: _Plan) -> Reloaded:
     """Apply a plan without awaiting or reading files, so that nothing sees half of it (T17)."""
     applied, left = plan.applied, plan.left
     if service.certificates is not None and plan.certificates is not None:
-        own, rest = service.certificates.take_over(plan.certificates)
+        own, rest = service.certificates.apply(plan.certificates)
         applied, left = [*applied, *own], [*left, *rest]
     service.internals.adjust(plan.merged)
-    service.take_over(plan.merged, plan.tokens, restart_required=left)
+    service.apply_config(plan.merged, plan.tokens, restart_required=left)
     return Reloaded(applied=applied, needs_restart=left)
 
 

@@ -31,10 +31,10 @@ _log = logging.getLogger(__name__)
 UNIX = "unix:"
 """Prefix of the path of a unix socket in messages."""
 MIN_TOKEN = 32
-_MOST_OF_ONE = 2
-_MOST_TOKENS = 1000
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
-_RESERVED = re.compile(r"token-[0-9]+|local|earlier|certificate")
+_MAX_TOKENS_OF_CLIENT = 2
+_MAX_TOKENS = 1000
+_CLIENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
+_RESERVED_NAME = re.compile(r"token-[0-9]+|local|earlier|certificate")
 """Names that the service gives to clients without a name of their own."""
 ANY_LITERAL = "*"
 """Accepts every IP address as a Host header: only names can be rebound."""
@@ -62,7 +62,7 @@ class Networks:
         return any(ip.version == net.version and ip in net for net in self._ranges)
 
 
-_ALSO: Final = {Role.CRAWL: {Role.CHECK}, Role.ADMIN: {Role.CHECK}}
+_IMPLIED: Final = {Role.CRAWL: {Role.CHECK}, Role.ADMIN: {Role.CHECK}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,8 @@ def read_tokens(path: str | None, *, warn: bool = False) -> Tokens:
     if warn and os.name == "posix" and mode & 0o044:
         _log.warning(
             "server.token_file: %s: others may read it (mode %04o); `chmod go-r` keeps it secret",
-            *(path, mode),
+            path,
+            mode,
         )
     return found
 
@@ -168,11 +169,11 @@ def _tokens_of(lines: list[bytes]) -> Tokens:
     if not found:
         raise ConfigError("0 tokens; one or two may stand for each client")
     for name, count in names.items():
-        if count > _MOST_OF_ONE:
+        if count > _MAX_TOKENS_OF_CLIENT:
             whose = f" of {name!r}" if name else ""
             raise ConfigError(f"{count} tokens{whose}; one or two may stand for each client")
-    if len(found) > _MOST_TOKENS:
-        raise ConfigError(f"{len(found)} tokens; at most {_MOST_TOKENS} may stand")
+    if len(found) > _MAX_TOKENS:
+        raise ConfigError(f"{len(found)} tokens; at most {_MAX_TOKENS} may stand")
     if len(set(values)) < len(values):
         raise ConfigError("a token stands there twice")
     if any(len(value) < MIN_TOKEN for value in values):
@@ -193,14 +194,14 @@ def _token_of(line: bytes, number: int) -> Token:
             f"line {number}: write `token`, or `name:role:token` with the roles "
             f"{', '.join(known)} (several with commas)"
         )
-    if not _NAME.fullmatch(name) or _RESERVED.fullmatch(name):
+    if not _CLIENT_NAME.fullmatch(name) or _RESERVED_NAME.fullmatch(name):
         raise ConfigError(
             f"line {number}: a client's name begins with a letter, holds letters, digits, `.`, "
             "`_` and `-`, at most 64, and is none of `token-N`, `local`, `earlier`, `certificate`"
         )
     given = {role for role in wanted if role is not None}
-    also = {more for role in given for more in _ALSO.get(role, ())}
-    return Token(value.strip().encode(), name, frozenset(given | also))
+    implied = {more for role in given for more in _IMPLIED.get(role, ())}
+    return Token(value.strip().encode(), name, frozenset(given | implied))
 
 
 class Admission:
@@ -376,10 +377,6 @@ def is_loopback(host: str) -> bool:
 _MAX_BUCKETS = 4096
 
 
-def _nobody(_client: str, _full: bool) -> None:
-    """Do nothing."""
-
-
 class ClientLimits:
     """Limits the concurrent requests of each client and, if configured, their rate.
 
@@ -391,28 +388,30 @@ class ClientLimits:
         self,
         server: ServerConfig,
         clock: Clock,
-        on_full: Callable[[str, bool], object] | None = None,
+        on_limit: Callable[[str, bool], object] | None = None,
     ) -> None:
-        """`on_full(client, full)` is called when a client reaches its limit of concurrent requests,
-        and when it falls below it again."""
+        """`on_limit(client, at_limit)` is called when a client reaches its limit of concurrent
+        requests, and when it falls below it again."""
         self._clock = clock
-        self._on_full = on_full or _nobody
+        self._on_limit = on_limit or (lambda client, at_limit: None)
         self.adjust(server)
-        self._busy: dict[str, int] = {}
-        self._full_elsewhere: set[str] = set()
-        self._meters: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._under_way: dict[str, int] = {}
+        self._at_limit_elsewhere: set[str] = set()
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """Token buckets by client: level, and the monotonic moment of the level. Latest last."""
         self.refused: dict[str, int] = {"concurrency": 0, "rate": 0, "streams": 0}
 
     def adjust(self, server: ServerConfig) -> None:
         """Apply changed limits, for requests from now on."""
-        self._most = server.client_concurrency
+        self._max_concurrent = server.client_concurrency
         self._rate = server.client_rate
 
     def samples(self) -> Iterable[Sample]:
         """Return the samples for /metrics: sums, since client addresses are unbounded (T10)."""
         yield gauge(
-            "gatekeeper_requests_under_way", "Requests being answered.", sum(self._busy.values())
+            "gatekeeper_requests_under_way",
+            "Requests being answered.",
+            sum(self._under_way.values()),
         )
         yield counter(
             "gatekeeper_clients_refused",
@@ -423,58 +422,62 @@ class ClientLimits:
 
     def enter(self, client: str) -> None:
         """Count a request that begins. Raises Problem 429 with Retry-After. Pair with `leave`."""
-        busy = self._busy.get(client, 0)
-        if busy >= self._most:
+        under_way = self._under_way.get(client, 0)
+        if under_way >= self._max_concurrent:
             self.refused["concurrency"] += 1
             raise Problem(
                 429,
                 "too-many-requests",
-                f"{self._most} requests at once are allowed to one client",
+                f"{self._max_concurrent} requests at once are allowed to one client",
                 headers={"Retry-After": "1"},
             )
         if self._rate is not None:
-            self._meter(client, self._rate)
-        self._busy[client] = busy + 1
-        if busy + 1 == self._most:
-            self._on_full(client, True)
+            self._take_token(client, self._rate)
+        self._under_way[client] = under_way + 1
+        if under_way + 1 == self._max_concurrent:
+            self._on_limit(client, True)
 
-    def passes(self, client: str) -> bool:
+    def may_skip(self, client: str) -> bool:
         """Return whether a request answered inline may skip `enter`: no limit can affect it."""
-        if client in self._full_elsewhere:
+        if client in self._at_limit_elsewhere:
             return False
-        return self._rate is None and self._busy.get(client, 0) < self._most
+        return self._rate is None and self._under_way.get(client, 0) < self._max_concurrent
 
-    def full_elsewhere(self, client: str, full: bool) -> None:
+    def set_at_limit(self, client: str, at_limit: bool) -> None:
         """Note whether a client is at its limit, as counted by the owner process."""
-        (self._full_elsewhere.add if full else self._full_elsewhere.discard)(client)
+        if at_limit:
+            self._at_limit_elsewhere.add(client)
+        else:
+            self._at_limit_elsewhere.discard(client)
 
     @property
-    def full(self) -> list[str]:
+    def at_limit(self) -> list[str]:
         """The clients at their limit of concurrent requests."""
-        return [client for client, busy in self._busy.items() if busy >= self._most]
+        most = self._max_concurrent
+        return [client for client, under_way in self._under_way.items() if under_way >= most]
 
     def leave(self, client: str) -> None:
         """Count a request that ends."""
-        busy = self._busy[client] - 1
-        if busy + 1 == self._most:
-            self._on_full(client, False)
-        if busy:
-            self._busy[client] = busy
+        under_way = self._under_way[client] - 1
+        if under_way + 1 == self._max_concurrent:
+            self._on_limit(client, False)
+        if under_way:
+            self._under_way[client] = under_way
         else:
-            del self._busy[client]
+            del self._under_way[client]
 
     def stats(self) -> dict[str, int]:
         """Return the number of requests under way, by client."""
-        return dict(self._busy)
+        return dict(self._under_way)
 
-    def _meter(self, client: str, rate: float) -> None:
+    def _take_token(self, client: str, rate: float) -> None:
         """Take a token from the client's bucket. Raises Problem 429 if it is empty.
 
         A bucket holds one second's worth of requests, at least one, and fills at `rate`.
         """
         now = self._clock.monotonic()
         depth = max(1.0, rate)
-        level, at = self._meters.get(client, (depth, now))
+        level, at = self._buckets.get(client, (depth, now))
         level = min(depth, level + (now - at) * rate)
         if level < 1.0:
             self.refused["rate"] += 1
@@ -484,18 +487,18 @@ class ClientLimits:
                 f"{rate:g} requests a second are allowed to one client",
                 headers={"Retry-After": retry_after((1.0 - level) / rate)},
             )
-        self._meters[client] = (level - 1.0, now)
-        self._meters.move_to_end(client)
-        if len(self._meters) > _MAX_BUCKETS:
+        self._buckets[client] = (level - 1.0, now)
+        self._buckets.move_to_end(client)
+        if len(self._buckets) > _MAX_BUCKETS:
             # The bucket unused for the longest time is the fullest: full is as good as absent.
-            self._meters.popitem(last=False)
+            self._buckets.popitem(last=False)
 
 
 # --- The certificate of the listeners, whose files are replaced every few weeks.
 
 
-_OWN = ("tls_cert", "tls_key")
-_SETTINGS = (*_OWN, "tls_client_ca")
+_PAIR = ("tls_cert", "tls_key")
+_TLS_SETTINGS = (*_PAIR, "tls_client_ca")
 
 
 class Certificates:
@@ -507,22 +510,24 @@ class Certificates:
 
     def __init__(self, server: ServerConfig, authorities: str | None = None) -> None:
         self._server = server
-        self._seen = _digests(server)
+        self._file_digests = _read_digests(server)
         self._authorities = authorities
         if server.tls_client_ca is not None and authorities is None:
             self._authorities = _read_pem("tls_client_ca", server.tls_client_ca)
         self.context: ssl.SSLContext | None = tls_context(server, authorities)
         if self.context is not None:
-            self._shown = self.context
-            self.context.sni_callback = self._show
+            self._current = self.context
+            self.context.sni_callback = self._switch_context
 
-    def _show(self, connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext) -> None:
+    def _switch_context(
+        self, connection: ssl.SSLObject, name: str | None, first: ssl.SSLContext
+    ) -> None:
         """Switch a handshake to the current context, since the sockets keep their first one.
 
         Called once for each handshake, also for one without a server name.
         """
-        if self._shown is not first:
-            connection.context = self._shown
+        if self._current is not first:
+            connection.context = self._current
 
     def renewal(self, server: ServerConfig) -> Certificates | None:
         """Load the files again if they changed, and return the result. Return None otherwise.
@@ -530,32 +535,32 @@ class Certificates:
         The authorities stay the old ones: a context in use can't replace them. If `server` names
         other paths, nothing is loaded, since that needs a restart. Raises ConfigError.
         """
-        if any(getattr(server, name) != getattr(self._server, name) for name in _SETTINGS):
+        if any(getattr(server, name) != getattr(self._server, name) for name in _TLS_SETTINGS):
             return None
-        if _digests(server) == self._seen:
+        if _read_digests(server) == self._file_digests:
             return None
         return Certificates(server, self._authorities)
 
-    def take_over(self, new: Certificates) -> tuple[list[str], list[str]]:
+    def apply(self, new: Certificates) -> tuple[list[str], list[str]]:
         """Present the new certificate from the next connection on. Reads no files and can't fail.
 
         Return the settings whose files are in force now, and those that need a restart. The latter
         is the case for `tls_client_ca`: a client admitted by an authority that was removed could
         resume its TLS session.
         """
-        before, now = self._seen, new._seen
-        changed = [name for name in _SETTINGS if before.get(name) != now.get(name)]
-        own = [f"server.{name}" for name in changed if name in _OWN]
-        left = [f"server.{name}" for name in changed if name not in _OWN]
-        if own and new.context is not None:
-            self._shown = new.context
-            self._seen = before | {name: now[name] for name in _OWN}
-        return own, left
+        old, now = self._file_digests, new._file_digests
+        changed = [name for name in _TLS_SETTINGS if old.get(name) != now.get(name)]
+        pair = [f"server.{name}" for name in changed if name in _PAIR]
+        restart = [f"server.{name}" for name in changed if name not in _PAIR]
+        if pair and new.context is not None:
+            self._current = new.context
+            self._file_digests = old | {name: now[name] for name in _PAIR}
+        return pair, restart
 
 
-def _digests(server: ServerConfig) -> dict[str, bytes]:
+def _read_digests(server: ServerConfig) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
-    for name in _SETTINGS:
+    for name in _TLS_SETTINGS:
         path = getattr(server, name)
         if path is not None:
             try:
@@ -605,7 +610,7 @@ def tls_context(server: ServerConfig, authorities: str | None = None) -> ssl.SSL
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    load_pair(context, server.tls_cert, server.tls_key)
+    _load_pair(context, server.tls_cert, server.tls_key)
     if server.tls_client_ca is not None:
         _read_pem("tls_client_ca", server.tls_client_ca, _CERTIFICATE)
         try:
@@ -621,7 +626,7 @@ def tls_context(server: ServerConfig, authorities: str | None = None) -> ssl.SSL
     return context
 
 
-def load_pair(context: ssl.SSLContext, cert: str, key: str) -> None:
+def _load_pair(context: ssl.SSLContext, cert: str, key: str) -> None:
     """Load certificate and key into a context. Raises ConfigError that names the wrong file."""
     shown, secret = _read_pem("tls_cert", cert), _read_pem("tls_key", key)
     if _CERTIFICATE not in shown and _CERTIFICATE in secret and _KEY in shown:
@@ -684,7 +689,7 @@ def _unusable(setting: str, path: str, error: OSError) -> ConfigError:
     )
 
 
-def accepted_hosts(server: ServerConfig, names: list[tuple[str, int]]) -> frozenset[str]:
+def accepted_hosts(server: ServerConfig, names: Iterable[tuple[str, int]]) -> frozenset[str]:
     """Return the exact Host headers to accept, for the addresses listened on (T4)."""
     default = 443 if server.tls_cert is not None else 80
     found: set[str] = {host.lower() for host in server.allowed_hosts}

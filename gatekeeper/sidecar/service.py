@@ -50,7 +50,7 @@ from gatekeeper.sidecar.exchange import (
     response_octets,
     retry_after,
 )
-from gatekeeper.sidecar.leases import LeaseBook, LeaseTable
+from gatekeeper.sidecar.leases import LeaseJournal, LeaseTable
 from gatekeeper.sidecar.logs import DecisionLog, RequestHandler, tracing
 from gatekeeper.sidecar.metrics import Metrics, gate_samples, gauge
 from gatekeeper.sidecar.pages.feeds import DecisionFeed
@@ -58,7 +58,7 @@ from gatekeeper.sidecar.pages.shell import Sessions
 from gatekeeper.sidecar.pages.state import OperatorState
 from gatekeeper.sidecar.reload import FileReader
 from gatekeeper.sidecar.routes import check, fetch, forward_auth, hosts, leases, operators, pages
-from gatekeeper.sidecar.routes import service as own
+from gatekeeper.sidecar.routes import service as service_routes
 from gatekeeper.sidecar.routes.forward_auth import OriginLearner
 from gatekeeper.sidecar.security import Admission, ClientLimits, Networks, Tokens, accepted_hosts
 from gatekeeper.sidecar.waiting import OpenStreams
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from gatekeeper.sidecar.workers import Acceptor, Workers
 
 _T = TypeVar("_T")
-_AT_ONCE = 250
+_MAX_PER_ITERATION = 250
 """Requests that begin in one iteration of the loop at most."""
 _log = logging.getLogger(__name__)
 
@@ -83,54 +83,49 @@ ROUTES = (
     *hosts.ROUTES,
     *operators.ROUTES,
     *pages.ROUTES,
-    *own.ROUTES,
+    *service_routes.ROUTES,
     *forward_auth.ROUTES,
 )
 _MAX_BACKGROUND = 1000
 
 
 class Service:
-    """The gate over HTTP. One object per process; `process.running` starts and ends it.
-
-    `hosts` are the accepted Host headers, None on a unix socket.
-    """
+    """The gate over HTTP. One object per process; `process.running` starts and ends it."""
 
     def __init__(
         self,
         gate: Gatekeeper,
         config: Config,
         *,
-        inside: GateInternals | None = None,
+        gate_internals: GateInternals | None = None,
         tokens: Tokens | None = None,
-        hosts: frozenset[str] | None = None,
         clock: Clock | None = None,
         version: str = "0",
         reread: Callable[[], Config] | None = None,
-        lease_book: LeaseBook | None = None,
+        lease_journal: LeaseJournal | None = None,
         certificates: Certificates | None = None,
         exposed: str | None = None,
-        addresses: Sequence[tuple[str, int]] | None = None,
+        addresses: Sequence[tuple[str, int]] = (),
         sources: Callable[[], Mapping[str, str]] = dict,
         workers: Workers | None = None,
     ) -> None:
-        """`inside` replaces `internals(gate)`. `addresses` are those listened on; they replace
-        `hosts`: the accepted Host headers follow from them and the configuration in force.
-        `sources` returns where its settings came from. `workers` answer questions."""
+        """`gate_internals` replaces `internals(gate)`. `addresses` are those of the TCP listeners,
+        from which the accepted Host headers follow; a unix socket has none, and takes any (T4).
+        `sources` returns where the settings came from. `workers` answer questions."""
         self.gate = gate
-        self.internals: GateInternals = inside or internals(gate)
+        self.internals: GateInternals = gate_internals or internals(gate)
         self.version = version
         self.clock: Clock = clock or SystemClock()
         self.phase: str = "starting"
         self.metrics: Metrics = Metrics(build=version)
-        go_on = config.storage.on_failure == "continue"
+        keep_going = config.storage.on_failure == "continue"
         feed = DecisionFeed(self.clock)
-        self._feed = feed.add
         self.leases: LeaseTable = LeaseTable(
-            config.server, self.clock, lease_book, keep_going=go_on, on_report=feed.reported
+            config.server, self.clock, lease_journal, keep_going=keep_going, on_report=feed.reported
         )
         self.streams: OpenStreams = OpenStreams()
         """Pages being fetched and passed on."""
-        self.learning: OriginLearner = OriginLearner(self.internals, self.clock)
+        self.learner: OriginLearner = OriginLearner(self.internals, self.clock)
         self.router: Router = Router(ROUTES)
         self.reread = reread
         self.file_reader: FileReader = FileReader(self.clock)
@@ -140,41 +135,41 @@ class Service:
         self.exposed = exposed
         """Description of a listener that others can reach, or None (T5)."""
         self._grace = True
-        self._hosts, self._addresses = hosts, addresses
-        self._workers = workers
+        self.addresses = addresses
+        self.workers = workers
         self._tasks: set[asyncio.Task[Any]] = set()
         self._session: aiohttp.ClientSession | None = None
         self.log: DecisionLog = DecisionLog(config.server, self.clock)
-        on_full = None if workers is None else workers.client_full
-        self.clients: ClientLimits = ClientLimits(config.server, self.clock, on_full)
+        on_limit = None if workers is None else workers.client_at_limit
+        self.clients: ClientLimits = ClientLimits(config.server, self.clock, on_limit)
         self.operators: OperatorState = OperatorState(self, feed)
         """The state that the pages for operators show."""
         self.sessions: Sessions = Sessions(self.clock)
-        self.take_over(config, tokens or Tokens())
+        self.apply_config(config, tokens or Tokens())
         self.metrics.add_source(self._samples)
-        self._host_states: Mapping[str, int] = {}
-        self._take_requests()
+        self._hosts_by_state: Mapping[str, int] = {}
+        self._prepare_requests()
         self.internals.on_retrieval(self._retrieved)
 
-    def _take_requests(self) -> None:
+    def _prepare_requests(self) -> None:
         self._prefix = f"{secrets.token_hex(4)}-"
         self._counter = itertools.count(1)
-        self._entrance = Entrance(_AT_ONCE)
+        self._entrance = Entrance(_MAX_PER_ITERATION)
         self._tracing = tracing(self.version)
-        self.handle: RequestHandler = self._answer
+        self.handle: RequestHandler = self._handle
         """Handles one request; every error becomes a problem document."""
-        self.inline: Inline | None = self.answer_at_once if speedups.ON else None
+        self.inline: Inline | None = self.answer_inline if speedups.ON else None
         """Answers requests that need no waiting as soon as they are read. None with tracing."""
         if self._tracing is not None:
             self.inline = None
-            self.handle = self._tracing.around(self._answer, self.router)
+            self.handle = self._tracing.around(self._handle, self.router)
 
     @property
     def traced(self) -> bool:
         """Whether each request has a tracing span."""
         return self._tracing is not None
 
-    def take_over(
+    def apply_config(
         self, config: Config, tokens: Tokens, *, restart_required: Sequence[str] = ()
     ) -> None:
         """Put a checked configuration in force: completely, or not at all if it raises.
@@ -182,9 +177,7 @@ class Service:
         `restart_required`: settings that changed in the file, but need a restart.
         """
         trusted = Networks(config.server.trusted_peers, setting="server.trusted_peers")
-        hosts = self._hosts
-        if self._addresses:
-            hosts = accepted_hosts(config.server, list(self._addresses))
+        hosts = accepted_hosts(config.server, self.addresses) if self.addresses else None
         # No await from here on: no request sees half of the new settings (T17).
         self.config: Config = config
         self.restart_required: Sequence[str] = restart_required
@@ -198,13 +191,13 @@ class Service:
         self.clients.adjust(config.server)
         self.leases.adjust(config.server)
         self.log.adjust(config.server)
-        if self._workers is not None:
-            self._workers.adopt()
+        if self.workers is not None:
+            self.workers.send_configuration()
 
     async def settle(self) -> None:
         """Return when every worker follows this process, and its answers are counted here."""
-        if self._workers is not None:
-            await self._workers.settle()
+        if self.workers is not None:
+            await self.workers.settle()
 
     def serve(self) -> None:
         """Accept questions from now on; called when the sockets listen."""
@@ -215,7 +208,7 @@ class Service:
         """Return the text that Prometheus scrapes."""
         await self.settle()
         # In a thread, since this iterates over every host, and there may be a million.
-        self._host_states = await asyncio.to_thread(self.internals.host_states)
+        self._hosts_by_state = await asyncio.to_thread(self.internals.host_states)
         return self.metrics.render()
 
     @property
@@ -271,7 +264,7 @@ class Service:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        await self.learning.close()
+        await self.learner.close()
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -294,8 +287,8 @@ class Service:
         server = self.config.server
         self.phase = "draining"
         self.leases.drain()
-        if self._workers is not None:
-            await self._workers.recall()
+        if self.workers is not None:
+            await self.workers.recall()
         if self._grace:
             await self.clock.sleep(server.drain_grace)
         # Reports are accepted meanwhile: clients with leases often shut down with us. No new
@@ -314,7 +307,7 @@ class Service:
 
         `written`: the decision that was sent, if `decision` differs from it in URL and id.
         """
-        self._feed(decision, call.id, call.client, written)
+        self.operators.feed.add(decision, call.id, call.client, written)
         if self.log.enabled:
             self.log.add(written or decision, call.id, call.client)
         if self._tracing is not None:
@@ -329,40 +322,40 @@ class Service:
         if self._tracing is not None:
             self._tracing.retrieved(origin, retrieval, seconds)
 
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        return await self.answer_by(request, self._by_route)
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await self.answer_by(request, self._dispatch)
 
     async def answer_by(
         self,
         request: web.BaseRequest,
-        act: Callable[[Call], Coroutine[Any, Any, web.StreamResponse]],
+        handler: Callable[[Call], Coroutine[Any, Any, web.StreamResponse]],
     ) -> web.StreamResponse:
-        """Handle a request by `act`, which sets `client` and `where` of the call and responds."""
+        """Handle a request by `handler`, which also sets `client` and `where` of its call."""
         call = Call(request, self.new_id(), "", "", {})
         try:
-            response = await act(call)
+            response = await handler(call)
         except Exception as error:  # the only place where errors become responses
-            if _begun(request):
-                _break_off(request)
+            if _partly_sent(request):
+                _reset_connection(request)
                 self._problem(error, call)  # logs an unexpected error
                 raise ConnectionResetError("the answer broke off") from error
             response = self._problem(error, call).response(call.id)
         except asyncio.CancelledError:
-            if _begun(request):
-                _break_off(request)
+            if _partly_sent(request):
+                _reset_connection(request)
             raise
         self.metrics.answered(call.where, _method(request), response.status)
         add_request_id(response, call.id)
         return response
 
-    async def _by_route(self, call: Call) -> web.StreamResponse:
+    async def _dispatch(self, call: Call) -> web.StreamResponse:
         request = call.request
         path, _, call.query = _target(request)
         route, call.params = self.router.find(request.method, path)
         call.where = route.path
         if route.probe:
             return await route.handler(self, call)
-        await self.entered()
+        await self.wait_to_begin()
         call.client = self.admission.admit(request, route.needs)
         self.clients.enter(call.client)
         try:
@@ -374,16 +367,16 @@ class Service:
         finally:
             self.clients.leave(call.client)
 
-    async def entered(self) -> None:
+    async def wait_to_begin(self) -> None:
         """Wait until the request may begin.
 
         Thousands may be read in one iteration of the loop, which must not block for so long.
         """
-        if (before := self._entrance.enter()) is not None:
-            await before
+        if (turn := self._entrance.enter()) is not None:
+            await turn
             self._entrance.come_in()
 
-    def answer_at_once(
+    def answer_inline(
         self,
         method: str,
         target: str,
@@ -404,7 +397,7 @@ class Service:
             if route.inline is None or method != route.method or (query and route.no_query):
                 return None
             client = self.admission.admit_by(headers, remote, transport, route.needs)
-            if not self.clients.passes(client):
+            if not self.clients.may_skip(client):
                 return None
             call = InlineCall(headers, body, query, params, client, self.new_id())
             response = route.inline(self, call)
@@ -419,11 +412,11 @@ class Service:
         return response_octets(route.status, response, call.id)
 
     def _samples(self) -> Iterable[Sample]:
-        yield from gate_samples(self.gate.stats(), self._host_states)
+        yield from gate_samples(self.gate.stats(), self._hosts_by_state)
         yield from self.leases.samples()
         yield from self.clients.samples()
         yield from self.log.samples()
-        yield from self.learning.samples()
+        yield from self.learner.samples()
         yield gauge("gatekeeper_ready", "Whether new questions are taken.", float(self.ready))
         yield gauge(
             "gatekeeper_config_restart_required",
@@ -450,7 +443,7 @@ class Service:
         if isinstance(error, Denied):
             return self.refusal(error)
         if isinstance(error, LeaseTimeout):
-            return self.too_late(error, call)
+            return self.not_in_time(error, call)
         if isinstance(error, StorageError):
             return Problem(503, "storage", str(error), headers={"Retry-After": "5"})
         if isinstance(error, GateClosed):
@@ -470,16 +463,16 @@ class Service:
         decision = error.decision
         if not isinstance(error, Deferred):
             return Problem(403, "denied", decision.explain(), decision=decision)
-        ours = decision.reason in (Reason.STORAGE, Reason.FLEET)
+        internal = decision.reason in (Reason.STORAGE, Reason.FLEET)
         return Problem(
-            503 if ours else 429,
-            str(decision.reason) if ours else "deferred",
+            503 if internal else 429,
+            str(decision.reason) if internal else "deferred",
             decision.explain(),
             headers={"Retry-After": self.seconds_until(decision.retry_at)},
             decision=decision,
         )
 
-    def too_late(self, error: LeaseTimeout, call: Call | None = None) -> Problem:
+    def not_in_time(self, error: LeaseTimeout, call: Call | None = None) -> Problem:
         """Return the 429 for a turn that did not come within `wait`, with what holds the host."""
         try:
             host = urls.parse(error.url).host
@@ -501,10 +494,10 @@ class Service:
         held = self.leases.holding(host)
         if held is None:
             return Holder()
-        told = call is not None and (
+        may_know = call is not None and (
             held.client == call.client or Role.ADMIN in self.admission.roles(call.request.headers)
         )
-        return Holder(held.granted_at, held.expires_at, held.client if told else None)
+        return Holder(held.granted_at, held.expires_at, held.client if may_know else None)
 
     def seconds_until(self, moment: object) -> str:
         """Return a moment as the value of a Retry-After header; 1 if there is none."""
@@ -512,12 +505,12 @@ class Service:
         return retry_after(timestamp() - self.clock.wall() if timestamp is not None else 1.0)
 
 
-def _begun(request: web.BaseRequest) -> bool:
+def _partly_sent(request: web.BaseRequest) -> bool:
     """Return whether part of a response was sent: a second response would end up in its body."""
     return request.writer.output_size > 0
 
 
-def _break_off(request: web.BaseRequest) -> None:
+def _reset_connection(request: web.BaseRequest) -> None:
     """Reset the connection of a response that can't be completed.
 
     A plain close would be the regular end of a body without a Content-Length.

@@ -42,12 +42,12 @@ class LeaseWaiter(msgspec.Struct, eq=False):
     since: float
     """Monotonic moment at which it began to wait."""
     host: str
-    scope: asyncio.Timeout | None = None
-    """Timeout of the whole wait; `end` lets it expire, for the reason `why`."""
-    why: Problem | None = None
-    go: asyncio.Future[None] | None = None
+    wait_timeout: asyncio.Timeout | None = None
+    """Timeout of the whole wait; `end` lets it expire, with `problem`."""
+    problem: Problem | None = None
+    may_enter: asyncio.Future[None] | None = None
     """Completed when the request may enter the host's queue."""
-    standing: asyncio.Timeout | None = None
+    queue_timeout: asyncio.Timeout | None = None
     """Timeout of its stay in the host's queue; `step_back` lets it expire. None outside."""
     stepping_back: bool = False
 
@@ -56,46 +56,47 @@ class LeaseWaiter(msgspec.Struct, eq=False):
         """Orders the requests of one client, highest first."""
         return self.wanted.priority
 
-    def end(self, why: Problem) -> None:
+    def end(self, problem: Problem) -> None:
         """End the wait with this response."""
-        if self.scope is not None and self.why is None:
-            self.why = why
-            self.scope.reschedule(asyncio.get_running_loop().time())
+        if self.wait_timeout is not None and self.problem is None:
+            self.problem = problem
+            self.wait_timeout.reschedule(asyncio.get_running_loop().time())
 
     def step_back(self) -> None:
         """Leave the host's queue for a request of the same client with a higher priority."""
-        if self.standing is not None and not self.stepping_back:
+        if self.queue_timeout is not None and not self.stepping_back:
             self.stepping_back = True
-            self.standing.reschedule(asyncio.get_running_loop().time())
+            self.queue_timeout.reschedule(asyncio.get_running_loop().time())
 
 
 class _ClientQueue:
-    """The requests of one client for one host: `first` is in the host's queue, `behind` wait."""
+    """The requests of one client for one host: `first` is in the host's queue."""
 
-    __slots__ = ("behind", "first")
+    __slots__ = ("first", "waiting")
 
     def __init__(self, first: LeaseWaiter) -> None:
         self.first = first
-        self.behind: dict[int, OrderedDict[LeaseWaiter, None]] = {}
+        self.waiting: dict[int, OrderedDict[LeaseWaiter, None]] = {}
+        """The other requests, by priority."""
 
     def add(self, waiter: LeaseWaiter, *, ahead: bool = False) -> None:
-        same = self.behind.setdefault(waiter.priority, OrderedDict())
-        same[waiter] = None
+        waiters = self.waiting.setdefault(waiter.priority, OrderedDict())
+        waiters[waiter] = None
         if ahead:
-            same.move_to_end(waiter, last=False)
+            waiters.move_to_end(waiter, last=False)
 
     def remove(self, waiter: LeaseWaiter) -> None:
-        same = self.behind.get(waiter.priority)
-        if same is not None:
-            same.pop(waiter, None)
-            if not same:
-                del self.behind[waiter.priority]
+        waiters = self.waiting.get(waiter.priority)
+        if waiters is not None:
+            waiters.pop(waiter, None)
+            if not waiters:
+                del self.waiting[waiter.priority]
 
     def next(self) -> LeaseWaiter | None:
         """Remove and return the next waiter, which becomes `first`. Return None if none waits."""
-        if not self.behind:
+        if not self.waiting:
             return None
-        waiter = next(iter(self.behind[max(self.behind)]))
+        waiter = next(iter(self.waiting[max(self.waiting)]))
         self.remove(waiter)
         self.first = waiter
         return waiter
@@ -107,9 +108,9 @@ class LeaseWaiters:
     def __init__(self, server: ServerConfig, clock: Clock) -> None:
         self._clock = clock
         self._by_client: dict[str, OrderedDict[LeaseWaiter, None]] = {}
-        self._with: dict[int, dict[str, None]] = {}
+        self._by_count: dict[int, dict[str, None]] = {}
         """Clients by their number of waiting requests."""
-        self._greatest = 0
+        self._max_count = 0
         """The greatest number of waiting requests that a client has."""
         self._queues: dict[tuple[str, str], _ClientQueue] = {}
         self._size = 0
@@ -120,7 +121,7 @@ class LeaseWaiters:
 
     def adjust(self, server: ServerConfig) -> None:
         """Apply a changed limit, for requests from now on."""
-        self._most = server.max_waiting
+        self._max_waiting = server.max_waiting
 
     def __len__(self) -> int:
         return self._size
@@ -134,22 +135,22 @@ class LeaseWaiters:
         self.closed = True
         for waiters in list(self._by_client.values()):
             for waiter in list(waiters):
-                waiter.end(draining())
+                waiter.end(draining_problem())
 
-    def make_way(self, client: str, why: Problem) -> bool:
+    def displace_waiter(self, client: str, problem: Problem) -> bool:
         """End the newest wait of the client that has most, if it has more than `client` will have.
 
         Return whether there was such a client.
         """
         if not self._by_client:
             return False
-        greatest = next(iter(self._with[self._greatest]))
-        mine = len(self._by_client.get(client, ()))
-        if self._greatest <= mine + 1:
+        client_with_most = next(iter(self._by_count[self._max_count]))
+        count = len(self._by_client.get(client, ()))
+        if self._max_count <= count + 1:
             return False
-        waiter = next(reversed(self._by_client[greatest]))
-        waiter.end(why)
-        self._leave(waiter)
+        waiter = next(reversed(self._by_client[client_with_most]))
+        waiter.end(problem)
+        self._unregister(waiter)
         return True
 
     async def turn(self, gate: Gatekeeper, wanted: LeaseRequestBody, client: str) -> Lease:
@@ -158,64 +159,66 @@ class LeaseWaiters:
         Raises what `gate.acquire` raises, or Problem 503 if too many requests wait or the service
         drains.
         """
-        async with self._inside(client, wanted) as waiter:
+        async with self._registered(client, wanted) as waiter:
             end = waiter.since + wanted.wait
-            await self._learn(gate, wanted)
-            lease = await self._stand(gate, wanted, waiter, end)
+            await self._wait_for_file(gate, wanted)
+            lease = await self._wait_in_queue(gate, wanted, waiter, end)
         # The turn may have come at the same moment as the end of the wait.
         if self.closed:
             lease.give_back()
-            raise draining()
+            raise draining_problem()
         return lease
 
     @asynccontextmanager
-    async def _inside(self, client: str, wanted: LeaseRequestBody) -> AsyncIterator[LeaseWaiter]:
+    async def _registered(
+        self, client: str, wanted: LeaseRequestBody
+    ) -> AsyncIterator[LeaseWaiter]:
         """Count a request as waiting inside the context. Raises the Problem that ended the wait."""
         if self.closed:
-            raise draining()
-        if self._size >= self._most:
+            raise draining_problem()
+        if self._size >= self._max_waiting:
             self.refused += 1
-            why = full("requests wait for a turn already", self._most)
-            if not self.make_way(client, why):
-                raise why
+            problem = full_problem("requests wait for a turn already", self._max_waiting)
+            if not self.displace_waiter(client, problem):
+                raise problem
         waiter = LeaseWaiter(client, wanted, self._clock.monotonic(), urls.parse(wanted.url).host)
         waiters = self._by_client.setdefault(client, OrderedDict())
         waiters[waiter] = None
-        self._counted(client, len(waiters) - 1, len(waiters))
+        self._count_changed(client, len(waiters) - 1, len(waiters))
         self._size += 1
         try:
-            async with asyncio.timeout(None) as scope:
-                waiter.scope = scope
+            async with asyncio.timeout(None) as wait_timeout:
+                waiter.wait_timeout = wait_timeout
                 yield waiter
         except TimeoutError:
-            if waiter.why is None or not scope.expired():
+            if waiter.problem is None or not wait_timeout.expired():
                 raise
-            raise waiter.why from None
+            raise waiter.problem from None
         finally:
-            self._leave(waiter)
+            self._unregister(waiter)
 
-    def _leave(self, waiter: LeaseWaiter) -> None:
+    def _unregister(self, waiter: LeaseWaiter) -> None:
         waiters = self._by_client.get(waiter.client)
         if waiters is not None and waiter in waiters:
             del waiters[waiter]
-            self._counted(waiter.client, len(waiters) + 1, len(waiters))
+            self._count_changed(waiter.client, len(waiters) + 1, len(waiters))
             self._size -= 1
             if not waiters:
                 del self._by_client[waiter.client]
 
-    def _counted(self, client: str, before: int, now: int) -> None:
+    def _count_changed(self, client: str, before: int, after: int) -> None:
         """Note that the number of a client's waiting requests changed by one."""
         if before:
-            those = self._with[before]
-            del those[client]
-            if not those:
-                del self._with[before]
-        if now:
-            self._with.setdefault(now, {})[client] = None
-        if now > self._greatest or self._greatest not in self._with:
-            self._greatest = now  # it was the last client with that many, and now has one less
+            clients = self._by_count[before]
+            del clients[client]
+            if not clients:
+                del self._by_count[before]
+        if after:
+            self._by_count.setdefault(after, {})[client] = None
+        if after > self._max_count or self._max_count not in self._by_count:
+            self._max_count = after  # it was the only client with that many, and has one less
 
-    async def _learn(self, gate: Gatekeeper, wanted: LeaseRequestBody) -> None:
+    async def _wait_for_file(self, gate: Gatekeeper, wanted: LeaseRequestBody) -> None:
         """Wait for the robots.txt before entering any queue: a slow origin delays no other.
 
         Raises Denied or Deferred by its rules, and LeaseTimeout if it does not come in time.
@@ -229,14 +232,14 @@ class LeaseWaiters:
         except LeaseTimeout:
             raise
         except TimeoutError:
-            within, target = internals(gate), urls.parse(wanted.url)
-            if (why := within.storage_failing) is not None:
-                refuse(within.unkept(wanted.url, target, wanted.user_agent, why))
-            late = within.lateness(target.host)[1]
+            gate_internals, target = internals(gate), urls.parse(wanted.url)
+            if (why := gate_internals.storage_failing) is not None:
+                refuse(gate_internals.unkept(wanted.url, target, wanted.user_agent, why))
+            late = gate_internals.lateness(target.host)[1]
             text = f"{wanted.url}: its robots.txt did not come within {wanted.wait:g} s{late}"
             raise LeaseTimeout(wanted.url, text) from None
 
-    async def _stand(
+    async def _wait_in_queue(
         self, gate: Gatekeeper, wanted: LeaseRequestBody, waiter: LeaseWaiter, end: float
     ) -> Lease:
         """Enter the host's queue when it holds no other request of the client; wait for the turn.
@@ -244,15 +247,15 @@ class LeaseWaiters:
         `end` is monotonic. All clients are equal: `priority` orders the requests of one client.
         """
         key = (waiter.client, waiter.host)
-        again = False
+        stepped_back = False
         while True:
-            left = end - self._clock.monotonic()
+            seconds = end - self._clock.monotonic()
             # A request that does not wait delays no other, so it need not be the only one.
-            first = (left > 0 or again) and await self._come_first(key, waiter, left)
-            again = False
+            first = (seconds > 0 or stepped_back) and await self._become_first(key, waiter, seconds)
+            stepped_back = False
             try:
-                async with asyncio.timeout(None) as standing:
-                    waiter.standing = standing if first else None
+                async with asyncio.timeout(None) as queue_timeout:
+                    waiter.queue_timeout = queue_timeout if first else None
                     return await gate.acquire(
                         wanted.url,
                         timeout=max(0.0, end - self._clock.monotonic()),
@@ -260,19 +263,23 @@ class LeaseWaiters:
                         owned=False,
                     )
             except TimeoutError:
-                if not standing.expired():
+                if not queue_timeout.expired():
                     raise
-                again = True
+                stepped_back = True
             finally:
-                waiter.standing = None
-                if again:
+                waiter.queue_timeout = None
+                if stepped_back:
                     self._queues[key].add(waiter, ahead=True)
                 if first:
-                    self._next(key)
+                    self._admit_next(key)
 
-    async def _come_first(self, key: tuple[str, str], waiter: LeaseWaiter, left: float) -> bool:
-        """Wait to become the client's request in the host's queue. Return False after `left`
-        seconds."""
+    async def _become_first(
+        self, key: tuple[str, str], waiter: LeaseWaiter, seconds: float
+    ) -> bool:
+        """Wait up to `seconds` to become the client's request in the host's queue.
+
+        Return whether it did.
+        """
         queue = self._queues.get(key)
         if queue is None:
             self._queues[key] = _ClientQueue(waiter)
@@ -284,29 +291,29 @@ class LeaseWaiters:
             queue.add(waiter)
             if waiter.priority > queue.first.priority:
                 queue.first.step_back()
-        waiter.go = asyncio.get_running_loop().create_future()
+        waiter.may_enter = asyncio.get_running_loop().create_future()
         try:
-            async with deadline(self._clock, left):
-                await waiter.go
-        except BaseException as error:
-            if isinstance(error, TimeoutError):
-                if queue.first is not waiter:
-                    queue.remove(waiter)
-                return queue.first is waiter
+            async with deadline(self._clock, seconds):
+                await waiter.may_enter
+        except TimeoutError:
+            if queue.first is not waiter:  # else it became the first one at this very moment
+                queue.remove(waiter)
+                return False
+        except BaseException:
             if queue.first is waiter:
-                self._next(key)
+                self._admit_next(key)
             else:
                 queue.remove(waiter)
             raise
         return True
 
-    def _next(self, key: tuple[str, str]) -> None:
-        """Let the next request of a client into the host's queue, which its first one left."""
+    def _admit_next(self, key: tuple[str, str]) -> None:
+        """Let the client's next request into the host's queue, which its first one has left."""
         waiter = self._queues[key].next()
         if waiter is None:
             del self._queues[key]
-        elif waiter.go is not None and not waiter.go.done():
-            waiter.go.set_result(None)
+        elif waiter.may_enter is not None and not waiter.may_enter.done():
+            waiter.may_enter.set_result(None)
 
 
 class OpenStreams:
@@ -340,7 +347,7 @@ class OpenStreams:
         await self._idle.wait()
 
 
-def draining() -> Problem:
+def draining_problem() -> Problem:
     """Return the response to a request for a lease while the service shuts down."""
     return Problem(
         503,
@@ -350,6 +357,6 @@ def draining() -> Problem:
     )
 
 
-def full(what: str, bound: int) -> Problem:
+def full_problem(what: str, bound: int) -> Problem:
     """Return the response to a request that exceeds a limit."""
     return Problem(503, "full", f"{bound} {what}", headers={"Retry-After": "1"})

@@ -30,22 +30,22 @@ from gatekeeper.errors import ConfigError
 from gatekeeper.gate import Replica
 from gatekeeper.library_internals import Octets, request_parser, whole_request, write_octets
 from gatekeeper.sidecar.channel import (
-    Adopt,
     BatchNote,
     Channel,
-    ClientFull,
-    Connected,
-    Counted,
-    Forget,
-    Known,
-    Leave,
-    Mark,
+    ClientAtLimit,
+    Configure,
+    DropRecords,
+    HandOver,
     Message,
+    OperatorRules,
     OriginTally,
-    Reached,
     Ready,
-    RuntimeRules,
-    Want,
+    RecordRequest,
+    SharedRecord,
+    Stop,
+    Sync,
+    Synced,
+    WorkerCounts,
 )
 from gatekeeper.sidecar.exchange import Role
 from gatekeeper.sidecar.listening import (
@@ -63,25 +63,25 @@ from gatekeeper.sidecar.service import Service
 
 _log = logging.getLogger(__name__)
 
-_TELL: Final = 0.2
+_REPORT_SECONDS: Final = 0.2
 """Seconds between two reports of the counts to the owner."""
-_NOTES: Final = 500
+_MAX_NOTES: Final = 500
 """Decisions that one report holds at most; all are counted."""
-_BATCHES: Final = 4
+_MAX_BATCHES: Final = 4
 """Batches of decisions that one report holds at most; all are counted."""
-_PATIENCE: Final = 0.1
+_WAIT_SECONDS: Final = 0.1
 """Seconds to wait for the rest of a request, or for a record, before the connection goes to the
 owner, which counts the request as under way."""
-_TRY: Final = 0.01
+_POLL_SECONDS: Final = 0.01
 """Seconds between two checks whether a connection has written its answers, so that it can be
 passed on."""
-_TRIES: Final = 100
+_MAX_POLLS: Final = 100
 """Number of such checks before `run` gives up on the remaining connections."""
-_SWEEP: Final = 20.0
+_SWEEP_SECONDS: Final = 20.0
 """Seconds between two sweeps for idle connections."""
-_IDLE: Final = 4
+_MAX_IDLE_SWEEPS: Final = 4
 """Sweeps that a connection may idle before it is closed; one if it never sent a request."""
-_FORGIVEN: Final = 4
+_FORGIVING_FACTOR: Final = 4
 """A connection counts as not passed on recently after this many times as many questions as the
 owner answered before it passed the connection on."""
 
@@ -89,26 +89,20 @@ owner answered before it passed the connection on."""
 class _WorkerConnection(BaseProtocol):
     """One connection: reads requests and answers them, or passes the connection to the owner."""
 
-    __slots__ = (
-        *("_answered", "_begun", "_idle", "_leaving", "_message", "_passes"),
-        *("_payload", "_raw", "_reader", "_remote", "_timer", "_waits", "_worker"),
-    )
-
-    def __init__(self, worker: _WorkerProcess, begun: bytes, passes: int) -> None:
+    def __init__(self, worker: _WorkerProcess, unanswered: bytes, passes: int) -> None:
         super().__init__(worker.loop)
-        self._reader = request_parser(self, worker.loop, header=worker.header)
+        self._reader = request_parser(self, worker.loop, header=worker.max_header)
         self._worker = worker
-        self._raw = b""
+        self._unanswered = unanswered
         """Octets that were read and not answered."""
-        self._begun = begun
         self._passes = passes
         self._answered = 0
         """Questions answered here."""
-        self._idle = 0
+        self._idle_sweeps = 0
         self._message: Any = None
         self._payload: Any = None
-        self._leaving = False
-        self._waits = False
+        self._passing_on = False
+        self._waiting = False
         """Whether the owner was asked for the record of the question's origin."""
         self._timer: asyncio.TimerHandle | None = None
         self._remote: str | None = None
@@ -119,12 +113,11 @@ class _WorkerConnection(BaseProtocol):
         self._remote = address_of(transport)
         worker = self._worker
         worker.clients.add(self)
-        begun, self._begun = self._begun, b""
-        if self._reader is None or len(worker.clients) > worker.most:
-            self._raw = begun
+        if self._reader is None or len(worker.clients) > worker.max_connections:
             self.pass_on()
-        elif begun:
-            self.data_received(begun)
+        elif self._unanswered:
+            unanswered, self._unanswered = self._unanswered, b""
+            self.data_received(unanswered)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Remove the connection from the worker."""
@@ -141,7 +134,7 @@ class _WorkerConnection(BaseProtocol):
     def resume_writing(self) -> None:
         """Read requests again."""
         super().resume_writing()
-        if self.transport is not None and not self._leaving:
+        if self.transport is not None and not self._passing_on:
             self.transport.resume_reading()
 
     def pause_reading(self) -> None:
@@ -152,13 +145,13 @@ class _WorkerConnection(BaseProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Read the data, and answer the question that it completes."""
-        self._idle = 0
-        self._raw = self._raw + data if self._raw else data
-        if self._leaving or self._waits:
-            if len(self._raw) > self._worker.most_octets:
+        self._idle_sweeps = 0
+        self._unanswered = self._unanswered + data if self._unanswered else data
+        if self._passing_on or self._waiting:
+            if len(self._unanswered) > self._worker.max_request:
                 self.pass_on()
             return
-        if self._raw is data and self._answer_known(data):
+        if self._unanswered is data and self._answer_known(data):
             return
         try:
             messages, upgraded, _ = self._reader.feed_data(data)
@@ -174,39 +167,39 @@ class _WorkerConnection(BaseProtocol):
         if message is not None and not message.path.startswith(QUESTION):
             self.pass_on()
         elif message is None or not self._payload.is_eof():
-            if len(self._raw) > self._worker.most_octets:
+            if len(self._unanswered) > self._worker.max_request:
                 self.pass_on()
             elif self._timer is None:
-                self._timer = self._worker.loop.call_later(_PATIENCE, self.pass_on)
+                self._timer = self._worker.loop.call_later(_WAIT_SECONDS, self.pass_on)
         else:
-            self._try()
+            self._answer_or_wait()
 
-    def _try(self) -> None:
+    def _answer_or_wait(self) -> None:
         """Answer the request that was read, wait for the record of its origin, or pass it on.
 
         A batch is passed on immediately, since it may lack the records of many origins.
         """
         worker = self._worker
-        worker.lacks = None
+        worker.missing_origin = None
         if self._answer(self._message):
             return
-        if worker.lacks is None or self._message.method != "GET":
+        if worker.missing_origin is None or self._message.method != "GET":
             self.pass_on()
             return
-        self._waits = True
-        worker.waiting[worker.lacks].append(self)
+        self._waiting = True
+        worker.waiting[worker.missing_origin].append(self)
         if self._timer is None:
-            self._timer = worker.loop.call_later(_PATIENCE, self.pass_on)
+            self._timer = worker.loop.call_later(_WAIT_SECONDS, self.pass_on)
 
-    def again(self) -> None:
+    def retry(self) -> None:
         """Try again, now that the owner has answered about the origin."""
-        if self._waits:
-            self._waits = False
-            self._try()
+        if self._waiting:
+            self._waiting = False
+            self._answer_or_wait()
 
     def _answer(self, message: Any) -> bool:
         """Answer the request that was read. Return False if only the owner can."""
-        raw = self._raw
+        raw = self._unanswered
         length = whole_request(raw, self._payload)
         if length < 0 or not usual(message):
             return False
@@ -214,7 +207,7 @@ class _WorkerConnection(BaseProtocol):
         if heads is not None:
             heads.learn(raw, message, length)
         body = raw[len(raw) - length :]
-        return self._write(message.method, message.path, message.headers, body)
+        return self._respond(message.method, message.path, message.headers, body)
 
     def _answer_known(self, data: bytes) -> bool:
         """Answer a question whose head was parsed before. Return False if it must be parsed."""
@@ -222,9 +215,9 @@ class _WorkerConnection(BaseProtocol):
         if heads is None or not data.startswith(QUESTIONS) or self._message is not None:
             return False
         found = heads.read(data)
-        return found is not None and self._write(*found)
+        return found is not None and self._respond(*found)
 
-    def _write(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> bool:
+    def _respond(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> bool:
         """Write the answer to a request. Return False if only the owner can answer."""
         transport = self.transport
         if transport is None:
@@ -233,17 +226,18 @@ class _WorkerConnection(BaseProtocol):
         if answer is None:
             return False
         write_octets(transport, answer)
-        self._raw, self._message, self._payload = b"", None, None
+        self._unanswered, self._message, self._payload = b"", None, None
         self._stop_timer()
         self._answered += 1
-        if self._passes and self._answered >= _FORGIVEN << self._passes:
+        if self._passes and self._answered >= _FORGIVING_FACTOR << self._passes:
             self._passes = 0
         return True
 
     def sweep(self) -> None:
         """Close the connection if it was idle for too many sweeps."""
-        self._idle += 1
-        if self._idle > (_IDLE if self._answered or self._passes else 1) and self.transport:
+        self._idle_sweeps += 1
+        allowed = _MAX_IDLE_SWEEPS if self._answered or self._passes else 1
+        if self._idle_sweeps > allowed and self.transport is not None:
             self.transport.close()
 
     def pass_on(self) -> None:
@@ -252,15 +246,15 @@ class _WorkerConnection(BaseProtocol):
         if transport is None or transport.is_closing():
             return
         self._stop_timer()
-        self._waits = False
-        if not self._leaving:
-            self._leaving = True
+        self._waiting = False
+        if not self._passing_on:
+            self._passing_on = True
             transport.pause_reading()
         if transport.get_write_buffer_size():
-            self._timer = self._worker.loop.call_later(_TRY, self.pass_on)
+            self._timer = self._worker.loop.call_later(_POLL_SECONDS, self.pass_on)
             return
         fd = transport.get_extra_info("socket").fileno()
-        self._worker.channel.send(Connected(self._raw, self._passes), fd)
+        self._worker.channel.send(HandOver(self._unanswered, self._passes), fd)
         self._worker.clients.discard(self)
         transport.abort()
 
@@ -280,33 +274,32 @@ class _WorkerProcess:
         None."""
         self.channel: Channel = Channel(sock, self._on_message, self._on_lost)
         self.clients: set[_WorkerConnection] = set()
-        self.most: int = 0
+        self.max_connections: int = 0
         """Connections that this worker keeps at most; further ones go to the owner."""
-        self.most_octets: int = 0
+        self.max_request: int = 0
         """Octets of a request that is read here; larger ones go to the owner."""
-        self.header: int = 8190
-        self.answer: Callable[..., Octets | None] = lambda *_: None
+        self.max_header: int = 8190
         self.heads: KnownHeads | None = None
-        self._replica: Replica  # made together with the service, by the first `Adopt`
+        self._replica: Replica  # made together with the service, by the first `Configure`
         self._service: Service | None = None
-        self._asked: set[str] = set()
+        self._requested: set[str] = set()
         self.waiting: dict[str, list[_WorkerConnection]] = {}
         """Connections that wait for a record, by origin. An origin is a key from when the owner
         was asked for its record until the owner answers."""
-        self.lacks: str | None = None
+        self.missing_origin: str | None = None
         """Origin whose record the latest question lacked. None if it lacked none, or none that the
         owner is expected to send."""
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._telling: asyncio.TimerHandle | None = None
+        self._report_timer: asyncio.TimerHandle | None = None
         self._logged = (0, 0)
-        self._acts: dict[type, Callable[[Any], object]] = {
-            Adopt: self._adopt,
-            RuntimeRules: lambda message: self._replica.follow_rules(message.rules),
-            Known: self._learn,
-            Forget: self._forget,
-            ClientFull: self._on_full,
-            Mark: self._on_mark,
-            Leave: lambda _message: self.leave(None),
+        self._handlers: dict[type, Callable[[Any], object]] = {
+            Configure: self._configure,
+            OperatorRules: lambda message: self._replica.follow_rules(message.rules),
+            SharedRecord: self._store_record,
+            DropRecords: self._drop_records,
+            ClientAtLimit: self._on_client_limit,
+            Sync: self._on_sync,
+            Stop: lambda _message: self.stop(None),
         }
 
     async def run(self) -> str | None:
@@ -320,7 +313,7 @@ class _WorkerProcess:
             for client in list(self.clients):  # clients that do not read their answers
                 if client.transport is not None:
                     client.transport.abort()
-            self._tell()
+            self._report()
             await self._until(lambda: not self.channel.queued)
         finally:
             sweeping.cancel()
@@ -332,7 +325,7 @@ class _WorkerProcess:
             self.channel.close()
         return why
 
-    def leave(self, why: str | None) -> None:
+    def stop(self, why: str | None) -> None:
         """Make `run` return `why`: the error that ended the process, or None."""
         if not self.done.done():
             self.done.set_result(why)
@@ -340,148 +333,149 @@ class _WorkerProcess:
     # -- from the owner --------------------------------------------------------------
 
     def _on_message(self, message: Message, connection: socket.socket | None) -> None:
-        if connection is not None and isinstance(message, Connected):
-            self._take(message, connection)
-        elif (act := self._acts.get(type(message))) is not None:
+        if connection is not None and isinstance(message, HandOver):
+            self._accept(message, connection)
+        elif (handler := self._handlers.get(type(message))) is not None:
             try:
-                act(message)
+                handler(message)
             except Exception as error:  # noqa: BLE001 - it would answer from outdated state
-                self.leave(f"this worker can't follow its owner: {error!r}")
+                self.stop(f"this worker can't follow its owner: {error!r}")
 
     def _on_lost(self) -> None:
-        self.leave("the process that owns the turns is gone, and so this worker of it ends")
+        self.stop("the process that owns the turns is gone, and so this worker of it ends")
 
-    def _adopt(self, adopt: Adopt) -> None:
+    def _configure(self, message: Configure) -> None:
         """Put a configuration in force; the first one starts the service."""
-        config = adopt.config
+        config = message.config
         tokens = Tokens(
-            Token(one.value, one.name, frozenset(map(Role, one.roles))) for one in adopt.tokens
+            Token(one.value, one.name, frozenset(map(Role, one.roles))) for one in message.tokens
         )
         if self._service is None:
-            self._start(adopt, tokens)
+            self._start(message, tokens)
         else:
             self._replica.adjust(config)
-            self._service.take_over(config, tokens)
-        self.most_octets = config.server.max_body + 2 * config.server.max_header
-        self._replica.follow_rules(adopt.rules)
+            self._service.apply_config(config, tokens)
+        self.max_request = config.server.max_body + 2 * config.server.max_header
+        self._replica.follow_rules(message.rules)
 
-    def _start(self, adopt: Adopt, tokens: Tokens) -> None:
-        config = adopt.config
+    def _start(self, message: Configure, tokens: Tokens) -> None:
+        config = message.config
         set_up(config.server)
-        self._replica = Replica(adopt.identity, config, wanted=self._want)
-        for address, port in adopt.addresses:
+        self._replica = Replica(message.identity, config, wanted=self._request_record)
+        for address, port in message.addresses:
             if self._replica.guard is not None:
                 self._replica.guard.listens_on(address, port)  # T3
-        self._service = service = Service(
+        self._service = Service(
             self._replica.gate,
             config,
-            inside=self._replica,
+            gate_internals=self._replica,
             tokens=tokens,
-            addresses=adopt.addresses,
-            version=adopt.version,
+            addresses=message.addresses,
+            version=message.version,
         )
-        self.header, self.most = config.server.max_header, raise_file_limit().clients
+        self.max_header, self.max_connections = config.server.max_header, raise_file_limit().clients
         if speedups.ON:
-            self.heads = KnownHeads(line=self.header)
-        # With tracing, each request has a span, which only the owner makes.
-        self.answer = self._answer if not service.traced else lambda *_: None
-        self._keep(self.loop.create_task(service.log.run()))
+            self.heads = KnownHeads(line=self.max_header)
+        self._track(self.loop.create_task(self._service.log.run()))
         self.channel.send(Ready())
 
-    def _learn(self, known: Known) -> None:
-        self._asked.discard(known.origin)
-        self._replica.take_in(known.origin, known.record)
-        self._told(known.origin)
+    def _store_record(self, message: SharedRecord) -> None:
+        self._requested.discard(message.origin)
+        self._replica.take_in(message.origin, message.record)
+        self._retry_waiting(message.origin)
 
-    def _forget(self, message: Forget) -> None:
+    def _drop_records(self, message: DropRecords) -> None:
         self._replica.forget(message.origins)
         for origin in message.origins:
-            self._told(origin)
+            self._retry_waiting(origin)
 
-    def _told(self, origin: str) -> None:
+    def _retry_waiting(self, origin: str) -> None:
         for client in self.waiting.pop(origin, ()):
-            client.again()
+            client.retry()
 
-    def _on_full(self, message: ClientFull) -> None:
+    def _on_client_limit(self, message: ClientAtLimit) -> None:
         if self._service is not None:
-            self._service.clients.full_elsewhere(message.client, message.full)
+            self._service.clients.set_at_limit(message.client, message.at_limit)
 
-    def _on_mark(self, mark: Mark) -> None:
-        self._tell()
-        self.channel.send(Reached(mark.number))
+    def _on_sync(self, message: Sync) -> None:
+        self._report()
+        self.channel.send(Synced(message.number))
 
     # -- connections -----------------------------------------------------------------
 
-    def _take(self, message: Connected, connection: socket.socket) -> None:
+    def _accept(self, message: HandOver, connection: socket.socket) -> None:
         if self.done.done():
             self.channel.send(message, connection.fileno())
             connection.close()
             return
-        self._keep(self.loop.create_task(self._open(message, connection)))
+        self._track(self.loop.create_task(self._open(message, connection)))
 
-    async def _open(self, message: Connected, connection: socket.socket) -> None:
+    async def _open(self, message: HandOver, connection: socket.socket) -> None:
         connection.setblocking(False)
         try:
             await self.loop.connect_accepted_socket(
-                lambda: _WorkerConnection(self, message.begun, message.passes), connection
+                lambda: _WorkerConnection(self, message.unanswered, message.passes), connection
             )
         except OSError:
             connection.close()
 
-    def _keep(self, task: asyncio.Task[Any]) -> None:
+    def _track(self, task: asyncio.Task[Any]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _answer(self, *request: Any) -> Octets | None:
-        service = self._service
-        answer = None if service is None else service.answer_at_once(*request)
-        if answer is not None and self._telling is None:
-            self._telling = self.loop.call_later(_TELL, self._tell)
+    def answer(self, *request: Any) -> Octets | None:
+        """Return the response to a request; see `Service.answer_inline`."""
+        # With tracing, each request has a span, which only the owner makes.
+        if self._service is None or self._service.traced:
+            return None
+        answer = self._service.answer_inline(*request)
+        if answer is not None and self._report_timer is None:
+            self._report_timer = self.loop.call_later(_REPORT_SECONDS, self._report)
         return answer
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(_SWEEP)
+            await asyncio.sleep(_SWEEP_SECONDS)
             for client in list(self.clients):
                 client.sweep()
-            self._asked.clear()
+            self._requested.clear()
 
     async def _until(self, done: Callable[[], bool]) -> None:
         """Return when `done()` is true, when the owner is gone, or after a second."""
-        for _ in range(_TRIES):
+        for _ in range(_MAX_POLLS):
             if done() or self.channel.closed:
                 return
-            await asyncio.sleep(_TRY)
+            await asyncio.sleep(_POLL_SECONDS)
 
     # -- to the owner ----------------------------------------------------------------
 
-    def _want(self, origin: str) -> None:
-        if origin not in self._asked:
-            self._asked.add(origin)
+    def _request_record(self, origin: str) -> None:
+        if origin not in self._requested:
+            self._requested.add(origin)
             self.waiting.setdefault(origin, [])
-            self.channel.send(Want(origin))
-        self.lacks = origin if origin in self.waiting else None
+            self.channel.send(RecordRequest(origin))
+        self.missing_origin = origin if origin in self.waiting else None
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """Send the owner what was counted since the previous call."""
-        if self._telling is not None:
-            self._telling.cancel()
-            self._telling = None
+        if self._report_timer is not None:
+            self._report_timer.cancel()
+            self._report_timer = None
         if (service := self._service) is None:
             return
         feed = service.operators.feed
-        given, feed.count = feed.count, 0
-        notes, bases, batches = feed.take_latest(_NOTES)
-        told = [
+        count, feed.count = feed.count, 0
+        notes, bases, batches = feed.take_latest(_MAX_NOTES)
+        batch_notes = [
             BatchNote(at, request, client, list(texts))
-            for _, at, texts, request, client in batches[-_BATCHES:]
+            for _, at, texts, request, client in batches[-_MAX_BATCHES:]
         ]
         decisions, refused = self._replica.drain_counts()
         written, dropped = service.log.written, service.log.dropped
         logged = written - self._logged[0], dropped - self._logged[1]
         self._logged = written, dropped
         self.channel.send(
-            Counted(
+            WorkerCounts(
                 requests=[(*key, n) for key, n in service.metrics.take_requests().items()],
                 decisions=[(str(v), str(reason), n) for (v, reason), n in decisions.items()],
                 origins=[
@@ -490,8 +484,8 @@ class _WorkerProcess:
                 ],
                 bases=bases,
                 notes=notes,
-                batches=told,
-                unnoted=given - len(notes) - sum(len(one.decisions) for one in told),
+                batches=batch_notes,
+                unnoted=count - len(notes) - sum(len(one.decisions) for one in batch_notes),
                 refused=dict(refused),
                 logged=logged,
                 connections=len(self.clients),
@@ -515,7 +509,7 @@ def main() -> None:
 async def _serve(sock: socket.socket) -> str | None:
     try:
         worker = _WorkerProcess(sock)
-        worker.loop.add_signal_handler(signal.SIGTERM, worker.leave, None)
+        worker.loop.add_signal_handler(signal.SIGTERM, worker.stop, None)
         return await worker.run()
     except (ConfigError, msgspec.MsgspecError) as error:
         return f"this worker can't begin: {error}"

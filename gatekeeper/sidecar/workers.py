@@ -36,21 +36,21 @@ from gatekeeper.decision import Reason, Verdict
 from gatekeeper.errors import ConfigError
 from gatekeeper.fetching.records import Record
 from gatekeeper.sidecar.channel import (
-    Adopt,
     Channel,
-    ClientFull,
-    Connected,
-    Counted,
-    Forget,
-    Known,
-    Leave,
-    Mark,
+    ClientAtLimit,
+    Configure,
+    DropRecords,
+    HandOver,
     Message,
-    Reached,
+    OperatorRules,
     Ready,
-    RuntimeRules,
+    RecordRequest,
+    SharedRecord,
+    Stop,
+    Sync,
+    Synced,
     TokenText,
-    Want,
+    WorkerCounts,
 )
 from gatekeeper.sidecar.metrics import counter, gauge
 
@@ -62,27 +62,27 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_START: Final = (
+_PROGRAM: Final = (
     "import sys; sys.path[:] = sys.argv[1].split(chr(10)); "
     "from gatekeeper.sidecar.worker import main; main()"
 )
-_PAUSE: Final = 0.5
+_RESTART_SECONDS: Final = 0.5
 """Seconds before a worker that exited is started again; doubled each time."""
-_LONGEST_PAUSE: Final = 30.0
-_STEADY: Final = 60.0
-"""Seconds that a worker has to live for the pause to be `_PAUSE` again."""
-_PATIENCE: Final = 5.0
-"""Seconds that a worker has to answer a `Mark`, or to exit, before it is killed."""
-_LATE: Final = 0.5
-"""Seconds after which a worker that has not answered a `Mark` is given no connection."""
-_BEAT: Final = 2.0
+_MAX_RESTART_SECONDS: Final = 30.0
+_STEADY_SECONDS: Final = 60.0
+"""Seconds that a worker has to live for the pause to be `_RESTART_SECONDS` again."""
+_SYNC_SECONDS: Final = 5.0
+"""Seconds that a worker has to answer a `Sync`, or to exit, before it is killed."""
+_LATE_SECONDS: Final = 0.5
+"""Seconds after which a worker that has not answered a `Sync` is given no connection."""
+_CHECK_SECONDS: Final = 2.0
 """Seconds between two checks that every worker follows."""
-_MOST_WANTED: Final = 10_000
+_MAX_REQUESTED: Final = 10_000
 """Origins whose records workers are sent as soon as there are any; beyond, the oldest request is
 dropped."""
-_MOST_QUEUED: Final = 8 << 20
+_MAX_QUEUED: Final = 8 << 20
 """Octets that may be queued for a worker; beyond, it is killed."""
-_SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_NO_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 def check_workers(server: ServerConfig) -> None:
@@ -117,17 +117,17 @@ class _Worker:
         self.channel: Channel = Channel(sock, partial(owner.on_message, self), self.lost)
         self.ready: bool = False
         self.connections: int = 0
-        self.reached: int = 0
-        """Number of the last mark that the worker answered."""
-        self.asked_at: float = math.inf
-        """Monotonic moment at which the first mark that is not answered yet was sent."""
+        self.synced: int = 0
+        """Number of the last `Sync` that the worker answered."""
+        self.sync_sent_at: float = math.inf
+        """Monotonic moment at which the first `Sync` that is not answered yet was sent."""
 
     def lost(self) -> None:
         self.ready = False
 
     def send(self, message: Message, fd: int = -1) -> None:
         self.channel.send(message, fd)
-        if self.channel.queued > _MOST_QUEUED:
+        if self.channel.queued > _MAX_QUEUED:
             self.kill("takes no messages")
 
     def kill(self, why: str) -> None:
@@ -141,24 +141,18 @@ class _Worker:
 class Workers:
     """The worker processes of a sidecar, `count` of them. `serving` starts them."""
 
-    def __init__(
-        self, count: int, *, identity: str, version: str, addresses: list[tuple[str, int]]
-    ) -> None:
-        """`identity`: the User-Agent of the gate. `addresses`: those the service listens on."""
+    def __init__(self, count: int) -> None:
         self._count = count
-        self._addresses = addresses
-        self._identity = identity
-        self._version = version
         self._workers: dict[int, _Worker] = {}
         self._turn = itertools.count()
-        self._marks = itertools.count(1)
-        self._moved = asyncio.Event()
+        self._sync_numbers = itertools.count(1)
+        self._progress = asyncio.Event()
         self._changed: set[str] = set()
-        self._wanted: dict[str, set[int]] = {}
+        self._requested: dict[str, set[int]] = {}
         self._service: Service | None = None
         self._server: Server  # inside `serving`
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._leaving = False
+        self._stopping = False
         self.restarts: int = 0
 
     # -- life ------------------------------------------------------------------------
@@ -190,14 +184,14 @@ class Workers:
 
     async def recall(self) -> None:
         """Make every worker pass its connections back and exit. Idempotent."""
-        self._leaving = True
+        self._stopping = True
         workers = list(self._workers.values())
         for worker in workers:
             worker.ready = False
-            worker.send(Leave())
+            worker.send(Stop())
         if workers:
             waits = [asyncio.ensure_future(one.process.wait()) for one in workers]
-            _, late = await asyncio.wait(waits, timeout=_PATIENCE)
+            _, late = await asyncio.wait(waits, timeout=_SYNC_SECONDS)
             for wait in late:
                 wait.cancel()
             for worker in workers:
@@ -206,24 +200,24 @@ class Workers:
     async def _watch(self) -> None:
         """Kill workers that hang, since their clients would wait."""
         while True:
-            await asyncio.sleep(_BEAT)
+            await asyncio.sleep(_CHECK_SECONDS)
             await self.settle()
 
     async def _run(self, number: int) -> None:
         """Keep worker `number` running until the service ends."""
-        loop, pause = asyncio.get_running_loop(), _PAUSE
-        while not self._leaving:
+        loop, pause = asyncio.get_running_loop(), _RESTART_SECONDS
+        while not self._stopping:
             began = loop.time()
-            how = await self._live(number)
-            if self._leaving:
+            how = await self._run_once(number)
+            if self._stopping:
                 return
-            pause = _PAUSE if loop.time() - began > _STEADY else pause
+            pause = _RESTART_SECONDS if loop.time() - began > _STEADY_SECONDS else pause
             _log.error("worker %d %s; it is started again in %g s", number, how, pause)
             await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, _MAX_RESTART_SECONDS)
             self.restarts += 1
 
-    async def _live(self, number: int) -> str:
+    async def _run_once(self, number: int) -> str:
         """Start a worker and wait until it exits. Return how it ended, for the log."""
         try:
             ours, theirs = socket.socketpair()
@@ -231,7 +225,7 @@ class Workers:
             return f"could not be started ({error.strerror or error})"
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-c", _START, "\n".join(sys.path), str(theirs.fileno())),
+                *(sys.executable, "-c", _PROGRAM, "\n".join(sys.path), str(theirs.fileno())),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
@@ -242,7 +236,7 @@ class Workers:
         finally:
             theirs.close()
         self._workers[number] = worker = _Worker(number, process, ours, self)
-        self._introduce(worker)
+        self._initialize(worker)
         try:
             code = await process.wait()
         finally:
@@ -258,39 +252,39 @@ class Workers:
 
     # -- connections -----------------------------------------------------------------
 
-    def place(self, connection: socket.socket, begun: bytes = b"", passes: int = 0) -> None:
+    def dispatch(self, connection: socket.socket, unanswered: bytes = b"", passes: int = 0) -> None:
         """Hand a connection to a worker, or serve it in this process if none takes it."""
-        if self.pass_on(connection.fileno(), begun, passes):
+        if self.pass_on(connection.fileno(), unanswered, passes):
             connection.close()
         else:
-            self._keep(connection, begun, passes)
+            self._serve_here(connection, unanswered, passes)
 
-    def pass_on(self, fd: int, begun: bytes, passes: int) -> bool:
+    def pass_on(self, fd: int, unanswered: bytes, passes: int) -> bool:
         """Hand a connection to the next worker that takes it. Return False if there is none."""
-        workers = self._taking()
+        workers = self._accepting()
         for _ in workers:
             worker = workers[next(self._turn) % len(workers)]
             if not worker.channel.queued:
-                worker.send(Connected(begun, passes), fd)
+                worker.send(HandOver(unanswered, passes), fd)
                 return True
         return False
 
-    def _taking(self) -> list[_Worker]:
+    def _accepting(self) -> list[_Worker]:
         """Return the workers that take connections; one that does not follow may hang."""
-        before = asyncio.get_running_loop().time() - _LATE
-        return [one for one in self._workers.values() if one.ready and one.asked_at > before]
+        before = asyncio.get_running_loop().time() - _LATE_SECONDS
+        return [one for one in self._workers.values() if one.ready and one.sync_sent_at > before]
 
-    def _keep(self, connection: socket.socket, begun: bytes, passes: int) -> None:
+    def _serve_here(self, connection: socket.socket, unanswered: bytes, passes: int) -> None:
         """Serve a connection in this process."""
-        task = asyncio.get_running_loop().create_task(self._serve(connection, begun, passes))
+        task = asyncio.get_running_loop().create_task(self._serve(connection, unanswered, passes))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _serve(self, connection: socket.socket, begun: bytes, passes: int) -> None:
+    async def _serve(self, connection: socket.socket, unanswered: bytes, passes: int) -> None:
         connection.setblocking(False)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: self._server.taken(begun, passes), connection
+                lambda: self._server.taken(unanswered, passes), connection
             )
         except OSError:  # the client is gone
             connection.close()
@@ -303,73 +297,73 @@ class Workers:
 
     # -- what workers have to know ---------------------------------------------------
 
-    def _introduce(self, worker: _Worker) -> None:
+    def _initialize(self, worker: _Worker) -> None:
         service = self._owner
-        worker.send(self._in_force(service))
-        for client in service.clients.full:
-            worker.send(ClientFull(client, full=True))
+        worker.send(self._configuration(service))
+        for client in service.clients.at_limit:
+            worker.send(ClientAtLimit(client, at_limit=True))
 
-    def _in_force(self, service: Service) -> Adopt:
+    def _configuration(self, service: Service) -> Configure:
         server = service.config.server
         share = msgspec.structs.replace(
             server, log_rate=max(1, server.log_rate // (self._count + 1))
         )
-        return Adopt(
+        return Configure(
             msgspec.structs.replace(service.config, server=share),
             [
                 TokenText(one.value, one.name, [str(role) for role in one.roles])
                 for one in service.admission.tokens.tokens
             ],
             service.internals.rules(),
-            self._identity,
-            self._version,
-            self._addresses,
+            service.gate.user_agent,
+            service.version,
+            list(service.addresses),
         )
 
-    def _tell_all(self, message: Message) -> None:
+    def _broadcast(self, message: Message) -> None:
         for worker in list(self._workers.values()):
             worker.send(message)
 
-    def adopt(self) -> None:
+    def send_configuration(self) -> None:
         """Send every worker the configuration that is in force now."""
         if self._service is not None:
-            self._tell_all(self._in_force(self._service))
-            for client in self._service.clients.full:
-                self._tell_all(ClientFull(client, full=True))
+            self._broadcast(self._configuration(self._service))
+            for client in self._service.clients.at_limit:
+                self._broadcast(ClientAtLimit(client, at_limit=True))
 
     def learnt(self, record: Record) -> None:
         """Make the workers drop their record of an origin that is about to be stored anew."""
         if not self._changed:
-            asyncio.get_running_loop().call_soon(self._tell_changes)
+            asyncio.get_running_loop().call_soon(self._drop_changed)
         self._changed.add(record.origin)
 
     def rules_changed(self) -> None:
         """Send every worker the operator's rules about hosts, which changed."""
         if self._service is not None:
-            self._tell_all(RuntimeRules(self._service.internals.rules()))
+            self._broadcast(OperatorRules(self._service.internals.rules()))
 
-    def client_full(self, client: str, full: bool) -> None:
+    def client_at_limit(self, client: str, at_limit: bool) -> None:
         """Tell every worker that a client reached its limit, or fell below it again."""
-        self._tell_all(ClientFull(client, full))
+        self._broadcast(ClientAtLimit(client, at_limit))
 
-    def _tell_changes(self) -> None:
+    def _drop_changed(self) -> None:
         changed, self._changed = self._changed, set()
         if not changed:
             return
-        self._tell_all(Forget(list(changed)))
-        for origin in changed & self._wanted.keys():
-            self._tell_record(origin, self._wanted[origin])
+        self._broadcast(DropRecords(list(changed)))
+        for origin in changed & self._requested.keys():
+            self._send_record(origin, self._requested[origin])
 
-    def _tell_record(self, origin: str, numbers: Iterable[int]) -> bool:
+    def _send_record(self, origin: str, numbers: Iterable[int]) -> bool:
         """Send the record of an origin to those workers. Return False if there is none to share."""
         service = self._service
         record = None if service is None else service.internals.shared_record(origin)
         if record is None:
             return False
-        self._wanted.pop(origin, None)
+        self._requested.pop(origin, None)
         for number in list(numbers):
             if (worker := self._workers.get(number)) is not None:
-                worker.send(Known(origin, record))
+                worker.send(SharedRecord(origin, record))
         return True
 
     async def settle(self) -> None:
@@ -377,32 +371,32 @@ class Workers:
 
         A worker that does not within five seconds is killed.
         """
-        self._tell_changes()
-        number = next(self._marks)
+        self._drop_changed()
+        number = next(self._sync_numbers)
         waiting = [one for one in self._workers.values() if one.ready]
         now = asyncio.get_running_loop().time()
         for worker in waiting:
-            worker.asked_at = min(worker.asked_at, now)
-            worker.send(Mark(number))
+            worker.sync_sent_at = min(worker.sync_sent_at, now)
+            worker.send(Sync(number))
 
         def done() -> bool:
-            return all(one.reached >= number or not one.ready for one in waiting)
+            return all(one.synced >= number or not one.ready for one in waiting)
 
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_SYNC_SECONDS):
                 await self._until(done)
         for worker in waiting:
-            if worker.ready and worker.reached < number:
+            if worker.ready and worker.synced < number:
                 worker.kill("does not follow")
 
     async def _until(self, done: Callable[[], bool]) -> None:
         """Return when `done()` is true; it is called again after each `_wake`."""
         while not done():
-            await self._moved.wait()
+            await self._progress.wait()
 
     def _wake(self) -> None:
-        self._moved.set()
-        self._moved = asyncio.Event()
+        self._progress.set()
+        self._progress = asyncio.Event()
 
     # -- what workers say ------------------------------------------------------------
 
@@ -410,51 +404,51 @@ class Workers:
         self, worker: _Worker, message: Message, connection: socket.socket | None
     ) -> None:
         """Handle a message from a worker."""
-        if connection is not None and isinstance(message, Connected):
-            self._keep(connection, message.begun, message.passes)
-        elif isinstance(message, Counted):
-            self._count_up(worker, message)
-        elif isinstance(message, Want):
-            self._on_want(worker, message.origin)
-        elif isinstance(message, Reached):
-            worker.reached, worker.asked_at = message.number, math.inf
+        if connection is not None and isinstance(message, HandOver):
+            self._serve_here(connection, message.unanswered, message.passes)
+        elif isinstance(message, WorkerCounts):
+            self._add_counts(worker, message)
+        elif isinstance(message, RecordRequest):
+            self._on_record_request(worker, message.origin)
+        elif isinstance(message, Synced):
+            worker.synced, worker.sync_sent_at = message.number, math.inf
             self._wake()
         elif isinstance(message, Ready):
-            worker.ready = not self._leaving
+            worker.ready = not self._stopping
             self._wake()
             _log.info("worker %d (process %d) answers", worker.number, worker.process.pid)
 
-    def _on_want(self, worker: _Worker, origin: str) -> None:
-        if self._tell_record(origin, [worker.number]):
+    def _on_record_request(self, worker: _Worker, origin: str) -> None:
+        if self._send_record(origin, [worker.number]):
             return
-        worker.send(Forget([origin]))  # the worker passes the waiting connections on
-        wanted = self._wanted
-        if origin not in wanted and len(wanted) >= _MOST_WANTED:
-            del wanted[next(iter(wanted))]
-        wanted.setdefault(origin, set()).add(worker.number)
+        worker.send(DropRecords([origin]))  # the worker passes the waiting connections on
+        requested = self._requested
+        if origin not in requested and len(requested) >= _MAX_REQUESTED:
+            del requested[next(iter(requested))]
+        requested.setdefault(origin, set()).add(worker.number)
 
-    def _count_up(self, worker: _Worker, told: Counted) -> None:
+    def _add_counts(self, worker: _Worker, added: WorkerCounts) -> None:
         """Add a worker's counts and decisions to this process's own."""
         service = self._owner
-        for route, method, status, count in told.requests:
+        for route, method, status, count in added.requests:
             service.metrics.answered(route, method, status, count)
         service.internals.count(
-            {(Verdict(v), Reason(reason)): count for v, reason, count in told.decisions},
-            told.refused,
+            {(Verdict(v), Reason(reason)): count for v, reason, count in added.decisions},
+            added.refused,
         )
         feed = service.operators.feed
-        for one in told.origins:
+        for one in added.origins:
             counts = feed.count_of(one.origin)
             counts.allow += one.allow
             counts.deny += one.deny
             counts.defer += one.defer
-        feed.count += told.unnoted
-        for note in told.notes:
-            feed.merge(note, told.bases[note.base])
-        for batch in told.batches:
+        feed.count += added.unnoted
+        for note in added.notes:
+            feed.merge(note, added.bases[note.base])
+        for batch in added.batches:
             feed.add_batch(batch.decisions, batch.request, batch.client, at=batch.at)
-        service.log.count(*told.logged)
-        worker.connections = told.connections
+        service.log.count(*added.logged)
+        worker.connections = added.connections
 
     def _samples(self) -> Iterable[Sample]:
         workers = list(self._workers.values())
@@ -503,7 +497,7 @@ class Acceptor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                if error.errno not in _SCARCE:
+                if error.errno not in _NO_RESOURCES:
                     raise
                 # As in asyncio: report it (the handler logs once a minute), try again in a second.
                 self._loop.call_exception_handler(
@@ -512,7 +506,7 @@ class Acceptor:
                 self._loop.remove_reader(self._sock.fileno())
                 self._loop.call_later(1.0, self._resume)
                 return
-            self._workers.place(connection)
+            self._workers.dispatch(connection)
 
     def _resume(self) -> None:
         if not self._stopped:

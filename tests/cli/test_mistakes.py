@@ -12,7 +12,7 @@ from gatekeeper.cli import COMMANDS, main
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, ServerConfig
 from gatekeeper.errors import ConfigError
-from gatekeeper.sidecar.leases import LeaseBook
+from gatekeeper.sidecar.leases import LeaseJournal
 from gatekeeper.sidecar.listening import open_sockets
 
 Capture = pytest.CaptureFixture[str]
@@ -142,7 +142,7 @@ def test_a_history_is_kept_in_a_file(capsys: Capture, tmp_path: Path, kind: str)
 def test_a_journal_of_leases_that_is_a_pipe_holds_no_start_up(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(OSError, match=r"no regular file|No such device"):
-        LeaseBook(tmp_path / "leases", clock=VirtualClock(), wait=True)
+        LeaseJournal(tmp_path / "leases", clock=VirtualClock(), wait=True)
 
 
 def test_healthcheck_says_what_to_look_at(capsys: Capture, tmp_path: Path) -> None:

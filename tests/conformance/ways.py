@@ -13,7 +13,7 @@ from aiohttp import web
 from gatekeeper import Config, Decision, Gatekeeper, Reason, RemoteGatekeeper, State, Verdict
 from gatekeeper.clock import VirtualClock
 from gatekeeper.sidecar.listening import Server
-from gatekeeper.sidecar.security import ANY_LITERAL, Tokens
+from gatekeeper.sidecar.security import Tokens
 from gatekeeper.sidecar.service import Service
 from tests.internet import FakeInternet
 
@@ -63,8 +63,13 @@ class Sidecar:
         self.gate = await self._stack.enter_async_context(
             Gatekeeper(self.agent, **self.options, **given)
         )
-        hosts = None if self.socket else frozenset([ANY_LITERAL])
-        self.service = Service(self.gate, self.config, hosts=hosts, tokens=self.tokens, clock=clock)
+        self.service = Service(
+            self.gate,
+            self.config,
+            addresses=() if self.socket else [("0.0.0.0", 0)],
+            tokens=self.tokens,
+            clock=clock,
+        )
         self.service.serve()
         self._stack.push_async_callback(self.service.close)
         server = Server(self._handle, header=16_384, inline=self._at_once)

@@ -69,7 +69,7 @@ def test_a_renewed_certificate_is_shown(server: ServerConfig, authority: trustme
     issue(authority, server, "new.test")
     new = certificates.renewal(server)
     assert new is not None
-    assert certificates.take_over(new) == (["server.tls_cert", "server.tls_key"], [])
+    assert certificates.apply(new) == (["server.tls_cert", "server.tls_key"], [])
     assert shown(certificates, authority) == "new.test"
     assert certificates.renewal(server) is None
 
@@ -151,7 +151,7 @@ def test_another_authority_for_clients_needs_a_restart(server: ServerConfig) -> 
     new = certificates.renewal(server)
 
     assert new is not None
-    assert certificates.take_over(new) == ([], ["server.tls_client_ca"])
+    assert certificates.apply(new) == ([], ["server.tls_client_ca"])
 
 
 def test_a_renewed_certificate_lets_in_whom_the_old_authorities_do(
@@ -166,7 +166,7 @@ def test_a_renewed_certificate_lets_in_whom_the_old_authorities_do(
         issue(authority, server, name)
         new = certificates.renewal(server)
         assert new is not None
-        certificates.take_over(new)
+        certificates.apply(new)
         assert shown(certificates, authority, authority.issue_cert("client.test")) == name
         with pytest.raises(ssl.SSLError):
             shown(certificates, authority, other.issue_cert("client.test"))
@@ -183,5 +183,5 @@ def test_no_file_is_read_to_show_a_certificate_that_was_judged(
     assert new is not None
     for path in (server.tls_cert, server.tls_key, server.tls_client_ca):
         Path(str(path)).unlink()
-    assert certificates.take_over(new)[0] == ["server.tls_cert", "server.tls_key"]
+    assert certificates.apply(new)[0] == ["server.tls_cert", "server.tls_key"]
     assert shown(certificates, authority) == "new.test"

@@ -16,7 +16,6 @@ from gatekeeper.decision import Decision, Reason, State, Verdict
 from gatekeeper.errors import GateClosed, InvalidURL
 from gatekeeper.gate.decision_cache import DecisionBatch
 from gatekeeper.robots import Rule
-from gatekeeper.sidecar.security import ANY_LITERAL
 from gatekeeper.sidecar.service import Service
 
 
@@ -89,7 +88,7 @@ def config() -> Config:
 
 @pytest.fixture
 async def service(gate: ScriptedGate, config: Config) -> Service:
-    service = Service(gate, config, inside=gate, hosts=frozenset([ANY_LITERAL]))  # type: ignore[arg-type]
+    service = Service(gate, config, gate_internals=gate, addresses=[("0.0.0.0", 0)])  # type: ignore[arg-type]
     service.serve()
     return service
 

@@ -50,7 +50,7 @@ def test_t8_meters_of_strangers_are_bounded() -> None:
         clients.enter(f"client {number}")
         clients.leave(f"client {number}")
 
-    assert len(clients._meters) <= 4096
+    assert len(clients._buckets) <= 4096
 
 
 def test_t15_strangers_do_not_make_a_busy_client_s_meter_full() -> None:

@@ -14,7 +14,6 @@ from gatekeeper import Gatekeeper
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, GuardConfig, PacingConfig, ServerConfig
 from gatekeeper.sidecar.listening import Server
-from gatekeeper.sidecar.security import ANY_LITERAL
 from gatekeeper.sidecar.service import Service
 from tests.effort import LONG
 from tests.internet import FakeInternet
@@ -107,7 +106,7 @@ async def served(internet: FakeInternet, clock: VirtualClock) -> AsyncIterator[C
     async with Gatekeeper(
         "testbot/1.0", config=config, resolver=internet.resolver, clock=clock
     ) as gate:
-        service = Service(gate, config, hosts=frozenset([ANY_LITERAL]))
+        service = Service(gate, config, addresses=[("0.0.0.0", 0)])
         service.serve()
         server = Server(service.handle, header=16_384, inline=service.inline)
         runner = web.ServerRunner(server, shutdown_timeout=0.2)

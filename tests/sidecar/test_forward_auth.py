@@ -106,7 +106,7 @@ async def test_rfc20_robots_txt_itself_is_let_through_though_nothing_is_known(
 async def test_a_short_configured_wait_answers_the_first_question(door: Any, site: Any) -> None:
     service = await door(forward_auth=True, forward_auth_wait=0.15)
     await ask(service, FORWARDED)
-    while service.service.learning:  # on a busy machine the fetch may take longer
+    while service.service.learner:  # on a busy machine the fetch may take longer
         await asyncio.sleep(0)
     assert (await ask(service, FORWARDED)).status == 200
 
@@ -124,7 +124,7 @@ async def test_t8_an_origin_is_learnt_by_one_task_however_often_it_is_asked_abou
     internet.site("a.test").on("/robots.txt", NeverAnswer())
     service = await door(forward_auth=True)
     await asyncio.gather(*(ask(service, FORWARDED) for _ in range(30)))
-    assert len(service.service.learning) == 1
+    assert len(service.service.learner) == 1
 
 
 async def test_t8_origins_that_do_not_answer_hold_up_neither_others_nor_the_operator(
@@ -135,7 +135,7 @@ async def test_t8_origins_that_do_not_answer_hold_up_neither_others_nor_the_oper
     for name in ("a.test", "b.test", "c.test"):
         internet.site(name).on("/robots.txt", NeverAnswer())
         assert (await ask(service, FORWARDED | {"X-Forwarded-Host": name})).status == 403
-    assert (len(service.service.learning), service.service.learning.put_off) == (2, 1)
+    assert (len(service.service.learner), service.service.learner.put_off) == (2, 1)
 
     internet.site("d.test").robots(ROBOTS)
     body = {"origin": "http://d.test"}
@@ -358,7 +358,7 @@ async def test_an_error_of_ours_is_403(
 
 async def test_t15_a_proxy_is_bounded_like_any_client(door: Any, site: Any) -> None:
     service = await warm(door, client_rate=2.0)
-    service.service.clients._meters.clear()
+    service.service.clients._buckets.clear()
     answers = [await ask(service, FORWARDED) for _ in range(3)]
 
     # Never 429: nginx turns anything but 200, 401 and 403 into a 500.

@@ -24,7 +24,7 @@ async def asked(door: Any, internet: FakeInternet) -> Any:
     internet.site("a.test").robots("").page("/page", "x")
     sidecar = await door()
     tokens = [Token(f"{n:x<40}".encode(), n, frozenset(roles)) for n, roles in NAMES.items()]
-    sidecar.service.take_over(sidecar.service.config, Tokens(tokens))
+    sidecar.service.apply_config(sidecar.service.config, Tokens(tokens))
     return sidecar
 
 

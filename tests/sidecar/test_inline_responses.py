@@ -284,7 +284,7 @@ async def test_the_bounds_of_a_client_hold(doors: Any, settings: Any, status: by
 
 async def test_the_token_is_asked_for(doors: Any) -> None:
     both = await doors()
-    both.service.take_over(both.service.config, Tokens((TOKEN.encode(),)))
+    both.service.apply_config(both.service.config, Tokens((TOKEN.encode(),)))
     connection = await both.connect()
 
     assert (await connection.ask(CHECK)).split()[1] == b"401"

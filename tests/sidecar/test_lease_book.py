@@ -14,7 +14,7 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.config import ServerConfig
 from gatekeeper.gate import internals
 from gatekeeper.sidecar.exchange import Problem
-from gatekeeper.sidecar.leases import LeaseBook, LeaseTable, OpenLease
+from gatekeeper.sidecar.leases import LeaseJournal, LeaseTable, OpenLease
 from gatekeeper.wire import LeaseReport, LeaseRequestBody
 from tests.internet import FakeInternet
 
@@ -34,24 +34,24 @@ def left_in(path: Path, now: float = 0.0) -> dict[str, OpenLease]:
 
 
 def left_by(path: Path, clock: VirtualClock) -> dict[str, OpenLease]:
-    book = LeaseBook(path, clock=clock)
-    book.close()
-    return {lease.id: lease for lease in book.left_over}
+    journal = LeaseJournal(path, clock=clock)
+    journal.close()
+    return {lease.id: lease for lease in journal.left_over}
 
 
 @contextmanager
-def full_disk(book: LeaseBook) -> Iterator[None]:
+def full_disk(journal: LeaseJournal) -> Iterator[None]:
     """Make every write fail, and the creation of a new file beside the journal."""
-    kept, book._fd = book._fd, os.open(FULL, os.O_WRONLY)
-    assert book._path is not None
-    fresh = book._path.with_name(book._path.name + ".new")
+    kept, journal._fd = journal._fd, os.open(FULL, os.O_WRONLY)
+    assert journal._path is not None
+    fresh = journal._path.with_name(journal._path.name + ".new")
     fresh.mkdir()
     try:
         yield
     finally:
         fresh.rmdir()
-        os.close(book._fd)
-        book._fd = kept
+        os.close(journal._fd)
+        journal._fd = kept
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def full_disk(book: LeaseBook) -> Iterator[None]:
     ],
 )
 def test_an_open_lease_is_read_as_it_was_written(path: Path, lease: OpenLease) -> None:
-    book = LeaseBook(path, clock=VirtualClock(wall=0.0))
-    book.granted(lease)
-    book.close()
+    journal = LeaseJournal(path, clock=VirtualClock(wall=0.0))
+    journal.granted(lease)
+    journal.close()
 
     assert left_in(path) == {"a": lease}
 
@@ -79,20 +79,20 @@ def test_a_line_of_an_earlier_version_is_read(path: Path) -> None:
 
 
 def test_a_blank_in_a_url_makes_no_other_field_of_it(path: Path) -> None:
-    book = LeaseBook(path, clock=VirtualClock(wall=0.0))
-    book.granted(OpenLease("a", 5.0, "http://a.test/x y\n- a"))
-    book.close()
+    journal = LeaseJournal(path, clock=VirtualClock(wall=0.0))
+    journal.granted(OpenLease("a", 5.0, "http://a.test/x y\n- a"))
+    journal.close()
 
     assert left_in(path)["a"].url == "http://a.test/x%20y%0A-%20a"
 
 
 @pytest.mark.parametrize(("now", "left"), [(5.0, True), (14.9, True), (15.1, False)])
 def test_what_ran_out_is_left_over_for_as_long_again(path: Path, now: float, left: bool) -> None:
-    book = LeaseBook(path, clock=VirtualClock(wall=0.0))
-    book.granted(OpenLease.lasting("a", URL, 5.0, VirtualClock(wall=0.0)))
-    book.granted(OpenLease.lasting("b", URL, 10.0, VirtualClock(wall=-5.0)))
-    book.granted(OpenLease("earlier-version", -50.0, URL))
-    book.close()
+    journal = LeaseJournal(path, clock=VirtualClock(wall=0.0))
+    journal.granted(OpenLease.starting_now("a", URL, 5.0, VirtualClock(wall=0.0)))
+    journal.granted(OpenLease.starting_now("b", URL, 10.0, VirtualClock(wall=-5.0)))
+    journal.granted(OpenLease("earlier-version", -50.0, URL))
+    journal.close()
 
     assert ("a" in left_in(path, now)) is (now < 10.0)
     assert ("b" in left_in(path, now)) is left
@@ -102,40 +102,40 @@ def test_what_ran_out_is_left_over_for_as_long_again(path: Path, now: float, lef
 @pytest.mark.parametrize("jump", [-86_400.0, -7200.0, 7200.0, 86_400.0])
 def test_a_wall_clock_that_was_set_meanwhile_moves_no_end(path: Path, jump: float) -> None:
     clock = VirtualClock()
-    book = LeaseBook(path, clock=clock)
-    book.granted(OpenLease.lasting("a", URL, 60.0, clock))
-    book.close()
+    journal = LeaseJournal(path, clock=clock)
+    journal.granted(OpenLease.starting_now("a", URL, 60.0, clock))
+    journal.close()
     clock.advance(20.0)
     clock.jump_wall(jump)
 
-    assert left_by(path, clock)["a"].left(clock) == pytest.approx(40.0)
+    assert left_by(path, clock)["a"].remaining(clock) == pytest.approx(40.0)
 
 
 def test_after_a_start_of_the_machine_the_wall_clock_decides_and_no_end_is_put_off(
     path: Path,
 ) -> None:
     clock = VirtualClock()
-    book = LeaseBook(path, clock=clock)
-    book.granted(OpenLease.lasting("a", URL, 60.0, clock))
-    book.close()
+    journal = LeaseJournal(path, clock=clock)
+    journal.granted(OpenLease.starting_now("a", URL, 60.0, clock))
+    journal.close()
     clock.reboot()
     clock.jump_wall(20.0)
-    assert left_by(path, clock)["a"].left(clock) == pytest.approx(40.0)
+    assert left_by(path, clock)["a"].remaining(clock) == pytest.approx(40.0)
     clock.jump_wall(-86_400.0)
-    assert left_by(path, clock)["a"].left(clock) == 60.0
+    assert left_by(path, clock)["a"].remaining(clock) == 60.0
 
 
 def test_a_lease_that_ran_out_is_in_a_shortened_journal_too(path: Path) -> None:
     clock = VirtualClock()
-    book = LeaseBook(path, clock=clock)
+    journal = LeaseJournal(path, clock=clock)
     for name in ("a", "b"):
-        book.granted(OpenLease.lasting(name, URL, 60.0, clock))
+        journal.granted(OpenLease.starting_now(name, URL, 60.0, clock))
     clock.advance(61.0)
     for name in ("a", "b"):
-        book.ran_out(name)
-    book.ended("b")
-    book._rewrite(path)
-    book.close()
+        journal.expired(name)
+    journal.ended("b")
+    journal._rewrite(path)
+    journal.close()
 
     assert set(left_by(path, clock)) == {"a"}
 
@@ -143,7 +143,7 @@ def test_a_lease_that_ran_out_is_in_a_shortened_journal_too(path: Path) -> None:
 def test_a_piece_of_a_line_that_can_not_be_taken_out_spoils_no_other(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    book = LeaseBook(path, clock=VirtualClock(wall=0.0))
+    journal = LeaseJournal(path, clock=VirtualClock(wall=0.0))
     write = os.write
 
     def refuse(*_: object) -> None:
@@ -153,22 +153,22 @@ def test_a_piece_of_a_line_that_can_not_be_taken_out_spoils_no_other(
         disk.setattr(os, "write", lambda fd, data: write(fd, data[: len(data) - 4]))
         disk.setattr(os, "ftruncate", refuse)
         with pytest.raises(OSError, match="space"):
-            book.granted(OpenLease("b", 5.0, URL))
-    book.granted(OpenLease("c", 5.0, URL))
-    book.close()
+            journal.granted(OpenLease("b", 5.0, URL))
+    journal.granted(OpenLease("c", 5.0, URL))
+    journal.close()
 
     assert set(left_in(path)) == {"c"}
 
 
 def test_a_lost_descriptor_is_made_up_for(path: Path) -> None:
-    book = LeaseBook(path, clock=VirtualClock(wall=0.0))
-    book.granted(OpenLease("a", 5.0, URL))
-    os.close(book._fd)
+    journal = LeaseJournal(path, clock=VirtualClock(wall=0.0))
+    journal.granted(OpenLease("a", 5.0, URL))
+    os.close(journal._fd)
     with pytest.raises(OSError, match="descriptor"):
-        book.granted(OpenLease("b", 5.0, URL))
-    assert book.writable
-    book.granted(OpenLease("c", 5.0, URL))
-    book.close()
+        journal.granted(OpenLease("b", 5.0, URL))
+    assert journal.writable
+    journal.granted(OpenLease("c", 5.0, URL))
+    journal.close()
 
     assert set(left_in(path)) == {"a", "c"}
 
@@ -176,27 +176,27 @@ def test_a_lost_descriptor_is_made_up_for(path: Path) -> None:
 def test_a_line_that_went_in_by_half_is_taken_out_again(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    book = LeaseBook(path, clock=VirtualClock(wall=0.0))
-    book.granted(OpenLease("a", 5.0, URL))
+    journal = LeaseJournal(path, clock=VirtualClock(wall=0.0))
+    journal.granted(OpenLease("a", 5.0, URL))
     write = os.write
     with monkeypatch.context() as disk:
         disk.setattr(os, "write", lambda fd, data: write(fd, data[: len(data) - 4]))
         with pytest.raises(OSError, match="space"):
-            book.granted(OpenLease("b", 5.0, URL))
-    book.granted(OpenLease("c", 5.0, URL))
-    book.close()
+            journal.granted(OpenLease("b", 5.0, URL))
+    journal.granted(OpenLease("c", 5.0, URL))
+    journal.close()
 
     assert set(left_in(path)) == {"a", "c"}
 
 
 def test_an_end_that_was_not_written_can_be_said_again(path: Path) -> None:
-    book = LeaseBook(path, clock=VirtualClock(wall=0.0))
-    book.granted(OpenLease("a", 5.0, URL))
+    journal = LeaseJournal(path, clock=VirtualClock(wall=0.0))
+    journal.granted(OpenLease("a", 5.0, URL))
     if FULL.exists():
-        with full_disk(book), pytest.raises(OSError, match="space"):
-            book.ended("a")
-    book.ended("a")
-    book.close()
+        with full_disk(journal), pytest.raises(OSError, match="space"):
+            journal.ended("a")
+    journal.ended("a")
+    journal.close()
 
     assert left_in(path) == {}
 
@@ -204,13 +204,13 @@ def test_an_end_that_was_not_written_can_be_said_again(path: Path) -> None:
 def test_a_journal_that_cannot_be_made_shorter_goes_on_as_it_is(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    book = LeaseBook(path, clock=VirtualClock(wall=0.0))
-    book._rewrite_at = 1
+    journal = LeaseJournal(path, clock=VirtualClock(wall=0.0))
+    journal._rewrite_at = 1
     path.with_name(path.name + ".new").mkdir()  # a directory, so that no file can be written
-    book.granted(OpenLease("a", 5.0, URL))
-    book.granted(OpenLease("b", 5.0, URL))
+    journal.granted(OpenLease("a", 5.0, URL))
+    journal.granted(OpenLease("b", 5.0, URL))
     path.with_name(path.name + ".new").rmdir()
-    book.close()
+    journal.close()
 
     assert set(left_in(path)) == {"a", "b"}
 
@@ -218,11 +218,11 @@ def test_a_journal_that_cannot_be_made_shorter_goes_on_as_it_is(
 class Kept:
     """A table over a real gate, with a journal."""
 
-    def __init__(self, service: Any, book: LeaseBook, clock: VirtualClock) -> None:
+    def __init__(self, service: Any, journal: LeaseJournal, clock: VirtualClock) -> None:
         self.gate = service.gate
-        self.book = book
+        self.journal = journal
         self.clock = clock
-        self.table = LeaseTable(ServerConfig(), self.clock, book)
+        self.table = LeaseTable(ServerConfig(), self.clock, journal)
 
     async def take(self, **wanted: Any) -> str:
         asked = LeaseRequestBody(url=URL, ttl=wanted.pop("ttl", 60.0))
@@ -240,7 +240,7 @@ async def kept(door: Any, internet: FakeInternet, path: Path) -> AsyncIterator[K
     for _ in range(10):  # often enough that its decision is cached, and a lease is granted inline
         await service.gate.check(URL)
     clock = VirtualClock()
-    one = Kept(service, LeaseBook(path, clock=clock), clock)
+    one = Kept(service, LeaseJournal(path, clock=clock), clock)
     yield one
     one.table.close()
 
@@ -251,11 +251,11 @@ async def kept(door: Any, internet: FakeInternet, path: Path) -> AsyncIterator[K
 async def test_a_full_disk_leaks_no_turn_and_says_what_helps(kept: Kept, at_once: bool) -> None:
     async def take() -> None:
         if at_once:
-            kept.table.take(internals(kept.gate), URL, 60.0, "client")
+            kept.table.acquire_nowait(internals(kept.gate), URL, 60.0, "client")
         else:
             await kept.take()
 
-    with full_disk(kept.book), pytest.raises(Problem) as caught:
+    with full_disk(kept.journal), pytest.raises(Problem) as caught:
         await take()
 
     assert (caught.value.status, caught.value.kind) == (503, "storage")
@@ -268,11 +268,11 @@ async def test_a_full_disk_leaks_no_turn_and_says_what_helps(kept: Kept, at_once
 @needs_a_full_disk
 async def test_while_the_disk_is_full_no_turn_is_taken_at_all(kept: Kept) -> None:
     granted = kept.gate.stats().pacing.granted
-    with full_disk(kept.book):
+    with full_disk(kept.journal):
         for _ in range(3):
             assert (
-                kept.table._unwritten is False
-                or kept.table.take(internals(kept.gate), URL, 1, "c") is None
+                kept.table._journal_failed is False
+                or kept.table.acquire_nowait(internals(kept.gate), URL, 1, "c") is None
             )
             with pytest.raises(Problem, match="storage"):
                 await kept.take()
@@ -285,7 +285,7 @@ async def test_while_the_disk_is_full_no_turn_is_taken_at_all(kept: Kept) -> Non
 async def test_a_full_disk_does_not_stop_the_sweep(kept: Kept) -> None:
     for _ in range(3):
         await kept.take(ttl=5.0)
-    with full_disk(kept.book):
+    with full_disk(kept.journal):
         kept.clock.advance(6.0)
 
     assert (len(kept.table), kept.in_flight) == (0, 0)
@@ -304,7 +304,7 @@ async def test_an_end_that_a_full_disk_refused_can_be_told_again(
     kept: Kept, end: Any, how: str
 ) -> None:
     lease_id = await kept.take()
-    with full_disk(kept.book), pytest.raises(Problem, match="storage"):
+    with full_disk(kept.journal), pytest.raises(Problem, match="storage"):
         end(kept.table, lease_id)
     assert lease_id in kept.table
 
@@ -316,7 +316,7 @@ async def test_an_end_that_a_full_disk_refused_can_be_told_again(
 @needs_a_full_disk
 async def test_a_renewal_that_a_full_disk_refused_changes_nothing(kept: Kept) -> None:
     lease_id = await kept.take(ttl=10.0)
-    with full_disk(kept.book), pytest.raises(Problem, match="storage"):
+    with full_disk(kept.journal), pytest.raises(Problem, match="storage"):
         kept.table.renew(lease_id, 500.0)
     kept.clock.advance(11.0)
 
@@ -330,8 +330,8 @@ async def restarted(kept: Kept, path: Path, seconds: float) -> LeaseTable:
     """Return the table of the next process, `seconds` later."""
     kept.table.close()
     kept.clock.advance(seconds)
-    table = LeaseTable(ServerConfig(), kept.clock, LeaseBook(path, clock=kept.clock))
-    await table.take_up(internals(kept.gate))
+    table = LeaseTable(ServerConfig(), kept.clock, LeaseJournal(path, clock=kept.clock))
+    await table.restore(internals(kept.gate))
     return table
 
 
@@ -353,7 +353,7 @@ async def test_a_report_of_a_lease_that_ran_out_meanwhile_counts(
     assert kept.gate._scheduler.blocked("a.test")[0] == pytest.approx(blocked[0], abs=1.0)
 
     table.close()
-    again = LeaseTable(ServerConfig(), kept.clock, LeaseBook(path, clock=kept.clock))
+    again = LeaseTable(ServerConfig(), kept.clock, LeaseJournal(path, clock=kept.clock))
     with pytest.raises(Problem, match="no-lease"):
         again.report(lease_id, told)
     again.close()
@@ -380,23 +380,23 @@ async def test_a_lease_that_had_run_out_before_the_end_of_the_process_is_reporta
 
 
 def test_a_journal_that_was_removed_is_written_again_with_all_that_is_open(path: Path) -> None:
-    book = LeaseBook(path, clock=VirtualClock(wall=0.0))
-    book.granted(OpenLease("a", 5.0, URL))
+    journal = LeaseJournal(path, clock=VirtualClock(wall=0.0))
+    journal.granted(OpenLease("a", 5.0, URL))
     path.unlink()
-    book.granted(OpenLease("b", 5.0, URL))
+    journal.granted(OpenLease("b", 5.0, URL))
     assert set(left_in(path)) == {"a", "b"}
-    book.ended("a")
-    book.close()
+    journal.ended("a")
+    journal.close()
     assert set(left_in(path)) == {"b"}
 
 
 @pytest.mark.usefixtures("speedups_on")
 async def test_a_client_may_name_its_lease_unless_the_name_is_taken(kept: Kept) -> None:
     mine = "client-made-id-0"
-    one = kept.table.take(internals(kept.gate), URL, 60.0, "client", mine)
+    one = kept.table.acquire_nowait(internals(kept.gate), URL, 60.0, "client", mine)
     assert one is not None
     assert one.id == mine
     kept.table.give_back(mine)
-    other = kept.table.take(internals(kept.gate), URL, 60.0, "another", mine)
+    other = kept.table.acquire_nowait(internals(kept.gate), URL, 60.0, "another", mine)
     assert other is not None
     assert other.id != mine  # the former holder may still report it

@@ -132,11 +132,11 @@ async def test_what_was_given_back_first_is_not_granted(
 async def test_few_ids_are_kept_that_were_given_back_first(
     table: LeaseTable, gate: ScriptedGate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gatekeeper.sidecar.leases._REMEMBERED", 3)
+    monkeypatch.setattr("gatekeeper.sidecar.leases._MAX_REMEMBERED", 3)
     for number in range(9):
         given_back_unheard(table, f"made-up-{number}")
     given_back_unheard(table, 65 * "x")
-    assert list(table._unwanted) == ["made-up-6", "made-up-7", "made-up-8"]
+    assert list(table._given_back_early) == ["made-up-6", "made-up-7", "made-up-8"]
     assert await held(table, gate, id="made-up-1") == "made-up-1"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gatekeeper.clock import VirtualClock
-from gatekeeper.sidecar.process import MANY, QUIET, MemoryTrimmer, trim_memory
+from gatekeeper.sidecar.process import MANY_LOST, QUIET_SECONDS, MemoryTrimmer, trim_memory
 
 
 @pytest.fixture
@@ -29,34 +29,34 @@ def lose(memory: MemoryTrimmer, number: int) -> None:
 
 
 def test_it_acts_once_after_many_were_lost_and_no_more_are(memory: Any, acts: list[float]) -> None:
-    lose(memory, MANY - 1)
-    memory.time.advance(10 * QUIET)
+    lose(memory, MANY_LOST - 1)
+    memory.time.advance(10 * QUIET_SECONDS)
     assert acts == []
-    lose(memory, 4 * MANY)
+    lose(memory, 4 * MANY_LOST)
     assert acts == []
-    memory.time.advance(QUIET)
-    memory.time.advance(QUIET)
+    memory.time.advance(QUIET_SECONDS)
+    memory.time.advance(QUIET_SECONDS)
     assert len(acts) == 1
-    memory.time.advance(10 * QUIET)
-    lose(memory, MANY - 1)
-    memory.time.advance(10 * QUIET)
+    memory.time.advance(10 * QUIET_SECONDS)
+    lose(memory, MANY_LOST - 1)
+    memory.time.advance(10 * QUIET_SECONDS)
     assert len(acts) == 1
 
 
 def test_clients_that_come_and_go_are_no_reason(memory: Any, acts: list[float]) -> None:
     for _ in range(100):
-        lose(memory, MANY)
-        memory.time.advance(QUIET / 2)
+        lose(memory, MANY_LOST)
+        memory.time.advance(QUIET_SECONDS / 2)
     assert acts == []
-    memory.time.advance(2 * QUIET)
+    memory.time.advance(2 * QUIET_SECONDS)
     assert len(acts) == 1
 
 
 def test_once_closed_it_does_nothing(memory: Any, acts: list[float]) -> None:
-    lose(memory, MANY)
+    lose(memory, MANY_LOST)
     memory.close()
     memory.close()
-    memory.time.advance(10 * QUIET)
+    memory.time.advance(10 * QUIET_SECONDS)
     assert acts == []
 
 

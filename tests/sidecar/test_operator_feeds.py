@@ -421,7 +421,7 @@ async def test_a_past_version_is_told_with_its_text(
 async def test_they_are_for_administrators(door: Any, path: str) -> None:
     service = await door()
     tokens = Tokens((Token(b"c" * 32, "crawler", frozenset(["crawl", "check"])),))  # type: ignore[arg-type]
-    service.service.take_over(service.service.config, tokens)
+    service.service.apply_config(service.service.config, tokens)
     headers = {"Authorization": "Bearer " + "c" * 32}
     assert (await service.get(path))[0] == 401
     assert (await service.get(path, headers=headers))[0] == 403

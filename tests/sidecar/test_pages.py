@@ -249,7 +249,7 @@ async def test_a_cookie_is_signed_ends_and_goes_with_its_token(internet: FakeInt
             if bad != cookie:
                 answer, _ = await get(shop.base, "explain", headers={"Cookie": bad})
                 assert answer.status == 303
-        shop.service.take_over(shop.service.config, Tokens((ADMIN,)))
+        shop.service.apply_config(shop.service.config, Tokens((ADMIN,)))
         answer, _ = await get(shop.base, "explain", headers={"Cookie": cookie})
         assert answer.status == 303
 
@@ -292,7 +292,7 @@ async def test_a_stream_ends_with_its_token(
         async with shop.session.get(shop.base + path, headers=headers) as stream:
             assert b"hello" in await stream.content.readuntil(b"\n\n")
             await shop.gate.check("http://a.test/")
-            shop.service.take_over(shop.service.config, Tokens((CHECKER,)))
+            shop.service.apply_config(shop.service.config, Tokens((CHECKER,)))
             assert b"event: bye" in await stream.content.read()
 
 

@@ -71,7 +71,7 @@ async def proxy(internet: FakeInternet, door: Any) -> AsyncIterator[Callable[...
         async def begin(*, tokens: Tokens | None = None, **settings: Any) -> Client:
             service = (await door(**settings)).service
             if tokens is not None:
-                service.take_over(service.config, tokens)
+                service.apply_config(service.config, tokens)
             runner = web.ServerRunner(Server(Proxy(service).handle, header=16_384))
             await runner.setup()
             stack.push_async_callback(runner.cleanup)

@@ -166,7 +166,7 @@ def with_tokens(sidecar: Any) -> Any:
     service = sidecar.service
     named = [Token(v.encode(), r.value, frozenset(INCLUDED[r])) for r, v in BY_ROLE.items()]
     tokens = Tokens([*named, BARE.encode()])
-    service.take_over(service.config, tokens)
+    service.apply_config(service.config, tokens)
     return sidecar
 
 

@@ -399,7 +399,12 @@ async def test_a_worker_that_hangs_gets_no_connection_and_is_killed(
     internet: FakeInternet, origin: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner notices by itself, without a scrape or a reload."""
-    for name, seconds in (("_BEAT", 0.05), ("_LATE", 0.3), ("_PATIENCE", 600.0), ("_PAUSE", 0.0)):
+    for name, seconds in (
+        ("_CHECK_SECONDS", 0.05),
+        ("_LATE_SECONDS", 0.3),
+        ("_SYNC_SECONDS", 600.0),
+        ("_RESTART_SECONDS", 0.0),
+    ):
         monkeypatch.setattr(workers_module, name, seconds)
     config = Config(
         guard=GuardConfig(allow=("127.0.0.0/8",)),
@@ -411,7 +416,7 @@ async def test_a_worker_that_hangs_gets_no_connection_and_is_killed(
         gate = await stack.enter_async_context(Gatekeeper("testbot/1.0", config=config))
         sock = socket.create_server(("127.0.0.1", 0))
         named = [sock.getsockname()[:2]]
-        workers = Workers(2, identity="testbot/1.0", version="0", addresses=named)
+        workers = Workers(2)
         service = Service(gate, config, addresses=named, workers=workers)
         stack.push_async_callback(service.close)
         service.serve()
@@ -435,14 +440,14 @@ async def test_a_worker_that_hangs_gets_no_connection_and_is_killed(
                 assert (await ask(query))[0] == 200
         hung = workers.pids[0]
         os.kill(hung, signal.SIGSTOP)
-        while len(workers._taking()) == 2:
+        while len(workers._accepting()) == 2:
             await asyncio.sleep(0.01)
         for _ in range(4):  # no new connection waits for the worker that hangs
             async with connection(base) as ask:
                 assert (await ask(query))[0] == 200
         assert hung in workers.pids
 
-        monkeypatch.setattr(workers_module, "_PATIENCE", 0.5)
+        monkeypatch.setattr(workers_module, "_SYNC_SECONDS", 0.5)
         await workers.settle()  # the worker is killed, and its connections break
         for ask in held:
             with contextlib.suppress(aiohttp.ClientConnectionError):

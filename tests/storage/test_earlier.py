@@ -18,7 +18,7 @@ from gatekeeper.fetching.cache import RecordCache, SoftExpiry
 from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.records import Record, from_stored
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.sidecar.leases import LeaseBook
+from gatekeeper.sidecar.leases import LeaseJournal
 from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage import SqliteStorage
 from tests.storage.data.make import TEXT, WALL
@@ -89,8 +89,8 @@ async def test_every_text_and_pause_is_found(storage: SqliteStorage, clock: Virt
 
 
 def test_every_open_lease_is_found(state: Path, clock: VirtualClock) -> None:
-    book = LeaseBook(Path(f"{state}-leases"), clock=clock)
+    book = LeaseJournal(Path(f"{state}-leases"), clock=clock)
     book.close()
     ((lease),) = book.left_over
     assert (lease.id, lease.url, lease.agent) == ("open-lease", "http://slow.test/a", "Other/1.0")
-    assert lease.left(clock) == pytest.approx(55.0)
+    assert lease.remaining(clock) == pytest.approx(55.0)

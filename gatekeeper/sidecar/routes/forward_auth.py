@@ -108,7 +108,7 @@ async def _decide(service: Service, call: Call) -> Decision:
         return robots_file
     decision = service.gate.peek(url, user_agent=agent)
     if decision is None:
-        task = service.learning.begin(target.origin)
+        task = service.learner.begin(target.origin)
         patience = service.config.server.forward_auth_wait
         if task is not None and patience > 0:
             # The task goes on for later questions, whatever the outcome of this one.
@@ -116,7 +116,7 @@ async def _decide(service: Service, call: Call) -> Decision:
             decision = service.gate.peek(url, user_agent=agent)
     elif decision.state not in (None, State.OVERRIDE):
         # Decided by the file: this makes the gate refresh it in time.
-        service.learning.begin(target.origin)
+        service.learner.begin(target.origin)
     if decision is None:
         decision = service.internals.unknown(url, user_agent=agent)
     return decision

@@ -49,7 +49,7 @@ async def acquire(service: Service, call: Call) -> web.StreamResponse:
             service.gate,
             asked,
             call.client,
-            gone=lambda: transport is None or transport.is_closing(),
+            hung_up=lambda: transport is None or transport.is_closing(),
         )
     except Denied as error:
         service.decided(error.decision, call)
@@ -65,7 +65,7 @@ def acquire_inline(service: Service, call: InlineCall) -> bytes | None:
     asked = read_inline_body(call, _lease_wanted, limit=server.max_body)
     if asked is None or asked.user_agent is not None or asked.wait > server.max_wait:
         return None
-    held = service.leases.take(service.internals, asked.url, asked.ttl, call.client, asked.id)
+    held = service.leases.acquire_nowait(service.internals, asked.url, asked.ttl, call.client, asked.id)
     if held is None:
         return None
     service.metrics.queue_wait.observe(0.0)
@@ -83,12 +83,12 @@ async def renew(service: Service, call: Call) -> web.StreamResponse:
 
 async def report(service: Service, call: Call) -> web.StreamResponse:
     """End a lease, and tell the scheduler how the site answered. The first report is final."""
-    told = LeaseReport()
+    reported = LeaseReport()
     if call.request.body_exists:
-        told = await read_body(call.request, LeaseReport, limit=service.config.server.max_body)
-    left_over = service.leases.report(call.params["id"], told)
+        reported = await read_body(call.request, LeaseReport, limit=service.config.server.max_body)
+    left_over = service.leases.report(call.params["id"], reported)
     if left_over is not None:
-        await _block(service, left_over.url, told)
+        await _block(service, left_over.url, reported)
     return web.Response(status=204)
 
 
@@ -97,25 +97,25 @@ def report_inline(service: Service, call: InlineCall) -> bytes | None:
     lease_id = call.params["id"]
     if lease_id not in service.leases:
         return None
-    told = read_inline_body(call, _lease_report, limit=service.config.server.max_body)
-    if told is None:
+    reported = read_inline_body(call, _lease_report, limit=service.config.server.max_body)
+    if reported is None:
         return None
-    service.leases.report(lease_id, told)
+    service.leases.report(lease_id, reported)
     return b""
 
 
-async def _block(service: Service, url: str, told: LeaseReport) -> None:
+async def _block(service: Service, url: str, reported: LeaseReport) -> None:
     """Block the host as a report asks, for a lease that this process does not hold.
 
     The lease is one of an earlier process that could not be held again; the site's Retry-After
     counts nevertheless (RFC 9110 section 10.2.3, HTTP-08).
     """
     wall = service.clock.wall()
-    seconds = parse_retry_after(told.retry_after, wall)
-    if seconds is None and told.status in (429, 503):
+    seconds = parse_retry_after(reported.retry_after, wall)
+    if seconds is None and reported.status in (429, 503):
         seconds = service.config.pacing.backoff_initial
-    if seconds is not None and (told.status is None or told.status >= 300):
-        await service.gate.block(urls.parse(url).host, wall + seconds, f"{told.status}")
+    if seconds is not None and (reported.status is None or reported.status >= 300):
+        await service.gate.block(urls.parse(url).host, wall + seconds, f"{reported.status}")
 
 
 async def give_back(service: Service, call: Call) -> web.StreamResponse:
