@@ -29,11 +29,11 @@ _log = logging.getLogger(__name__)
 
 
 _FIRST_FD = 3  # SD_LISTEN_FDS_START
-_HOLD = getattr(os, "O_PATH", None)
+_O_PATH = getattr(os, "O_PATH", None)
 """Flag that opens a file without access to its contents. Linux has it."""
 
 
-class _Named(socket.socket):
+class _OwnedUnixSocket(socket.socket):
     """A unix socket that removes its file only if that is still its own.
 
     Another process may have replaced the file. Device and inode identify it. The number of an
@@ -43,26 +43,26 @@ class _Named(socket.socket):
     def bind_to(self, path: Path) -> None:
         """Bind to a path that only its owner can ever connect to (T5). Raises OSError."""
         # The umask sets the mode: before a chmod others could connect for a moment.
-        before = os.umask(0o177)
+        previous = os.umask(0o177)
         try:
             self.bind(str(path))
         finally:
-            os.umask(before)
+            os.umask(previous)
         self._path = path
-        self._file = _identity(path)
-        self._held = -1 if _HOLD is None else os.open(path, _HOLD | os.O_NOFOLLOW)
+        self._own_file = _device_and_inode(path)
+        self._path_fd = -1 if _O_PATH is None else os.open(path, _O_PATH | os.O_NOFOLLOW)
 
-    def take_away(self) -> None:
+    def remove_file(self) -> None:
         """Remove the file, unless a successor has replaced it."""
         with contextlib.suppress(OSError):
-            if _identity(self._path) == self._file:
+            if _device_and_inode(self._path) == self._own_file:
                 self._path.unlink()
-        if self._held != -1:
-            os.close(self._held)
-            self._held = -1
+        if self._path_fd != -1:
+            os.close(self._path_fd)
+            self._path_fd = -1
 
 
-def _identity(path: Path) -> tuple[int, int]:
+def _device_and_inode(path: Path) -> tuple[int, int]:
     found = path.lstat()
     return found.st_dev, found.st_ino
 
@@ -98,11 +98,11 @@ def _open_tcp(host: str, port: int, setting: str) -> list[socket.socket]:
     except OSError as error:
         for one in sockets:
             one.close()
-        raise ConfigError(_in_the_way(f"{host} port {port}", setting, error)) from error
+        raise ConfigError(_bind_problem(f"{host} port {port}", setting, error)) from error
     return sockets
 
 
-def _in_the_way(where: str, setting: str, error: OSError) -> str:
+def _bind_problem(where: str, setting: str, error: OSError) -> str:
     remedy = f"{setting} changes it"
     if error.errno == errno.EACCES:
         remedy = "this user needs a port above 1023, or CAP_NET_BIND_SERVICE"
@@ -126,7 +126,7 @@ def _tcp(family: int, address: tuple[object, ...]) -> socket.socket:
 
 def _unix(path: Path) -> socket.socket:
     _remove_stale(path)
-    sock = _Named(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = _OwnedUnixSocket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.bind_to(path)
     except OSError as error:
@@ -164,11 +164,11 @@ def _remove_stale(path: Path) -> None:
         probe.close()
 
 
-def close_own(sockets: list[socket.socket]) -> None:
+def close_sockets(sockets: list[socket.socket]) -> None:
     """Close the sockets of `open_sockets`, and remove the file of a unix socket."""
     for sock in sockets:
-        if isinstance(sock, _Named):
-            sock.take_away()
+        if isinstance(sock, _OwnedUnixSocket):
+            sock.remove_file()
         sock.close()
 
 
@@ -272,13 +272,13 @@ def _credentials(server: ServerConfig) -> str:
 # --- File descriptors: how many connections they allow, and the log line when they run out.
 
 
-_WANTED = 65_536
-_RESERVED = 64
+_MAX_FILES = 65_536
+_MIN_RESERVED = 64
 """File descriptors reserved at least for the gate's own work: sites, storage, logs."""
-_MOST_BACKLOG = 512
-_SCARCE = "socket.accept() out of system resource"
+_MAX_BACKLOG = 512
+NO_DESCRIPTOR = "socket.accept() out of system resource"
 """Message of asyncio when no file descriptor is left for a connection."""
-_SILENCE = 60.0
+_LOG_SECONDS = 60.0
 """Seconds between two log lines about that."""
 
 
@@ -307,28 +307,28 @@ def raise_file_limit() -> ConnectionLimits:
     try:
         import resource  # noqa: PLC0415 - not on every system
     except ImportError:
-        return _shared_out(_WANTED)
+        return _divide_files(_MAX_FILES)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(hard, _WANTED) if hard != resource.RLIM_INFINITY else _WANTED
+    wanted = min(hard, _MAX_FILES) if hard != resource.RLIM_INFINITY else _MAX_FILES
     if soft < wanted:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted
         except (ValueError, OSError):
             _log.warning("the limit of open files stays at %d", soft)
-    return _shared_out(soft)
+    return _divide_files(soft)
 
 
-def _shared_out(files: int) -> ConnectionLimits:
+def _divide_files(files: int) -> ConnectionLimits:
     """Divide the open files: a quarter, at least 64, for the gate; half of that for the backlog.
 
-    >>> _shared_out(128)
+    >>> _divide_files(128)
     ConnectionLimits(clients=64, backlog=32)
-    >>> _shared_out(65536)
+    >>> _divide_files(65536)
     ConnectionLimits(clients=49152, backlog=512)
     """
-    clients = max(_RESERVED, files - max(_RESERVED, files // 4))
-    return ConnectionLimits(clients, max(8, min(_MOST_BACKLOG, (files - clients) // 2)))
+    clients = max(_MIN_RESERVED, files - max(_MIN_RESERVED, files // 4))
+    return ConnectionLimits(clients, max(8, min(_MAX_BACKLOG, (files - clients) // 2)))
 
 
 def limit_accept_errors(loop: asyncio.AbstractEventLoop) -> None:
@@ -337,18 +337,18 @@ def limit_accept_errors(loop: asyncio.AbstractEventLoop) -> None:
     asyncio logs it, with a traceback, for every connection of the backlog, which would stop the
     service if the log's reader is slower than that.
     """
-    said = -math.inf
-    before = loop.get_exception_handler()
+    last_logged = -math.inf
+    previous = loop.get_exception_handler()
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        nonlocal said
-        if context.get("message") != _SCARCE:
-            if before is None:
+        nonlocal last_logged
+        if context.get("message") != NO_DESCRIPTOR:
+            if previous is None:
                 loop.default_exception_handler(context)
             else:
-                before(loop, context)
-        elif loop.time() >= said + _SILENCE:
-            said = loop.time()
+                previous(loop, context)
+        elif loop.time() >= last_logged + _LOG_SECONDS:
+            last_logged = loop.time()
             _log.error("no connection can be accepted: %s", context.get("exception"))
 
     loop.set_exception_handler(handle)
@@ -357,13 +357,13 @@ def limit_accept_errors(loop: asyncio.AbstractEventLoop) -> None:
 # --- aiohttp's low-level server, with limits on connections and our own error responses.
 
 
-FIRST_REQUEST = 20.0
+FIRST_REQUEST_SECONDS = 20.0
 """Seconds that a new connection has to send the head of its first request (T9: slow-loris)."""
-_IDLE = 75.0
+_IDLE_SECONDS = 75.0
 """Seconds that a connection may idle, or take for the head of a later request."""
-_BEGINNING = 100
+_MAX_BEGINNING = 100
 """Octets kept of the beginning of a request, to know its path if it can't be parsed."""
-_FOR_A_PROXY = re.compile(rb"\s*[A-Z]+ " + re.escape(FORWARD_AUTH.encode()) + rb"[ /?]")
+_FORWARD_AUTH_LINE = re.compile(rb"\s*[A-Z]+ " + re.escape(FORWARD_AUTH.encode()) + rb"[ /?]")
 _data_received = web.RequestHandler.data_received
 
 Inline = Callable[
@@ -374,20 +374,16 @@ and transport. None if it has to be handled the usual way. See `Service.inline`.
 PassOn = Callable[[int, bytes, int], bool]
 """Gives a worker a connection: its descriptor, the octets read of its next request, and how often
 it was passed on recently. Returns False if no worker takes it."""
-QUESTION: Final = "/v1/check"
+QUESTION_PATH: Final = "/v1/check"
 """The path of the requests that workers answer."""
-QUESTIONS: Final = (b"GET /v1/check?", b"POST /v1/check ")
+QUESTION_STARTS: Final = (b"GET /v1/check?", b"POST /v1/check ")
 """The beginnings of the requests that workers answer."""
-_MOST_PASSES = 10
+_MAX_PASSES = 10
 """Upper limit of `passes`: 2 ** passes questions in a row are answered before the connection is
 passed on again, so one that also sends other requests does not go back and forth."""
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
-class _KnownHead(NamedTuple):
+class _ParsedHead(NamedTuple):
     """What aiohttp parsed from header lines, for requests with exactly the same lines."""
 
     headers: Mapping[str, str]
@@ -395,7 +391,7 @@ class _KnownHead(NamedTuple):
     """Length of the body in octets."""
 
 
-class KnownHeads:
+class HeadCache:
     """Reads requests whose header lines were parsed before, on any connection.
 
     A client sends the same header lines again and again, and parsing them is a third of the cost
@@ -405,21 +401,21 @@ class KnownHeads:
     read, and only a body of the length that the lines state.
     """
 
-    def __init__(self, *, line: int) -> None:
-        """`line`: the maximum length of a request line, in octets."""
-        self._line = line
-        self._known: dict[bytes, _KnownHead] = {}
+    def __init__(self, *, max_line: int) -> None:
+        """`max_line`: the maximum length of a request line, in octets."""
+        self._max_line = max_line
+        self._known: dict[bytes, _ParsedHead] = {}
 
     def learn(self, data: bytes, message: Any, length: int) -> None:
         """Remember what aiohttp parsed from `data`; see `InlineReader.learn`."""
         start, end = data.find(b"\r\n"), data.find(_END)
-        if not 0 < end - start <= _LONGEST_HEAD or not usual(message):
+        if not 0 < end - start <= _MAX_HEAD_OCTETS or not is_plain(message):
             return
         if _REQUEST_LINE(data, 0, start) is None:
             return
-        if len(self._known) >= _MOST_HEADS:
+        if len(self._known) >= _MAX_HEADS:
             self._known.clear()
-        self._known[data[start:end]] = _KnownHead(message.headers, length)
+        self._known[data[start:end]] = _ParsedHead(message.headers, length)
 
     def read(self, data: bytes) -> tuple[str, str, Mapping[str, str], bytes] | None:
         """Return method, target, headers and body of the request in `data`.
@@ -428,23 +424,23 @@ class KnownHeads:
         """
         start, end = data.find(b"\r\n"), data.find(_END)
         known = self._known.get(data[start:end])
-        if known is None or len(data) != end + 4 + known.length or start > self._line:
+        if known is None or len(data) != end + 4 + known.length or start > self._max_line:
             return None
-        line = _REQUEST_LINE(data, 0, start)
-        if line is None:
+        request_line = _REQUEST_LINE(data, 0, start)
+        if request_line is None:
             return None
-        method, target = line.groups()
+        method, target = request_line.groups()
         return method.decode(), target.decode(), known.headers, data[end + 4 :]
 
 
 _END = b"\r\n\r\n"
 _REQUEST_LINE = re.compile(rb"(GET|POST) (/[!\"$-~]*) HTTP/1\.1").fullmatch
 """The usual request line: RFC 9112 section 3, with a path and query as its target."""
-_MOST_HEADS = 1024
-_LONGEST_HEAD = 2048
+_MAX_HEADS = 1024
+_MAX_HEAD_OCTETS = 2048
 
 
-def usual(message: Any) -> bool:
+def is_plain(message: Any) -> bool:
     """Return whether a parsed request keeps its connection open and has a plain body."""
     return not (
         message.should_close
@@ -469,7 +465,7 @@ class Server(web.Server):
         header: int,
         connections: int = 100_000,
         inline: Inline | None = None,
-        on_lost: Callable[[], object] = _nothing,
+        on_lost: Callable[[], object] = lambda: None,
         pass_on: PassOn | None = None,
     ) -> None:
         """`header`: maximum octets of the request line and of each header field.
@@ -482,62 +478,61 @@ class Server(web.Server):
             "access_log": None,
             "max_line_size": header,
             "max_field_size": header,
-            "keepalive_timeout": _IDLE,
+            "keepalive_timeout": _IDLE_SECONDS,
         }
         super().__init__(
-            handler, request_factory=self._request, handler_cancellation=True, **self.options
+            handler, request_factory=self._new_request, handler_cancellation=True, **self.options
         )
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.inline: Inline | None = inline
-        self.heads: KnownHeads = KnownHeads(line=header)
+        self.heads: HeadCache = HeadCache(max_line=header)
         self.on_lost: Callable[[], object] = on_lost
         self.pass_on: PassOn | None = pass_on
-        self.most: int = connections
-        self.full: int = 0
+        self.max_connections: int = connections
+        self.refused: int = 0
         """Number of connections turned away."""
 
     def __call__(self) -> web.RequestHandler:
         """Return the protocol of a new connection."""
         return _Protocol(self)
 
-    def taken(self, begun: bytes, passes: int) -> web.RequestHandler:
+    def continued(self, unanswered: bytes, passes: int) -> web.RequestHandler:
         """Return the protocol of a connection that was passed on; see `PassOn`."""
-        return _Protocol(self, begun, passes)
+        return _Protocol(self, unanswered, passes)
 
-    def turned_away(self) -> None:
+    def count_refused(self) -> None:
         """Count a connection that was turned away; log the first one."""
-        if not self.full:
-            _log.error("%d connections are open; further ones get 503", self.most)
-        self.full += 1
+        if not self.refused:
+            _log.error("%d connections are open; further ones get 503", self.max_connections)
+        self.refused += 1
 
-    def _request(
+    def _new_request(
         self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any
     ) -> web.BaseRequest:
-        protocol.begin()
+        protocol.on_request()
         return web.BaseRequest(message, payload, protocol, writer, task, self.loop)
 
 
 class _Protocol(web.RequestHandler):
     """One connection: limited in number and time, with problem documents for errors."""
 
-    __slots__ = (
-        *("_asked", "_begun", "_first", "_latest", "_passes"),
-        *("_remote", "_server", "_stay", "_taken", "_unread", "_whole"),
-    )
-
-    def __init__(self, server: Server, taken: bytes = b"", passes: int = 0) -> None:
+    def __init__(self, server: Server, already_read: bytes = b"", passes: int = 0) -> None:
         super().__init__(server, loop=server.loop, **server.options)
-        self._taken, self._passes = taken, passes
-        self._whole = False
+        self._already_read = already_read
+        self._passes = passes
+        self._remote: str | None = None
+        self._first_timer: asyncio.TimerHandle | None = None
+        """Closes the connection if its first request does not come in time."""
+        self._is_one_request = False
         """Whether the latest data was exactly one request."""
-        self._asked: int = 0
+        self._question_count = 0
         """Questions answered inline since the last request that was not one."""
-        self._stay: float = math.inf if server.pass_on is None else 1 << min(passes, _MOST_PASSES)
-        """Value of `_asked` from which on the connection is passed on."""
+        self._max_questions = math.inf if server.pass_on is None else 2 ** min(passes, _MAX_PASSES)
+        """Value of `_question_count` from which on the connection is passed on."""
         self._server = server
-        self._begun = self._latest = b""
+        self._beginning = self._latest = b""
         """Beginnings of the request being read, and of the latest data."""
-        self._unread: tuple[bytes, ...] = ()
+        self._unparsed: tuple[bytes, ...] = ()
         """Possible beginnings of a request that could not be parsed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -546,65 +541,66 @@ class _Protocol(web.RequestHandler):
         server = self._server
         self._remote = address_of(transport)
         if server.inline is not None:
-            read_inline(self, self, keepalive=_IDLE)
+            read_inline(self, self, keepalive=_IDLE_SECONDS)
         # aiohttp's own timer allows the first request as much time as any other.
-        self._first: asyncio.TimerHandle | None
-        self._first = server.loop.call_later(FIRST_REQUEST, self.force_close)
-        if len(server.connections) > server.most:
-            server.turned_away()
-            cast("asyncio.Transport", transport).write(_FULL)
+        self._first_timer = server.loop.call_later(FIRST_REQUEST_SECONDS, self.force_close)
+        if len(server.connections) > server.max_connections:
+            server.count_refused()
+            cast("asyncio.Transport", transport).write(_FULL_RESPONSE)
             self.force_close()
-        elif self._taken:
-            self.data_received(self._taken)
+        elif self._already_read:
+            self.data_received(self._already_read)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Cancel the timer of the first request."""
-        self._forget_first()
+        self._cancel_first_timer()
         super().connection_lost(exc)
         self._server.on_lost()
 
     def data_received(self, data: bytes) -> None:
         """Parse the data, and remember its beginning."""
-        if self._asked >= self._stay and self._passed_on(data):
+        if self._question_count >= self._max_questions and self._try_pass_on(data):
             return
-        self._latest = data[:_BEGINNING]
-        if len(self._begun) < _BEGINNING:
-            self._begun += self._latest
-        self._whole = False
+        self._latest = data[:_MAX_BEGINNING]
+        if len(self._beginning) < _MAX_BEGINNING:
+            self._beginning += self._latest
+        self._is_one_request = False
         _data_received(self, data)
-        if self._begun:
+        if self._beginning:
             fail_broken_body(self)
 
-    def begin(self) -> None:
+    def on_request(self) -> None:
         """Note that aiohttp made a request, from what it parsed or for what it could not parse."""
-        self._unread = (self._latest, self._begun)
-        self._begun = b""
-        self._asked = 0
-        self._forget_first()
+        self._unparsed = (self._latest, self._beginning)
+        self._beginning = b""
+        self._question_count = 0
+        self._cancel_first_timer()
 
-    def _passed_on(self, data: bytes) -> bool:
+    def _try_pass_on(self, data: bytes) -> bool:
         """Give the connection to a worker if `data` begins a question. Return whether it did."""
         transport, pass_on = self.transport, self._server.pass_on
-        if self._begun or not data.startswith(QUESTIONS) or transport is None or pass_on is None:
+        if transport is None or pass_on is None:
+            return False
+        if self._beginning or not data.startswith(QUESTION_STARTS):
             return False
         if transport.is_closing() or transport.get_write_buffer_size():
             return False
         transport.pause_reading()
         fd = transport.get_extra_info("socket").fileno()
-        if not pass_on(fd, data, min(self._passes + 1, _MOST_PASSES)):
+        if not pass_on(fd, data, min(self._passes + 1, _MAX_PASSES)):
             transport.resume_reading()
             return False
         transport.abort()
         return True
 
-    def _forget_first(self) -> None:
-        if self._first is not None:
-            self._first.cancel()
-            self._first = None
+    def _cancel_first_timer(self) -> None:
+        if self._first_timer is not None:
+            self._first_timer.cancel()
+            self._first_timer = None
 
     def answer(self, message: Any, payload: Any, transport: asyncio.Transport) -> Octets | None:
         """Return the response to a parsed request, if it needs no waiting; see `InlineReader`."""
-        body = body_read(payload) if payload.is_eof() and usual(message) else None
+        body = body_read(payload) if payload.is_eof() and is_plain(message) else None
         if body is None:
             return None
         return self._answer(message.method, message.path, message.headers, body, transport)
@@ -614,12 +610,12 @@ class _Protocol(web.RequestHandler):
         found = self._server.heads.read(data)
         if found is None:
             return None
-        self._whole = True
+        self._is_one_request = True
         return self._answer(*found, transport)
 
     def learn(self, data: bytes, message: Any, length: int) -> None:
         """Remember the head of a request; see `InlineReader`."""
-        self._whole = True
+        self._is_one_request = True
         self._server.heads.learn(data, message, length)
 
     def _answer(
@@ -635,12 +631,10 @@ class _Protocol(web.RequestHandler):
             return None
         answer = inline(method, target, headers, body, self._remote, transport)
         if answer is not None:
-            self._begun = b""
-            if self._stay != math.inf:
-                is_question = self._whole and target.startswith(QUESTION)
-                self._asked = self._asked + 1 if is_question else 0
-            if self._first is not None:
-                self._forget_first()
+            self._beginning = b""
+            is_question = self._is_one_request and target.startswith(QUESTION_PATH)
+            self._question_count = self._question_count + 1 if is_question else 0
+            self._cancel_first_timer()
         return answer
 
     def log_exception(self, *args: Any, **options: Any) -> None:
@@ -664,7 +658,7 @@ class _Protocol(web.RequestHandler):
         else:
             # T7: a visitor can make a subrequest unreadable, and must be refused: nginx turns a
             # 400 into a 500.
-            status = 403 if any(map(_FOR_A_PROXY.match, self._unread)) else 400
+            status = 403 if any(map(_FORWARD_AUTH_LINE.match, self._unparsed)) else 400
             detail = "this is no HTTP request that can be read"
             problem = Problem(status, "bad-request", detail)
         response = problem.response()
@@ -678,7 +672,7 @@ def address_of(transport: asyncio.BaseTransport) -> str | None:
     return str(peer[0] if isinstance(peer, list | tuple) else peer) if peer is not None else None
 
 
-def _raw(problem: Problem) -> bytes:
+def _raw_response(problem: Problem) -> bytes:
     body = msgspec.json.encode(problem.document())
     return (
         b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\n"
@@ -686,4 +680,4 @@ def _raw(problem: Problem) -> bytes:
     )
 
 
-_FULL = _raw(Problem(503, "full", "too many connections are open"))
+_FULL_RESPONSE = _raw_response(Problem(503, "full", "too many connections are open"))

@@ -35,7 +35,7 @@ from gatekeeper.sidecar.listening import (
     Server,
     activated_sockets,
     addresses,
-    close_own,
+    close_sockets,
     describe,
     describe_proxy,
     limit_accept_errors,
@@ -156,7 +156,7 @@ async def running(options: ServeOptions) -> AsyncIterator[Service]:
                     await service.close()
                     writer.cancel()
     finally:
-        close_own([*opened, *proxy_sockets])
+        close_sockets([*opened, *proxy_sockets])
 
 
 def _make_service(
@@ -256,7 +256,7 @@ async def _listening(
 
 def _connections(server: Server) -> Iterable[Sample]:
     yield gauge("gatekeeper_connections", "Open connections.", len(server.connections))
-    yield counter("gatekeeper_connections_refused", "Connections turned away.", server.full)
+    yield counter("gatekeeper_connections_refused", "Connections turned away.", server.refused)
 
 
 def with_state(config: Config) -> Config:

@@ -49,13 +49,13 @@ from gatekeeper.sidecar.channel import (
 )
 from gatekeeper.sidecar.exchange import Role
 from gatekeeper.sidecar.listening import (
-    QUESTION,
-    QUESTIONS,
-    KnownHeads,
+    QUESTION_PATH,
+    QUESTION_STARTS,
+    HeadCache,
     address_of,
+    is_plain,
     loop_factory,
     raise_file_limit,
-    usual,
 )
 from gatekeeper.sidecar.logs import set_up
 from gatekeeper.sidecar.security import Token, Tokens
@@ -164,7 +164,7 @@ class _WorkerConnection(BaseProtocol):
                 return
             self._message, self._payload = messages[0]
         message = self._message
-        if message is not None and not message.path.startswith(QUESTION):
+        if message is not None and not message.path.startswith(QUESTION_PATH):
             self.pass_on()
         elif message is None or not self._payload.is_eof():
             if len(self._unanswered) > self._worker.max_request:
@@ -201,7 +201,7 @@ class _WorkerConnection(BaseProtocol):
         """Answer the request that was read. Return False if only the owner can."""
         raw = self._unanswered
         length = whole_request(raw, self._payload)
-        if length < 0 or not usual(message):
+        if length < 0 or not is_plain(message):
             return False
         heads = self._worker.heads
         if heads is not None:
@@ -212,7 +212,7 @@ class _WorkerConnection(BaseProtocol):
     def _answer_known(self, data: bytes) -> bool:
         """Answer a question whose head was parsed before. Return False if it must be parsed."""
         heads = self._worker.heads
-        if heads is None or not data.startswith(QUESTIONS) or self._message is not None:
+        if heads is None or not data.startswith(QUESTION_STARTS) or self._message is not None:
             return False
         found = heads.read(data)
         return found is not None and self._respond(*found)
@@ -279,7 +279,7 @@ class _WorkerProcess:
         self.max_request: int = 0
         """Octets of a request that is read here; larger ones go to the owner."""
         self.max_header: int = 8190
-        self.heads: KnownHeads | None = None
+        self.heads: HeadCache | None = None
         self._replica: Replica  # made together with the service, by the first `Configure`
         self._service: Service | None = None
         self._requested: set[str] = set()
@@ -375,7 +375,7 @@ class _WorkerProcess:
         )
         self.max_header, self.max_connections = config.server.max_header, raise_file_limit().clients
         if speedups.ON:
-            self.heads = KnownHeads(line=self.max_header)
+            self.heads = HeadCache(max_line=self.max_header)
         self._track(self.loop.create_task(self._service.log.run()))
         self.channel.send(Ready())
 

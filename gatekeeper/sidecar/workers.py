@@ -52,6 +52,7 @@ from gatekeeper.sidecar.channel import (
     TokenText,
     WorkerCounts,
 )
+from gatekeeper.sidecar.listening import NO_DESCRIPTOR
 from gatekeeper.sidecar.metrics import counter, gauge
 
 if TYPE_CHECKING:
@@ -284,7 +285,7 @@ class Workers:
         connection.setblocking(False)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: self._server.taken(unanswered, passes), connection
+                lambda: self._server.continued(unanswered, passes), connection
             )
         except OSError:  # the client is gone
             connection.close()
@@ -500,9 +501,7 @@ class Acceptor:
                 if error.errno not in _NO_RESOURCES:
                     raise
                 # As in asyncio: report it (the handler logs once a minute), try again in a second.
-                self._loop.call_exception_handler(
-                    {"message": "socket.accept() out of system resource", "exception": error}
-                )
+                self._loop.call_exception_handler({"message": NO_DESCRIPTOR, "exception": error})
                 self._loop.remove_reader(self._sock.fileno())
                 self._loop.call_later(1.0, self._resume)
                 return

@@ -372,7 +372,7 @@ async def test_a_first_request_answered_at_once_is_not_too_slow(doors: Any) -> N
     both = await doors()
     connection = await both.connect()
     [protocol] = both._open[0][1].server.connections
-    timer = protocol._first
+    timer = protocol._first_timer
     assert not timer.cancelled()
     await connection.ask(CHECK)
 

@@ -42,7 +42,7 @@ def test_t5_a_unix_socket_belongs_to_its_owner_alone(path: Path) -> None:
 
 
 def test_closing_takes_the_name_away(path: Path) -> None:
-    listening.close_own([opened(path)])
+    listening.close_sockets([opened(path)])
 
     assert not path.exists()
 
@@ -51,7 +51,7 @@ def test_another_socket_at_the_same_path_stays(path: Path) -> None:
     first = opened(path)
     path.rename(path.with_name("moved"))
     with opened(path):
-        listening.close_own([first])
+        listening.close_sockets([first])
 
         assert path.exists()
 
@@ -61,7 +61,7 @@ def test_a_successors_socket_stays_though_ours_was_closed_before(path: Path) -> 
     first.close()  # as a server does when it has drained
     path.unlink()
     with opened(path):
-        listening.close_own([first])
+        listening.close_sockets([first])
 
         assert path.exists()
 

@@ -65,7 +65,9 @@ def acquire_inline(service: Service, call: InlineCall) -> bytes | None:
     asked = read_inline_body(call, _lease_wanted, limit=server.max_body)
     if asked is None or asked.user_agent is not None or asked.wait > server.max_wait:
         return None
-    held = service.leases.acquire_nowait(service.internals, asked.url, asked.ttl, call.client, asked.id)
+    held = service.leases.acquire_nowait(
+        service.internals, asked.url, asked.ttl, call.client, asked.id
+    )
     if held is None:
         return None
     service.metrics.queue_wait.observe(0.0)

@@ -258,7 +258,9 @@ def _counted(service: Service, client: str) -> Iterator[None]:
             most=most,
         )
     if streams.total() >= server.max_streams:
-        raise full_problem("streams of events are open already (server.max_streams)", server.max_streams)
+        raise full_problem(
+            "streams of events are open already (server.max_streams)", server.max_streams
+        )
     streams[client] += 1
     try:
         yield
