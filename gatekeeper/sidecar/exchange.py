@@ -132,14 +132,14 @@ class Route:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "status", next(iter(self.answers), 200))
-        asked = self.path.startswith("/v1/") and self.method != ANY
-        object.__setattr__(self, "no_query", asked and self.query is None)
+        in_api = self.path.startswith("/v1/") and self.method != ANY
+        object.__setattr__(self, "no_query", in_api and self.query is None)
 
 
-_NOTHING: Mapping[str, str] = {}
+_NO_PARAMETERS: Mapping[str, str] = {}
 
 
-_SEGMENT = 3
+_PARAMETER_SEGMENT = 3
 """Index of the path segment that may be a `{...}`: the one after `/v1/hosts/`."""
 
 
@@ -152,16 +152,16 @@ class Router:
     def __init__(self, routes: tuple[Route, ...]) -> None:
         self.routes = routes
         self._exact: dict[str, dict[str, Route]] = {}
-        self._around: dict[str, tuple[str, dict[str, Route]]] = {}
-        self._rest: dict[str, tuple[str, dict[str, Route]]] = {}
+        self._by_parameter: dict[str, tuple[str, dict[str, Route]]] = {}
+        self._by_prefix: dict[str, tuple[str, dict[str, Route]]] = {}
         for route in routes:
             parts = route.path.split("/")
             if "*}" in route.path:
-                begins, _, name = route.path.partition("{")
-                _, table = self._rest.setdefault(begins, (name.removesuffix("*}"), {}))
+                prefix, _, name = route.path.partition("{")
+                _, table = self._by_prefix.setdefault(prefix, (name.removesuffix("*}"), {}))
             elif "{" in route.path:
-                name, parts[_SEGMENT] = parts[_SEGMENT].strip("{}"), ""
-                _, table = self._around.setdefault("/".join(parts), (name, {}))
+                name, parts[_PARAMETER_SEGMENT] = parts[_PARAMETER_SEGMENT].strip("{}"), ""
+                _, table = self._by_parameter.setdefault("/".join(parts), (name, {}))
             else:
                 table = self._exact.setdefault(route.path, {})
             table[route.method] = route
@@ -169,7 +169,7 @@ class Router:
     def find(self, method: str, path: str) -> tuple[Route, Mapping[str, str]]:
         """Return the route and the path parameters of a raw path. Raises Problem 404 or 405."""
         methods = self._exact.get(path)
-        params = _NOTHING
+        params = _NO_PARAMETERS
         if methods is None:
             methods, params = self._by_pattern(path)
         route = methods.get(method) or methods.get("GET" if method == "HEAD" else ANY)
@@ -181,14 +181,15 @@ class Router:
 
     def _by_pattern(self, path: str) -> tuple[dict[str, Route], Mapping[str, str]]:
         parts = path.split("/")
-        if len(parts) > _SEGMENT and (text := parts[_SEGMENT]):
-            parts[_SEGMENT] = ""
-            found = self._around.get("/".join(parts))
-            if found is not None:
-                return found[1], {found[0]: unquote(text) if "%" in text else text}
-        for begins, (name, methods) in self._rest.items():
-            if path.startswith(begins):
-                return methods, {name: unquote(path[len(begins) :])}
+        if len(parts) > _PARAMETER_SEGMENT and (text := parts[_PARAMETER_SEGMENT]):
+            parts[_PARAMETER_SEGMENT] = ""
+            entry = self._by_parameter.get("/".join(parts))
+            if entry is not None:
+                name, methods = entry
+                return methods, {name: unquote(text) if "%" in text else text}
+        for prefix, (name, methods) in self._by_prefix.items():
+            if path.startswith(prefix):
+                return methods, {name: unquote(path[len(prefix) :])}
         raise Problem(404, "not-found", "there is nothing at this path; /openapi.json lists all")
 
 
@@ -196,7 +197,7 @@ class Router:
 
 
 PROBLEM_JSON = "application/problem+json"
-_PREFIX = "urn:gatekeeper:problem:"
+_TYPE_PREFIX = "urn:gatekeeper:problem:"
 SANDBOXED = {
     "Content-Security-Policy": "sandbox; default-src 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -214,14 +215,14 @@ class Holder(NamedTuple):
     def __str__(self) -> str:
         if self.since is None or self.until is None:
             return ""
-        whose = f" of {self.client}" if self.client is not None else ""
+        owner = f" of {self.client}" if self.client is not None else ""
         return (
-            f"; a lease{whose} holds the host since {self.since:%Y-%m-%dT%H:%M:%SZ}, "
+            f"; a lease{owner} holds the host since {self.since:%Y-%m-%dT%H:%M:%SZ}, "
             f"until {self.until:%Y-%m-%dT%H:%M:%SZ} at the latest"
         )
 
 
-_NOBODY = Holder()
+_NO_HOLDER = Holder()
 
 
 @dataclass(eq=False, repr=False)
@@ -238,13 +239,13 @@ class Problem(Exception):
     headers: Mapping[str, str] = field(default_factory=dict)
     decision: Decision | None = None
     most: float | None = None
-    held: Holder = _NOBODY
+    held: Holder = _NO_HOLDER
     why: str | None = None
 
     def document(self, request_id: str | None = None) -> ProblemDocument:
         """Return the body of the response to the request with that id."""
         return ProblemDocument(
-            type=_PREFIX + self.kind,
+            type=_TYPE_PREFIX + self.kind,
             title=http.HTTPStatus(self.status).phrase,
             status=self.status,
             detail=self.detail,
@@ -315,26 +316,26 @@ def json_response(value: Any, *, status: int = 200) -> web.Response:
 
 def read_query(text: str, kind: type[_T]) -> _T:
     """Read a query string into a struct. Raises Problem 400, also for unknown parameters."""
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for pair in text.split("&"):
         if not pair:
             continue
         name, _, value = pair.partition("=")
         name, value = decode(name), decode(value)
-        if name in found:
+        if name in fields:
             # Two values for one name: two readers could take different ones.
             raise Problem(400, "bad-request", f"parameter {name[:40]!r} occurs twice")
-        found[name] = value
+        fields[name] = value
     try:
-        return msgspec.convert(found, kind, strict=False)
+        return msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise Problem(400, "bad-request", f"query: {error}{_cut_off(found, kind)}") from None
+        raise Problem(400, "bad-request", f"query: {error}{_url_hint(fields, kind)}") from None
 
 
-def _cut_off(found: Mapping[str, str], kind: type) -> str:
+def _url_hint(fields: Mapping[str, str], kind: type) -> str:
     """Return advice for a query where unknown parameters may be the rest of an unquoted URL."""
     known = {field.encode_name for field in msgspec.structs.fields(kind)}
-    if "?" in found.get("url", "") and not found.keys() <= known:
+    if "?" in fields.get("url", "") and not fields.keys() <= known:
         return "; if it belongs to the URL, percent-encode that: curl -G --data-urlencode url=..."
     return ""
 
@@ -395,7 +396,7 @@ def add_request_id(response: web.StreamResponse, request_id: str) -> None:
         response.headers["Server"] = "gatekeeper"
 
 
-_HALF_PAIR: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 """Half of a surrogate pair, as JSON writes it. Also matches the first half of a whole pair."""
 
 
@@ -421,15 +422,15 @@ async def read_body(request: web.BaseRequest, kind: type[_T], *, limit: int) -> 
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         try:
-            found = _with_half_pairs(body)
-            if found is not None:
-                return msgspec.convert(found, type=kind)
+            fields = _decode_with_surrogates(body)
+            if fields is not None:
+                return msgspec.convert(fields, type=kind)
         except (ValueError, RecursionError):  # a DecodeError is a ValueError
             pass
         raise Problem(400, "bad-request", f"body: {error}") from None
 
 
-def _with_half_pairs(body: bytes) -> dict[str, object] | None:
+def _decode_with_surrogates(body: bytes) -> dict[str, object] | None:
     r"""Decode a body whose URLs hold a lone surrogate such as `\ud800`. Return None if none does.
 
     JSON can represent strings that are not valid Unicode (RFC 8259 section 8.2), and json.dumps
@@ -437,14 +438,14 @@ def _with_half_pairs(body: bytes) -> dict[str, object] | None:
     with its whole batch; in any other field it is an error. Raises ValueError or RecursionError if
     the body is not JSON.
     """
-    if not _HALF_PAIR.search(body):
+    if not _SURROGATE.search(body):
         return None
-    found = json.loads(body, parse_constant=int)  # `int` raises ValueError for NaN and Infinity
-    if not isinstance(found, dict):
+    fields = json.loads(body, parse_constant=int)  # `int` raises ValueError for NaN and Infinity
+    if not isinstance(fields, dict):
         return None
-    others = {key: value for key, value in found.items() if key not in ("url", "urls")}
+    others = {key: value for key, value in fields.items() if key not in ("url", "urls")}
     json.dumps(others, ensure_ascii=False).encode()
-    return found
+    return fields
 
 
 def read_inline_body(

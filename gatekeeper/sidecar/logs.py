@@ -66,7 +66,7 @@ def wants_json(server: ServerConfig, stream: IO[str]) -> bool:
     return server.log_format == "json"
 
 
-def set_up(server: ServerConfig) -> None:
+def set_up_logging(server: ServerConfig) -> None:
     """Send the log of the process to stderr. Called once, at start."""
     handler = logging.StreamHandler(sys.stderr)
     if wants_json(server, sys.stderr):
@@ -82,7 +82,7 @@ def set_up(server: ServerConfig) -> None:
 # --- Logs are written by threads, so a slow reader of a log delays no response.
 
 
-_ATOMIC: Final = 4096
+_PIPE_BUF: Final = 4096
 """Octets that are written to a pipe atomically (PIPE_BUF), not mixed with other writers' lines."""
 
 
@@ -120,7 +120,7 @@ def write_lines(stream: IO[str], lines: list[str]) -> None:
     piece = b""
     for line in lines:
         data = line.encode("utf-8", "replace")
-        if piece and len(piece) + len(data) > _ATOMIC:
+        if piece and len(piece) + len(data) > _PIPE_BUF:
             _write_all(fd, piece)
             piece = b""
         piece += data
@@ -135,10 +135,10 @@ def _write_all(fd: int, data: bytes) -> None:
 # --- The decision log: one line for each decision, from a bounded ring that a thread writes out.
 
 
-_PAUSE = 0.1
+_WRITE_SECONDS = 0.1
 """Seconds between two writes."""
-_RING = 20_000
-_PATIENCE = 1.0
+_MAX_ENTRIES = 20_000
+_SHUTDOWN_SECONDS = 1.0
 """Seconds that the shutdown waits for the last lines to be written."""
 _MAX_URL = 2048
 
@@ -183,37 +183,34 @@ class DecisionLog:
         self._ring: deque[_Entry] = deque()
         self._encoder = msgspec.json.Encoder()
         self.written: int = 0
-        self._elsewhere = (0, 0)
+        self._worker_lines = (0, 0)
+        """Lines that workers wrote, and that they dropped."""
         self._dropped = 0
-        self._lost = 0
+        self._failed_lines = 0
 
     def adjust(self, server: ServerConfig) -> None:
         """Apply changed settings."""
         self._all = server.log_decisions == "all"
         self.enabled: bool = server.log_decisions != "none"
         self._queries = server.log_queries
-        self._per_pause = max(1, int(server.log_rate * _PAUSE))
+        self._lines_per_write = max(1, int(server.log_rate * _WRITE_SECONDS))
         self._json = wants_json(server, self._stream)
 
     def samples(self) -> Iterable[Sample]:
         """Return the samples for /metrics."""
-        written, dropped = self._elsewhere
+        written, dropped = self._worker_lines
         counts = {"written": self.written + written, "dropped": self.dropped + dropped}
         yield counter("gatekeeper_decision_log", "Lines of the decision log.", counts, "result")
 
-    def count(self, written: int, dropped: int) -> None:
+    def add_counts(self, written: int, dropped: int) -> None:
         """Count lines that a worker process wrote or dropped."""
-        self._elsewhere = self._elsewhere[0] + written, self._elsewhere[1] + dropped
-
-    def wants(self, decision: Decision | WrittenDecision) -> bool:
-        """Return whether the decision is to be logged."""
-        return self.enabled and (self._all or not _welcome(decision))
+        self._worker_lines = self._worker_lines[0] + written, self._worker_lines[1] + dropped
 
     def add(self, decision: Decision | WrittenDecision, request: str, client: str) -> None:
         """Queue a decision for the log."""
-        if not self.wants(decision):
+        if not self.enabled or (_allows(decision) and not self._all):
             return
-        if len(self._ring) >= _RING:
+        if len(self._ring) >= _MAX_ENTRIES:
             self._dropped += 1
             return
         self._ring.append((self._clock.wall(), decision, request, client))
@@ -225,10 +222,10 @@ class DecisionLog:
         if not self.enabled:
             return
         now = self._clock.wall()
-        wanted = decisions if self._all else [one for one in decisions if not _welcome(one)]
-        room = max(0, _RING - len(self._ring))
-        self._ring.extend((now, decision, request, client) for decision in wanted[:room])
-        self._dropped += max(0, len(wanted) - room)
+        wanted = decisions if self._all else [one for one in decisions if not _allows(one)]
+        free = max(0, _MAX_ENTRIES - len(self._ring))
+        self._ring.extend((now, decision, request, client) for decision in wanted[:free])
+        self._dropped += max(0, len(wanted) - free)
 
     async def run(self) -> None:
         """Write the log until cancelled, then what is left.
@@ -236,59 +233,61 @@ class DecisionLog:
         If the log's reader stops reading, only the writing thread waits: the ring fills up, and
         further decisions are dropped.
         """
-        page: futures.Future[None] | None = None
+        writing: futures.Future[None] | None = None
         try:
             while True:
-                await self._clock.sleep(_PAUSE)
-                if self._ring and (page is None or page.done()):
-                    page = in_thread(partial(self._put, self._page()), name="decision-log")
+                await self._clock.sleep(_WRITE_SECONDS)
+                if self._ring and (writing is None or writing.done()):
+                    page = self._take_page()
+                    writing = in_thread(partial(self._write_page, page), name="decision-log")
         finally:
-            last = in_thread(partial(self._put, self._page(), after=page), name="decision-log")
-            futures.wait([last], _PATIENCE)
+            last_page = partial(self._write_page, self._take_page(), after=writing)
+            last = in_thread(last_page, name="decision-log")
+            futures.wait([last], _SHUTDOWN_SECONDS)
 
     def write(self) -> None:
-        """Write one page immediately."""
-        self._put(self._page())
+        """Write the lines of one write immediately."""
+        self._write_page(self._take_page())
 
-    def _page(self) -> list[str]:
+    def _take_page(self) -> list[str]:
         """Take the lines for one write from the ring; drop, and count, what exceeds `log_rate`."""
         ring = self._ring
-        lines = [self._line(ring.popleft()) for _ in range(min(len(ring), self._per_pause))]
-        if len(ring) > self._per_pause:
+        lines = [self._line(ring.popleft()) for _ in range(min(len(ring), self._lines_per_write))]
+        if len(ring) > self._lines_per_write:
             # More than the next write takes: drop the oldest.
-            excess = len(ring) - self._per_pause
+            excess = len(ring) - self._lines_per_write
             for _ in range(excess):
                 ring.popleft()
             self._dropped += excess
         return lines
 
-    def _put(self, lines: list[str], *, after: futures.Future[None] | None = None) -> None:
-        # One page at a time: no other thread touches `written` and `_lost` meanwhile.
+    def _write_page(self, lines: list[str], *, after: futures.Future[None] | None = None) -> None:
+        # One page at a time: no other thread touches `written` and `_failed_lines`.
         if after is not None:
             after.result()
         try:
             write_lines(self._stream, lines)
         except (OSError, ValueError):
             # The log's reader is gone. Responses go on without a log.
-            self._lost += len(lines)
+            self._failed_lines += len(lines)
             return
         self.written += len(lines)
 
     @property
     def dropped(self) -> int:
         """Number of lines that were never written."""
-        return self._dropped + self._lost
+        return self._dropped + self._failed_lines
 
     def _line(self, entry: _Entry) -> str:
-        when, told, request, client = entry
-        decision = told.decision if isinstance(told, WrittenDecision) else told
+        at, logged, request, client = entry
+        decision = logged.decision if isinstance(logged, WrittenDecision) else logged
         rule = decision.rule
         record = DecisionRecord(
-            time=utc(when),
+            time=utc(at),
             id=decision.id,
             request=request,
             client=client,
-            url=self._shown(decision.url),
+            url=self._masked(decision.url),
             origin=decision.origin,
             user_agent=decision.user_agent,
             verdict=decision.verdict,
@@ -302,13 +301,12 @@ class DecisionLog:
         if self._json:
             # T11: the JSON encoder escapes every control character that a URL may hold.
             return self._encoder.encode(record).decode() + "\n"
-        shown = f" (line {record.line}: {record.rule})" if rule is not None else ""
-        text = (
-            f"{record.verdict} {record.url} [{record.reason}]{shown} id={record.id} client={client}"
-        )
+        rule_text = f" (line {record.line}: {record.rule})" if rule is not None else ""
+        text = f"{record.verdict} {record.url} [{record.reason}]{rule_text} id={record.id}"
+        text += f" client={client}"
         return f"{record.time:%H:%M:%S} {_printable(text)}\n"
 
-    def _shown(self, url: str) -> str:
+    def _masked(self, url: str) -> str:
         if not self._queries:
             url, hidden, _ = url.partition("#")  # T11: a fragment may hold a token as well
             head, mark, _ = url.partition("?")
@@ -316,8 +314,8 @@ class DecisionLog:
         return url[:_MAX_URL]
 
 
-def _welcome(told: Decision | WrittenDecision) -> bool:
-    return told.cached.allows if isinstance(told, WrittenDecision) else bool(told)
+def _allows(logged: Decision | WrittenDecision) -> bool:
+    return logged.cached.allows if isinstance(logged, WrittenDecision) else bool(logged)
 
 
 def _printable(text: str) -> str:
@@ -363,13 +361,13 @@ class Tracing:
             route = _route_of(router, request.method, path)
             if route is not None and route.probe:
                 return await answer(request)
-            span = self._begin(request, route, path)
+            span = self._start_span(request, route, path)
             try:
                 with self._trace.use_span(
                     span, record_exception=False, set_status_on_exception=False
                 ):
                     response = await answer(request)
-                self._answered(span, response.status)
+                self._set_status(span, response.status)
                 return response
             except (Exception, asyncio.CancelledError) as error:
                 # The client hung up, so there is no response.
@@ -411,10 +409,10 @@ class Tracing:
             start_time=end - int(seconds * 1e9),
         )
         if not retrieval.outcome.good:
-            self._failed(span, retrieval.outcome.row.name)
+            self._set_error(span, retrieval.outcome.row.name)
         span.end(end)
 
-    def _begin(self, request: web.BaseRequest, route: Route | None, path: str) -> Span:
+    def _start_span(self, request: web.BaseRequest, route: Route | None, path: str) -> Span:
         method = request.method if request.method in METHODS else "_OTHER"
         name = "HTTP" if method == "_OTHER" else method
         attributes: dict[str, str | int] = {
@@ -434,12 +432,12 @@ class Tracing:
             attributes=attributes,
         )
 
-    def _answered(self, span: Span, status: int) -> None:
+    def _set_status(self, span: Span, status: int) -> None:
         span.set_attribute("http.response.status_code", status)
         if status >= 500:
-            self._failed(span, str(status))
+            self._set_error(span, str(status))
 
-    def _failed(self, span: Span, kind: str) -> None:
+    def _set_error(self, span: Span, kind: str) -> None:
         span.set_attribute("error.type", kind)
         span.set_status(self._trace.StatusCode.ERROR)
 

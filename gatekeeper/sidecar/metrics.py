@@ -34,15 +34,15 @@ def counter(name: str, text: str, values: float | Mapping[_Key, float], *labels:
     >>> counter("leases_ended", "Leases ended, by how.", {"reported": 3}, "how").samples[0].value
     3
     """
-    return _filled(CounterMetricFamily(name, text, labels=labels), values)
+    return _fill(CounterMetricFamily(name, text, labels=labels), values)
 
 
 def gauge(name: str, text: str, values: float | Mapping[_Key, float], *labels: str) -> Sample:
     """Return a gauge; see `counter`."""
-    return _filled(GaugeMetricFamily(name, text, labels=labels), values)
+    return _fill(GaugeMetricFamily(name, text, labels=labels), values)
 
 
-def _filled(family: Sample, values: float | Mapping[_Key, float]) -> Sample:
+def _fill(family: Sample, values: float | Mapping[_Key, float]) -> Sample:
     if isinstance(values, Mapping):
         for key, value in values.items():
             family.add_metric((key,) if isinstance(key, str) else key, value)
@@ -51,7 +51,7 @@ def _filled(family: Sample, values: float | Mapping[_Key, float]) -> Sample:
     return family
 
 
-_BOUNDS = (0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_BUCKETS = (0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
 class Histogram:
@@ -60,12 +60,12 @@ class Histogram:
     def __init__(self, name: str, text: str) -> None:
         self._name = name
         self._text = text
-        self._counts = [0] * (len(_BOUNDS) + 1)
+        self._counts = [0] * (len(_BUCKETS) + 1)
         self._sum = 0.0
 
     def observe(self, seconds: float) -> None:
         """Count one duration."""
-        self._counts[bisect_left(_BOUNDS, seconds)] += 1
+        self._counts[bisect_left(_BUCKETS, seconds)] += 1
         self._sum += seconds
 
     def counts(self) -> list[int]:
@@ -81,20 +81,20 @@ class Histogram:
         >>> round(Histogram.quantile([0, 10] + [0] * 11, 0.5), 4)
         0.0055
         """
-        wanted, below, low = share * sum(counts), 0, 0.0
-        if not wanted:
+        rank, below, lower = share * sum(counts), 0, 0.0
+        if not rank:
             return nan
-        for count, bound in zip(counts, (*_BOUNDS, _BOUNDS[-1]), strict=True):
-            if count and below + count >= wanted:
-                return low + (bound - low) * (wanted - below) / count
-            below, low = below + count, bound
-        return low
+        for count, bound in zip(counts, (*_BUCKETS, _BUCKETS[-1]), strict=True):
+            if count and below + count >= rank:
+                return lower + (bound - lower) * (rank - below) / count
+            below, lower = below + count, bound
+        return lower
 
     def family(self) -> Metric:
         """Return the histogram for Prometheus, with cumulative buckets."""
         total = 0
         buckets = []
-        for bound, count in zip((*map(str, _BOUNDS), "+Inf"), self._counts, strict=True):
+        for bound, count in zip((*map(str, _BUCKETS), "+Inf"), self._counts, strict=True):
             total += count
             buckets.append((bound, float(total)))
         family = HistogramMetricFamily(self._name, self._text)
@@ -130,17 +130,17 @@ class Metrics(Collector):
         """Include the samples that `source` returns in each scrape."""
         self._sources.append(source)
 
-    def answered(self, route: str, method: str, status: int, count: int = 1) -> None:
+    def count_response(self, route: str, method: str, status: int, count: int = 1) -> None:
         """Count responses; `route` is the pattern of their path, never the path."""
         key = (route, method, status)
         self.requests[key] = self.requests.get(key, 0) + count
 
-    def take_requests(self) -> dict[tuple[str, str, int], int]:
+    def drain_requests(self) -> dict[tuple[str, str, int], int]:
         """Return the numbers of responses by route, method and status, and reset them."""
         taken, self.requests = self.requests, {}
         return taken
 
-    def reloaded(self, *, ok: bool) -> None:
+    def count_reload(self, *, ok: bool) -> None:
         """Count a reload of the configuration; a failed one sets the gauge to 0 (T17)."""
         self.reloads["success" if ok else "failure"] += 1
         self.last_reload_ok = ok
@@ -155,11 +155,11 @@ class Metrics(Collector):
         """Return every metric family; called by the registry."""
         yield self.queue_wait.family()
         yield self.robots_fetch.family()
-        yield from self._own()
+        yield from self._service_samples()
         for source in self._sources:
             yield from source()
 
-    def _own(self) -> Iterator[Sample]:
+    def _service_samples(self) -> Iterator[Sample]:
         yield counter(
             "gatekeeper_http_requests",
             "Answers given.",

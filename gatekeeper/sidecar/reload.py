@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from concurrent import futures
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -89,9 +89,9 @@ def needs_restart(name: str) -> bool:
     return name.partition(".")[0] not in LIVE_TABLES or name in RESTART
 
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
-READ_DEADLINE = 10.0
+READ_SECONDS = 10.0
 """Seconds that a reload may take to read the files of the configuration."""
 _REMEDY = "see whether the disk or the network mount that holds them answers"
 
@@ -105,34 +105,28 @@ class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileReader:
-    """Reads files in a thread, for one reload at a time, within `READ_DEADLINE` seconds.
+    """Reads files in a thread, for one reload at a time, within `READ_SECONDS`.
 
     At most one thread ever hangs, as at a mount that is gone: until it ends, `run` raises.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._turn = asyncio.Lock()
+        self.lock: asyncio.Lock = asyncio.Lock()
+        """Held by the reload that reads files."""
         self._reading: futures.Future[Any] | None = None
 
-    async def __aenter__(self) -> Self:
-        await self._turn.acquire()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._turn.release()
-
-    async def run(self, read: Callable[[], T]) -> T:
+    async def run(self, read: Callable[[], _T]) -> _T:
         """Return what `read` returns, in a thread. Raises ConfigError if it takes too long."""
         if self._reading is not None and not self._reading.done():
             raise ConfigError(f"an earlier reload has not read its files yet: {_REMEDY}")
         self._reading = reading = in_thread(read, name="reload")
         try:
-            async with deadline(self._clock, READ_DEADLINE):
+            async with deadline(self._clock, READ_SECONDS):
                 return await asyncio.wrap_future(reading)
         except TimeoutError as error:
             raise ConfigError(
-                f"its files were not read within {READ_DEADLINE:g} s: {_REMEDY}"
+                f"its files were not read within {READ_SECONDS:g} s: {_REMEDY}"
             ) from error
 
 
@@ -147,16 +141,16 @@ async def reload(service: Service) -> Reloaded:
     if reread is None:
         raise ConfigError("there is no configuration to read again")
     try:
-        async with service.file_reader as reader:
-            plan = await reader.run(lambda: _prepare(service, reread))
+        async with service.file_reader.lock:
+            plan = await service.file_reader.run(lambda: _prepare(service, reread))
             done = _put_in_force(service, plan)
     except Exception as error:
-        service.metrics.reloaded(ok=False)
+        service.metrics.count_reload(ok=False)
         _log.error("the configuration was not taken over: %s", " ".join(str(error).split()))
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"it could not be read again: {error}") from error
-    service.metrics.reloaded(ok=True)
+    service.metrics.count_reload(ok=True)
     _log.info("the configuration was read again; changed: %s", _listed(done.applied))
     if done.needs_restart:
         _log.warning("these settings need a restart: %s", _listed(done.needs_restart))
@@ -177,7 +171,7 @@ class _Plan:
     certificates: Certificates | None
     """None if unchanged."""
     applied: list[str]
-    left: list[str]
+    restart: list[str]
 
 
 def _prepare(service: Service, reread: Callable[[], Config]) -> _Plan:
@@ -194,19 +188,19 @@ def _prepare(service: Service, reread: Callable[[], Config]) -> _Plan:
     certificates = None
     if service.certificates is not None:
         certificates = service.certificates.renewal(config.server)
-    applied, left = _compare(old, config)
-    return _Plan(merged, tokens, certificates, applied, left)
+    applied, restart = _compare(old, config)
+    return _Plan(merged, tokens, certificates, applied, restart)
 
 
 def _put_in_force(service: Service, plan: _Plan) -> Reloaded:
     """Apply a plan without awaiting or reading files, so that nothing sees half of it (T17)."""
-    applied, left = plan.applied, plan.left
+    applied, restart = plan.applied, plan.restart
     if service.certificates is not None and plan.certificates is not None:
         own, rest = service.certificates.apply(plan.certificates)
-        applied, left = [*applied, *own], [*left, *rest]
+        applied, restart = [*applied, *own], [*restart, *rest]
     service.internals.adjust(plan.merged)
-    service.apply_config(plan.merged, plan.tokens, restart_required=left)
-    return Reloaded(applied=applied, needs_restart=left)
+    service.apply_config(plan.merged, plan.tokens, restart_required=restart)
+    return Reloaded(applied=applied, needs_restart=restart)
 
 
 def _refuse_new_groups(old: Config, new: Config) -> None:
@@ -222,12 +216,10 @@ def _refuse_new_groups(old: Config, new: Config) -> None:
 
 def _compare(old: Config, new: Config) -> tuple[list[str], list[str]]:
     """Return the names of changed settings: those that apply now, those that need a restart."""
-    applied: list[str] = []
-    left: list[str] = []
-    for (name, before), (_, after) in zip(values_of(old), values_of(new), strict=True):
-        if before != after:
-            (left if needs_restart(name) else applied).append(name)
-    return applied, left
+    settings = zip(values_of(old), values_of(new), strict=True)
+    changed = [name for (name, before), (_, after) in settings if before != after]
+    restart = [name for name in changed if needs_restart(name)]
+    return [name for name in changed if name not in restart], restart
 
 
 def _merge(old: Config, new: Config) -> Config:
@@ -238,9 +230,11 @@ def _merge(old: Config, new: Config) -> Config:
         if field.name not in LIVE_TABLES:
             continue
         if isinstance(before, msgspec.Struct):
-            names = [f"{field.name}.{inner}" for inner in before.__struct_fields__]
-            kept = [name.partition(".")[2] for name in names if needs_restart(name)]
-            fixed = {name: getattr(before, name) for name in kept}
+            fixed = {
+                name: getattr(before, name)
+                for name in before.__struct_fields__
+                if needs_restart(f"{field.name}.{name}")
+            }
             after = msgspec.structs.replace(after, **fixed)
         merged[field.name] = after
     return msgspec.structs.replace(old, **merged)

@@ -344,7 +344,7 @@ class Service:
             if _partly_sent(request):
                 _reset_connection(request)
             raise
-        self.metrics.answered(call.where, _method(request), response.status)
+        self.metrics.count_response(call.where, _method(request), response.status)
         add_request_id(response, call.id)
         return response
 
@@ -408,7 +408,7 @@ class Service:
             return None
         if response is None:
             return None
-        self.metrics.answered(route.path, route.method, route.status)
+        self.metrics.count_response(route.path, route.method, route.status)
         return response_octets(route.status, response, call.id)
 
     def _samples(self) -> Iterable[Sample]:

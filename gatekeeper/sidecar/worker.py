@@ -57,7 +57,7 @@ from gatekeeper.sidecar.listening import (
     loop_factory,
     raise_file_limit,
 )
-from gatekeeper.sidecar.logs import set_up
+from gatekeeper.sidecar.logs import set_up_logging
 from gatekeeper.sidecar.security import Token, Tokens
 from gatekeeper.sidecar.service import Service
 
@@ -360,7 +360,7 @@ class _WorkerProcess:
 
     def _start(self, message: Configure, tokens: Tokens) -> None:
         config = message.config
-        set_up(config.server)
+        set_up_logging(config.server)
         self._replica = Replica(message.identity, config, wanted=self._request_record)
         for address, port in message.addresses:
             if self._replica.guard is not None:
@@ -476,7 +476,7 @@ class _WorkerProcess:
         self._logged = written, dropped
         self.channel.send(
             WorkerCounts(
-                requests=[(*key, n) for key, n in service.metrics.take_requests().items()],
+                requests=[(*key, n) for key, n in service.metrics.drain_requests().items()],
                 decisions=[(str(v), str(reason), n) for (v, reason), n in decisions.items()],
                 origins=[
                     OriginTally(origin, one.allow, one.deny, one.defer)

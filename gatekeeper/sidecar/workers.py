@@ -432,7 +432,7 @@ class Workers:
         """Add a worker's counts and decisions to this process's own."""
         service = self._owner
         for route, method, status, count in added.requests:
-            service.metrics.answered(route, method, status, count)
+            service.metrics.count_response(route, method, status, count)
         service.internals.count(
             {(Verdict(v), Reason(reason)): count for v, reason, count in added.decisions},
             added.refused,
@@ -448,7 +448,7 @@ class Workers:
             feed.merge(note, added.bases[note.base])
         for batch in added.batches:
             feed.add_batch(batch.decisions, batch.request, batch.client, at=batch.at)
-        service.log.count(*added.logged)
+        service.log.add_counts(*added.logged)
         worker.connections = added.connections
 
     def _samples(self) -> Iterable[Sample]:

@@ -124,7 +124,7 @@ def test_a_log_nobody_reads_stops_no_answer() -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let shutdown wait for the writing thread longer, for a busy machine."""
-    monkeypatch.setattr(logs, "_PATIENCE", 45.0)
+    monkeypatch.setattr(logs, "_SHUTDOWN_SECONDS", 45.0)
 
 
 @pytest.mark.usefixtures("patient")

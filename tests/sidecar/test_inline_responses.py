@@ -307,7 +307,7 @@ async def test_no_lease_is_had_at_once_beyond_the_bound_or_while_it_drains(doors
 async def test_it_is_counted_and_logged_like_any_other(doors: Any) -> None:
     both = await doors(log_decisions="all", log_format="json")
     lines: list[str] = []
-    both.service.log._put = lines.extend
+    both.service.log._write_page = lines.extend
     for usual in (False, True):
         connection = await both.connect(usual=usual)
         await connection.ask(CHECK)
@@ -328,7 +328,7 @@ async def test_it_is_counted_and_logged_like_any_other(doors: Any) -> None:
 async def test_a_batch_is_answered_in_its_order_and_logged(doors: Any, log: str) -> None:
     both = await doors(log_decisions=log, log_format="json")
     lines: list[str] = []
-    both.service.log._put = lines.extend
+    both.service.log._write_page = lines.extend
     connection = await both.connect()
     paths = ["page", "private/%20", "../private", "robots.txt", "private", "é", "b/"]
     urls = [*(f"http://a.test/{path}" for path in paths), "nonsense", "http://b.test/"]

@@ -21,7 +21,7 @@ from gatekeeper.config import Config, GroupRule, GuardConfig
 from gatekeeper.errors import ConfigError
 from gatekeeper.sidecar import process
 from gatekeeper.sidecar.process import ServeOptions, running
-from gatekeeper.sidecar.reload import READ_DEADLINE, FileReader, Reloaded, reload
+from gatekeeper.sidecar.reload import READ_SECONDS, FileReader, Reloaded, reload
 from tests.internet import FakeInternet
 
 Open = Callable[..., Awaitable[Any]]
@@ -113,7 +113,7 @@ async def test_files_that_never_come_change_nothing_and_cost_one_thread() -> Non
     clock, never = VirtualClock(), threading.Event()
     files = FileReader(clock)
     reading = asyncio.ensure_future(files.run(never.wait))
-    await clock.elapse(READ_DEADLINE - 1.0)
+    await clock.elapse(READ_SECONDS - 1.0)
     assert not reading.done()
     await clock.elapse(2.0)
     with pytest.raises(ConfigError, match="were not read within 10 s: see whether the disk"):
@@ -139,7 +139,7 @@ async def test_sighup_ends_with_ready_whatever_the_reload_came_to(
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(name)
         monkeypatch.setenv("NOTIFY_SOCKET", "@" + name[1:])
-        await process._on_hangup(service)
+        await process._reload_and_notify(service)
 
         assert manager.recv(100).startswith(b"RELOADING=1")
         assert manager.recv(100) == b"READY=1"
