@@ -52,7 +52,7 @@ from gatekeeper.gate import internals
 from gatekeeper.gate.leases import Lease
 from gatekeeper.sidecar.exchange import Problem
 from gatekeeper.sidecar.metrics import counter, gauge
-from gatekeeper.sidecar.waiting import LeaseWaiters, draining_problem, full_problem
+from gatekeeper.sidecar.waiting import LeaseWaiters, draining, full
 from gatekeeper.storage.base import NO_SPACE
 from gatekeeper.wire import LeaseReport, LeaseRequestBody
 
@@ -340,7 +340,7 @@ class LeaseTable:
 
     def _admit(self, client: str) -> None:
         if self.waiters.closed:
-            raise draining_problem()
+            raise draining()
         if not self.writable:
             # Wait for no turn whose lease could not be stored.
             self.refused["journal"] += 1
@@ -348,7 +348,7 @@ class LeaseTable:
         too_many = self._by_client.get(client, 0) >= self._client_leases
         if len(self._held) + len(self.waiters) >= self._max_leases:
             self.refused["leases"] += 1
-            why = full_problem("leases are out or waited for already", self._max_leases)
+            why = full("leases are out or waited for already", self._max_leases)
             if too_many or not self.waiters.displace_waiter(client, why):
                 raise why
         if too_many:

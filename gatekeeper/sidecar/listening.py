@@ -235,19 +235,15 @@ def describe(sock: socket.socket, server: ServerConfig) -> tuple[str, str]:
         where = f"{UNIX}{path}"
         at = f"--unix-socket {shlex.quote(path)} {_scheme(server)}://localhost"
     else:
-        where = _url_of(sock, server)
+        where = url_of(sock, server)
         # Without -g curl would take the brackets for a range of URLs.
         at = f"-g {where}" if "[" in where else where
     query = "--data-urlencode url=https://www.wikipedia.org/"
     return where, f"curl -sG{_credentials(server)} {at}/v1/check {query}"
 
 
-def describe_proxy(sockets: list[socket.socket], server: ServerConfig) -> str | None:
-    """Return the URL of the forward proxy, or None if there is none."""
-    return _url_of(sockets[0], server) if sockets else None
-
-
-def _url_of(sock: socket.socket, server: ServerConfig) -> str:
+def url_of(sock: socket.socket, server: ServerConfig) -> str:
+    """Return the URL of a TCP listener."""
     host, port = sock.getsockname()[:2]
     return f"{_scheme(server)}://{f'[{host}]' if ':' in host else host}:{port}"
 

@@ -328,7 +328,7 @@ def _printable(text: str) -> str:
 RequestHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
-def tracing(version: str) -> Tracing | None:
+def make_tracing(version: str) -> Tracing | None:
     """Return the maker of spans, or None without OpenTelemetry's API or a provider.
 
     The provider must be set before the service is made, as `opentelemetry-instrument` does.

@@ -37,7 +37,6 @@ from gatekeeper.sidecar.listening import (
     addresses,
     close_sockets,
     describe,
-    describe_proxy,
     limit_accept_errors,
     loop_factory,
     notify,
@@ -45,6 +44,7 @@ from gatekeeper.sidecar.listening import (
     open_sockets,
     open_to_others,
     raise_file_limit,
+    url_of,
 )
 from gatekeeper.sidecar.logs import set_up_logging
 from gatekeeper.sidecar.metrics import counter, gauge
@@ -155,7 +155,7 @@ async def running(options: ServeOptions) -> AsyncIterator[Service]:
                 writer = tasks.create_task(service.log.run())
                 try:
                     async with _listening(service, sockets, proxy_sockets):
-                        proxy = describe_proxy(proxy_sockets, config.server)
+                        proxy = url_of(proxy_sockets[0], config.server) if proxy_sockets else None
                         options.announce(*describe(sockets[0], config.server), proxy)
                         notify("READY=1", os.environ)
                         yield service

@@ -27,10 +27,10 @@ from gatekeeper.sidecar.exchange import METHODS, Call, Problem, read_octets
 from gatekeeper.sidecar.routes.fetch import (
     decision_headers,
     hold_while_read,
-    in_time,
-    in_turn,
-    pass_on,
+    pass_page_on,
     refuse_unsendable,
+    time_limit,
+    with_turn,
 )
 
 if TYPE_CHECKING:
@@ -39,22 +39,19 @@ if TYPE_CHECKING:
     from gatekeeper.gate.leases import Lease
     from gatekeeper.sidecar.service import Service
 
-_WHERE = "proxy"
+_ROUTE_LABEL = "proxy"
 """Value of the label `route` in the metrics."""
 _VIA = "1.1 gatekeeper"
-_OF_ONE_HOP = frozenset(
-    {"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding"}
-) | {"upgrade", "http2-settings"}
-"""Header fields of one hop only: RFC 9110 section 7.6.1."""
-_CONNECT: Final = 30.0
+_HOP_BY_HOP = frozenset(
+    {"connection", "http2-settings", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"}
+)
+"""Header fields of one hop only (RFC 9110 section 7.6.1), apart from those with `proxy-`."""
+_CONNECT_SECONDS: Final = 30.0
 """Seconds that connecting to a site may take."""
-_PIECE: Final = 65_536
+_PIECE_OCTETS: Final = 65_536
 _AUTHORITY: Final = re.compile(r"[^/?#@\s\\]+:[0-9]{1,5}")
-_OURS = frozenset({"host", "user-agent", "content-length", "expect"}) | {
-    "signature",
-    "signature-input",
-    "signature-agent",
-}
+_SIGNATURE = {"signature", "signature-agent", "signature-input"}
+_SET_BY_GATE = frozenset({"content-length", "expect", "host", "user-agent", *_SIGNATURE})
 """Header fields that the gate sets itself, since it is the sender of the request."""
 
 
@@ -67,21 +64,23 @@ class Proxy:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Handle one request; every error becomes a problem document."""
-        return await self._service.answer_by(request, self._act)
+        return await self._service.answer_by(request, self._handle)
 
-    async def _act(self, call: Call) -> web.StreamResponse:
-        service, request, call.where = self._service, call.request, _WHERE
+    async def _handle(self, call: Call) -> web.StreamResponse:
+        service, request = self._service, call.request
+        server = service.config.server
+        call.where = _ROUTE_LABEL
         await service.wait_to_begin()
         call.client = service.admission.admit_to_proxy(request)
-        tunnels = service.config.server.proxy_connect == "host"
-        url = _authority(request) if tunnels and request.method == "CONNECT" else _wanted(request)
+        is_tunnel = request.method == "CONNECT" and server.proxy_connect == "host"
+        url = _tunnel_url(request) if is_tunnel else _requested_url(request)
         service.clients.enter(call.client)
         try:
-            if request.method == "CONNECT":
+            if is_tunnel:
                 return await self._tunnel(call, url)
-            async with in_time(service) as end:
-                body = await read_octets(request, service.config.server.max_body)
-                return await in_turn(
+            async with time_limit(service) as end:
+                body = await read_octets(request, server.max_body)
+                return await with_turn(
                     service, call, url, end, lambda lease: self._send(lease, call, url, body)
                 )
         finally:
@@ -90,14 +89,14 @@ class Proxy:
     async def _send(self, lease: Lease, call: Call, url: str, body: bytes) -> web.StreamResponse:
         """Send the request under its lease, and pass the site's response on."""
         service = self._service
-        headers = end_to_end(call.request.headers, without=_OURS)
-        _add(headers, "Accept-Encoding", "identity")
+        headers = end_to_end(call.request.headers, without=_SET_BY_GATE)
+        _add_default(headers, "Accept-Encoding", "identity")
         async with service.session.request(
             call.request.method, url, headers=headers, data=body or None, allow_redirects=False
         ) as page:
             service.operators.feed.reported(lease.host, page.status)
             hold_while_read(lease, page)
-            return await pass_on(service, call, page, lambda: _head(page, lease))
+            return await pass_page_on(service, call, page, lambda: _head(page, lease))
 
     # -- tunnels, if the operator allows them -----------------------------------------
 
@@ -109,12 +108,12 @@ class Proxy:
         self._tunnels += 1
         tunnel: _Tunnel | None = None
         try:
-            async with in_time(service) as end:
-                tunnel = await in_turn(
+            async with time_limit(service) as end:
+                tunnel = await with_turn(
                     service, call, url, end, lambda lease: self._dial(lease, url)
                 )
             with service.streams:
-                return await self._carry(tunnel, call)
+                return await self._relay(tunnel, call)
         finally:
             self._tunnels -= 1
             if tunnel is not None:
@@ -125,18 +124,17 @@ class Proxy:
 
         The lease holds its slot while the connection is open.
         """
-        inside, began = self._service.internals, time.monotonic()
-        guard = inside.guard or Guard(self._service.config)
+        internals, began = self._service.internals, time.monotonic()
+        guard = internals.guard or Guard(self._service.config)
         try:
-            async with asyncio.timeout(_CONNECT):
-                tunnel = _Tunnel(
-                    *await _connected(guard, GuardedResolver(guard, inside.resolver), url)
-                )
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                resolver = GuardedResolver(guard, internals.resolver)
+                tunnel = _Tunnel(*await _connect(guard, resolver, url))
         except AddressRefused as error:
             lease.give_back()
             raise Problem(403, "blocked", "blocked") from error  # T2: this one word
         except OSError as error:
-            inside.unreached(lease, error)
+            internals.unreached(lease, error)
             lease.report(elapsed=time.monotonic() - began)
             raise Problem(502, "no-answer", "the site could not be reached") from error
         if lease.counts_bytes:
@@ -144,7 +142,7 @@ class Proxy:
         lease.ends_with(tunnel)
         return tunnel
 
-    async def _carry(self, tunnel: _Tunnel, call: Call) -> web.StreamResponse:
+    async def _relay(self, tunnel: _Tunnel, call: Call) -> web.StreamResponse:
         """Answer CONNECT and relay octets both ways, within the limits of the settings."""
         server, loop = self._service.config.server, asyncio.get_running_loop()
         response = web.StreamResponse(status=200, headers={"X-Request-Id": call.id})
@@ -152,14 +150,14 @@ class Proxy:
         response.force_close()  # no other request can follow on this connection
         from_client, size = octets_after(call.request), 0
 
-        async def carry(
+        async def relay(
             read: Callable[[int], Awaitable[bytes]],
             write: Callable[[bytes], Awaitable[None]],
             received: Callable[[int], object] | None,
         ) -> None:
             nonlocal size
             with suppress(OSError):
-                while piece := await read(_PIECE):
+                while piece := await read(_PIECE_OCTETS):
                     size += len(piece)
                     if size > server.proxy_tunnel_bytes or limit.expired():  # in this iteration
                         return
@@ -169,15 +167,15 @@ class Proxy:
                     await write(piece)
 
         async with asyncio.TaskGroup() as group:
-            ways = [
-                group.create_task(carry(from_client.read, tunnel.write, None)),
-                group.create_task(carry(tunnel.read, response.write, tunnel.received)),
+            directions = [
+                group.create_task(relay(from_client.read, tunnel.write, None)),
+                group.create_task(relay(tunnel.read, response.write, tunnel.received)),
             ]
             with suppress(TimeoutError):
                 async with asyncio.timeout(server.proxy_idle) as limit:
-                    await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-            for way in ways:
-                way.cancel()
+                    await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
+            for direction in directions:
+                direction.cancel()
         return response
 
 
@@ -210,7 +208,7 @@ class _Tunnel:
             callback()
 
 
-async def _connected(
+async def _connect(
     guard: Guard, resolver: GuardedResolver, url: str
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect to the first address of the host that the guard allows and that accepts."""
@@ -220,14 +218,14 @@ async def _connected(
         if _is_address(host):
             if guard.refuses_address(host, target.port) is not None:
                 raise AddressRefused
-            found = [(host, target.port)]
+            addresses = [(host, target.port)]
         else:
             answers = await resolver.resolve(host, target.port)
-            found = [(one["host"], one["port"]) for one in answers]
+            addresses = [(one["host"], one["port"]) for one in answers]
     finally:
         await resolver.close()
     failure: OSError = socket.gaierror(socket.EAI_NONAME, "the name has no address")
-    for address, port in found:
+    for address, port in addresses:
         guard.dialled()
         try:
             return await asyncio.open_connection(address, port)
@@ -244,7 +242,7 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _authority(request: web.BaseRequest) -> str:
+def _tunnel_url(request: web.BaseRequest) -> str:
     """Return the URL by which a tunnel is decided: the https front page. Raises Problem 400."""
     authority = request.raw_path
     if _AUTHORITY.fullmatch(authority) is None:
@@ -254,7 +252,7 @@ def _authority(request: web.BaseRequest) -> str:
     return url
 
 
-def _wanted(request: web.BaseRequest) -> str:
+def _requested_url(request: web.BaseRequest) -> str:
     """Return the URL of a proxy request, unchanged. Raises Problem 400, 403 or 501."""
     if request.method == "CONNECT":
         raise Problem(
@@ -282,7 +280,7 @@ def end_to_end(headers: Mapping[str, str], *, without: Iterable[str] = ()) -> li
     Left out are the fields of one hop, those that Connection names (RFC 9110 section 7.6.1), those
     for a proxy, our own, and `without`. Via is added to (section 7.6.3).
     """
-    dropped = {*_OF_ONE_HOP, *without, "via"}
+    dropped = {*_HOP_BY_HOP, *without, "via"}
     via = [value for name, value in headers.items() if name.lower() == "via"]
     for name, value in headers.items():
         if name.lower() == "connection":
@@ -295,7 +293,7 @@ def end_to_end(headers: Mapping[str, str], *, without: Iterable[str] = ()) -> li
     return [*found, ("Via", ", ".join([*via, _VIA]))]
 
 
-def _add(headers: list[tuple[str, str]], name: str, value: str) -> None:
+def _add_default(headers: list[tuple[str, str]], name: str, value: str) -> None:
     """Add a header field, unless there is one of that name."""
     if all(given.lower() != name.lower() for given, _ in headers):
         headers.append((name, value))
@@ -306,5 +304,5 @@ def _head(page: aiohttp.ClientResponse, lease: Lease) -> list[tuple[str, str]]:
     headers = end_to_end(page.headers, without=("content-length",))
     refuse_unsendable(headers)
     headers.extend(decision_headers(lease.decision).items())
-    _add(headers, "Server", "gatekeeper")
+    _add_default(headers, "Server", "gatekeeper")
     return headers

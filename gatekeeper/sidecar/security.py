@@ -98,12 +98,6 @@ class Tokens:
     def __bool__(self) -> bool:
         return bool(self.tokens)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Tokens) and self.tokens == other.tokens
-
-    def __hash__(self) -> int:
-        return hash(self.tokens)
-
     def of(self, name: str) -> tuple[Token, ...]:
         """Return the tokens of a client, at most two."""
         return tuple(token for token in self.tokens if token.name == name)
@@ -396,6 +390,7 @@ class ClientLimits:
         self._on_limit = on_limit or (lambda client, at_limit: None)
         self.adjust(server)
         self._under_way: dict[str, int] = {}
+        """Requests under way, by client."""
         self._at_limit_elsewhere: set[str] = set()
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """Token buckets by client: level, and the monotonic moment of the level. Latest last."""
@@ -465,10 +460,6 @@ class ClientLimits:
             self._under_way[client] = under_way
         else:
             del self._under_way[client]
-
-    def stats(self) -> dict[str, int]:
-        """Return the number of requests under way, by client."""
-        return dict(self._under_way)
 
     def _take_token(self, client: str, rate: float) -> None:
         """Take a token from the client's bucket. Raises Problem 429 if it is empty.

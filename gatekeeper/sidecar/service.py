@@ -14,6 +14,7 @@ import secrets
 import socket
 import struct
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
@@ -51,7 +52,7 @@ from gatekeeper.sidecar.exchange import (
     retry_after,
 )
 from gatekeeper.sidecar.leases import LeaseJournal, LeaseTable
-from gatekeeper.sidecar.logs import DecisionLog, RequestHandler, tracing
+from gatekeeper.sidecar.logs import DecisionLog, RequestHandler, Tracing, make_tracing
 from gatekeeper.sidecar.metrics import Metrics, gate_samples, gauge
 from gatekeeper.sidecar.pages.feeds import DecisionFeed
 from gatekeeper.sidecar.pages.shell import Sessions
@@ -155,19 +156,15 @@ class Service:
         self._prefix = f"{secrets.token_hex(4)}-"
         self._counter = itertools.count(1)
         self._entrance = Entrance(_MAX_PER_ITERATION)
-        self._tracing = tracing(self.version)
+        self.tracing: Tracing | None = make_tracing(self.version)
+        """Makes a span for each request, or None."""
         self.handle: RequestHandler = self._handle
         """Handles one request; every error becomes a problem document."""
         self.inline: Inline | None = self.answer_inline if speedups.ON else None
         """Answers requests that need no waiting as soon as they are read. None with tracing."""
-        if self._tracing is not None:
+        if self.tracing is not None:
             self.inline = None
-            self.handle = self._tracing.around(self._handle, self.router)
-
-    @property
-    def traced(self) -> bool:
-        """Whether each request has a tracing span."""
-        return self._tracing is not None
+            self.handle = self.tracing.around(self._handle, self.router)
 
     def apply_config(
         self, config: Config, tokens: Tokens, *, restart_required: Sequence[str] = ()
@@ -310,8 +307,8 @@ class Service:
         self.operators.feed.add(decision, call.id, call.client, written)
         if self.log.enabled:
             self.log.add(written or decision, call.id, call.client)
-        if self._tracing is not None:
-            self._tracing.decided(decision)
+        if self.tracing is not None:
+            self.tracing.decided(decision)
 
     def new_id(self) -> str:
         """Return an id for a request, for its response and the logs."""
@@ -319,8 +316,8 @@ class Service:
 
     def _retrieved(self, origin: str, retrieval: Retrieval, seconds: float) -> None:
         self.metrics.robots_fetch.observe(retrieval.took)
-        if self._tracing is not None:
-            self._tracing.retrieved(origin, retrieval, seconds)
+        if self.tracing is not None:
+            self.tracing.retrieved(origin, retrieval, seconds)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         return await self.answer_by(request, self._dispatch)
@@ -344,7 +341,8 @@ class Service:
             if _partly_sent(request):
                 _reset_connection(request)
             raise
-        self.metrics.count_response(call.where, _method(request), response.status)
+        method = request.method if request.method in METHODS else "other"
+        self.metrics.count_response(call.where, method, response.status)
         add_request_id(response, call.id)
         return response
 
@@ -480,11 +478,12 @@ class Service:
             host = ""
         holder = self._holder(host, call)
         why, until = self.internals.held_up(host)
+        retry_at = error.retry_at or (utc(until) if until else None)
         return Problem(
             429,
             "not-yet",
             f"{error}{holder}",
-            headers={"Retry-After": self.seconds_until(error.retry_at or (until and utc(until)))},
+            headers={"Retry-After": self.seconds_until(retry_at)},
             held=holder,
             why=None if why == "turn" else why,
         )
@@ -499,10 +498,9 @@ class Service:
         )
         return Holder(held.granted_at, held.expires_at, held.client if may_know else None)
 
-    def seconds_until(self, moment: object) -> str:
+    def seconds_until(self, moment: datetime | None) -> str:
         """Return a moment as the value of a Retry-After header; 1 if there is none."""
-        timestamp = getattr(moment, "timestamp", None)
-        return retry_after(timestamp() - self.clock.wall() if timestamp is not None else 1.0)
+        return retry_after(1.0 if moment is None else moment.timestamp() - self.clock.wall())
 
 
 def _partly_sent(request: web.BaseRequest) -> bool:
@@ -532,7 +530,3 @@ def _target(request: web.BaseRequest) -> tuple[str, str, str]:
         return raw.partition("?")
     url = request.rel_url
     return url.raw_path, "?", url.raw_query_string
-
-
-def _method(request: web.BaseRequest) -> str:
-    return request.method if request.method in METHODS else "other"

@@ -135,7 +135,7 @@ class LeaseWaiters:
         self.closed = True
         for waiters in list(self._by_client.values()):
             for waiter in list(waiters):
-                waiter.end(draining_problem())
+                waiter.end(draining())
 
     def displace_waiter(self, client: str, problem: Problem) -> bool:
         """End the newest wait of the client that has most, if it has more than `client` will have.
@@ -166,7 +166,7 @@ class LeaseWaiters:
         # The turn may have come at the same moment as the end of the wait.
         if self.closed:
             lease.give_back()
-            raise draining_problem()
+            raise draining()
         return lease
 
     @asynccontextmanager
@@ -175,10 +175,10 @@ class LeaseWaiters:
     ) -> AsyncIterator[LeaseWaiter]:
         """Count a request as waiting inside the context. Raises the Problem that ended the wait."""
         if self.closed:
-            raise draining_problem()
+            raise draining()
         if self._size >= self._max_waiting:
             self.refused += 1
-            problem = full_problem("requests wait for a turn already", self._max_waiting)
+            problem = full("requests wait for a turn already", self._max_waiting)
             if not self.displace_waiter(client, problem):
                 raise problem
         waiter = LeaseWaiter(client, wanted, self._clock.monotonic(), urls.parse(wanted.url).host)
@@ -347,7 +347,7 @@ class OpenStreams:
         await self._idle.wait()
 
 
-def draining_problem() -> Problem:
+def draining() -> Problem:
     """Return the response to a request for a lease while the service shuts down."""
     return Problem(
         503,
@@ -357,6 +357,6 @@ def draining_problem() -> Problem:
     )
 
 
-def full_problem(what: str, bound: int) -> Problem:
+def full(what: str, bound: int) -> Problem:
     """Return the response to a request that exceeds a limit."""
     return Problem(503, "full", f"{bound} {what}", headers={"Retry-After": "1"})

@@ -426,7 +426,7 @@ class _WorkerProcess:
     def answer(self, *request: Any) -> Octets | None:
         """Return the response to a request; see `Service.answer_inline`."""
         # With tracing, each request has a span, which only the owner makes.
-        if self._service is None or self._service.traced:
+        if self._service is None or self._service.tracing is not None:
             return None
         answer = self._service.answer_inline(*request)
         if answer is not None and self._report_timer is None:

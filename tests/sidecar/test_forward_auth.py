@@ -130,7 +130,7 @@ async def test_t8_an_origin_is_learnt_by_one_task_however_often_it_is_asked_abou
 async def test_t8_origins_that_do_not_answer_hold_up_neither_others_nor_the_operator(
     door: Any, internet: FakeInternet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forward_auth, "MOST", 2)
+    monkeypatch.setattr(forward_auth, "MAX_ORIGINS", 2)
     service = await door(forward_auth=True)
     for name in ("a.test", "b.test", "c.test"):
         internet.site(name).on("/robots.txt", NeverAnswer())
@@ -153,8 +153,8 @@ async def test_t8_an_origin_is_followed_for_a_bounded_time(virtual_internet: Fak
             await asyncio.Event().wait()
 
     learner = forward_auth.OriginLearner(Silent(), clock)
-    task = learner.begin("http://a.test")
-    assert task is learner.begin("http://a.test")
+    task = learner.learn("http://a.test")
+    assert task is learner.learn("http://a.test")
     await clock.elapse(11.0)
     assert len(learner) == 0
     await learner.close()
@@ -386,7 +386,7 @@ async def test_t15_its_requests_at_once_are_bounded(door: Any, internet: FakeInt
     assert clients.refused["concurrency"] == 1
     hold.release()
     await first
-    assert clients.stats() == {}
+    assert clients._under_way == {}
 
 
 @pytest.mark.parametrize(

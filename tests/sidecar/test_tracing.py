@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from gatekeeper.sidecar.logs import tracing
+from gatekeeper.sidecar.logs import make_tracing
 from tests.internet import FakeInternet, Page
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -137,12 +137,12 @@ async def test_probes_and_what_is_nowhere_name_no_path(
 
 def test_without_the_api_there_is_no_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    assert tracing("1") is None
+    assert make_tracing("1") is None
 
 
 def test_where_nobody_set_a_provider_there_is_no_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "get_tracer_provider", trace.ProxyTracerProvider)
-    assert tracing("1") is None
+    assert make_tracing("1") is None
 
 
 async def test_the_seconds_of_robots_fetches_are_a_histogram(

@@ -44,7 +44,7 @@ class CheckQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 async def check(service: Service, call: Call) -> web.StreamResponse:
     """Decide about one URL. The status is 200 whatever the verdict."""
-    query = _question(call.query)
+    query = _read_question(call.query)
     decision = await service.gate.check(query.url, user_agent=query.user_agent)
     service.decided(decision, call)
     return json_response(decision)
@@ -52,7 +52,7 @@ async def check(service: Service, call: Call) -> web.StreamResponse:
 
 def check_inline(service: Service, call: InlineCall) -> bytes | None:
     """`check`, if the file is cached. Return None otherwise."""
-    query = _question(call.query)
+    query = _read_question(call.query)
     written = service.internals.write(query.url, user_agent=query.user_agent)
     if written is not None:
         service.decided(written.cached.decision, call, written)
@@ -64,7 +64,7 @@ def check_inline(service: Service, call: InlineCall) -> bytes | None:
     return encode(decision)
 
 
-def _question(text: str) -> CheckQuery:
+def _read_question(text: str) -> CheckQuery:
     """Read the query string of a question. Raises Problem 400."""
     if text.startswith("url=") and "&" not in text:  # the usual form needs no dictionary
         return CheckQuery(decode(text[4:]))
@@ -74,55 +74,58 @@ def _question(text: str) -> CheckQuery:
 async def check_batch(service: Service, call: Call) -> web.StreamResponse:
     """Decide about many URLs, in their order. A malformed URL gets `deny`, `invalid_url`."""
     batch = await read_body(call.request, Batch, limit=service.config.server.max_body)
-    most = service.config.server.max_batch
-    if len(batch.urls) > most:
-        raise Problem(413, "too-large", f"a batch may have {most} URLs at most", most=most)
-    kept = service.internals.write_many(batch.urls, user_agent=batch.user_agent)
-    rest: list[Decision] = []
-    if missing := kept.missing():
+    max_batch = service.config.server.max_batch
+    if len(batch.urls) > max_batch:
+        raise Problem(
+            413, "too-large", f"a batch may have {max_batch} URLs at most", most=max_batch
+        )
+    decisions = service.internals.write_many(batch.urls, user_agent=batch.user_agent)
+    decided: list[Decision] = []
+    if missing := decisions.missing():
         asked = [batch.urls[place] for place in missing]
-        rest = await service.gate.check_all(asked, user_agent=batch.user_agent)
-    return json_response(b"".join(_batch_told(service, call, kept, rest)))
+        decided = await service.gate.check_all(asked, user_agent=batch.user_agent)
+    return json_response(b"".join(_finish_batch(service, call, decisions, decided)))
 
 
 def check_batch_inline(service: Service, call: InlineCall) -> list[bytes] | None:
     """`check_batch`, if every file is cached. Return None otherwise."""
-    batch = read_inline_body(call, _batch, limit=service.config.server.max_body)
+    batch = read_inline_body(call, _batch_decoder, limit=service.config.server.max_body)
     if batch is None or len(batch.urls) > service.config.server.max_batch:
         return None
-    inside, agent = service.internals, batch.user_agent
-    kept = inside.write_many(batch.urls, user_agent=agent)
-    rest: list[Decision] = []
-    if missing := kept.missing():
+    internals, agent = service.internals, batch.user_agent
+    decisions = internals.write_many(batch.urls, user_agent=agent)
+    decided: list[Decision] = []
+    if missing := decisions.missing():
         asked = [batch.urls[place] for place in missing]
         # Asked for all before the first is decided, since each decision is counted.
-        if not all(inside.knows(url, user_agent=agent) for url in asked):
+        if not all(internals.knows(url, user_agent=agent) for url in asked):
             return None
-        rest = [one for url in asked if (one := inside.decide(url, user_agent=agent)) is not None]
-    return _batch_told(service, call, kept, rest)
+        found = (internals.decide(url, user_agent=agent) for url in asked)
+        decided = [decision for decision in found if decision is not None]
+    return _finish_batch(service, call, decisions, decided)
 
 
-_batch: Final = msgspec.json.Decoder(Batch)
+_batch_decoder: Final = msgspec.json.Decoder(Batch)
 
 
-def _batch_told(
-    service: Service, call: Call | InlineCall, kept: DecisionBatch, rest: Sequence[Decision]
+def _finish_batch(
+    service: Service, call: Call | InlineCall, decisions: DecisionBatch, decided: Sequence[Decision]
 ) -> list[bytes]:
     """Count and log a batch, and return the response in pieces.
 
-    `rest` are the decisions that `kept` lacks, in order.
+    `decided` are the decisions that `decisions` lacked, in order.
     """
     feed = service.operators.feed
-    for cached, count in kept.tally().items():
+    for cached, count in decisions.tally().items():
         feed.count_of(cached.decision.origin).add(cached.decision.verdict, count)
-    for decision in rest:
+    for decision in decided:
         feed.count_of(decision.origin).add(decision.verdict)
     if service.log.enabled:
-        service.log.add_many(kept.written(), call.id, call.client)
-        service.log.add_many(rest, call.id, call.client)
-    kept.add(rest)
-    feed.add_batch(kept, call.id, call.client)
-    return kept.body()
+        service.log.add_many(decisions.written(), call.id, call.client)
+        service.log.add_many(decided, call.id, call.client)
+    decisions.add(decided)
+    feed.add_batch(decisions, call.id, call.client)
+    return decisions.body()
 
 
 # --- `/v1/explain`, `/v1/robots`, `/v1/history`: how a decision came about, and the file.
@@ -209,9 +212,10 @@ async def explanation(service: Service, query: CheckQuery, call: Call) -> Explan
         return Explanation(decision=decision, robots_txt=None, candidates=(), fetch=None)
     robots = await gate.robots(query.url)
     policy = await gate.policy(query.url, user_agent=agent)
+    body = await service.internals.source(query.url)
     return Explanation(
         decision=decision,
-        robots_txt=await _text(service, query.url),
+        robots_txt=None if body is None else body.decode("utf-8", "replace"),
         candidates=policy.match(query.url).candidates if robots is not None else (),
         fetch=FetchStory(
             status=decision.robots_status,
@@ -231,8 +235,8 @@ async def what_if(service: Service, call: Call) -> web.StreamResponse:
     """
     asked = await read_body(call.request, WhatIf, limit=service.config.server.max_body)
     # Half a megabyte takes a tenth of a second, during which the loop goes on.
-    told = await asyncio.to_thread(what_if_explanation, service, asked)
-    return json_response(told)
+    answer = await asyncio.to_thread(what_if_explanation, service, asked)
+    return json_response(answer)
 
 
 def what_if_explanation(service: Service, asked: WhatIf) -> Explanation:
@@ -267,7 +271,7 @@ async def robots(service: Service, call: Call) -> web.StreamResponse:
         raise Problem(403, "denied", decision.explain(), decision=decision)
     found = await gate.robots(target.origin + "/")
     policy = await gate.policy(target.origin + "/", user_agent=query.user_agent)
-    answer = _file(
+    answer = _describe_file(
         found,
         policy,
         origin=target.origin,
@@ -280,7 +284,7 @@ async def robots(service: Service, call: Call) -> web.StreamResponse:
     return json_response(answer)
 
 
-def _file(robots: RobotsTxt | None, policy: Policy, **known: Any) -> RobotsFile:
+def _describe_file(robots: RobotsTxt | None, policy: Policy, **known: Any) -> RobotsFile:
     """Describe a file as it was parsed. `known`: the fields that do not follow from the text."""
     text = robots or NO_TEXT
     return RobotsFile(
@@ -307,7 +311,7 @@ async def past_version(service: Service, origin: str, query: RobotsQuery) -> Rob
         raise Problem(404, "not-found", f"no such version of {origin} is kept; see /v1/history")
     robots = as_read(service, body)
     agent = query.user_agent or service.gate.user_agent
-    return _file(
+    return _describe_file(
         robots,
         robots.policy(agent),
         origin=origin,
@@ -343,11 +347,6 @@ async def history(service: Service, call: Call) -> web.StreamResponse:
         for entry in entries
     )
     return json_response(History(urls.parse(query.origin).origin, versions))
-
-
-async def _text(service: Service, url: str) -> str | None:
-    body = await service.internals.source(url)
-    return None if body is None else body.decode("utf-8", "replace")
 
 
 ROUTES = (

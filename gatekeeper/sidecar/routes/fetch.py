@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_ASKED = (
+_REQUEST_FIELDS = (
     "Accept",
     "Accept-Encoding",
     "Accept-Language",
@@ -39,7 +39,7 @@ _ASKED = (
     "If-Unmodified-Since",
     "Range",
 )
-_ANSWERED = (
+_RESPONSE_FIELDS = (
     "Accept-Ranges",
     "Age",
     "Cache-Control",
@@ -54,7 +54,7 @@ _ANSWERED = (
     "Vary",
     "X-Robots-Tag",
 )
-_TOLD = (
+_USAGE_FIELDS = (
     "Content-Usage",
     "Crawler-Price",
     "Link",
@@ -64,12 +64,12 @@ _TOLD = (
     "TDM-Reservation",
 )
 """Header fields about the use and the price of a page. They are lists: all lines are passed on."""
-_LONGEST_TOLD = 8_000
+_MAX_USAGE_FIELD = 8_000
 """Characters that one of these fields may have: clients refuse longer ones."""
 # A page that a browser opens here would run as a page of this service, and could send requests
 # to it (T12): it is sandboxed, never sniffed, and saved instead of shown. Problem documents are
 # sandboxed as well, since they may quote a site or a URL.
-_HARMLESS = {
+_SAFETY_FIELDS = {
     **SANDBOXED,
     "Content-Disposition": "attachment",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -78,17 +78,17 @@ _HARMLESS = {
 _UNSENDABLE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 """Characters that no header may hold: controls (RFC 9110 section 5.5), and what stands for octets
 that are not UTF-8."""
-_SAID = (
+_DECISION_FIELDS = (
     "X-Gatekeeper-Verdict",
     "X-Gatekeeper-Reason",
     "X-Gatekeeper-Decision-Id",
     "X-Gatekeeper-Line",
 )
-_PIECE = 65_536
-_FOR_THE_TURN = 0.9
+_PIECE_OCTETS = 65_536
+_TURN_SHARE = 0.9
 """Share of the remaining `fetch_timeout` that waiting for a turn may take. The page takes time as
 well, and a 429 that says when to try again is more useful than a 504."""
-_MOST_REDIRECTS = 5  # T9
+_MAX_REDIRECTS = 5  # T9
 
 
 class FetchQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -125,12 +125,12 @@ def decision_headers(decision: Decision) -> dict[str, str]:
 async def fetch(service: Service, call: Call) -> web.StreamResponse:
     """Decide, wait for the host's turn, then stream the site's response to the client."""
     query = read_query(call.query, FetchQuery)
-    async with in_time(service) as end:
-        return await _travel(service, call, query.url, end)
+    async with time_limit(service) as end:
+        return await _follow(service, call, query.url, end)
 
 
 @contextlib.asynccontextmanager
-async def in_time(service: Service) -> AsyncIterator[float]:
+async def time_limit(service: Service) -> AsyncIterator[float]:
     """Limit what is fetched inside to `fetch_timeout`; yields the monotonic moment of its end.
 
     An error that keeps the page from coming becomes a Problem; a refusal is raised unchanged.
@@ -152,21 +152,21 @@ async def in_time(service: Service) -> AsyncIterator[float]:
         raise Problem(502, "no-answer", "the site broke the connection off") from error
 
 
-async def _travel(service: Service, call: Call, url: str, end: float) -> web.StreamResponse:
+async def _follow(service: Service, call: Call, url: str, end: float) -> web.StreamResponse:
     """Follow redirects to the page and pass it on, before `end` (monotonic).
 
     Redirects are followed here, not by aiohttp, which drops the credentials of a Location before
     the guard can see them (T1, each hop). Also, each hop's decision belongs in the log (T20).
     """
-    for _ in range(1 + _MOST_REDIRECTS):
-        answer = await in_turn(service, call, url, end, partial(_under, service, call, url))
+    for _ in range(1 + _MAX_REDIRECTS):
+        answer = await with_turn(service, call, url, end, partial(_request, service, call, url))
         if isinstance(answer, web.StreamResponse):
             return answer
         url = answer
-    raise Problem(502, "too-many-redirects", f"more than {_MOST_REDIRECTS} redirects")
+    raise Problem(502, "too-many-redirects", f"more than {_MAX_REDIRECTS} redirects")
 
 
-async def in_turn(
+async def with_turn(
     service: Service, call: Call, url: str, end: float, send: Callable[[Lease], Awaitable[_T]]
 ) -> _T:
     """Wait for the host's turn until `end` (monotonic), and return `await send(lease)`."""
@@ -184,18 +184,21 @@ async def in_turn(
         raise
 
 
-async def _under(service: Service, call: Call, url: str, lease: Lease) -> web.StreamResponse | str:
+async def _request(
+    service: Service, call: Call, url: str, lease: Lease
+) -> web.StreamResponse | str:
     """Request one URL under its lease. Return the page passed on, or the URL it redirects to."""
-    asked = {name: call.request.headers[name] for name in _ASKED if name in call.request.headers}
-    asked.setdefault("Accept-Encoding", "identity")
+    sent = call.request.headers
+    headers = {name: sent[name] for name in _REQUEST_FIELDS if name in sent}
+    headers.setdefault("Accept-Encoding", "identity")
     async with service.session.request(
-        call.request.method, url, headers=asked, allow_redirects=False
+        call.request.method, url, headers=headers, allow_redirects=False
     ) as page:
         service.operators.feed.reported(lease.host, page.status)
         if page.status in REDIRECTS and (location := page.headers.get("Location")):
-            return _led_to(url, location)
+            return _redirect_url(url, location)
         hold_while_read(lease, page)
-        return await pass_on(service, call, page, lambda: _head(page, lease.decision))
+        return await pass_page_on(service, call, page, lambda: _head(page, lease.decision))
 
 
 def hold_while_read(lease: Lease, page: aiohttp.ClientResponse) -> None:
@@ -209,22 +212,22 @@ async def _turn(service: Service, call: Call, url: str, end: float) -> Lease:
     Nobody waits while the service drains (T16). Raises LeaseTimeout if the turn does not come in
     time.
     """
-    known = service.gate.peek(url)
-    if known is not None:
-        refuse(known)
+    cached = service.gate.peek(url)
+    if cached is not None:
+        refuse(cached)
     # Nobody waits for the end of a block or a pause: the client learns when to try again.
     with contextlib.suppress(StorageError):  # the waiter gets the error
         for view in await service.gate.why(url):
             if view.kind in ("block", "pause"):
                 raise LeaseTimeout(url, f"{urls.mask(url)}: {view}", retry_at=view.until)
     started = service.clock.monotonic()
-    wanted = LeaseRequestBody(url=url, wait=(end - started) * _FOR_THE_TURN)
+    wanted = LeaseRequestBody(url=url, wait=(end - started) * _TURN_SHARE)
     lease = await service.leases.waiters.turn(service.gate, wanted, call.client)
     service.metrics.queue_wait.observe(service.clock.monotonic() - started)
     return lease
 
 
-def _led_to(url: str, location: str) -> str:
+def _redirect_url(url: str, location: str) -> str:
     """Return the URL that a Location names. Raises Problem 502 if it is malformed."""
     try:
         return urls.redirected(url, location)
@@ -232,7 +235,7 @@ def _led_to(url: str, location: str) -> str:
         raise Problem(502, "bad-redirect", f"the page redirects to {error}") from error
 
 
-async def pass_on(
+async def pass_page_on(
     service: Service,
     call: Call,
     page: aiohttp.ClientResponse,
@@ -243,10 +246,10 @@ async def pass_on(
     The body has at most `fetch_max_body` octets. Once the head has been sent, any error makes
     `Service` abort the connection.
     """
-    most = service.config.server.fetch_max_body
+    max_octets = service.config.server.fetch_max_body
     length = page.content_length
-    if length is not None and length > most and call.request.method != "HEAD":
-        raise Problem(502, "too-large", f"the page has {length} bytes; {most} may pass")
+    if length is not None and length > max_octets and call.request.method != "HEAD":
+        raise Problem(502, "too-large", f"the page has {length} bytes; {max_octets} may pass")
     if not 200 <= page.status <= 599:
         raise Problem(502, "bad-answer", f"the site answered with the status {page.status}")
     response = web.StreamResponse(status=page.status, headers=head())
@@ -255,9 +258,9 @@ async def pass_on(
         response.content_length = length
     await response.prepare(call.request)
     size = 0
-    async for piece in page.content.iter_chunked(_PIECE):
+    async for piece in page.content.iter_chunked(_PIECE_OCTETS):
         size += len(piece)
-        if size > most:
+        if size > max_octets:
             raise aiohttp.ClientPayloadError("too large")
         await response.write(piece)
     await response.write_eof()
@@ -266,10 +269,10 @@ async def pass_on(
 
 def _head(page: aiohttp.ClientResponse, decision: Decision) -> dict[str, str]:
     """Return the header fields for a page. Raises Problem 502 if one can't be passed on."""
-    headers = {name: page.headers[name] for name in _ANSWERED if name in page.headers}
+    headers = {name: page.headers[name] for name in _RESPONSE_FIELDS if name in page.headers}
     refuse_unsendable(headers.items())
-    headers.update(_told(page))
-    headers.update(_HARMLESS)
+    headers.update(_usage_fields(page))
+    headers.update(_SAFETY_FIELDS)
     headers.update(decision_headers(decision))
     headers["Content-Location"] = str(page.url)
     headers["Server"] = "gatekeeper"
@@ -283,16 +286,16 @@ def refuse_unsendable(headers: Iterable[tuple[str, str]]) -> None:
             raise Problem(502, "bad-answer", f"the site's {name} header holds what none may hold")
 
 
-def _told(page: aiohttp.ClientResponse) -> dict[str, str]:
+def _usage_fields(page: aiohttp.ClientResponse) -> dict[str, str]:
     """Return the fields about use and price, without those that can't be passed on."""
-    found = {name: ", ".join(page.headers.getall(name, ())) for name in _TOLD}
+    fields = {name: ", ".join(page.headers.getall(name, ())) for name in _USAGE_FIELDS}
     challenges = parse_challenges(page.headers.getall("WWW-Authenticate", ()))
     # Only those for machines: for Basic a browser would prompt its user in this service's name.
-    found["WWW-Authenticate"] = ", ".join([challenge.text for challenge in challenges])
+    fields["WWW-Authenticate"] = ", ".join([challenge.text for challenge in challenges])
     return {
         name: value
-        for name, value in found.items()
-        if value and len(value) <= _LONGEST_TOLD and not _UNSENDABLE.search(value)
+        for name, value in fields.items()
+        if value and len(value) <= _MAX_USAGE_FIELD and not _UNSENDABLE.search(value)
     }
 
 
@@ -305,7 +308,13 @@ ROUTES = (
         operation="fetchPage",
         query=FetchQuery,
         answers={200: OCTETS},
-        headers=(*_SAID, "Content-Location", *_ANSWERED, *_TOLD, "WWW-Authenticate"),
+        headers=(
+            *_DECISION_FIELDS,
+            "Content-Location",
+            *_RESPONSE_FIELDS,
+            *_USAGE_FIELDS,
+            "WWW-Authenticate",
+        ),
         relays=True,
         needs=CRAWL,
         problems=(403, 429, 502, 503, 504),

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-_ANYBODY = "*"
+_ANY_AGENT = "*"
 """The agent of a visitor without a User-Agent; never this gate's own."""
 
 
@@ -49,29 +49,29 @@ async def forward_auth(service: Service, call: Call) -> web.StreamResponse:
     peer = call.request.remote
     if peer and peer not in service.trusted_peers:
         raise Problem(403, "peer", "only server.trusted_peers may ask this")
-    _judge_host(service, call)
+    _check_host(service, call)
     call.client = peer or "local"  # the proxy, since nothing identifies its visitor reliably
     try:
         service.clients.enter(call.client)
-    except Problem as many:  # nginx would turn its 429 into a 500
-        raise Problem(403, many.kind, many.detail, headers=many.headers) from None
+    except Problem as problem:  # nginx would turn its 429 into a 500
+        raise Problem(403, problem.kind, problem.detail, headers=problem.headers) from None
     try:
         return await _answer_admitted(service, call)
     finally:
         service.clients.leave(call.client)
 
 
-def _judge_host(service: Service, call: Call) -> None:
+def _check_host(service: Service, call: Call) -> None:
     """Raise Problem 403 for a Host header that `server.forward_auth_hosts` does not list (T4, T7).
 
     nginx, Traefik and Caddy name us in Host, so a request that names another host came from
     elsewhere. Envoy sends its visitor's Host, so it is only judged where names are listed.
     """
-    wanted = service.forward_auth_hosts
-    if wanted:
+    hosts = service.forward_auth_hosts
+    if hosts:
         host = call.request.headers.get("Host", "").lower()
         name = host if host.endswith("]") or ":" not in host else host.rpartition(":")[0]
-        if host not in wanted and name not in wanted:
+        if host not in hosts and name not in hosts:
             raise Problem(403, "host", "server.forward_auth_hosts does not list this Host header")
 
 
@@ -99,8 +99,8 @@ async def _decide(service: Service, call: Call) -> Decision:
     """Decide from cached records; missing and ageing ones are fetched in the background."""
     url = asked_url(call.request.headers, call.request.raw_path.removeprefix(FORWARD_AUTH))
     target = urls.parse(url)
-    named = call.request.headers.get("User-Agent", "")[:512]
-    agent = named if product_token(named) else _ANYBODY
+    sent = call.request.headers.get("User-Agent", "")[:512]
+    agent = sent if product_token(sent) else _ANY_AGENT
     robots_file = service.internals.robots_file(url, user_agent=agent)
     if robots_file is not None:
         # Also for an origin without a record: our own request for its robots.txt may come
@@ -108,15 +108,15 @@ async def _decide(service: Service, call: Call) -> Decision:
         return robots_file
     decision = service.gate.peek(url, user_agent=agent)
     if decision is None:
-        task = service.learner.begin(target.origin)
-        patience = service.config.server.forward_auth_wait
-        if task is not None and patience > 0:
+        task = service.learner.learn(target.origin)
+        seconds = service.config.server.forward_auth_wait
+        if task is not None and seconds > 0:
             # The task goes on for later questions, whatever the outcome of this one.
-            await asyncio.wait({task}, timeout=patience)
+            await asyncio.wait({task}, timeout=seconds)
             decision = service.gate.peek(url, user_agent=agent)
     elif decision.state not in (None, State.OVERRIDE):
         # Decided by the file: this makes the gate refresh it in time.
-        service.learner.begin(target.origin)
+        service.learner.learn(target.origin)
     if decision is None:
         decision = service.internals.unknown(url, user_agent=agent)
     return decision
@@ -139,9 +139,9 @@ ROUTES = (
 # --- The URL that a proxy's subrequest asks about, from its headers, which must be unambiguous.
 
 
-_URIS = ("X-Original-URI", "X-Forwarded-Uri")  # nginx; Traefik and Caddy
-_READ = (
-    *_URIS,
+_URI_FIELDS = ("X-Original-URI", "X-Forwarded-Uri")  # nginx; Traefik and Caddy
+_FIELDS_READ = (
+    *_URI_FIELDS,
     "X-Original-URL",
     "X-Original-Method",
     "X-Forwarded-Host",
@@ -154,7 +154,7 @@ _HOST = r"(?:[A-Za-z0-9_][A-Za-z0-9_.\-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"
 _IS_HOST = re.compile(_HOST)
 _IS_PATH = re.compile(r"/[^#]*", re.DOTALL)
 """No request target holds a `#` (RFC 9112, 3.2): some readers would end the path there."""
-_WHOLE = re.compile(rf"(https?)://({_HOST})(/.*)", re.DOTALL)
+_WHOLE_URL = re.compile(rf"(https?)://({_HOST})(/.*)", re.DOTALL)
 
 
 class Headers(Protocol):
@@ -170,30 +170,30 @@ class Headers(Protocol):
         """Return all fields of that name."""
 
 
-def asked_url(headers: Headers, behind: str) -> str:
+def asked_url(headers: Headers, rest: str) -> str:
     """Return the URL that a proxy asks about, from any of the known styles of headers.
 
-    `behind`: the path after our own, where Envoy puts the visitor's. Raises Problem 403 if the
+    `rest`: the path after our own, where Envoy puts the visitor's. Raises Problem 403 if the
     headers do not determine the URL.
     """
-    for name in _READ:
+    for name in _FIELDS_READ:
         if len(headers.getall(name, ())) > 1:
             raise Problem(403, "duplicate-header", f"{name} occurs twice")
-    schemes = _all(headers, "X-Forwarded-Proto")
-    hosts = {host.lower() for host in _all(headers, "X-Forwarded-Host")}
-    paths = _all(headers, *_URIS)
-    if behind.startswith("/"):
-        paths.add(behind)
-        hosts |= {host.lower() for host in _all(headers, "Host")}  # Envoy sends the visitor's
-    for whole in _all(headers, "X-Original-URL"):  # ingress-nginx
-        parts = _WHOLE.fullmatch(whole)
+    schemes = _values(headers, "X-Forwarded-Proto")
+    hosts = {host.lower() for host in _values(headers, "X-Forwarded-Host")}
+    paths = _values(headers, *_URI_FIELDS)
+    if rest.startswith("/"):
+        paths.add(rest)
+        hosts |= {host.lower() for host in _values(headers, "Host")}  # Envoy sends the visitor's
+    for whole in _values(headers, "X-Original-URL"):  # ingress-nginx
+        parts = _WHOLE_URL.fullmatch(whole)
         if parts is None:
             raise Problem(403, "no-target", "X-Original-URL is no whole URL of a host")
         schemes.add(parts[1])
         hosts.add(parts[2].lower())
         paths.add(parts[3])
-    scheme, path = _one(schemes, "X-Forwarded-Proto"), _one(paths, "the URI")
-    host = _one(hosts or _all(headers, "Host"), "X-Forwarded-Host")
+    scheme, path = _single(schemes, "X-Forwarded-Proto"), _single(paths, "the URI")
+    host = _single(hosts or _values(headers, "Host"), "X-Forwarded-Host")
     if scheme not in ("http", "https"):
         raise Problem(403, "no-target", "X-Forwarded-Proto is neither http nor https")
     if not _IS_HOST.fullmatch(host):
@@ -203,26 +203,26 @@ def asked_url(headers: Headers, behind: str) -> str:
     return f"{scheme}://{host}{path}"
 
 
-def _all(headers: Headers, *names: str) -> set[str]:
+def _values(headers: Headers, *names: str) -> set[str]:
     return {headers[name] for name in names if name in headers}
 
 
-def _one(said: set[str], part: str) -> str:
-    if len(said) > 1:
+def _single(values: set[str], part: str) -> str:
+    if len(values) > 1:
         raise Problem(403, "headers-disagree", f"two headers say different things of {part}")
-    if not said:
+    if not values:
         raise Problem(
             403, "no-target", "X-Forwarded-Proto, -Host and -Uri (or X-Original-URI) are needed"
         )
-    return next(iter(said))
+    return next(iter(values))
 
 
 # --- Fetching robots.txt in the background, for questions that can't wait for it.
 
 
-_LONGEST = 10.0
+_LEARN_SECONDS = 10.0
 """Seconds that a task waits for an origin's file. The gate's own fetch goes on without it."""
-MOST = 1000
+MAX_ORIGINS = 1000
 """Origins fetched at a time; a further one has to wait until it is asked about again."""
 
 
@@ -247,7 +247,7 @@ class OriginLearner:
             self.put_off,
         )
 
-    def begin(self, origin: str) -> asyncio.Task[None] | None:
+    def learn(self, origin: str) -> asyncio.Task[None] | None:
         """Start fetching the origin's file, unless a task does so already, and return the task.
 
         Return None if too many are running. The task ends when the file is known or took too
@@ -256,10 +256,10 @@ class OriginLearner:
         task = self._tasks.get(origin)
         if task is not None:
             return task
-        if len(self._tasks) >= MOST:
+        if len(self._tasks) >= MAX_ORIGINS:
             self.put_off += 1
             return None
-        task = self._tasks[origin] = asyncio.get_running_loop().create_task(self._follow(origin))
+        task = self._tasks[origin] = asyncio.get_running_loop().create_task(self._learn(origin))
         task.add_done_callback(partial(self._done, origin))
         return task
 
@@ -267,10 +267,10 @@ class OriginLearner:
         # A callback, since a task that is cancelled before its first step runs no `finally`.
         del self._tasks[origin]
 
-    async def _follow(self, origin: str) -> None:
+    async def _learn(self, origin: str) -> None:
         try:
             with contextlib.suppress(TimeoutError, GateClosed):
-                async with deadline(self._clock, _LONGEST):
+                async with deadline(self._clock, _LEARN_SECONDS):
                     await self._gate.learn(origin)
         except Exception as error:  # noqa: BLE001 - nobody awaits it; the next question tries again
             _log.warning("%s could not be learnt: %s", origin, error)

@@ -31,7 +31,7 @@ from gatekeeper.wire import BlockBody, FleetHold, FleetScope, HostBody, HostStat
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
 
-_REFRESH = 2.0
+_REFRESH_SECONDS = 2.0
 """Seconds that the response waits for a refresh, which goes on afterwards."""
 
 
@@ -114,27 +114,27 @@ async def host_list(service: Service, query: HostQuery) -> HostList:
 
 async def one_host(service: Service, call: Call) -> web.StreamResponse:
     """Show every clock of a host, and where each came from."""
-    return json_response(await host_of(service, _host(call)))
+    return json_response(await host_of(service, _host_in_path(call)))
 
 
 async def pause(service: Service, call: Call) -> web.StreamResponse:
     """Grant no turns at the host until `resume`."""
-    await _empty(service, call)
-    await service.gate.pause(_host(call))
-    return json_response(await host_of(service, _host(call)))
+    await _require_empty_body(service, call)
+    await service.gate.pause(_host_in_path(call))
+    return json_response(await host_of(service, _host_in_path(call)))
 
 
 async def resume(service: Service, call: Call) -> web.StreamResponse:
     """Grant turns at the host again."""
-    await _empty(service, call)
-    await service.gate.resume(_host(call))
-    return json_response(await host_of(service, _host(call)))
+    await _require_empty_body(service, call)
+    await service.gate.resume(_host_in_path(call))
+    return json_response(await host_of(service, _host_in_path(call)))
 
 
 async def refresh(service: Service, call: Call) -> web.StreamResponse:
     """Fetch robots.txt again: of one origin, or of each origin of the host that is cached."""
     asked = await read_body(call.request, RefreshBody, limit=service.config.server.max_body)
-    host = _host(call)
+    host = _host_in_path(call)
     if asked.origin is not None:
         target = urls.parse(asked.origin)
         if target.host != host:
@@ -152,7 +152,7 @@ async def refresh(service: Service, call: Call) -> web.StreamResponse:
             503, "full", "too much is being refreshed already", headers={"Retry-After": "5"}
         )
     # The fetch waits for the host's turn, which a pause or a block can delay for long.
-    done, going_on = await asyncio.wait(tasks, timeout=_REFRESH)
+    done, going_on = await asyncio.wait(tasks, timeout=_REFRESH_SECONDS)
     later = going_on or any(isinstance(task.exception(), LeaseTimeout) for task in done)
     await service.settle()
     return json_response(await host_of(service, host), status=202 if later else 200)
@@ -168,15 +168,15 @@ async def block(service: Service, call: Call) -> web.StreamResponse:
         if asked.until is not None
         else service.clock.wall() + (asked.seconds or 0.0)
     )
-    await service.gate.block(_host(call), until, asked.reason)
-    return json_response(await host_of(service, _host(call)))
+    await service.gate.block(_host_in_path(call), until, asked.reason)
+    return json_response(await host_of(service, _host_in_path(call)))
 
 
-async def _empty(service: Service, call: Call) -> None:
+async def _require_empty_body(service: Service, call: Call) -> None:
     await read_body(call.request, Nothing, limit=service.config.server.max_body)
 
 
-def _host(call: Call) -> str:
+def _host_in_path(call: Call) -> str:
     """Return the host in the path, normalized. Raises ConfigError, which becomes a 400."""
     return host_named(call.params["host"])
 

@@ -30,7 +30,7 @@ from gatekeeper.sidecar.exchange import (
 from gatekeeper.sidecar.pages.feeds import GivenDecision, SeriesBody
 from gatekeeper.sidecar.pages.state import LeaseView, Overview
 from gatekeeper.sidecar.reload import needs_restart
-from gatekeeper.sidecar.waiting import full_problem
+from gatekeeper.sidecar.waiting import full
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
@@ -258,9 +258,7 @@ def _counted(service: Service, client: str) -> Iterator[None]:
             most=most,
         )
     if streams.total() >= server.max_streams:
-        raise full_problem(
-            "streams of events are open already (server.max_streams)", server.max_streams
-        )
+        raise full("streams of events are open already (server.max_streams)", server.max_streams)
     streams[client] += 1
     try:
         yield

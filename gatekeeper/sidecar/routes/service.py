@@ -185,9 +185,9 @@ ROUTES = (
 
 
 _REF = "#/components/schemas/{name}"
-_ALWAYS = (401, 403, 429, 500)
+_COMMON_PROBLEMS = (401, 403, 429, 500)
 """Missing credentials, limits of a client, and internal errors."""
-_OF_A_BODY = frozenset({400, 408, 413, 415})
+_BODY_PROBLEMS = frozenset({400, 408, 413, 415})
 """The body is malformed, too slow, too large, or of another type."""
 _WITH_RETRY_AFTER = frozenset({429, 503})
 _BINARY = {"type": "string", "format": "binary"}
@@ -267,7 +267,7 @@ def document(routes: Iterable[Route], *, version: str, tokens: bool = False) -> 
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     bodies = {route.body for route in shown if route.body is not None}
     for kind in kinds:
-        _refine(msgspec.inspect.type_info(kind), components, bodies)
+        _complete_schema(msgspec.inspect.type_info(kind), components, bodies)
     names = dict(zip(kinds, schemas, strict=True))
     paths: dict[str, Any] = {}
     for route in shown:
@@ -298,18 +298,20 @@ def for_people(route: Route) -> bool:
 
 def _structs(routes: Iterable[Route]) -> set[type]:
     """Return the structs of all bodies; queries become parameters instead."""
-    found: set[type] = {ProblemDocument}
+    structs: set[type] = {ProblemDocument}
     for route in routes:
         candidates = (route.body, *route.answers.values(), *route.events.values())
-        found.update(kind for kind in candidates if isinstance(kind, type))
-    return found
+        structs.update(kind for kind in candidates if isinstance(kind, type))
+    return structs
 
 
 def _tag(route: Route) -> str:
     return next(name for name, (_, begins) in _TAGS.items() if route.path.startswith(begins))
 
 
-def _refine(kind: msgspec.inspect.Type, components: dict[str, Any], bodies: set[type]) -> None:
+def _complete_schema(
+    kind: msgspec.inspect.Type, components: dict[str, Any], bodies: set[type]
+) -> None:
     """Complete the schemas of the structs in a type: formats of times, and required fields.
 
     A `default` is removed: generators treat a field that has one as always present. That is wrong
@@ -320,22 +322,22 @@ def _refine(kind: msgspec.inspect.Type, components: dict[str, Any], bodies: set[
         schema = components[kind.cls.__name__]
         properties = schema["properties"]
         for field in kind.fields:
-            default = _refine_field(field, properties[field.encode_name])
+            default = _complete_field(field, properties[field.encode_name])
             if kind.cls in bodies and default not in (None, ""):
                 properties[field.encode_name]["description"] = f"{default} unless given."
-            _refine(field.type, components, bodies)
+            _complete_schema(field.type, components, bodies)
         if kind.cls not in bodies and not kind.cls.__struct_config__.omit_defaults:
             schema["required"] = list(properties)
     elif isinstance(kind, msgspec.inspect.UnionType):
         for one in kind.types:
-            _refine(one, components, bodies)
+            _complete_schema(one, components, bodies)
     elif isinstance(kind, msgspec.inspect.ListType | msgspec.inspect.VarTupleType):
-        _refine(kind.item_type, components, bodies)
+        _complete_schema(kind.item_type, components, bodies)
     elif isinstance(kind, msgspec.inspect.DictType):
-        _refine(kind.value_type, components, bodies)
+        _complete_schema(kind.value_type, components, bodies)
 
 
-def _refine_field(field: msgspec.inspect.Field, schema: dict[str, Any]) -> Any:
+def _complete_field(field: msgspec.inspect.Field, schema: dict[str, Any]) -> Any:
     """Complete the schema of one field. Return the default that was removed from it, or None."""
     if isinstance(field.type, msgspec.inspect.DateTimeType):
         schema["format"] = "date-time"
@@ -398,12 +400,12 @@ def _query_parameters(kind: type | None) -> list[dict[str, Any]]:
     schema = components[kind.__name__]
     required = schema.get("required", [])
     return [
-        {"name": name, "in": "query", "required": name in required, "schema": _plain(inner)}
+        {"name": name, "in": "query", "required": name in required, "schema": _without_null(inner)}
         for name, inner in schema["properties"].items()
     ]
 
 
-def _plain(schema: dict[str, Any]) -> dict[str, Any]:
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a parameter's schema without null, which a query string can't express.
 
     Several enums become one.
@@ -442,11 +444,11 @@ def _responses(route: Route, names: dict[type, Any]) -> dict[str, Any]:
     for answer in responses.values():
         if route.headers:
             answer["headers"] = {name: {"schema": {"type": "string"}} for name in route.headers}
-    problems = set(route.problems) if route.probe else {*route.problems, *_ALWAYS}
+    problems = set(route.problems) if route.probe else {*route.problems, *_COMMON_PROBLEMS}
     if route.query is not None:
         problems.add(400)
     if route.body is not None:
-        problems |= _OF_A_BODY
+        problems |= _BODY_PROBLEMS
     for status in sorted(problems):
         responses[str(status)] = _problem(status, names)
         if route.relays:
