@@ -240,9 +240,7 @@ class Channel:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
         try:
             return self._sock.sendmsg([data], rights if fd >= 0 else [])
-        except (BlockingIOError, InterruptedError):
-            return 0
-        except OSError:  # the other end is gone: `_readable` reports that
+        except OSError:  # its buffer is full, or the other end is gone, as `_readable` reports
             return 0
 
     def _writable(self) -> None:

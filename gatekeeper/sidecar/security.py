@@ -391,13 +391,16 @@ class ClientLimits:
         self.adjust(server)
         self._under_way: dict[str, int] = {}
         """Requests under way, by client."""
-        self._at_limit_elsewhere: set[str] = set()
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """Token buckets by client: level, and the monotonic moment of the level. Latest last."""
         self.refused: dict[str, int] = {"concurrency": 0, "rate": 0, "streams": 0}
 
     def adjust(self, server: ServerConfig) -> None:
-        """Apply changed limits, for requests from now on."""
+        """Apply changed limits, for requests from now on.
+
+        In a worker the owner tells afterwards which clients are at the new limit.
+        """
+        self._at_limit_elsewhere: set[str] = set()
         self._max_concurrent = server.client_concurrency
         self._rate = server.client_rate
 

@@ -150,8 +150,8 @@ class Workers:
         self._progress = asyncio.Event()
         self._changed: set[str] = set()
         self._requested: dict[str, set[int]] = {}
-        self._service: Service | None = None
-        self._server: Server  # inside `serving`
+        self._service: Service  # inside `serving`, as the server
+        self._server: Server
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopping = False
         self.restarts: int = 0
@@ -226,7 +226,11 @@ class Workers:
             return f"could not be started ({error.strerror or error})"
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-c", _PROGRAM, "\n".join(sys.path), str(theirs.fileno())),
+                sys.executable,
+                "-c",
+                _PROGRAM,
+                "\n".join(sys.path),
+                str(theirs.fileno()),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
@@ -237,7 +241,7 @@ class Workers:
         finally:
             theirs.close()
         self._workers[number] = worker = _Worker(number, process, ours, self)
-        self._initialize(worker)
+        self._configure(worker)
         try:
             code = await process.wait()
         finally:
@@ -253,12 +257,12 @@ class Workers:
 
     # -- connections -----------------------------------------------------------------
 
-    def dispatch(self, connection: socket.socket, unanswered: bytes = b"", passes: int = 0) -> None:
-        """Hand a connection to a worker, or serve it in this process if none takes it."""
-        if self.pass_on(connection.fileno(), unanswered, passes):
+    def dispatch(self, connection: socket.socket) -> None:
+        """Hand a new connection to a worker, or serve it in this process if none takes it."""
+        if self.pass_on(connection.fileno(), b"", 0):
             connection.close()
         else:
-            self._serve_here(connection, unanswered, passes)
+            self._serve_here(connection, b"", 0)
 
     def pass_on(self, fd: int, unanswered: bytes, passes: int) -> bool:
         """Hand a connection to the next worker that takes it. Return False if there is none."""
@@ -290,36 +294,29 @@ class Workers:
         except OSError:  # the client is gone
             connection.close()
 
-    @property
-    def _owner(self) -> Service:
-        if self._service is None:
-            raise RuntimeError("workers run inside `serving`")
-        return self._service
-
     # -- what workers have to know ---------------------------------------------------
 
-    def _initialize(self, worker: _Worker) -> None:
-        service = self._owner
-        worker.send(self._configuration(service))
+    def _configure(self, worker: _Worker) -> None:
+        service = self._service
+        server = service.config.server
+        log_rate = max(1, server.log_rate // (self._count + 1))  # a share of the whole
+        server = msgspec.structs.replace(server, log_rate=log_rate)
+        tokens = [
+            TokenText(one.value, one.name, [str(role) for role in one.roles])
+            for one in service.admission.tokens.tokens
+        ]
+        worker.send(
+            Configure(
+                config=msgspec.structs.replace(service.config, server=server),
+                tokens=tokens,
+                rules=service.internals.rules(),
+                identity=service.gate.user_agent,
+                version=service.version,
+                addresses=list(service.addresses),
+            )
+        )
         for client in service.clients.at_limit:
             worker.send(ClientAtLimit(client, at_limit=True))
-
-    def _configuration(self, service: Service) -> Configure:
-        server = service.config.server
-        share = msgspec.structs.replace(
-            server, log_rate=max(1, server.log_rate // (self._count + 1))
-        )
-        return Configure(
-            msgspec.structs.replace(service.config, server=share),
-            [
-                TokenText(one.value, one.name, [str(role) for role in one.roles])
-                for one in service.admission.tokens.tokens
-            ],
-            service.internals.rules(),
-            service.gate.user_agent,
-            service.version,
-            list(service.addresses),
-        )
 
     def _broadcast(self, message: Message) -> None:
         for worker in list(self._workers.values()):
@@ -327,10 +324,8 @@ class Workers:
 
     def send_configuration(self) -> None:
         """Send every worker the configuration that is in force now."""
-        if self._service is not None:
-            self._broadcast(self._configuration(self._service))
-            for client in self._service.clients.at_limit:
-                self._broadcast(ClientAtLimit(client, at_limit=True))
+        for worker in list(self._workers.values()):
+            self._configure(worker)
 
     def learnt(self, record: Record) -> None:
         """Make the workers drop their record of an origin that is about to be stored anew."""
@@ -340,8 +335,7 @@ class Workers:
 
     def rules_changed(self) -> None:
         """Send every worker the operator's rules about hosts, which changed."""
-        if self._service is not None:
-            self._broadcast(OperatorRules(self._service.internals.rules()))
+        self._broadcast(OperatorRules(self._service.internals.rules()))
 
     def client_at_limit(self, client: str, at_limit: bool) -> None:
         """Tell every worker that a client reached its limit, or fell below it again."""
@@ -357,8 +351,7 @@ class Workers:
 
     def _send_record(self, origin: str, numbers: Iterable[int]) -> bool:
         """Send the record of an origin to those workers. Return False if there is none to share."""
-        service = self._service
-        record = None if service is None else service.internals.shared_record(origin)
+        record = self._service.internals.shared_record(origin)
         if record is None:
             return False
         self._requested.pop(origin, None)
@@ -430,7 +423,7 @@ class Workers:
 
     def _add_counts(self, worker: _Worker, added: WorkerCounts) -> None:
         """Add a worker's counts and decisions to this process's own."""
-        service = self._owner
+        service = self._service
         for route, method, status, count in added.requests:
             service.metrics.count_response(route, method, status, count)
         service.internals.count(

@@ -63,3 +63,12 @@ def test_t15_strangers_do_not_make_a_busy_client_s_meter_full() -> None:
             clients.enter("busy")
     with pytest.raises(Problem, match="2 requests a second"):
         clients.enter("busy")
+
+
+def test_a_worker_forgets_which_clients_were_at_a_limit_that_has_changed() -> None:
+    clients = ClientLimits(ServerConfig(client_concurrency=1), VirtualClock())
+    clients.set_at_limit("a", at_limit=True)
+    assert not clients.may_skip("a")
+
+    clients.adjust(ServerConfig(client_concurrency=2))
+    assert clients.may_skip("a")
