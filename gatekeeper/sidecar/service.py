@@ -441,7 +441,7 @@ class Service:
         if isinstance(error, Denied):
             return self.refusal(error)
         if isinstance(error, LeaseTimeout):
-            return self.not_in_time(error, call)
+            return self.turn_timeout(error, call)
         if isinstance(error, StorageError):
             return Problem(503, "storage", str(error), headers={"Retry-After": "5"})
         if isinstance(error, GateClosed):
@@ -470,7 +470,7 @@ class Service:
             decision=decision,
         )
 
-    def not_in_time(self, error: LeaseTimeout, call: Call | None = None) -> Problem:
+    def turn_timeout(self, error: LeaseTimeout, call: Call | None = None) -> Problem:
         """Return the 429 for a turn that did not come within `wait`, with what holds the host."""
         try:
             host = urls.parse(error.url).host

@@ -142,7 +142,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 @dataclass
-class Admission:
+class RunningService:
     """A service in this process, whose gate fetches from the fake internet."""
 
     service: Service
@@ -160,7 +160,7 @@ class Admission:
 
 
 @pytest.fixture
-async def door(internet: FakeInternet) -> AsyncIterator[Callable[..., Awaitable[Admission]]]:
+async def door(internet: FakeInternet) -> AsyncIterator[Callable[..., Awaitable[RunningService]]]:
     """`await door(max_leases=3, ...)` takes settings of [server], and others as `pacing={...}`."""
     async with AsyncExitStack() as stack:
 
@@ -170,7 +170,7 @@ async def door(internet: FakeInternet) -> AsyncIterator[Callable[..., Awaitable[
             fleet: dict[str, Any] | None = None,
             host: list[dict[str, Any]] | None = None,
             **server: Any,
-        ) -> Admission:
+        ) -> RunningService:
             config = Config(
                 host=Config.from_dict({"host": host or []}).host,
                 fleet=FleetConfig(**(fleet or {})),
@@ -192,6 +192,6 @@ async def door(internet: FakeInternet) -> AsyncIterator[Callable[..., Awaitable[
             await web.TCPSite(runner, "127.0.0.1", 0).start()
             session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
             port = runner.addresses[0][1]
-            return Admission(service, f"http://127.0.0.1:{port}", session)
+            return RunningService(service, f"http://127.0.0.1:{port}", session)
 
         yield begin

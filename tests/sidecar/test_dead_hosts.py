@@ -40,7 +40,7 @@ def dials(clock: VirtualClock) -> Iterator[Dials]:
         yield dials
 
 
-class ClientLimits:
+class Clients:
     """Clients that want leases and pages of living hosts, and clients that ask about dead ones."""
 
     def __init__(self, base: str, session: aiohttp.ClientSession, clock: VirtualClock) -> None:
@@ -95,7 +95,7 @@ class ClientLimits:
 
 
 @asynccontextmanager
-async def served(internet: FakeInternet, clock: VirtualClock) -> AsyncIterator[ClientLimits]:
+async def served(internet: FakeInternet, clock: VirtualClock) -> AsyncIterator[Clients]:
     config = Config(
         guard=GuardConfig(allow=("127.0.0.0/8", "*.test")),
         pacing=PacingConfig(default_interval=0.2),
@@ -115,7 +115,7 @@ async def served(internet: FakeInternet, clock: VirtualClock) -> AsyncIterator[C
         base = f"http://127.0.0.1:{runner.addresses[0][1]}"
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as session:
-            clients = ClientLimits(base, session, clock)
+            clients = Clients(base, session, clock)
             try:
                 yield clients
             finally:

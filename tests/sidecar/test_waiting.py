@@ -21,7 +21,7 @@ URL = "http://a.test/page"
 REPORT = LeaseReport(status=200)
 
 
-class ClientLimits:
+class Clients:
     """Polls of several clients; each lease is reported as soon as it is granted."""
 
     def __init__(self, service: Any) -> None:
@@ -66,11 +66,11 @@ async def clients(door: Any, internet: FakeInternet) -> AsyncIterator[Any]:
     """`await clients(max_waiting=3, ...)`; a.test is cached, and its only slot is free."""
     made = []
 
-    async def begin(**settings: Any) -> ClientLimits:
+    async def begin(**settings: Any) -> Clients:
         internet.site("a.test").robots("User-agent: *\nDisallow: /private\n")
         service = (await door(**settings)).service
         await service.gate.check(URL)
-        made.append(ClientLimits(service))
+        made.append(Clients(service))
         return made[-1]
 
     yield begin
@@ -252,7 +252,7 @@ async def test_of_a_great_many_requests_a_few_begin_in_one_iteration_of_the_loop
 ) -> None:
     """A client that sends thousands of requests must block neither other clients nor the loop."""
     monkeypatch.setattr(sidecar_service, "_MAX_PER_ITERATION", 7)
-    admission = await door()
+    running = await door()
     begun: Counter[int] = Counter()
     iteration = itertools.count()
     now = next(iteration)
@@ -265,7 +265,7 @@ async def test_of_a_great_many_requests_a_few_begin_in_one_iteration_of_the_loop
         if not over:
             loop.call_soon(tick)
 
-    find = admission.service.router.find
+    find = running.service.router.find
 
     class Route:
         """A route that counts when its handler begins."""
@@ -281,9 +281,9 @@ async def test_of_a_great_many_requests_a_few_begin_in_one_iteration_of_the_loop
         route, params = find(method, path)
         return Route(route), params
 
-    monkeypatch.setattr(admission.service.router, "find", counted)
+    monkeypatch.setattr(running.service.router, "find", counted)
     loop.call_soon(tick)
-    tasks = [admission.post("/v1/leases", {"url": "http://a.test/"}) for _ in range(90)]
+    tasks = [running.post("/v1/leases", {"url": "http://a.test/"}) for _ in range(90)]
     assert [status for status, _ in await asyncio.gather(*tasks)] == [200] * 90
     over = True
     assert begun.total() == 90
