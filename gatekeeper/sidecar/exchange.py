@@ -176,7 +176,9 @@ class Router:
         route = route or methods.get(ANY)
         if route is None:
             allow = ", ".join(sorted({*methods, "HEAD"} if "GET" in methods else methods))
-            raise Problem(405, "method", f"this path takes {allow} alone", headers={"Allow": allow})
+            raise Problem(
+                405, "method", f"this path accepts only {allow}", headers={"Allow": allow}
+            )
         return route, params
 
     def _by_pattern(self, path: str) -> tuple[dict[str, Route], Mapping[str, str]]:

@@ -163,7 +163,7 @@ class LeaseTable:
         except Problem as problem:
             if problem.kind == _STORAGE:
                 # The decision is the one for a state file that can't be written.
-                target, why = urls.parse(wanted.url), "the journal of leases takes no line"
+                target, why = urls.parse(wanted.url), "the journal of leases can't be written"
                 problem.decision = internals(gate).unkept(
                     wanted.url, target, wanted.user_agent, why
                 )
@@ -213,7 +213,7 @@ class LeaseTable:
         while gate.storage_failing is not None:
             await self._clock.sleep(_RETRY_SECONDS)
         await self.restore(gate)
-        _log.info("%d leases of an earlier process are out again", len(self._held))
+        _log.info("%d leases of an earlier process are held again", len(self._held))
 
     async def _restore_one(self, gate: GateInternals, earlier: OpenLease) -> None:
         seconds = earlier.remaining(self._clock)
@@ -335,7 +335,7 @@ class LeaseTable:
         )
         yield counter("gatekeeper_leases_ended", "Leases ended, by how.", self.ended, "how")
         refused = {**self.refused, "waiting": self.waiters.refused}
-        text = "Requests for a lease that met a bound."
+        text = "Requests for a lease refused by a limit."
         yield counter("gatekeeper_leases_refused", text, refused, "bound")
 
     def _admit(self, client: str) -> None:
@@ -344,11 +344,11 @@ class LeaseTable:
         if not self.writable:
             # Wait for no turn whose lease could not be stored.
             self.refused["journal"] += 1
-            raise _journal_problem("the journal of leases takes no line")
+            raise _journal_problem("the journal of leases can't be written")
         too_many = self._by_client.get(client, 0) >= self._client_leases
         if len(self._held) + len(self.waiters) >= self._max_leases:
             self.refused["leases"] += 1
-            why = full("leases are out or waited for already", self._max_leases)
+            why = full("leases are held or waited for already", self._max_leases)
             if too_many or not self.waiters.displace_waiter(client, why):
                 raise why
         if too_many:
@@ -360,7 +360,7 @@ class LeaseTable:
             429,
             "too-many-leases",
             f"{self._client_leases} leases are allowed to one client (server.client_leases): "
-            "report those that are done with",
+            "report those that are finished",
             headers={"Retry-After": "1"},
             most=self._client_leases,
         )
@@ -370,7 +370,7 @@ class LeaseTable:
     ) -> ClientLease:
         if lease_id in self._given_back_early:
             lease.give_back()
-            raise Problem(410, "given-back", "a lease of that id was given back already")
+            raise Problem(410, "given-back", "the lease with that id was given back already")
         taken = lease_id in self._held or lease_id in self._left_over or lease_id in self._ended
         if lease_id is None or taken:
             lease_id = secrets.token_urlsafe(_ID_OCTETS)  # so that nobody can guess it
@@ -395,7 +395,7 @@ class LeaseTable:
             write(what)
         except OSError as error:
             if self._keep_going:
-                _log.warning("a lease is not kept for a process after this one: %s", error)
+                _log.warning("a lease is not stored for the next process: %s", error)
                 return
             self._journal_failed = True
             self.refused["journal"] += 1
@@ -453,7 +453,7 @@ class LeaseTable:
         try:
             held.lease.end()  # without a report it counts as used
         except (OSError, StorageError):
-            _log.exception("the end of a lease was not kept")
+            _log.exception("the end of a lease was not stored")
 
     def _remember(self, lease_id: str, lease: Lease) -> None:
         """Remember a lease that ended: its report may still come, and counts."""
@@ -488,15 +488,15 @@ class LeaseTable:
 
 
 def _unknown(lease_id: str) -> Problem:
-    return Problem(404, "no-lease", f"there is no lease {lease_id[:40]!r}; it may have run out")
+    return Problem(404, "no-lease", f"there is no lease {lease_id[:40]!r}; it may have expired")
 
 
 def _journal_problem(why: str) -> Problem:
     return Problem(
         503,
         _STORAGE,
-        f"leases can't be kept: {why}; make room where the state file lies (storage.path), "
-        'or keep nothing with storage.path = "memory"',
+        f"leases can't be stored: {why}; free some space for the state file (storage.path), "
+        'or store nothing with storage.path = "memory"',
         headers={"Retry-After": "5"},
     )
 
@@ -735,7 +735,7 @@ def _read(path: Path) -> dict[str, OpenLease]:
     if not path.exists():
         return leases
     if not path.is_file():
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     text = path.read_text(encoding="utf-8", errors="replace")
     for line in text.split("\n")[:-1]:
         parts = line.split(" ")

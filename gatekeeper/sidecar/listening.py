@@ -147,7 +147,7 @@ def _remove_stale(path: Path) -> None:
         return
     if not stat.S_ISSOCK(mode):
         raise ConfigError(
-            f"server.socket: {path} exists and is no socket; remove it, or name another path "
+            f"server.socket: {path} exists and is not a socket; remove it, or name another path "
             "with --socket or server.socket"
         )
     probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -649,13 +649,13 @@ class _Protocol(web.RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("the answer is under way already")
         if status >= 500:
-            problem = Problem(500, "internal", "an error of ours")
+            problem = Problem(500, "internal", "an internal error")
             self.log_exception("a request failed", exc_info=exc)
         else:
             # T7: a visitor can make a subrequest unreadable, and must be refused: nginx turns a
             # 400 into a 500.
             status = 403 if any(map(_FORWARD_AUTH_LINE.match, self._unparsed)) else 400
-            detail = "this is no HTTP request that can be read"
+            detail = "the request is not valid HTTP"
             problem = Problem(status, "bad-request", detail)
         response = problem.response()
         response.force_close()

@@ -173,12 +173,12 @@ class Metrics(Collector):
         )
         yield gauge(
             "gatekeeper_config_last_reload_successful",
-            "Whether the last reload was taken over.",
+            "Whether the last reload was applied.",
             float(self.last_reload_ok),
         )
         yield gauge(
             "gatekeeper_config_last_reload_success_timestamp_seconds",
-            "When a configuration was last taken over.",
+            "When a configuration was last applied.",
             self.last_reload_at,
         )
         yield gauge("gatekeeper_build_info", "The version.", {self._build: 1.0}, "version")
@@ -197,7 +197,7 @@ def gate_samples(stats: GateStats, hosts: Mapping[str, int]) -> Iterable[Sample]
     yield from _pacing(stats)
     yield gauge(
         "gatekeeper_hosts",
-        "Hosts and shared clocks in memory, by what holds them up.",
+        "Hosts and shared clocks in memory, by state.",
         {state: hosts.get(state, 0) for state in _HOST_STATES},
         "state",
     )
@@ -214,13 +214,13 @@ def _robots(stats: GateStats) -> Iterable[Sample]:
     directory = stats.directory
     yield counter(
         "gatekeeper_robots_fetch",
-        "Retrievals of robots.txt, by what they came to.",
+        "Retrievals of robots.txt, by result.",
         directory.outcomes,
         "result",
     )
     gauges = (
         ("gatekeeper_cache_entries", "Origins in memory.", directory.records),
-        ("gatekeeper_cache_bytes", "What they cost, estimated.", directory.bytes),
+        ("gatekeeper_cache_bytes", "Estimated memory of the origins, in bytes.", directory.bytes),
         ("gatekeeper_robots_fetch_in_flight", "Retrievals under way.", directory.in_flight),
         ("gatekeeper_questions_waiting", "Questions waiting for a file.", directory.waiting),
         ("gatekeeper_local_fault", "Our own network seems to be down.", directory.local_fault),
@@ -230,7 +230,11 @@ def _robots(stats: GateStats) -> Iterable[Sample]:
     counters = (
         ("gatekeeper_cache_evicted", "Origins dropped from memory.", directory.evicted),
         ("gatekeeper_robots_revalidated", "Files found unchanged.", directory.revalidated),
-        ("gatekeeper_internal_errors", "Errors of ours, each deferred.", directory.internal_errors),
+        (
+            "gatekeeper_internal_errors",
+            "Internal errors, each of which deferred.",
+            directory.internal_errors,
+        ),
         ("gatekeeper_storage_errors", "Failures to read or write state.", directory.storage_errors),
     )
     for name, text, value in counters:
@@ -241,14 +245,14 @@ def _pacing(stats: GateStats) -> Iterable[Sample]:
     pacing = stats.pacing
     yield gauge(
         "gatekeeper_turns",
-        "Turns, by what is happening with them.",
+        "Turns, by state.",
         {"in_flight": pacing.in_flight, "waiting": pacing.waiting},
         "state",
     )
     yield counter(
         "gatekeeper_turns_granted", "Turns granted, those for robots.txt included.", pacing.granted
     )
-    yield counter("gatekeeper_blocks", "Hosts blocked for what they answered.", pacing.blocks)
+    yield counter("gatekeeper_blocks", "Blocks of hosts because of their responses.", pacing.blocks)
     yield counter(
         "gatekeeper_shadow_denied", "Dry run: leases that would have waited.", pacing.dry_waits
     )
@@ -265,10 +269,10 @@ def _fleet(fleet: FleetStats) -> Iterable[Sample]:
         "state",
     )
     for make, name, text, value in (
-        (gauge, "gatekeeper_fleet_members", "Members that gave a sign of life.", fleet.members),
+        (gauge, "gatekeeper_fleet_members", "Members that are alive.", fleet.members),
         (gauge, "gatekeeper_fleet_dividing", "The store is lost, hosts divided.", fleet.dividing),
         (counter, "gatekeeper_fleet_calls", "Script calls of the store.", fleet.calls),
-        (counter, "gatekeeper_fleet_requests", "What travelled in them.", fleet.requests),
+        (counter, "gatekeeper_fleet_requests", "Requests in these calls.", fleet.requests),
         (counter, "gatekeeper_fleet_failures", "Calls that failed.", fleet.failures),
         (counter, "gatekeeper_fleet_epochs", "Epochs that this member began.", fleet.epochs),
     ):

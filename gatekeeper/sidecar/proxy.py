@@ -104,7 +104,7 @@ class Proxy:
         """Connect to the host in its turn, and relay octets until one side closes."""
         service = self._service
         if self._tunnels >= service.config.server.proxy_tunnels:
-            raise Problem(503, "busy", "as many tunnels are open as may be (server.proxy_tunnels)")
+            raise Problem(503, "busy", "too many tunnels are open (server.proxy_tunnels)")
         self._tunnels += 1
         tunnel: _Tunnel | None = None
         try:
@@ -246,7 +246,7 @@ def _tunnel_url(request: web.BaseRequest) -> str:
     """Return the URL by which a tunnel is decided: the https front page. Raises Problem 400."""
     authority = request.raw_path
     if _AUTHORITY.fullmatch(authority) is None:
-        raise Problem(400, "not-a-proxy-request", "CONNECT wants `HOST:PORT`")
+        raise Problem(400, "not-a-proxy-request", "CONNECT needs `HOST:PORT`")
     url = f"https://{authority}/"
     urls.parse(url)
     return url
@@ -262,7 +262,7 @@ def _requested_url(request: web.BaseRequest) -> str:
             "(server.proxy_connect)",
         )
     if request.method not in METHODS:
-        raise Problem(501, "method", "this proxy passes on no such method")
+        raise Problem(501, "method", "this proxy does not pass on this method")
     url = request.raw_path
     if not url.lower().startswith("http://"):
         raise Problem(

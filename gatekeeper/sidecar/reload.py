@@ -146,7 +146,7 @@ async def reload(service: Service) -> Reloaded:
             done = _put_in_force(service, plan)
     except Exception as error:
         service.metrics.count_reload(ok=False)
-        _log.error("the configuration was not taken over: %s", " ".join(str(error).split()))
+        _log.error("the configuration was not applied: %s", " ".join(str(error).split()))
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"it could not be read again: {error}") from error
@@ -209,8 +209,8 @@ def _refuse_new_groups(old: Config, new: Config) -> None:
     for rule in new.host:
         if rule.group is not None and rule.group not in known:
             raise ConfigError(
-                f"[[host]] match={rule.match!r}: the [[group]] {rule.group!r} is there after a "
-                "restart only"
+                f"[[host]] match={rule.match!r}: the [[group]] {rule.group!r} takes effect "
+                "only after a restart"
             )
 
 

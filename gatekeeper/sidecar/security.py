@@ -161,15 +161,15 @@ def _tokens_of(lines: list[bytes]) -> Tokens:
             found.append(token)
     values = [one.value if isinstance(one, Token) else one for one in found]
     if not found:
-        raise ConfigError("0 tokens; one or two may stand for each client")
+        raise ConfigError("0 tokens; each client has one or two")
     for name, count in names.items():
         if count > _MAX_TOKENS_OF_CLIENT:
             whose = f" of {name!r}" if name else ""
-            raise ConfigError(f"{count} tokens{whose}; one or two may stand for each client")
+            raise ConfigError(f"{count} tokens{whose}; each client has one or two")
     if len(found) > _MAX_TOKENS:
-        raise ConfigError(f"{len(found)} tokens; at most {_MAX_TOKENS} may stand")
+        raise ConfigError(f"{len(found)} tokens; at most {_MAX_TOKENS} are allowed")
     if len(set(values)) < len(values):
-        raise ConfigError("a token stands there twice")
+        raise ConfigError("a token occurs twice")
     if any(len(value) < MIN_TOKEN for value in values):
         raise ConfigError(
             f"a token is shorter than {MIN_TOKEN} characters; make one with `openssl rand -hex 32`"
@@ -288,7 +288,7 @@ class Admission:
         host = headers.get("Host", "").lower()
         if host not in hosts and not (ANY_LITERAL in hosts and _is_literal(host)):
             raise Problem(
-                403, "host", "this Host header is not ours; server.allowed_hosts lists others"
+                403, "host", "this Host header is not accepted; server.allowed_hosts adds others"
             )
         origin = headers.get("Origin")
         if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
@@ -328,7 +328,7 @@ def _no_token(headers: Mapping[str, str]) -> Problem:
     """Return the 401 for a missing or a wrong token. It tells no more about a wrong one (T6)."""
     detail, challenge = "a bearer token is needed", 'Bearer realm="gatekeeper"'
     if headers.get("Authorization", "").lower().startswith("bearer "):
-        detail = "the bearer token is none of server.token_file's"
+        detail = "the bearer token is not in server.token_file"
         challenge += ', error="invalid_token"'  # RFC 6750 section 3.1
     return Problem(401, "unauthorized", detail, headers={"WWW-Authenticate": challenge})
 
@@ -413,7 +413,7 @@ class ClientLimits:
         )
         yield counter(
             "gatekeeper_clients_refused",
-            "Requests that met a bound of their client.",
+            "Requests refused by a limit of their client.",
             self.refused,
             "bound",
         )

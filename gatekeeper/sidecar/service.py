@@ -224,7 +224,7 @@ class Service:
         if fleet is not None and fleet.state == "lost" and not fleet.dividing:
             return "the store of the fleet can't be reached (fleet)"
         if not self.leases.writable:
-            return "the journal of leases takes no line (storage)"
+            return "the journal of leases can't be written (storage)"
         return "our own network seems to be down"
 
     @property
@@ -415,16 +415,16 @@ class Service:
         yield from self.clients.samples()
         yield from self.log.samples()
         yield from self.learner.samples()
-        yield gauge("gatekeeper_ready", "Whether new questions are taken.", float(self.ready))
+        yield gauge("gatekeeper_ready", "Whether new questions are accepted.", float(self.ready))
         yield gauge(
             "gatekeeper_config_restart_required",
-            "Settings that were changed in the file, and are in force after a restart.",
+            "Settings that changed in the file, but need a restart.",
             dict.fromkeys(self.restart_required, 1.0),
             "setting",
         )
         yield gauge(
             "gatekeeper_storage_failing",
-            "Whether the state file takes no promises, so that leases are deferred.",
+            "Whether state can't be stored, so that leases are deferred.",
             float(self.internals.storage_failing is not None or not self.leases.writable),
         )
 
@@ -451,7 +451,7 @@ class Service:
         if isinstance(error, asyncio.TimeoutError):
             return Problem(504, "timeout", "the answer did not come in time")
         _log.error("request %s failed", call.id, exc_info=error)
-        return Problem(500, "internal", f"an error of ours; the log names it {call.id}")
+        return Problem(500, "internal", f"an internal error; the log names it {call.id}")
 
     def refusal(self, error: Denied) -> Problem:
         """Return 403 for a denial. For a deferral return 429 with Retry-After.

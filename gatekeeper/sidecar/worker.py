@@ -342,7 +342,7 @@ class _WorkerProcess:
                 self.stop(f"this worker can't follow its owner: {error!r}")
 
     def _on_lost(self) -> None:
-        self.stop("the process that owns the turns is gone, and so this worker of it ends")
+        self.stop("the owner process is gone: this worker exits")
 
     def _configure(self, message: Configure) -> None:
         """Put a configuration in force; the first one starts the service."""
@@ -512,4 +512,4 @@ async def _serve(sock: socket.socket) -> str | None:
         worker.loop.add_signal_handler(signal.SIGTERM, worker.stop, None)
         return await worker.run()
     except (ConfigError, msgspec.MsgspecError) as error:
-        return f"this worker can't begin: {error}"
+        return f"this worker can't start: {error}"

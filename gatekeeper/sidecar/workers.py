@@ -453,7 +453,7 @@ class Workers:
         )
         yield gauge(
             "gatekeeper_worker_connections",
-            "Open connections that workers have.",
+            "Open connections of workers.",
             sum(one.connections for one in workers),
         )
         yield counter(

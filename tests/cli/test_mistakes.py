@@ -141,7 +141,7 @@ def test_a_history_is_kept_in_a_file(capsys: Capture, tmp_path: Path, kind: str)
 @pytest.mark.parametrize("name", ["leases", "leases.new"])
 def test_a_journal_of_leases_that_is_a_pipe_holds_no_start_up(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
-    with pytest.raises(OSError, match=r"no regular file|No such device"):
+    with pytest.raises(OSError, match=r"not a regular file|No such device"):
         LeaseJournal(tmp_path / "leases", clock=VirtualClock(), wait=True)
 
 

@@ -151,7 +151,7 @@ async def test_a_start_on_a_full_disk_defers_and_recovers_by_itself(
         pass  # there is space again
     await ready(second, 200)
     if earlier:  # the earlier lease is held again, so the slot is taken
-        assert await second.said("1 leases of an earlier process are out again")
+        assert await second.said("1 leases of an earlier process are held again")
         assert "in_flight" in [one["kind"] for one in await clocks(second)]
     if not earlier:
         assert (await fetch(second, page))[0] == 200

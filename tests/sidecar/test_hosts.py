@@ -41,7 +41,7 @@ def test_a_reload_refuses_a_word_that_needs_a_new_group() -> None:
     word = {"match": "a.test", "group": "g"}
     _refuse_new_groups(old, Config.from_dict({"group": [{"name": "g"}], "host": [word]}))
     new = {"group": [{"name": "h"}], "host": [word | {"group": "h"}]}
-    with pytest.raises(ConfigError, match="'h' is there after a restart only"):
+    with pytest.raises(ConfigError, match="'h' takes effect only after a restart"):
         _refuse_new_groups(old, Config.from_dict(new))
 
 

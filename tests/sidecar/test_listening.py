@@ -85,7 +85,7 @@ def test_a_living_socket_is_not(path: Path) -> None:
 def test_a_file_in_the_way_is_left_alone(path: Path) -> None:
     path.write_text("mine", encoding="utf-8")
 
-    with pytest.raises(ConfigError, match=r"no socket; remove it, .*--socket"):
+    with pytest.raises(ConfigError, match=r"not a socket; remove it, .*--socket"):
         opened(path)
     assert path.read_text(encoding="utf-8") == "mine"
 

@@ -71,7 +71,7 @@ async def test_a_file_that_no_start_would_take_changes_nothing(
     assert service.gate._overrides.find("a.test") is None
     assert (service.metrics.reloads["failure"], service.metrics.last_reload_ok) == (1, False)
     [line] = [one.getMessage() for one in caplog.records]
-    assert line.startswith("the configuration was not taken over")
+    assert line.startswith("the configuration was not applied")
     assert "\n" not in line
 
 
@@ -271,6 +271,6 @@ async def test_t5_a_reload_opens_no_door_that_a_token_shut(start: Any, tmp_path:
     path.write_text('[server]\nhost = "127.0.0.1"\n', encoding="utf-8")
     sidecar.tell(signal.SIGHUP)
 
-    assert await sidecar.said("the configuration was not taken over")
+    assert await sidecar.said("the configuration was not applied")
     async with sidecar.session.get(sidecar.base + "/v1/hosts") as response:
         assert response.status == 401

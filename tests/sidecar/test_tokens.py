@@ -64,7 +64,7 @@ def test_a_line_may_name_the_client_and_its_role(write: Callable[..., str]) -> N
 def test_a_client_may_have_two_tokens_while_it_changes_them(write: Callable[..., str]) -> None:
     tokens = read_tokens(write(*(f"c{n}:check:{n:032}" for n in range(5)), f"c0:crawl:{ONE}"))
     assert [tokens.match(f"Bearer {value}").name for value in (f"{0:032}", ONE)] == ["c0", "c0"]
-    with pytest.raises(ConfigError, match="3 tokens of 'c0'; one or two may stand"):
+    with pytest.raises(ConfigError, match="3 tokens of 'c0'; each client has one or two"):
         read_tokens(write(*(f"c0:check:{n:032}" for n in range(3))))
 
 

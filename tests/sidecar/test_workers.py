@@ -238,7 +238,7 @@ async def test_a_unix_socket_and_tokens_go_with_workers_that_end_with_their_owne
 
         sidecar.tell(signal.SIGKILL)
         await sidecar.stopped()
-        assert await sidecar.said("the process that owns the turns is gone")
+        assert await sidecar.said("the owner process is gone")
         async with asyncio.timeout(20):
             while any(Path(f"/proc/{pid}").exists() for pid in pids(sidecar)):
                 await asyncio.sleep(0.01)

@@ -264,7 +264,7 @@ async def robots(service: Service, call: Call) -> web.StreamResponse:
     if query.version is not None:
         return json_response(await past_version(service, target.origin, query))
     if target.path not in ("/", "/robots.txt"):
-        raise Problem(400, "bad-request", "origin: scheme, host and port alone are wanted")
+        raise Problem(400, "bad-request", "origin: only scheme, host and port may be given")
     # Checking "/" first applies the guard and the operator's rules, as for any other URL.
     decision = await gate.check(target.origin + "/", user_agent=query.user_agent)
     if decision.state is None:
@@ -354,7 +354,7 @@ ROUTES = (
         "GET",
         "/v1/check",
         check,
-        "May this URL be fetched?",
+        "Check one URL.",
         operation="checkUrl",
         query=CheckQuery,
         answers={200: Decision},
@@ -365,7 +365,7 @@ ROUTES = (
         "POST",
         "/v1/check",
         check_batch,
-        "May these URLs be fetched?",
+        "Check a batch of URLs.",
         operation="checkUrls",
         body=Batch,
         answers={200: Decisions},
@@ -376,7 +376,7 @@ ROUTES = (
         "GET",
         "/v1/explain",
         explain,
-        "Why this answer?",
+        "Explain a decision.",
         operation="explainUrl",
         query=CheckQuery,
         answers={200: Explanation},
@@ -386,7 +386,7 @@ ROUTES = (
         "POST",
         "/v1/explain",
         what_if,
-        "How would this text answer?",
+        "Decide by the robots.txt in the request.",
         operation="explainText",
         body=WhatIf,
         answers={200: Explanation},
@@ -396,7 +396,7 @@ ROUTES = (
         "GET",
         "/v1/robots",
         robots,
-        "The file of an origin, as parsed; of a past version with its text.",
+        "The parsed robots.txt of an origin, or a past version with its text.",
         operation="getRobots",
         query=RobotsQuery,
         answers={200: RobotsFile},
@@ -407,7 +407,7 @@ ROUTES = (
         "GET",
         "/v1/history",
         history,
-        "Every version of an origin's file, and when it was seen.",
+        "Every version of an origin's robots.txt, and when it was seen.",
         operation="getHistory",
         query=HistoryQuery,
         answers={200: History},

@@ -249,7 +249,9 @@ async def pass_page_on(
     max_octets = service.config.server.fetch_max_body
     length = page.content_length
     if length is not None and length > max_octets and call.request.method != "HEAD":
-        raise Problem(502, "too-large", f"the page has {length} bytes; {max_octets} may pass")
+        raise Problem(
+            502, "too-large", f"the page has {length} bytes; at most {max_octets} are passed on"
+        )
     if not 200 <= page.status <= 599:
         raise Problem(502, "bad-answer", f"the site answered with the status {page.status}")
     response = web.StreamResponse(status=page.status, headers=head())
@@ -283,7 +285,11 @@ def refuse_unsendable(headers: Iterable[tuple[str, str]]) -> None:
     """Raise Problem 502 if a header field of the site can't be passed on."""
     for name, value in headers:
         if _UNSENDABLE.search(value):
-            raise Problem(502, "bad-answer", f"the site's {name} header holds what none may hold")
+            raise Problem(
+                502,
+                "bad-answer",
+                f"the site's {name} header holds characters that no header may hold",
+            )
 
 
 def _usage_fields(page: aiohttp.ClientResponse) -> dict[str, str]:
@@ -304,7 +310,7 @@ ROUTES = (
         "GET",
         "/v1/fetch",
         fetch,
-        "The page itself, fetched politely.",
+        "Fetch a page politely.",
         operation="fetchPage",
         query=FetchQuery,
         answers={200: OCTETS},

@@ -43,7 +43,7 @@ async def forward_auth(service: Service, call: Call) -> web.StreamResponse:
     if not service.config.server.forward_auth:
         if call.request.method not in ("GET", "HEAD"):  # as for any path: the contract lists GET
             raise Problem(
-                405, "method", "this path takes GET, HEAD alone", headers={"Allow": "GET, HEAD"}
+                405, "method", "this path accepts only GET, HEAD", headers={"Allow": "GET, HEAD"}
             )
         raise Problem(404, "not-found", "server.forward_auth is off")
     peer = call.request.remote
@@ -85,7 +85,7 @@ async def _answer_admitted(service: Service, call: Call) -> web.StreamResponse:
         raise Problem(403, "invalid-url", str(error)) from error
     except Exception as error:
         _log.exception("forward-auth %s failed", call.id)
-        raise Problem(403, "internal", f"an error of ours; the log names it {call.id}") from error
+        raise Problem(403, "internal", f"an internal error; the log names it {call.id}") from error
     service.decided(decision, call)
     headers = decision_headers(decision)
     if decision:
@@ -132,7 +132,13 @@ ROUTES = (
         problems=(403, 404),
         probe=True,
     ),
-    Route(ANY, FORWARD_AUTH + "/{rest*}", forward_auth, "The same, as Envoy asks.", probe=True),
+    Route(
+        ANY,
+        FORWARD_AUTH + "/{rest*}",
+        forward_auth,
+        "For Envoy, which appends the path.",
+        probe=True,
+    ),
 )
 
 
@@ -188,7 +194,7 @@ def asked_url(headers: Headers, rest: str) -> str:
     for whole in _values(headers, "X-Original-URL"):  # ingress-nginx
         parts = _WHOLE_URL.fullmatch(whole)
         if parts is None:
-            raise Problem(403, "no-target", "X-Original-URL is no whole URL of a host")
+            raise Problem(403, "no-target", "X-Original-URL is not an absolute URL")
         schemes.add(parts[1])
         hosts.add(parts[2].lower())
         paths.add(parts[3])
@@ -199,7 +205,7 @@ def asked_url(headers: Headers, rest: str) -> str:
     if not _IS_HOST.fullmatch(host):
         raise Problem(403, "no-target", "the host is not of the form name or name:port")
     if not _IS_PATH.fullmatch(path):
-        raise Problem(403, "no-target", "the URI is no path with a query")
+        raise Problem(403, "no-target", "the URI is not a path")
     return f"{scheme}://{host}{path}"
 
 
@@ -209,7 +215,7 @@ def _values(headers: Headers, *names: str) -> set[str]:
 
 def _single(values: set[str], part: str) -> str:
     if len(values) > 1:
-        raise Problem(403, "headers-disagree", f"two headers say different things of {part}")
+        raise Problem(403, "headers-disagree", f"two headers disagree about {part}")
     if not values:
         raise Problem(
             403, "no-target", "X-Forwarded-Proto, -Host and -Uri (or X-Original-URI) are needed"
@@ -243,7 +249,7 @@ class OriginLearner:
         """For /metrics."""
         yield counter(
             "gatekeeper_learning_put_off",
-            "Unknown origins of forward-auth that were not asked at once: too many were.",
+            "Origins that forward-auth did not fetch, because too many were being fetched.",
             self.put_off,
         )
 

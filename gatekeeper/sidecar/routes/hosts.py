@@ -138,7 +138,7 @@ async def refresh(service: Service, call: Call) -> web.StreamResponse:
     if asked.origin is not None:
         target = urls.parse(asked.origin)
         if target.host != host:
-            raise Problem(400, "bad-request", "body: `origin` is of another host")
+            raise Problem(400, "bad-request", "body: `origin` belongs to another host")
         wanted = [target.origin]
     else:
         name = f"[{host}]" if ":" in host else host
@@ -149,7 +149,7 @@ async def refresh(service: Service, call: Call) -> web.StreamResponse:
     tasks = {task for task in started if task is not None}
     if not tasks:
         raise Problem(
-            503, "full", "too much is being refreshed already", headers={"Retry-After": "5"}
+            503, "full", "too many refreshes are running already", headers={"Retry-After": "5"}
         )
     # The fetch waits for the host's turn, which a pause or a block can delay for long.
     done, going_on = await asyncio.wait(tasks, timeout=_REFRESH_SECONDS)
@@ -241,7 +241,7 @@ ROUTES = (
         "GET",
         "/v1/hosts",
         list_hosts,
-        "Every host that has a clock, in pages.",
+        "List the hosts that have a clock, in pages.",
         operation="listHosts",
         query=HostQuery,
         answers={200: HostList},
@@ -250,14 +250,14 @@ ROUTES = (
         "GET",
         "/v1/hosts/{host}",
         one_host,
-        "Every clock of a host.",
+        "Show every clock of a host.",
         operation="getHost",
         needs=CRAWL_OR_ADMIN,
         answers={200: HostBody},
         problems=(400,),
     ),
-    _control("pause", pause, "No turns until resumed.", Nothing),
-    _control("resume", resume, "Turns again.", Nothing),
-    _control("refresh", refresh, "Ask for its robots.txt again.", RefreshBody, 202),
-    _control("block", block, "No request before a moment.", BlockBody),
+    _control("pause", pause, "Grant no turns until resumed.", Nothing),
+    _control("resume", resume, "Grant turns again.", Nothing),
+    _control("refresh", refresh, "Fetch its robots.txt again.", RefreshBody, 202),
+    _control("block", block, "Send no request before a given moment.", BlockBody),
 )

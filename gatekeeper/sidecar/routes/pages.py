@@ -446,7 +446,7 @@ async def _refresh(service: Service, call: Call, visitor: Visitor, fields: dict[
     for origin in service.operators.origins(name) or [f"https://{shown}"]:
         task = service.background(service.gate.refresh(origin))
         if task is None:
-            raise Problem(503, "full", "too much is being refreshed already")
+            raise Problem(503, "full", "too many refreshes are running already")
         # The refresh waits for the host's turn, which a pause or a block can delay for long.
         done, _ = await asyncio.wait((task,), timeout=_REFRESH)
         for one in done:

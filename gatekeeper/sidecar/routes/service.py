@@ -134,7 +134,7 @@ ROUTES = (
         "GET",
         "/healthz",
         healthz,
-        "Is the process alive, and who is it?",
+        "Whether the process answers, and its User-Agent.",
         operation="isAlive",
         answers={200: Alive},
         probe=True,
@@ -143,7 +143,7 @@ ROUTES = (
         "GET",
         "/readyz",
         readyz,
-        "Does it take questions?",
+        "Whether new questions are accepted.",
         operation="isReady",
         answers={200: Health},
         problems=(503,),
@@ -154,7 +154,7 @@ ROUTES = (
         "GET",
         "/",
         index,
-        "This list.",
+        "This list of endpoints.",
         operation="listEndpoints",
         answers={200: Index},
         problems=(401, 403),
@@ -164,7 +164,7 @@ ROUTES = (
         "GET",
         "/openapi.json",
         openapi_json,
-        "The contract.",
+        "This API as an OpenAPI document.",
         operation="getContract",
         answers={200: dict[str, Any]},
         needs=CHECK,
@@ -173,7 +173,7 @@ ROUTES = (
         "GET",
         "/metrics",
         prometheus,
-        "For Prometheus.",
+        "Metrics for Prometheus.",
         operation="getMetrics",
         answers={200: "text/plain"},
         needs=CHECK,
@@ -203,11 +203,11 @@ _TAGS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "May a URL be fetched, and why?",
         ("/v1/check", "/v1/explain", "/v1/robots", "/v1/history"),
     ),
-    "leases": ("Turns at hosts: the right to send one request each.", ("/v1/leases",)),
+    "leases": ("The right to send one request to a host.", ("/v1/leases",)),
     "pages": ("Pages fetched by the service itself.", ("/v1/fetch",)),
-    "hosts": ("When each host is due, and how it is held back.", ("/v1/hosts",)),
+    "hosts": ("When each host is due, and operations that hold it back.", ("/v1/hosts",)),
     "operators": (
-        "What happens now, and what happened lately.",
+        "What happens now, and what happened recently.",
         ("/v1/overview", "/v1/decisions", "/v1/events", "/v1/series", "/v1/config", "/v1/admin"),
     ),
     "service": ("The service itself.", ("/",)),
@@ -215,7 +215,7 @@ _TAGS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 """For each tag its description, and the prefixes of its paths."""
 _PARAMETERS = {
     "host": "The name of a host, or its address.",
-    "id": "As an earlier answer named it.",
+    "id": "The id from an earlier response.",
 }
 _LEASE_LINKS = {
     operation: {
@@ -224,9 +224,9 @@ _LEASE_LINKS = {
         "description": text,
     }
     for operation, text in (
-        ("renewLease", "Hold it longer."),
-        ("reportLease", "Say what came of the request; that ends the lease."),
-        ("giveBackLease", "Give it back unused."),
+        ("renewLease", "Renew the lease."),
+        ("reportLease", "Report how the site answered; that ends the lease."),
+        ("giveBackLease", "Give the lease back unused."),
     )
 }
 _LINKS: Mapping[str, Mapping[str, Any]] = {
@@ -236,14 +236,14 @@ _LINKS: Mapping[str, Mapping[str, Any]] = {
         "dropLease": {
             "operationId": "dropLease",
             "parameters": {"id": "$response.body#/leases/0/id"},
-            "description": "Take the first of them away.",
+            "description": "Drop the first of these leases.",
         }
     },
     "listHosts": {
         "getHost": {
             "operationId": "getHost",
             "parameters": {"host": "$response.body#/hosts/0/host"},
-            "description": "Every clock of the first of them.",
+            "description": "Every clock of the first of these hosts.",
         }
     },
     "checkUrl": {
@@ -282,7 +282,7 @@ def document(routes: Iterable[Route], *, version: str, tokens: bool = False) -> 
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [
-            {"url": "/", "description": "Where this document came from."},
+            {"url": "/", "description": "The server of this document."},
             {"url": "http://127.0.0.1:8750", "description": "Where `gatekeeper serve` listens."},
         ],
         "tags": [{"name": name, "description": text} for name, (text, _) in _TAGS.items()],
@@ -438,7 +438,7 @@ def _responses(route: Route, names: dict[type, Any]) -> dict[str, Any]:
         responses[str(status)] = answer
     if route.relays:
         responses["default"] = {
-            "description": "What the site answered, with the site's own status and Content-Type.",
+            "description": "The response of the site, with its own status and Content-Type.",
             "content": {OCTETS: {"schema": _BINARY}},
         }
     for answer in responses.values():
