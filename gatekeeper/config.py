@@ -436,9 +436,7 @@ def read_file(path: str | Path) -> tuple[bytes, int]:
     with open(path, "rb", opener=at_once) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode) and str(path) != os.devnull:
-            raise OSError(
-                errno.EINVAL, "it is not a regular file but a pipe or a device", str(path)
-            )
+            raise OSError(errno.EINVAL, "it is no regular file but a pipe or a device", str(path))
         body = file.read(MAX_FILE + 1)
     if len(body) > MAX_FILE:
         raise OSError(errno.EFBIG, f"it is longer than {MAX_FILE >> 20} MiB", str(path))

@@ -691,9 +691,8 @@ class LeaseJournal:
     def _rewrite(self, path: Path) -> None:
         """Write a new file with the open leases and put it in place atomically."""
         fresh = path.with_name(path.name + ".new")
-        for lease_id in [
-            one.id for one in self._expired.values() if not one.reportable(self._clock)
-        ]:
+        late = [one.id for one in self._expired.values() if not one.reportable(self._clock)]
+        for lease_id in late:
             del self._expired[lease_id]
         data = "".join(map(_line, (*self._expired.values(), *self._open.values()))).encode()
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NONBLOCK

@@ -230,11 +230,7 @@ def _robots(stats: GateStats) -> Iterable[Sample]:
     counters = (
         ("gatekeeper_cache_evicted", "Origins dropped from memory.", directory.evicted),
         ("gatekeeper_robots_revalidated", "Files found unchanged.", directory.revalidated),
-        (
-            "gatekeeper_internal_errors",
-            "Internal errors, each of which deferred.",
-            directory.internal_errors,
-        ),
+        ("gatekeeper_internal_errors", "Internal errors, all deferred.", directory.internal_errors),
         ("gatekeeper_storage_errors", "Failures to read or write state.", directory.storage_errors),
     )
     for name, text, value in counters:

@@ -78,11 +78,12 @@ _SAFETY_FIELDS = {
 _UNSENDABLE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 """Characters that no header may hold: controls (RFC 9110 section 5.5), and what stands for octets
 that are not UTF-8."""
-_DECISION_FIELDS = (
+_OWN_FIELDS = (
     "X-Gatekeeper-Verdict",
     "X-Gatekeeper-Reason",
     "X-Gatekeeper-Decision-Id",
     "X-Gatekeeper-Line",
+    "Content-Location",
 )
 _PIECE_OCTETS = 65_536
 _TURN_SHARE = 0.9
@@ -159,7 +160,7 @@ async def _follow(service: Service, call: Call, url: str, end: float) -> web.Str
     the guard can see them (T1, each hop). Also, each hop's decision belongs in the log (T20).
     """
     for _ in range(1 + _MAX_REDIRECTS):
-        answer = await with_turn(service, call, url, end, partial(_request, service, call, url))
+        answer = await with_turn(service, call, url, end, partial(_send, service, call, url))
         if isinstance(answer, web.StreamResponse):
             return answer
         url = answer
@@ -184,9 +185,7 @@ async def with_turn(
         raise
 
 
-async def _request(
-    service: Service, call: Call, url: str, lease: Lease
-) -> web.StreamResponse | str:
+async def _send(service: Service, call: Call, url: str, lease: Lease) -> web.StreamResponse | str:
     """Request one URL under its lease. Return the page passed on, or the URL it redirects to."""
     sent = call.request.headers
     headers = {name: sent[name] for name in _REQUEST_FIELDS if name in sent}
@@ -246,12 +245,10 @@ async def pass_page_on(
     The body has at most `fetch_max_body` octets. Once the head has been sent, any error makes
     `Service` abort the connection.
     """
-    max_octets = service.config.server.fetch_max_body
+    limit = service.config.server.fetch_max_body
     length = page.content_length
-    if length is not None and length > max_octets and call.request.method != "HEAD":
-        raise Problem(
-            502, "too-large", f"the page has {length} bytes; at most {max_octets} are passed on"
-        )
+    if length is not None and length > limit and call.request.method != "HEAD":
+        raise Problem(502, "too-large", f"the page has {length} bytes; {limit} are allowed")
     if not 200 <= page.status <= 599:
         raise Problem(502, "bad-answer", f"the site answered with the status {page.status}")
     response = web.StreamResponse(status=page.status, headers=head())
@@ -262,7 +259,7 @@ async def pass_page_on(
     size = 0
     async for piece in page.content.iter_chunked(_PIECE_OCTETS):
         size += len(piece)
-        if size > max_octets:
+        if size > limit:
             raise aiohttp.ClientPayloadError("too large")
         await response.write(piece)
     await response.write_eof()
@@ -285,11 +282,7 @@ def refuse_unsendable(headers: Iterable[tuple[str, str]]) -> None:
     """Raise Problem 502 if a header field of the site can't be passed on."""
     for name, value in headers:
         if _UNSENDABLE.search(value):
-            raise Problem(
-                502,
-                "bad-answer",
-                f"the site's {name} header holds characters that no header may hold",
-            )
+            raise Problem(502, "bad-answer", f"the site's {name} header holds forbidden characters")
 
 
 def _usage_fields(page: aiohttp.ClientResponse) -> dict[str, str]:
@@ -314,13 +307,7 @@ ROUTES = (
         operation="fetchPage",
         query=FetchQuery,
         answers={200: OCTETS},
-        headers=(
-            *_DECISION_FIELDS,
-            "Content-Location",
-            *_RESPONSE_FIELDS,
-            *_USAGE_FIELDS,
-            "WWW-Authenticate",
-        ),
+        headers=(*_OWN_FIELDS, *_RESPONSE_FIELDS, *_USAGE_FIELDS, "WWW-Authenticate"),
         relays=True,
         needs=CRAWL,
         problems=(403, 429, 502, 503, 504),

@@ -132,13 +132,7 @@ ROUTES = (
         problems=(403, 404),
         probe=True,
     ),
-    Route(
-        ANY,
-        FORWARD_AUTH + "/{rest*}",
-        forward_auth,
-        "For Envoy, which appends the path.",
-        probe=True,
-    ),
+    Route(ANY, FORWARD_AUTH + "/{rest*}", forward_auth, "For Envoy.", probe=True),
 )
 
 
