@@ -359,7 +359,7 @@ async def test_limits_tokens_and_hosts_are_in_force(
 
 
 async def test_a_host_header_is_accepted_once_it_is_listed(service: Any) -> None:
-    service._addresses = [("127.0.0.1", 8750)]
+    service.addresses = [("127.0.0.1", 8750)]
     await reread(service, service.config)
     for hosts, accepted in (((), False), (("gate.internal",), True), ((), False)):
         await reread(service, changed(service.config, "server.allowed_hosts", hosts))
