@@ -310,7 +310,7 @@ async def test_a_sidecar_says_who_it_is_without_a_token(
         async with session.get(f"{sidecar.where}/openapi.json") as response:
             document = await response.text()
     assert "user_agent" in document
-    assert "no secret, every site is told it" in document
+    assert "It is not a secret: every site sees it." in document
 
 
 async def test_a_client_opens_though_nobody_says_who_the_sidecar_is(world: FakeInternet) -> None:
