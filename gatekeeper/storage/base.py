@@ -249,7 +249,7 @@ class Storage(Protocol):
     def exhausted(self) -> bool:
         """True if `owe` fails as well as `promise`."""
 
-    def watch(self, told: Callable[[], None]) -> None:
+    def watch(self, callback: Callable[[], None]) -> None:
         """Set the callback that is called, in the currently running loop, whenever `failing`
         changes from None to a reason. It replaces an earlier one."""
 
@@ -257,10 +257,11 @@ class Storage(Protocol):
         """Delete the clock of a scope, to which nothing is owed any more."""
 
     async def history(self, origin: str) -> list[HistoryEntry]:
-        """Return the history of an origin, oldest first, pending entries included."""
+        """Return the history of an origin, oldest first. Pending entries are included, unless they
+        can't be written."""
 
     async def body(self, body_hash: bytes) -> bytes | None:
-        """Return the decompressed text with that hash, or None if it was dropped."""
+        """Return the decompressed text with a hash from `history`, or None if it was dropped."""
 
     async def flush(self) -> None:
         """Return when everything put so far is written. Raises StorageError if that fails."""
@@ -271,7 +272,7 @@ class Storage(Protocol):
 
 # --- records that are not yet in the file ----------------------------------------------------
 
-_LADDER_TRIES = 16
+_MAX_LADDER_SKIPS = 16
 
 
 class Sighting(NamedTuple):
@@ -284,18 +285,6 @@ class Sighting(NamedTuple):
     last_seen: float
     outcome: str
     status: int | None
-
-    def entry(self, origin: str) -> HistoryEntry:
-        """Return the sighting as an entry of the origin's history."""
-        return HistoryEntry(
-            origin=origin,
-            body_hash=self.body_hash,
-            first_seen=self.first_seen,
-            last_seen=self.last_seen,
-            outcome=self.outcome,
-            status=self.status,
-            size=0 if self.body is None else len(unpack_body(self.body)),
-        )
 
 
 def sighting(record: OriginRecord) -> Sighting | None:
@@ -321,7 +310,9 @@ def with_hash(record: OriginRecord) -> OriginRecord:
     return msgspec.structs.replace(record, body_hash=digest)
 
 
-def merge(earlier: list[Sighting], later: Iterable[Sighting], limit: int) -> list[Sighting]:
+def merge_sightings(
+    earlier: list[Sighting], later: Iterable[Sighting], limit: int
+) -> list[Sighting]:
     """Concatenate sightings, join equal neighbours and return the newest `limit`."""
     merged = list(earlier)
     for seen in later:
@@ -333,16 +324,13 @@ def merge(earlier: list[Sighting], later: Iterable[Sighting], limit: int) -> lis
     return merged[-limit:]
 
 
-def overlay(entries: list[HistoryEntry], origin: str, seen: list[Sighting]) -> list[HistoryEntry]:
-    """Return the history extended by sightings that are not yet in the file."""
-    entries = list(entries)
-    for one in seen:
-        if entries and entries[-1].body_hash == one.body_hash:
-            last = max(entries[-1].last_seen, one.last_seen)
-            entries[-1] = msgspec.structs.replace(entries[-1], last_seen=last)
-        else:
-            entries.append(one.entry(origin))
-    return entries
+def oldest_to_drop(records: dict[str, OriginRecord]) -> str:
+    """Return the first origin that is not on the ladder of failures, or after a short search just
+    the first one."""
+    for record in itertools.islice(records.values(), _MAX_LADDER_SKIPS):
+        if record.first_unreachable_at is None:
+            return record.origin
+    return next(iter(records))
 
 
 @dataclass(slots=True)
@@ -358,12 +346,6 @@ class WriteBatch:
 
     def __len__(self) -> int:
         return len(self.origins) + len(self.clocks)
-
-    def body(self, body_hash: bytes) -> bytes | None:
-        """Return the packed body with that hash, or None. It is a linear search, for interactive
-        use only."""
-        every = itertools.chain.from_iterable(self.sightings.values())
-        return next((one.body for one in every if one.body_hash == body_hash), None)
 
 
 class Pending(WriteBatch):
@@ -397,11 +379,11 @@ class Pending(WriteBatch):
         self.origins[origin] = record
         seen = sighting(record)
         if seen is not None:
-            self._see(origin, [seen])
+            self._add_sightings(origin, [seen])
         while len(self.origins) > self._max_origins or self._bytes > self._max_bytes:
             if len(self.origins) <= 1:
                 break
-            self._give_up_one()
+            self._drop_oldest()
 
     def put_clock(self, scope: str, record: ClockRecord | None) -> int:
         """Set or delete (None) a scope's clock. Return the number of this change among all
@@ -416,42 +398,36 @@ class Pending(WriteBatch):
         self.origins, self.sightings, self.clocks, self._bytes = {}, {}, {}, 0
         return batch
 
-    def give_back(self, batch: WriteBatch) -> None:
+    def put_back(self, batch: WriteBatch) -> None:
         """Put back a batch that could not be written; records put since then take precedence."""
         newer = self.take()
         self.origins = batch.origins
         self.clocks = batch.clocks
         for origin, seen in batch.sightings.items():
-            self._see(origin, seen)
-        self.put_later(newer)
+            self._add_sightings(origin, seen)
+        self.put_newer(newer)
 
-    def put_later(self, newer: WriteBatch) -> None:
+    def put_newer(self, newer: WriteBatch) -> None:
         """Merge in a batch that is newer than everything here, and takes precedence."""
         for origin, seen in newer.sightings.items():
-            self._see(origin, seen)
+            self._add_sightings(origin, seen)
         for record in newer.origins.values():
             self.put_origin(record)
         self.clocks.update(newer.clocks)
 
-    def _see(self, origin: str, seen: list[Sighting]) -> None:
+    def _add_sightings(self, origin: str, seen: list[Sighting]) -> None:
         before = self.sightings.get(origin, [])
-        after = merge(before, seen, self._versions)
+        after = merge_sightings(before, seen, self._versions)
         self.sightings[origin] = after
-        self._bytes += _weight(after) - _weight(before)
+        self._bytes += _body_bytes(after) - _body_bytes(before)
 
-    def _give_up_one(self) -> None:
+    def _drop_oldest(self) -> None:
         """Drop the oldest origin, preferably one that is not on the ladder of failures."""
-        oldest = next(iter(self.origins))
-        for tries, (origin, record) in enumerate(self.origins.items()):
-            if record.first_unreachable_at is None:
-                oldest = origin
-                break
-            if tries >= _LADDER_TRIES:
-                break
+        oldest = oldest_to_drop(self.origins)
         del self.origins[oldest]
-        self._bytes -= _weight(self.sightings.pop(oldest, []))
+        self._bytes -= _body_bytes(self.sightings.pop(oldest, []))
         self.dropped += 1
 
 
-def _weight(seen: list[Sighting]) -> int:
+def _body_bytes(seen: list[Sighting]) -> int:
     return sum(len(one.body) for one in seen if one.body is not None)

@@ -37,27 +37,27 @@ from gatekeeper.storage.base import NO_SPACE, ClockRecord, DiskFull
 HEADER = b"gatekeeper promises 1\n"
 _MAGIC = b"\xa5\x9c\xc3\x0a"
 _FRAME = struct.Struct("<4sII")
-_MAX_FRAME = 1 << 20
-_OVERRUN = 4
+_MAX_FRAME_OCTETS = 1 << 20
+_MAX_GROWTH_FACTOR = 4
 """The journal grows to this many times its limit while the database can't absorb it."""
-_AHEAD = 131_072
+_PREALLOCATED_OCTETS = 131_072
 """Octets that are preallocated at a time."""
-_SPARED = 32_768
-"""Preallocated octets that only `append(spare=True)` may use: more than a hundred blocks."""
-_LEAST_SPARED = 4096
+_RESERVED_OCTETS = 32_768
+"""Preallocated octets that only `append(use_reserved=True)` may use: more than a hundred blocks."""
+_MIN_RESERVED_OCTETS = 4096
 """With fewer reserved octets left, the next block may not fit."""
 _MAX_RETIRED = 16
 """The maximum number of generations that wait to be absorbed; beyond it no new one is created."""
-_NO_ROOM_AHEAD = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV}
+_CANNOT_PREALLOCATE = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV}
 """Errors of a file system that can't preallocate."""
 
-NOBODYS = 0
+TEST_SEQUENCE = 0
 """The sequence of a frame that only tests whether the journal can be written. Sequences of
 promises start at 1, so `replay` skips it."""
-NOTHING = ClockRecord(scope="", next_at=0.0)
+TEST_RECORD = ClockRecord(scope="", next_at=0.0)
 """The record of such a test frame."""
 
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+_OPEN_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(tuple[int, ClockRecord])
@@ -74,14 +74,14 @@ class Journal:
         self._limit = limit
         self._fd = -1
         self._generation = 0
-        self._ahead = 0.0
+        self._allocated_end = 0.0
         """The offset up to which space is preallocated; inf: preallocation is not supported."""
         self._retired: list[Path] = []
-        self._sick = False
+        self._write_failed = False
         """The latest frame could not be written, although there seemed to be space."""
         self.size: int = 0
         self.damaged: int = 0
-        self._stalled = False
+        self._growth_bounded = False
 
     def replay(self, absorbed: int) -> Iterator[tuple[int, ClockRecord]]:
         """Yield the promises that the database has not absorbed, in order of their sequence.
@@ -105,14 +105,14 @@ class Journal:
         generation = self._generation + 1
         path = self._name(generation)
         try:
-            fd = os.open(path, _FLAGS, 0o600)
+            fd = os.open(path, _OPEN_FLAGS, 0o600)
         except FileExistsError:
             self._generation = generation  # left by an attempt whose clean-up failed
             raise
         try:
             if os.write(fd, HEADER) != len(HEADER):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            ahead = _take_room(fd, 0)
+            ahead = _preallocate(fd, 0)
         except OSError:
             os.close(fd)
             with contextlib.suppress(OSError):
@@ -121,63 +121,63 @@ class Journal:
         self.abandon()
         self._fd = fd
         self._generation = generation
-        self._sick = False
-        self._ahead = ahead
+        self._write_failed = False
+        self._allocated_end = ahead
         self.size = len(HEADER)
 
-    def stall(self, stalled: bool) -> None:
+    def bound_growth(self, stalled: bool) -> None:
         """Set whether the database is refusing all writes; the journal's growth is then bounded."""
-        self._stalled = stalled
+        self._growth_bounded = stalled
 
-    def append(self, sequence: int, record: ClockRecord, *, spare: bool = False) -> None:
+    def append(self, sequence: int, record: ClockRecord, *, use_reserved: bool = False) -> None:
         """Write one promise to the open generation. Raises OSError if it was not written.
 
-        `spare`: the reserved space may be used.
+        `use_reserved`: the reserved space may be used.
         """
         if self._fd < 0:
             raise OSError(errno.EBADF, "no journal is open")
-        if self._stalled and self.size >= self._limit * _OVERRUN:
+        if self._growth_bounded and self.size >= self._limit * _MAX_GROWTH_FACTOR:
             raise OSError(errno.EFBIG, "the database takes nothing, and the journal is full")
         payload = _payload(sequence, record)
         frame = _FRAME.pack(_MAGIC, len(payload), zlib.crc32(payload)) + payload
         end = self.size + len(frame)
-        if end > self._ahead - _SPARED:
+        if end > self._allocated_end - _RESERVED_OCTETS:
             try:
-                self._ahead = _take_room(self._fd, self._ahead)
+                self._allocated_end = _preallocate(self._fd, self._allocated_end)
             except OSError:
-                if not spare or end > self._ahead:
+                if not use_reserved or end > self._allocated_end:
                     raise
-        self._sick = True
+        self._write_failed = True
         try:
             written = os.pwrite(self._fd, frame, self.size)
         except OSError as error:
             if error.errno == errno.EBADF:
-                self._forsake()  # the descriptor's number may be reused for another file
+                self._retire_open()  # the descriptor's number may be reused for another file
             raise
         if written != len(frame):
             # The reader skips a torn frame, and the next frame overwrites it.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._sick = False
+        self._write_failed = False
         self.size = end
 
     @property
-    def spared(self) -> bool:
+    def has_reserved(self) -> bool:
         """True if reserved space is certainly left for promises that can't be refused."""
-        ready = self._fd >= 0 and not self._sick
-        return ready and self.size + _LEAST_SPARED <= self._ahead < math.inf
+        ready = self._fd >= 0 and not self._write_failed
+        return ready and self.size + _MIN_RESERVED_OCTETS <= self._allocated_end < math.inf
 
     @property
-    def short(self) -> bool:
+    def in_reserved(self) -> bool:
         """True if the reserved space is in use, because no other is left."""
-        return self._fd >= 0 and self.size > self._ahead - _SPARED
+        return self._fd >= 0 and self.size > self._allocated_end - _RESERVED_OCTETS
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """True if a new generation is due; never while an older one waits to be absorbed."""
         return self.size >= self._limit and not self._retired
 
     @property
-    def idle(self) -> bool:
+    def closed(self) -> bool:
         """True if no generation is open, because `begin` failed; it may be tried again."""
         return self._fd < 0
 
@@ -200,7 +200,7 @@ class Journal:
         """
         if self._fd >= 0:
             os.fsync(self._fd)
-            if _removed(self._fd):
+            if _is_unlinked(self._fd):
                 raise OSError(errno.ENOENT, "the journal was removed while it was in use")
 
     def abandon(self) -> None:
@@ -211,11 +211,11 @@ class Journal:
             with contextlib.suppress(OSError):  # the descriptor is closed even on an error
                 os.close(self._fd)
             empty = self.size <= len(HEADER)
-            self._forsake()
+            self._retire_open()
             if empty:  # nothing in it to absorb, and the number of retired ones is limited
                 self.discard(self._retired[-1:])
 
-    def _forsake(self) -> None:
+    def _retire_open(self) -> None:
         self._fd = -1
         self._retired.append(self._name(self._generation))
 
@@ -237,18 +237,18 @@ class Journal:
         return sorted(found)
 
 
-def _take_room(fd: int, ahead: float) -> float:
+def _preallocate(fd: int, ahead: float) -> float:
     """Preallocate the next piece after an offset and return its end, or inf if the file system
     can't preallocate. Raises OSError if the disk is full."""
     if not hasattr(os, "posix_fallocate"):
         return math.inf
     try:
-        os.posix_fallocate(fd, int(ahead), _AHEAD)
+        os.posix_fallocate(fd, int(ahead), _PREALLOCATED_OCTETS)
     except OSError as error:
-        if error.errno in _NO_ROOM_AHEAD:
+        if error.errno in _CANNOT_PREALLOCATE:
             return math.inf
         raise
-    return ahead + _AHEAD
+    return ahead + _PREALLOCATED_OCTETS
 
 
 def read_generation(path: Path) -> tuple[list[tuple[int, ClockRecord]], int]:
@@ -299,7 +299,7 @@ def _frame_at(data: bytes, start: int) -> tuple[tuple[int, ClockRecord] | None, 
     if body > len(data):
         return None, 0
     _, length, checksum = _FRAME.unpack_from(data, start)
-    payload = data[body : body + length] if length <= _MAX_FRAME else b""
+    payload = data[body : body + length] if length <= _MAX_FRAME_OCTETS else b""
     if not payload or len(payload) != length or zlib.crc32(payload) != checksum:
         return None, 0
     try:
@@ -324,35 +324,35 @@ def _payload(sequence: int, record: ClockRecord) -> bytes:
 # well, on an octet far beyond any that SQLite locks or writes.
 
 
-_OCTET = 1 << 62
+_LOCKED_OFFSET = 1 << 62
 """The offset that `DatabaseLock` locks. SQLite locks octets at 1 GiB, and its files end at
 256 TiB."""
 
 if sys.platform == "win32":
     import msvcrt
 
-    def _take(fd: int) -> None:
+    def _lock_file(fd: int) -> None:
         msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
 
-    def _take_octet(fd: int) -> None:
+    def _lock_octet(fd: int) -> None:
         """Do nothing: Windows does not delete open files, so `FileLock` is enough."""
 
-    def _sign(fd: int) -> None:
+    def _write_holder(fd: int) -> None:
         """Do nothing: on Windows other processes can't read a locked byte."""
 
-    def _holder(fd: int) -> str:
+    def _read_holder(fd: int) -> str:
         return ""
 else:
     import fcntl
 
-    def _take(fd: int) -> None:
+    def _lock_file(fd: int) -> None:
         # flock belongs to the open file, so it also excludes a second storage of this process.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def _take_octet(fd: int) -> None:
+    def _lock_octet(fd: int) -> None:
         # Not flock: on some systems, and NFS, it conflicts with the locks that SQLite takes.
         if (command := getattr(fcntl, "F_OFD_SETLK", None)) is not None:
-            wanted = struct.pack("@hhqqi", fcntl.F_WRLCK, os.SEEK_SET, _OCTET, 1, 0)
+            wanted = struct.pack("@hhqqi", fcntl.F_WRLCK, os.SEEK_SET, _LOCKED_OFFSET, 1, 0)
             try:
                 fcntl.fcntl(fd, command, wanted)
             except OSError as error:
@@ -360,21 +360,21 @@ else:
                     raise
             else:
                 return
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _OCTET)
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _LOCKED_OFFSET)
 
-    def _sign(fd: int) -> None:
+    def _write_holder(fd: int) -> None:
         """Write the process id to the lock file, for the error message of a second process."""
         # On a full disk the lock still holds; only that message is less helpful.
         with contextlib.suppress(OSError):
             os.ftruncate(fd, 0)
             os.pwrite(fd, str(os.getpid()).encode(), 0)
 
-    def _holder(fd: int) -> str:
+    def _read_holder(fd: int) -> str:
         text = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
         return f" (process {text})" if text.isdigit() else ""
 
 
-def _in_use(path: Path, who: str = "") -> StorageError:
+def _in_use_error(path: Path, who: str = "") -> StorageError:
     return StorageError(
         f"{path}: in use by another gatekeeper{who}; stop that one, "
         "or give this one a file of its own"
@@ -400,12 +400,12 @@ class FileLock:
                 f"({error.strerror}); give a path in a directory that this user may write to"
             ) from error
         try:
-            _take(self._fd)
+            _lock_file(self._fd)
         except OSError as error:
-            who = _holder(self._fd)
+            who = _read_holder(self._fd)
             os.close(self._fd)
-            raise _in_use(guarded, who) from error
-        _sign(self._fd)
+            raise _in_use_error(guarded, who) from error
+        _write_holder(self._fd)
 
     def release(self) -> None:
         """Release the lock. The file stays: removing it would race with its next opener."""
@@ -435,7 +435,7 @@ class DatabaseLock:
         self._inode = (0, 0)
         with contextlib.suppress(OSError):
             if _inode_of(path) in self._held:
-                raise _in_use(path, f" (process {os.getpid()})")
+                raise _in_use_error(path, f" (process {os.getpid()})")
 
     def hold(self) -> None:
         """Lock the database. Raises StorageError if another process holds the lock.
@@ -448,12 +448,12 @@ class DatabaseLock:
         if self._fd < 0:
             return
         try:
-            _take_octet(self._fd)
+            _lock_octet(self._fd)
         except OSError as error:
             os.close(self._fd)
             self._fd = -1
             if error.errno in (errno.EAGAIN, errno.EACCES):
-                raise _in_use(self._path) from error
+                raise _in_use_error(self._path) from error
             return
         self._inode = _inode_of(self._path)
         self._held.add(self._inode)
@@ -461,7 +461,7 @@ class DatabaseLock:
     def check(self) -> None:
         """Raise OSError if the database was removed or moved while open, as nobody would ever
         read what is written to it."""
-        if self._fd >= 0 and (_removed(self._fd) or not self._path.exists()):
+        if self._fd >= 0 and (_is_unlinked(self._fd) or not self._path.exists()):
             raise OSError(
                 errno.ENOENT, "it was removed while it was in use: put it back, or start again"
             )
@@ -474,7 +474,7 @@ class DatabaseLock:
             self._held.discard(self._inode)
 
 
-def _removed(fd: int) -> bool:
+def _is_unlinked(fd: int) -> bool:
     """Return True if the open file has no name any more."""
     return os.fstat(fd).st_nlink == 0
 

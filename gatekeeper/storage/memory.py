@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from gatekeeper.config import StorageConfig
 from gatekeeper.storage.base import (
     ClockRecord,
     HistoryEntry,
     OriginRecord,
     StorageStats,
-    overlay,
+    oldest_to_drop,
     sighting,
     unpack_body,
     with_hash,
 )
-from gatekeeper.storage.schema import ROW_COST
+from gatekeeper.storage.schema import HISTORY_ROW_BYTES
 
 
 class MemoryStorage:
@@ -70,9 +72,9 @@ class MemoryStorage:
         self._origins.pop(record.origin, None)
         self._origins[record.origin] = record
         self._written += 1
-        self._see(record)
+        self._add_sighting(record)
         if len(self._origins) > self._config.max_origins:
-            self._forget_oldest()
+            del self._origins[oldest_to_drop(self._origins)]
 
     async def load_clocks(self) -> list[ClockRecord]:
         """Return every stored clock."""
@@ -109,7 +111,7 @@ class MemoryStorage:
         """Always False: no space can run out."""
         return False
 
-    def watch(self, told: Callable[[], None]) -> None:
+    def watch(self, callback: Callable[[], None]) -> None:
         """Do nothing: `failing` never changes."""
 
     def forget_clock(self, scope: str) -> None:
@@ -131,23 +133,34 @@ class MemoryStorage:
             written=self._written, promises=self._promises, history_bytes=self._history_bytes
         )
 
-    def _see(self, record: OriginRecord) -> None:
+    def _add_sighting(self, record: OriginRecord) -> None:
         seen = sighting(record)
         if seen is None:
             return
-        before = self._history.pop(record.origin, [])
-        after = overlay(before, record.origin, [seen])
         # Popped and put again: the least recently seen history is first, and is shrunk first.
-        self._history[record.origin] = after
-        if len(after) > len(before):
+        entries = self._history[record.origin] = self._history.pop(record.origin, [])
+        if entries and entries[-1].body_hash == seen.body_hash:
+            last_seen = max(entries[-1].last_seen, seen.last_seen)
+            entries[-1] = msgspec.structs.replace(entries[-1], last_seen=last_seen)
+        else:
+            entry = HistoryEntry(
+                origin=record.origin,
+                body_hash=seen.body_hash,
+                first_seen=seen.first_seen,
+                last_seen=seen.last_seen,
+                outcome=seen.outcome,
+                status=seen.status,
+                size=0 if seen.body is None else len(unpack_body(seen.body)),
+            )
+            entries.append(entry)
             self._keep_body(seen.body_hash, seen.body)
-        while len(after) > self._config.history_versions:
-            self._drop_body(after.pop(0).body_hash)
+        while len(entries) > self._config.history_versions:
+            self._drop_body(entries.pop(0).body_hash)
         if self._history_bytes > self._config.history_bytes:
             self._shrink()
 
     def _keep_body(self, body_hash: bytes, body: bytes | None) -> None:
-        self._history_bytes += ROW_COST
+        self._history_bytes += HISTORY_ROW_BYTES
         if not body_hash or body is None:
             return
         packed, count = self._bodies.get(body_hash, (body, 0))
@@ -156,7 +169,7 @@ class MemoryStorage:
             self._history_bytes += len(packed)
 
     def _drop_body(self, body_hash: bytes) -> None:
-        self._history_bytes -= ROW_COST
+        self._history_bytes -= HISTORY_ROW_BYTES
         found = self._bodies.get(body_hash)
         if found is None:
             return
@@ -179,13 +192,3 @@ class MemoryStorage:
                 del self._history[origin]
             if self._history_bytes <= goal:
                 return
-
-    def _forget_oldest(self) -> None:
-        """Drop the least recently put origin, preferably one not on the ladder of failures (within
-        a short search)."""
-        oldest = next(iter(self._origins))
-        for origin, _ in zip(self._origins, range(16), strict=False):
-            if self._origins[origin].first_unreachable_at is None:
-                oldest = origin
-                break
-        del self._origins[oldest]

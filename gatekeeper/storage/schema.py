@@ -51,7 +51,7 @@ APPLICATION_ID = 0x67617465
 VERSION = 6
 
 _MAGIC = b"SQLite format 3\x00"
-_QUICK_CHECK_BELOW = 8 * 1024 * 1024
+_MAX_CHECKED_BYTES = 8 * 1024 * 1024
 """A file up to this size is checked page by page when opened; it takes milliseconds."""
 
 _REMEDIES = {
@@ -63,7 +63,7 @@ _REMEDIES = {
 }
 
 # Since version 1; at first the body was a column of `origins`.
-_CREATE = """
+_CREATE_TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE origins (
     origin TEXT PRIMARY KEY,
@@ -116,7 +116,7 @@ CREATE TABLE clocks (
 """
 
 # Since version 2: each text once, by its hash, and when it was seen.
-_HISTORY = """
+_CREATE_HISTORY = """
 CREATE TABLE blobs (hash BLOB PRIMARY KEY, size INTEGER NOT NULL, body BLOB NOT NULL);
 CREATE TABLE history (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -135,7 +135,7 @@ CREATE INDEX history_by_hash ON history (body_hash);
 
 # Move bodies out of their rows, so that identical ones are stored once, and start the history.
 _TO_2 = (
-    _HISTORY
+    _CREATE_HISTORY
     + """
 ALTER TABLE clocks ADD COLUMN paused INTEGER NOT NULL DEFAULT 0;
 INSERT OR IGNORE INTO blobs (hash, size, body)
@@ -190,7 +190,7 @@ _MIGRATIONS = {1: _TO_2, 2: _TO_3, 3: _TO_4, 4: _TO_5, 5: _TO_6}
 """Version -> the script that migrates it to the next version."""
 
 
-def _script(connection: sqlite3.Connection, script: str) -> None:
+def _run_script(connection: sqlite3.Connection, script: str) -> None:
     # Not executescript, which commits first: a migration must be one transaction.
     for statement in script.split(";"):
         if statement.strip():
@@ -202,7 +202,7 @@ def unusable(path: Path, error: Exception, *, opening: bool = False) -> StorageE
 
     `opening`: the error occurred while opening the file, so a full disk gives DiskFull.
     """
-    if opening and _lacks_space(path, error):
+    if opening and _is_disk_full(path, error):
         return DiskFull(f"{path}: {error}; make space there, or look at the disk, to start")
     if isinstance(error, OSError) and not opening:
         return StorageError(f"{path}: {error.strerror or error}")
@@ -214,7 +214,7 @@ def unusable(path: Path, error: Exception, *, opening: bool = False) -> StorageE
     return StorageError(f"{path}: {error}; {remedy}")
 
 
-def _lacks_space(path: Path, error: Exception) -> bool:
+def _is_disk_full(path: Path, error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno in NO_SPACE
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
@@ -240,12 +240,12 @@ def prepare(path: Path) -> None:
     if found.st_size == 0:
         _create(path)
         return
-    _inspect(path)
+    _check_header(path)
     if not os.access(path, os.W_OK):
         raise StorageError(f"{path}: read-only; make it writable for this user")
 
 
-def _inspect(path: Path) -> None:
+def _check_header(path: Path) -> None:
     """Check the header without SQLite: just opening a database can change it (a hot journal)."""
     try:
         with path.open("rb") as file:
@@ -266,14 +266,14 @@ def _create(path: Path) -> None:
     try:
         for suffix in ("", "-journal", "-wal", "-shm"):
             new.with_name(new.name + suffix).unlink(missing_ok=True)
-        _set_aside(path)
+        _rename_old_wal(path)
         # Readable by the owner alone: it shows which sites were crawled. SQLite gives -wal and
         # -shm the mode of their database.
         os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         connection = sqlite3.connect(new, isolation_level=None)
         try:
             connection.execute("BEGIN")
-            _script(connection, _CREATE + _HISTORY)
+            _run_script(connection, _CREATE_TABLES + _CREATE_HISTORY)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {VERSION}")
             connection.execute("COMMIT")
@@ -282,14 +282,14 @@ def _create(path: Path) -> None:
             connection.close()
         new.replace(path)
     except (OSError, sqlite3.Error) as error:
-        kind = DiskFull if _lacks_space(path, error) else StorageError
+        kind = DiskFull if _is_disk_full(path, error) else StorageError
         raise kind(
             f"{path}: can't be created ({error}); "
             "give a path in a directory that this user may write to, with space left"
         ) from error
 
 
-def _set_aside(path: Path) -> None:
+def _rename_old_wal(path: Path) -> None:
     """Rename a -wal left by another database, which SQLite would replay into the new one."""
     log = path.with_name(path.name + "-wal")
     if log.exists():
@@ -331,7 +331,7 @@ def open_to_read(path: Path) -> sqlite3.Connection:
         raise StorageError(f"{path}: no such file; {remedy}")
     if not path.is_file():
         raise StorageError(f"{path}: not a file; {remedy}")
-    _inspect(path)
+    _check_header(path)
     return connect_readonly(path)
 
 
@@ -373,7 +373,7 @@ def _checked_version(connection: sqlite3.Connection, path: Path) -> int:
         raise StorageError(f"{path}: no schema in it; move it away and start again")
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
     size = pages * connection.execute("PRAGMA page_size").fetchone()[0]
-    if size <= _QUICK_CHECK_BELOW:
+    if size <= _MAX_CHECKED_BYTES:
         verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if verdict != "ok":
             # quick_check may report several lines; error messages have one.
@@ -389,7 +389,7 @@ def _migrate(connection: sqlite3.Connection, path: Path, version: int) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
         for step in range(version, VERSION):
-            _script(connection, _MIGRATIONS[step])
+            _run_script(connection, _MIGRATIONS[step])
         connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute("COMMIT")
     except sqlite3.Error as error:
@@ -427,7 +427,7 @@ _GET_CLOCKS = f"SELECT {', '.join(CLOCK_COLUMNS)} FROM clocks"
 Text = str | bytes
 
 
-def _text(value: str) -> Text:
+def _to_sql(value: str) -> Text:
     """Return a value that SQLite can store: bytes for a text with lone surrogates, else the text.
 
     A header may contain lone surrogates (from bytes that are not UTF-8). As bytes, one site's
@@ -442,7 +442,7 @@ def _text(value: str) -> Text:
     return value
 
 
-def _str(value: Text) -> str:
+def _from_sql(value: Text) -> str:
     return value if isinstance(value, str) else value.decode("utf-8", "surrogatepass")
 
 
@@ -450,32 +450,31 @@ _ORIGIN_TEXTS = ("origin", "outcome", "state", "etag", "last_modified", "good_ou
 _ORIGIN_LISTS = ("hops", "good_hops")
 _CLOCK_TEXTS = ("scope", "block_reason")
 # Their positions in a record: building a row by position takes half the time of one by name.
-_AT_ORIGIN_TEXTS, _AT_ORIGIN_LISTS = (
-    [OriginRecord.__struct_fields__.index(name) for name in names]
-    for names in (_ORIGIN_TEXTS, _ORIGIN_LISTS)
-)
-_AT_BODY = OriginRecord.__struct_fields__.index("body")
-_AT_CLOCK_TEXTS = [CLOCK_COLUMNS.index(name) for name in _CLOCK_TEXTS]
+_ORIGIN_TEXT_INDEXES = [OriginRecord.__struct_fields__.index(name) for name in _ORIGIN_TEXTS]
+_ORIGIN_LIST_INDEXES = [OriginRecord.__struct_fields__.index(name) for name in _ORIGIN_LISTS]
+_BODY_INDEX = OriginRecord.__struct_fields__.index("body")
+_CLOCK_TEXT_INDEXES = [CLOCK_COLUMNS.index(name) for name in _CLOCK_TEXTS]
 
 
 def _origin_row(record: OriginRecord) -> list[Any]:
     row = list(astuple(record))
-    for at in _AT_ORIGIN_TEXTS:
-        if row[at] is not None:
-            row[at] = _text(row[at])
-    for at in _AT_ORIGIN_LISTS:
-        row[at] = _text("\n".join(row[at]))  # URLs have no line ends: `urls` refuses controls
-    del row[_AT_BODY]
+    for index in _ORIGIN_TEXT_INDEXES:
+        if row[index] is not None:
+            row[index] = _to_sql(row[index])
+    for index in _ORIGIN_LIST_INDEXES:
+        # URLs contain no line ends, because `urls` refuses control characters.
+        row[index] = _to_sql("\n".join(row[index]))
+    del row[_BODY_INDEX]
     return row
 
 
-def _origin(row: tuple[Any, ...]) -> OriginRecord:
+def _origin_from_row(row: tuple[Any, ...]) -> OriginRecord:
     fields: dict[str, Any] = dict(zip(ORIGIN_COLUMNS, row, strict=False))
     for name in _ORIGIN_TEXTS:
         if fields[name] is not None:
-            fields[name] = _str(fields[name])
+            fields[name] = _from_sql(fields[name])
     for name in _ORIGIN_LISTS:
-        fields[name] = tuple(_str(fields[name]).split("\n")) if fields[name] else ()
+        fields[name] = tuple(_from_sql(fields[name]).split("\n")) if fields[name] else ()
     return OriginRecord(**fields, body=row[-1])
 
 
@@ -486,21 +485,21 @@ def write_origins(connection: sqlite3.Connection, records: Iterable[OriginRecord
 
 def read_origin(connection: sqlite3.Connection, origin: str) -> OriginRecord | None:
     """Return the record of an origin with its body, or None."""
-    row = connection.execute(_GET_ORIGIN, (_text(origin),)).fetchone()
-    return None if row is None else _origin(row)
+    row = connection.execute(_GET_ORIGIN, (_to_sql(origin),)).fetchone()
+    return None if row is None else _origin_from_row(row)
 
 
 def _clock_row(record: ClockRecord) -> list[Any]:
     row = list(astuple(record))
-    for at in _AT_CLOCK_TEXTS:
-        row[at] = _text(row[at])
+    for index in _CLOCK_TEXT_INDEXES:
+        row[index] = _to_sql(row[index])
     return row
 
 
-def _clock(row: tuple[Any, ...]) -> ClockRecord:
+def _clock_from_row(row: tuple[Any, ...]) -> ClockRecord:
     fields: dict[str, Any] = dict(zip(CLOCK_COLUMNS, row, strict=True))
     for name in _CLOCK_TEXTS:
-        fields[name] = _str(fields[name])
+        fields[name] = _from_sql(fields[name])
     fields["paused"] = bool(fields["paused"])
     return ClockRecord(**fields)
 
@@ -510,19 +509,19 @@ def write_clocks(connection: sqlite3.Connection, clocks: Mapping[str, ClockRecor
     connection.executemany(_PUT_CLOCK, (_clock_row(r) for r in clocks.values() if r is not None))
     connection.executemany(
         "DELETE FROM clocks WHERE scope = ?",
-        ((_text(scope),) for scope, record in clocks.items() if record is None),
+        ((_to_sql(scope),) for scope, record in clocks.items() if record is None),
     )
 
 
 def read_clock(connection: sqlite3.Connection, scope: str) -> ClockRecord | None:
     """Return the clock of a scope, or None."""
-    row = connection.execute(f"{_GET_CLOCKS} WHERE scope = ?", (_text(scope),)).fetchone()
-    return None if row is None else _clock(row)
+    row = connection.execute(f"{_GET_CLOCKS} WHERE scope = ?", (_to_sql(scope),)).fetchone()
+    return None if row is None else _clock_from_row(row)
 
 
 def read_clocks(connection: sqlite3.Connection) -> list[ClockRecord]:
     """Return every clock."""
-    return [_clock(row) for row in connection.execute(_GET_CLOCKS)]
+    return [_clock_from_row(row) for row in connection.execute(_GET_CLOCKS)]
 
 
 def get_meta(connection: sqlite3.Connection, name: str) -> int | None:
@@ -538,25 +537,27 @@ def set_meta(connection: sqlite3.Connection, name: str, value: int) -> None:
 
 # --- history ---------------------------------------------------------------------------------
 
-ROW_COST = 200
+HISTORY_ROW_BYTES = 200
 """Bytes that a row of the history counts for, apart from its text: about its size with indexes."""
 
-_SEEN_AGAIN = (
+_EXTEND_SPELL = (
     "UPDATE history SET last_seen = max(last_seen, ?)"
     " WHERE id = (SELECT max(id) FROM history WHERE origin = ?) AND body_hash = ?"
 )
-_BEGIN_SPELL = (
+_INSERT_SPELL = (
     "INSERT INTO history (origin, body_hash, first_seen, last_seen, outcome, status, size)"
     " VALUES (?, ?, ?, ?, ?, ?, ?)"
 )
-_BEYOND = "SELECT id, body_hash FROM history WHERE origin = ? ORDER BY id DESC LIMIT -1 OFFSET ?"
-_OLDEST = (
+_EXCESS_SPELLS = (
+    "SELECT id, body_hash FROM history WHERE origin = ? ORDER BY id DESC LIMIT -1 OFFSET ?"
+)
+_OLDEST_SPELLS = (
     "SELECT id, body_hash FROM history AS h"
     " WHERE id < (SELECT max(id) FROM history WHERE origin = h.origin)"
     " OR NOT EXISTS (SELECT 1 FROM origins WHERE origin = h.origin)"
     " ORDER BY last_seen, id LIMIT ?"
 )
-_ENTRIES = (
+_SELECT_SPELLS = (
     f"SELECT {', '.join(HistoryEntry.__struct_fields__)} FROM history WHERE origin = ? ORDER BY id"
 )
 
@@ -567,16 +568,16 @@ def record_sightings(
     """Add sightings of an origin, oldest first. Return by how many bytes the history grew."""
     grown = 0
     for one in seen:
-        again = connection.execute(_SEEN_AGAIN, (one.last_seen, origin, one.body_hash))
+        again = connection.execute(_EXTEND_SPELL, (one.last_seen, origin, one.body_hash))
         if again.rowcount == 0:
-            grown += _begin_spell(connection, origin, one)
-            for row in connection.execute(_BEYOND, (origin, versions)).fetchall():
-                grown -= _drop(connection, *row)
+            grown += _insert_spell(connection, origin, one)
+            for row in connection.execute(_EXCESS_SPELLS, (origin, versions)).fetchall():
+                grown -= _delete_spell(connection, *row)
     return grown
 
 
-def _begin_spell(connection: sqlite3.Connection, origin: str, one: Sighting) -> int:
-    size, grown = 0, ROW_COST
+def _insert_spell(connection: sqlite3.Connection, origin: str, one: Sighting) -> int:
+    size, grown = 0, HISTORY_ROW_BYTES
     if one.body_hash:
         known = connection.execute("SELECT size FROM blobs WHERE hash = ?", (one.body_hash,))
         row = known.fetchone()
@@ -593,11 +594,11 @@ def _begin_spell(connection: sqlite3.Connection, origin: str, one: Sighting) -> 
             )
             grown += len(one.body)
     spell = (origin, one.body_hash, one.first_seen, one.last_seen, one.outcome, one.status, size)
-    connection.execute(_BEGIN_SPELL, spell)
+    connection.execute(_INSERT_SPELL, spell)
     return grown
 
 
-def _drop(connection: sqlite3.Connection, spell: int, body_hash: bytes) -> int:
+def _delete_spell(connection: sqlite3.Connection, spell: int, body_hash: bytes) -> int:
     """Delete a spell, and its text if no other spell refers to it. Return the bytes freed."""
     connection.execute("DELETE FROM history WHERE id = ?", (spell,))
     freed = connection.execute(
@@ -606,27 +607,27 @@ def _drop(connection: sqlite3.Connection, spell: int, body_hash: bytes) -> int:
         " RETURNING length(body)",
         (body_hash,),
     ).fetchall()
-    return ROW_COST + sum(int(row[0]) for row in freed)
+    return HISTORY_ROW_BYTES + sum(int(row[0]) for row in freed)
 
 
-def shrink_history(connection: sqlite3.Connection, *, excess: int, at_most: int = 2000) -> int:
+def shrink_history(connection: sqlite3.Connection, *, excess: int, max_spells: int = 2000) -> int:
     """Delete the spells that ended longest ago. Return the bytes freed.
 
-    Stops once `excess` bytes are freed, after `at_most` spells, or when only the newest spells
+    Stops once `excess` bytes are freed, after `max_spells` spells, or when only the newest spells
     of stored origins are left.
     """
     freed = 0
-    for row in connection.execute(_OLDEST, (at_most,)).fetchall():
+    for row in connection.execute(_OLDEST_SPELLS, (max_spells,)).fetchall():
         if freed >= excess:
             break
-        freed += _drop(connection, *row)
+        freed += _delete_spell(connection, *row)
     return freed
 
 
 def history_of(connection: sqlite3.Connection, origin: str) -> list[HistoryEntry]:
     """Return an origin's spells in chronological order."""
     names = HistoryEntry.__struct_fields__
-    rows = connection.execute(_ENTRIES, (origin,))
+    rows = connection.execute(_SELECT_SPELLS, (origin,))
     return [HistoryEntry(**dict(zip(names, row, strict=True))) for row in rows]
 
 
@@ -653,31 +654,31 @@ def entry_at(spells: Sequence[HistoryEntry], wall: float) -> HistoryEntry | None
 
 # --- deletion of old rows --------------------------------------------------------------------
 
-AT_ONCE = 1000
+MAX_DELETED = 1000
 
-_OWED = (
+_IS_OWED = (
     "EXISTS (SELECT 1 FROM clocks WHERE scope = host_of(origin)"
     " AND (next_at > :now OR blocked_until > :now OR paused))"
 )
-_STALE_ORIGINS = (
+_DELETE_STALE_ORIGINS = (
     "DELETE FROM origins WHERE origin IN (SELECT origin FROM origins"
     " WHERE max(fetched_at, coalesce(last_page_ok_at, 0)) < :horizon AND expires_at <= :now"
-    f" AND NOT {_OWED} LIMIT :at_once)"
+    f" AND NOT {_IS_OWED} LIMIT :max_deleted)"
 )
-_EXCESS_ORIGINS = (
+_DELETE_EXCESS_ORIGINS = (
     "DELETE FROM origins WHERE origin IN (SELECT origin FROM origins"
     " WHERE first_unreachable_at IS NULL"
-    f" AND NOT {_OWED} ORDER BY fetched_at LIMIT :at_once)"
+    f" AND NOT {_IS_OWED} ORDER BY fetched_at LIMIT :max_deleted)"
 )
-_STALE_CLOCKS = (
+_DELETE_STALE_CLOCKS = (
     "DELETE FROM clocks WHERE scope IN (SELECT scope FROM clocks"
     " WHERE max(next_at, blocked_until, last_failure_at, said_until, day_at + 86400) < :horizon"
     " AND NOT paused"
-    " LIMIT :at_once)"
+    " LIMIT :max_deleted)"
 )
 
 
-def forget(
+def delete_old(
     connection: sqlite3.Connection, *, now: float, forget_after: float, max_origins: int
 ) -> int:
     """Delete old origins and clocks to which nothing is owed. Return the number of rows deleted.
@@ -685,12 +686,12 @@ def forget(
     Must be called inside a transaction.
     """
     connection.create_function("host_of", 1, host_of, deterministic=True)
-    terms = {"now": now, "horizon": now - forget_after, "at_once": AT_ONCE}
-    gone = connection.execute(_STALE_CLOCKS, terms).rowcount
-    gone += connection.execute(_STALE_ORIGINS, terms).rowcount
+    terms = {"now": now, "horizon": now - forget_after, "max_deleted": MAX_DELETED}
+    gone = connection.execute(_DELETE_STALE_CLOCKS, terms).rowcount
+    gone += connection.execute(_DELETE_STALE_ORIGINS, terms).rowcount
     kept = int(connection.execute("SELECT count(*) FROM origins").fetchone()[0])
     if kept > max_origins:
         # Go 5 % below the bound, so that not every batch has to search for the oldest.
-        terms["at_once"] = kept - max_origins + max_origins // 20
-        gone += connection.execute(_EXCESS_ORIGINS, terms).rowcount
+        terms["max_deleted"] = kept - max_origins + max_origins // 20
+        gone += connection.execute(_DELETE_EXCESS_ORIGINS, terms).rowcount
     return gone

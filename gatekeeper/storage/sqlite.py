@@ -31,8 +31,6 @@ from gatekeeper.storage.base import (
     HistoryEntry,
     OriginRecord,
     StorageStats,
-    overlay,
-    unpack_body,
 )
 from gatekeeper.storage.writer import Writer
 
@@ -63,7 +61,7 @@ class SqliteStorage:
         self._writer = Writer(self._path, self._config, self._clock)
         self._readers: ThreadPoolExecutor | None = None
         self._connection: sqlite3.Connection | None = None
-        self._here: sqlite3.Connection | None = None
+        self._loop_connection: sqlite3.Connection | None = None
         """For reads in the loop's thread, which can't wait for another thread."""
         self._closing: asyncio.Future[None] | None = None
 
@@ -107,10 +105,10 @@ class SqliteStorage:
         await asyncio.shield(self._closing)
 
     async def _close(self, readers: ThreadPoolExecutor) -> None:
-        if self._here is not None:
-            self._here.close()
-            self._here = None
-        await asyncio.get_running_loop().run_in_executor(readers, self._close_reader)
+        if self._loop_connection is not None:
+            self._loop_connection.close()
+            self._loop_connection = None
+        await asyncio.get_running_loop().run_in_executor(readers, self._close_connection)
         readers.shutdown()
         await asyncio.wrap_future(self._writer.stop())
         self._writer.join()
@@ -149,9 +147,9 @@ class SqliteStorage:
             return pending
         self._check_open()
         try:
-            if self._here is None:
-                self._here = schema.connect_readonly(self._path)
-            return schema.read_clock(self._here, scope)
+            if self._loop_connection is None:
+                self._loop_connection = schema.connect_readonly(self._path)
+            return schema.read_clock(self._loop_connection, scope)
         except sqlite3.Error as error:
             raise schema.unusable(self._path, error) from error
 
@@ -166,7 +164,7 @@ class SqliteStorage:
     def owe(self, record: ClockRecord) -> None:
         """`promise` for a clock that follows from a response; it may use the reserved space.
         Raises StorageError."""
-        self._writer.promise(record, spare=True)
+        self._writer.promise(record, use_reserved=True)
 
     @property
     def failing(self) -> str | None:
@@ -178,14 +176,14 @@ class SqliteStorage:
         """True if `owe` fails as well as `promise`."""
         return self._writer.exhausted
 
-    def watch(self, told: Callable[[], None]) -> None:
+    def watch(self, callback: Callable[[], None]) -> None:
         """Set the callback that is called, in the running loop, when promises can no longer be
         stored. It replaces an earlier one."""
         loop = asyncio.get_running_loop()
 
         def tell() -> None:
             with contextlib.suppress(RuntimeError):  # the loop may be closed
-                loop.call_soon_threadsafe(told)
+                loop.call_soon_threadsafe(callback)
 
         self._writer.watch(tell)
 
@@ -194,19 +192,14 @@ class SqliteStorage:
         self._writer.put_clock(scope, None)
 
     async def history(self, origin: str) -> list[HistoryEntry]:
-        """Return the history of an origin, oldest first, pending entries included."""
-        while True:
-            batches, seen = self._writer.pending_history(origin)
-            kept = await self._read(lambda connection: schema.history_of(connection, origin))
-            # After a commit in between, the same sightings would be counted twice.
-            if batches == self._writer.batches():
-                return overlay(kept, origin, seen)
+        """Write pending entries, if that is possible, and return the history of an origin, oldest
+        first."""
+        with contextlib.suppress(StorageError):  # on a full disk the file is still readable
+            await self.flush()
+        return await self._read(lambda connection: schema.history_of(connection, origin))
 
     async def body(self, body_hash: bytes) -> bytes | None:
-        """Return the decompressed text with that hash, or None if it was dropped."""
-        pending = self._writer.pending_body(body_hash)
-        if pending is not None:
-            return unpack_body(pending)
+        """Return the decompressed text with a hash from `history`, or None if it was dropped."""
         return await self._read(lambda connection: schema.text_of(connection, body_hash))
 
     async def flush(self) -> None:
@@ -236,7 +229,7 @@ class SqliteStorage:
         except sqlite3.Error as error:
             raise schema.unusable(self._path, error) from error
 
-    def _close_reader(self) -> None:
+    def _close_connection(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -252,7 +245,7 @@ they are served; arrival numbers are unique."""
 MAX_OBJECTS = 100_000
 """The maximum number of payloads that can't be written to the file and stay in memory."""
 
-_BATCH = 500
+_BATCH_ROWS = 500
 
 
 class OverflowFile:
@@ -286,7 +279,7 @@ class OverflowFile:
                 self._path = Path(self._folder.name) / "queue.sqlite"
             connection = sqlite3.connect(self._path, isolation_level=None)
             try:
-                _prepare(connection)
+                _create_table(connection)
             except BaseException:
                 connection.close()
                 raise
@@ -294,7 +287,7 @@ class OverflowFile:
         return self._connection
 
     @contextlib.contextmanager
-    def _usable(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Provide the connection inside one transaction. Raises StorageError and rolls back."""
         connection = None
         try:
@@ -316,35 +309,35 @@ class OverflowFile:
     def make_room(self, data: Any) -> None:
         """Prepare for one `add`: write pending rows if there are many, and check that the payload
         has a place. Raises StorageError."""
-        if len(self._objects) >= self._max_objects and _packed(data) is None:
+        if len(self._objects) >= self._max_objects and _encode_payload(data) is None:
             raise StorageError(
                 f"the queue keeps {self._max_objects:,} payloads in memory already that can't go "
                 f"to its scratch file, as this {type(data).__name__} can't: give plain values "
                 "(None, bool, int, float, str, bytes, lists and dicts of them), or fewer URLs at "
                 "a time (maxsize)"
             )
-        if len(self._pending) >= _BATCH:
+        if len(self._pending) >= _BATCH_ROWS:
             self._flush()
 
     def add(self, queue: int, entry: Entry) -> None:
         """Add a URL to a queue. It is buffered in memory, so this can't fail."""
         rank, arrival, url, data = entry
-        packed = None if data is None else _packed(data)
-        if data is not None and packed is None:
+        packed = _encode_payload(data)
+        if packed is None:
             self._objects[arrival] = data
         self._pending.append((queue, rank, arrival, url, packed))
         self.rows += 1
 
     def _flush(self) -> None:
         if self._pending:
-            with self._usable() as connection:
+            with self._transaction() as connection:
                 connection.executemany("INSERT INTO waiting VALUES (?, ?, ?, ?, ?)", self._pending)
             self._pending.clear()
 
     def take(self, queue: int, count: int) -> list[Entry]:
         """Remove and return the first `count` entries of a queue. Raises StorageError."""
         self._flush()
-        with self._usable() as connection:
+        with self._transaction() as connection:
             found: list[tuple[float, int, str, bytes | None]] = connection.execute(
                 "SELECT rank, arrival, url, data FROM waiting WHERE queue = ?"
                 " ORDER BY rank, arrival LIMIT ?",
@@ -357,7 +350,7 @@ class OverflowFile:
                 )
         self.rows -= len(found)
         return [
-            (rank, arrival, url, self._objects.pop(arrival, None) if data is None else _read(data))
+            (rank, arrival, url, _decode(data) if data else self._objects.pop(arrival))
             for rank, arrival, url, data in found
         ]
 
@@ -386,7 +379,7 @@ class KeptEntries:
 
     def __init__(self, path: str | Path) -> None:
         self._path = path
-        with self._failing():
+        with self._translated_errors():
             self._file = sqlite3.connect(path, isolation_level=None, timeout=0.0)
             try:
                 self._file.executescript(
@@ -401,7 +394,7 @@ class KeptEntries:
                 raise
 
     @contextlib.contextmanager
-    def _failing(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
@@ -412,27 +405,27 @@ class KeptEntries:
 
     def load(self) -> list[Entry]:
         """Return every entry in order of arrival. Raises StorageError."""
-        with self._failing():
+        with self._translated_errors():
             rows = self._file.execute(
                 "SELECT rank, arrival, url, data FROM kept ORDER BY arrival"
             ).fetchall()
-            return [(*one[:3], None if one[3] is None else _read(one[3])) for one in rows]
+            return [(*one[:3], None if one[3] is None else _decode(one[3])) for one in rows]
 
     def add(self, entry: Entry) -> None:
         """Store an entry. Raises TypeError if its payload is not plain values, and StorageError."""
         rank, arrival, url, data = entry
-        packed = None if data is None else _packed(data)
-        if data is not None and packed is None:
+        packed = _encode_payload(data)
+        if packed is None:
             raise TypeError(
                 f"a queue with `keep` takes plain values as data, not this {type(data).__name__}: "
                 "None, bool, int, float, str, bytes, lists, and dicts with text as keys"
             )
-        with self._failing():
+        with self._translated_errors():
             self._file.execute("INSERT INTO kept VALUES (?, ?, ?, ?)", (arrival, rank, url, packed))
 
     def remove(self, entry: Entry) -> None:
         """Delete an entry that is done. Raises StorageError."""
-        with self._failing():
+        with self._translated_errors():
             self._file.execute("DELETE FROM kept WHERE arrival = ?", (entry[1],))
 
     def close(self) -> None:
@@ -441,7 +434,7 @@ class KeptEntries:
             self._file.close()
 
 
-def _prepare(connection: sqlite3.Connection) -> None:
+def _create_table(connection: sqlite3.Connection) -> None:
     # After a crash the scratch file has no value, so nothing is synced. After a full disk it
     # does, so a rollback journal is needed, in memory.
     connection.execute("PRAGMA journal_mode = MEMORY")
@@ -453,15 +446,15 @@ def _prepare(connection: sqlite3.Connection) -> None:
     )
 
 
-_read = msgspec.msgpack.Decoder().decode
-_write = msgspec.msgpack.Encoder().encode
-_PLAIN = (type(None), bool, int, float, str, bytes)
+_decode = msgspec.msgpack.Decoder().decode
+_encode = msgspec.msgpack.Encoder().encode
+_PLAIN_TYPES = (type(None), bool, int, float, str, bytes)
 
 
-def _packed(data: Any) -> bytes | None:
+def _encode_payload(data: Any) -> bytes | None:
     """Return the payload as MessagePack, or None if it would not be read back equal."""
     try:
-        return _write(data) if _is_plain(data) else None
+        return _encode(data) if _is_plain(data) else None
     except (OverflowError, UnicodeError, RecursionError, msgspec.MsgspecError):
         return None  # an integer of more than 64 bits, a lone surrogate, a list within itself
 
@@ -472,4 +465,4 @@ def _is_plain(data: Any) -> bool:
         return all(map(_is_plain, data))
     if kind is dict:
         return all(type(key) is str for key in data) and all(map(_is_plain, data.values()))
-    return kind in _PLAIN
+    return kind in _PLAIN_TYPES

@@ -34,15 +34,13 @@ from gatekeeper.storage.base import (
     DiskFull,
     OriginRecord,
     Pending,
-    Sighting,
     StorageStats,
     WriteBatch,
-    merge,
     with_hash,
 )
-from gatekeeper.storage.journal import NOBODYS, NOTHING, DatabaseLock, FileLock, Journal
+from gatekeeper.storage.journal import TEST_RECORD, TEST_SEQUENCE, DatabaseLock, FileLock, Journal
 from gatekeeper.storage.schema import (
-    forget,
+    delete_old,
     get_meta,
     record_sightings,
     set_meta,
@@ -55,24 +53,24 @@ _log = logging.getLogger("gatekeeper.storage")
 
 MAX_PENDING_ORIGINS = 200_000
 MAX_PENDING_BYTES = 128 * 1024 * 1024
-EARLY = 10_000
+EARLY_COMMIT_RECORDS = 10_000
 """With so many pending records the batch is committed without waiting for the interval's end."""
-MAX_RETRY = 30.0
+MAX_RETRY_SECONDS = 30.0
 """The longest wait in seconds before a failed batch is retried."""
-SYNC_INTERVAL = 1.0
+SYNC_SECONDS = 1.0
 """Seconds between two fsyncs of the journal, and so the most that a power cut may cost."""
-MEND_INTERVAL = 1.0
+REPAIR_SECONDS = 1.0
 """Seconds between two attempts to repair the journal."""
-_AT_ONCE = 500
+_APPENDED_PER_LOCK = 500
 """Missed promises that are appended in one go, during which the loop's thread is locked out."""
 
 
-class _Work(Enum):
+class _Task(Enum):
     """The next task of the thread."""
 
     COMMIT = auto()
     SYNC = auto()
-    MEND = auto()
+    REPAIR = auto()
 
 
 class Writer:
@@ -86,9 +84,9 @@ class Writer:
         self._path = path
         self._config = config
         self._clock = clock
-        self._on_trouble: Callable[[], None] = lambda: None
-        self._wake = threading.Condition(threading.Lock())
-        # Guarded by _wake:
+        self._on_failure: Callable[[], None] = lambda: None
+        self._condition = threading.Condition(threading.Lock())
+        # Guarded by _condition:
         self._pending = Pending(
             max_origins=MAX_PENDING_ORIGINS,
             max_bytes=MAX_PENDING_BYTES,
@@ -99,25 +97,25 @@ class Writer:
         self._flushes: list[Future[None]] = []
         self._running = False
         self._stopping = False
-        self._due: float | None = None
+        self._commit_at: float | None = None
         self._unsynced_since: float | None = None
         self._promises = 0
         self._unjournaled = 0
-        self._trouble: str | None = None
+        self._journal_error: str | None = None
         """Why the journal can't store promises; None if it can."""
-        self._mend_at = 0.0
-        self._unproven = False
+        self._repair_at = 0.0
+        self._sync_failed = False
         """An fsync failed, and none has succeeded since."""
-        self._unkept: dict[str, None] = {}
+        self._missed: dict[str, None] = {}
         """Scopes whose latest promise is only in memory."""
-        # Used by the thread alone, except `append`, which is called under _wake:
+        # Used by the thread alone, except `append`, which is called under _condition:
         self._journal = Journal(path, limit=config.journal_bytes)
         self._committer: Committer | None = None
         self._database: DatabaseLock | None = None
-        self._gather = config.flush_interval
+        self._batch_seconds = config.flush_interval
         self._failures = 0
         self._failed_batches = 0
-        self._error: str | None = None
+        self._last_error: str | None = None
         self._replayed = 0
 
     # Called from the loop's thread.
@@ -136,10 +134,10 @@ class Writer:
     def stop(self) -> Future[None]:
         """Accept no more records, write the pending ones and close. The future is done when the
         thread has finished."""
-        with self._wake:
+        with self._condition:
             self._running = False
             self._stopping = True
-            self._wake.notify()
+            self._condition.notify()
         return self._ended
 
     def join(self) -> None:
@@ -149,51 +147,51 @@ class Writer:
     def put_origin(self, record: OriginRecord) -> None:
         """Store a record with the next batch."""
         record = with_hash(record)
-        with self._wake:
+        with self._condition:
             self._check_running()
             self._pending.put_origin(record)
-            self._set_due()
+            self._schedule_commit()
 
     def put_clock(self, scope: str, record: ClockRecord | None) -> None:
         """Store a scope's clock, or delete it (None), with the next batch."""
-        with self._wake:
+        with self._condition:
             self._check_running()
             self._pending.put_clock(scope, record)
-            self._set_due()
+            self._schedule_commit()
 
-    def promise(self, record: ClockRecord, *, spare: bool = False) -> None:
+    def promise(self, record: ClockRecord, *, use_reserved: bool = False) -> None:
         """Append a clock to the journal now, and store it with the next batch.
 
-        `spare`: the clock follows from a response, so it may use the journal's reserved space.
-        Raises StorageError if the journal can't store it and `on_failure` is "refuse"; even
+        `use_reserved`: the clock follows from a response, so it may use the journal's reserved
+        space. Raises StorageError if the journal can't store it and `on_failure` is "refuse"; even
         then it stays in memory and is appended later.
         """
-        with self._wake:
+        with self._condition:
             self._check_running()
             sequence = self._pending.put_clock(record.scope, record)
             self._promises += 1
             kept = True
             try:
-                if self._unproven:
-                    raise OSError(errno.EIO, self._trouble)
-                self._journal.append(sequence, record, spare=spare)
+                if self._sync_failed:
+                    raise OSError(errno.EIO, self._journal_error)
+                self._journal.append(sequence, record, use_reserved=use_reserved)
             except OSError as error:
                 kept = False
                 self._unjournaled += 1
-                self._unkept[record.scope] = None
-                self._in_trouble(error)
+                self._missed[record.scope] = None
+                self._journal_failed(error)
             else:
-                if self._unkept:
-                    self._unkept.pop(record.scope, None)
-                if spare and self._journal.short:
-                    self._in_trouble(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+                if self._missed:
+                    self._missed.pop(record.scope, None)
+                if use_reserved and self._journal.in_reserved:
+                    self._journal_failed(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
             if self._unsynced_since is None:
                 self._unsynced_since = time.monotonic()
-                self._wake.notify()
-            self._set_due()
+                self._condition.notify()
+            self._schedule_commit()
         if not kept and self._refuses:
             raise StorageError(
-                f"{self._path}: promises can't be kept ({self._trouble}); "
+                f"{self._path}: promises can't be kept ({self._journal_error}); "
                 "make room there or make it writable, or go on without it with "
                 'storage.on_failure = "continue"'
             )
@@ -205,26 +203,26 @@ class Writer:
     @property
     def failing(self) -> str | None:
         """Why promises are refused now; None if they are not."""
-        return self._trouble if self._refuses else None
+        return self._journal_error if self._refuses else None
 
     @property
     def exhausted(self) -> bool:
-        """True if promises are refused, including those with `spare`."""
-        return self.failing is not None and (self._unproven or not self._journal.spared)
+        """True if promises are refused, including those with `use_reserved`."""
+        return self.failing is not None and (self._sync_failed or not self._journal.has_reserved)
 
-    def watch(self, told: Callable[[], None]) -> None:
+    def watch(self, callback: Callable[[], None]) -> None:
         """Set the callback that is called when promises can no longer be stored. It is called in
         either thread, must return quickly and must not call this object."""
-        self._on_trouble = told
+        self._on_failure = callback
 
-    def _in_trouble(self, error: OSError) -> None:
+    def _journal_failed(self, error: OSError) -> None:
         """Record, report and log that the journal can't store promises. Called under the lock."""
-        before = self._trouble
+        before = self._journal_error
         # With no journal open, the reason stays why none could be begun.
-        if before is None or not self._journal.idle:
-            self._trouble = error.strerror or str(error)
+        if before is None or not self._journal.closed:
+            self._journal_error = error.strerror or str(error)
         if before is None:
-            self._on_trouble()
+            self._on_failure()
             _log.error(
                 "%s: promises can't be kept (%s): %s",
                 self._path,
@@ -233,17 +231,17 @@ class Writer:
                 if self._refuses
                 else 'going on without (storage.on_failure = "continue"): kill -9 forgets them',
             )
-            self._mend_at = time.monotonic()
-            self._wake.notify()
+            self._repair_at = time.monotonic()
+            self._condition.notify()
 
     def flush(self) -> Future[None]:
         """Request a commit. The future is done when everything put so far is committed, or holds
         the StorageError."""
         flushed: Future[None] = Future()
-        with self._wake:
+        with self._condition:
             self._check_running()
             self._flushes.append(flushed)
-            self._wake.notify()
+            self._condition.notify()
         return flushed
 
     @property
@@ -253,18 +251,18 @@ class Writer:
 
     def pending_origin(self, origin: str) -> OriginRecord | None:
         """Return an origin's record that is not in the file yet, or None."""
-        with self._wake:
+        with self._condition:
             found = (batch.origins.get(origin) for batch in self._unwritten)
             return next(filter(None, found), None)
 
     def pending_clocks(self) -> dict[str, ClockRecord | None]:
         """Return the clocks that are not in the file yet; the value None means deleted."""
-        with self._wake:
+        with self._condition:
             return self._writing.clocks | self._pending.clocks
 
     def pending_clock(self, scope: str) -> tuple[bool, ClockRecord | None]:
         """Return whether a change is pending for the scope, and its clock (None: deleted)."""
-        with self._wake:
+        with self._condition:
             return self._unwritten_clock(scope)
 
     def _unwritten_clock(self, scope: str) -> tuple[bool, ClockRecord | None]:
@@ -273,34 +271,17 @@ class Writer:
                 return True, batch.clocks[scope]
         return False, None
 
-    def pending_history(self, origin: str) -> tuple[int, list[Sighting]]:
-        """Return the number of committed batches, and the sightings not in the file yet."""
-        with self._wake:
-            later, earlier = (batch.sightings.get(origin, []) for batch in self._unwritten)
-            return self._batches(), merge(earlier, later, self._config.history_versions)
-
-    def pending_body(self, body_hash: bytes) -> bytes | None:
-        """Return a packed body that is not in the file yet, or None."""
-        with self._wake:
-            found = (batch.body(body_hash) for batch in self._unwritten)
-            return next(filter(None, found), None)
-
-    def batches(self) -> int:
-        """Return the number of transactions committed so far."""
-        with self._wake:
-            return self._batches()
-
     def stats(self) -> StorageStats:
         """Return the counters; those of the thread may lag behind by a batch."""
         committer = self._committer
-        with self._wake:
+        with self._condition:
             return StorageStats(
                 pending=len(self._pending) + len(self._writing),
                 written=committer.written if committer else 0,
-                batches=self._batches(),
+                batches=committer.batches if committer else 0,
                 failed_batches=self._failed_batches,
-                last_error=self._error,
-                failing=self._trouble,
+                last_error=self._last_error,
+                failing=self._journal_error,
                 dropped=self._pending.dropped,
                 rejected=committer.rejected if committer else 0,
                 promises=self._promises,
@@ -311,20 +292,17 @@ class Writer:
                 history_bytes=committer.history_bytes if committer else 0,
             )
 
-    def _batches(self) -> int:
-        return self._committer.batches if self._committer else 0
-
     def _check_running(self) -> None:
         if not self._running:
             raise StorageError(f"{self._path}: not open; nothing can be kept before or after")
 
-    def _set_due(self) -> None:
-        if self._due is None:
-            self._due = time.monotonic() + self._gather
-            self._wake.notify()
-        elif len(self._pending) == EARLY and not self._failures:
-            self._due = time.monotonic()
-            self._wake.notify()
+    def _schedule_commit(self) -> None:
+        if self._commit_at is None:
+            self._commit_at = time.monotonic() + self._batch_seconds
+            self._condition.notify()
+        elif len(self._pending) == EARLY_COMMIT_RECORDS and not self._failures:
+            self._commit_at = time.monotonic()
+            self._condition.notify()
 
     # The thread.
 
@@ -337,7 +315,7 @@ class Writer:
                     if not self._refuses:
                         opened.set_exception(error)
                         return
-                    if (later := self._open_later(stack, error, opened)) is None:
+                    if (later := self._retry_open(stack, error, opened)) is None:
                         return
                     committer = later
                 except BaseException as error:  # noqa: BLE001 - raised to the caller of `open`
@@ -345,31 +323,31 @@ class Writer:
                     return
                 else:
                     opened.set_result(None)
-                self._serve(committer)
+                self._run_tasks(committer)
         finally:
-            with self._wake:
+            with self._condition:
                 self._running = False
                 waiting = [f for f in self._flushes if f.set_running_or_notify_cancel()]
             for flush in waiting:
                 flush.set_exception(StorageError(f"{self._path}: the writer has ended"))
             self._ended.set_result(None)
 
-    def _open_later(
+    def _retry_open(
         self, stack: contextlib.ExitStack, error: Exception, opened: Future[None]
     ) -> Committer | None:
         """Run without the file, refusing every promise, and retry opening it until there is space.
 
         Return None if the writer was stopped before that.
         """
-        with self._wake:
+        with self._condition:
             self._running = not self._stopping
-            self._unproven = True
-            self._in_trouble(OSError(str(error)))
+            self._sync_failed = True
+            self._journal_failed(OSError(str(error)))
         opened.set_result(None)
         stack.close()
         while True:
-            with self._wake:
-                self._wake.wait_for(lambda: self._stopping or self._flushes, MEND_INTERVAL)
+            with self._condition:
+                self._condition.wait_for(lambda: self._stopping or self._flushes, REPAIR_SECONDS)
                 flushes, self._flushes = self._flushes, []
                 stopping = self._stopping
             for flush in flushes:
@@ -381,7 +359,7 @@ class Writer:
             except (StorageError, sqlite3.Error, OSError) as again:
                 stack.close()
                 error = again
-                self._trouble = str(again)
+                self._journal_error = str(again)
 
     @property
     def opened(self) -> bool:
@@ -408,42 +386,42 @@ class Writer:
         stack.callback(self._journal.abandon)
         latest = committer.absorbed
         kept = list(self._journal.replay(committer.absorbed))
-        with self._wake:
+        with self._condition:
             early = self._pending.take()  # put before the file could be opened: newer
             for sequence, record in kept:
                 self._pending.put_clock(record.scope, record)
                 latest = max(latest, sequence)
                 self._replayed += 1
             self._pending.sequence = latest + len(early.clocks)
-            self._pending.put_later(early)
+            self._pending.put_newer(early)
         if not len(self._pending):
             self._journal.discard(self._journal.retired())
-        with self._wake:
+        with self._condition:
             self._begin_journal()
             self._committer = committer
             self._running = not self._stopping
             if len(self._pending):
-                self._set_due()
+                self._schedule_commit()
         return committer
 
-    def _serve(self, committer: Committer) -> None:
+    def _run_tasks(self, committer: Committer) -> None:
         while True:
-            with self._wake:
-                work = self._await_work()
+            with self._condition:
+                task = self._await_task()
                 stopping = self._stopping
-                if work is not _Work.MEND:
+                if task is not _Task.REPAIR:
                     self._unsynced_since = None
-                if work is _Work.COMMIT:
-                    batch, flushes = self._take()
-            if work is _Work.SYNC:
+                if task is _Task.COMMIT:
+                    batch, flushes = self._take_batch()
+            if task is _Task.SYNC:
                 self._sync()
                 continue
-            if work is _Work.MEND:
-                self._mend()
+            if task is _Task.REPAIR:
+                self._repair()
                 continue
-            error = self._write(committer, batch)
-            if self._trouble is not None:
-                self._mend()
+            error = self._commit_batch(committer, batch)
+            if self._journal_error is not None:
+                self._repair()
             for flush in flushes:
                 if error is None:
                     flush.set_result(None)
@@ -454,23 +432,23 @@ class Writer:
                     self._journal.discard_all()
                 return
 
-    def _await_work(self) -> _Work:
+    def _await_task(self) -> _Task:
         """Sleep until there is a task, and return it. Called under the lock."""
         while not (self._stopping or self._flushes):
             now = time.monotonic()
-            if self._due is not None and now >= self._due:
-                return _Work.COMMIT
-            ends = [] if self._due is None else [self._due]
-            if self._trouble is not None:
-                if now >= self._mend_at:
-                    return _Work.MEND
-                ends.append(self._mend_at)
+            if self._commit_at is not None and now >= self._commit_at:
+                return _Task.COMMIT
+            ends = [] if self._commit_at is None else [self._commit_at]
+            if self._journal_error is not None:
+                if now >= self._repair_at:
+                    return _Task.REPAIR
+                ends.append(self._repair_at)
             if self._unsynced_since is not None:
-                ends.append(self._unsynced_since + SYNC_INTERVAL)
+                ends.append(self._unsynced_since + SYNC_SECONDS)
                 if now >= ends[-1]:
-                    return _Work.SYNC
-            self._wake.wait(min(ends) - now if ends else None)
-        return _Work.COMMIT
+                    return _Task.SYNC
+            self._condition.wait(min(ends) - now if ends else None)
+        return _Task.COMMIT
 
     def _sync(self) -> bool:
         """Sync the journal to disk; return False if that fails.
@@ -482,12 +460,12 @@ class Writer:
             self._journal.sync()
             self._check_database()
         except OSError as error:
-            with self._wake:
+            with self._condition:
                 self._journal.abandon()
                 for batch in (self._writing, self._pending):
-                    self._unkept.update(dict.fromkeys(batch.clocks))
-                self._unproven = True
-                self._in_trouble(error)
+                    self._missed.update(dict.fromkeys(batch.clocks))
+                self._sync_failed = True
+                self._journal_failed(error)
             return False
         return True
 
@@ -496,58 +474,58 @@ class Writer:
         if self._database is not None:
             self._database.check()
 
-    def _mend(self) -> None:
+    def _repair(self) -> None:
         """Try to repair the journal, and append the promises that it missed.
 
         It counts as repaired once a frame was written and an fsync succeeded.
         """
-        with self._wake:
-            self._mend_at = time.monotonic() + MEND_INTERVAL
+        with self._condition:
+            self._repair_at = time.monotonic() + REPAIR_SECONDS
         try:
-            with self._wake:
-                if self._journal.idle:
+            with self._condition:
+                if self._journal.closed:
                     self._journal.begin()
             try:
-                self._make_up()
+                self._append_missed()
             except OSError:
-                with self._wake:
+                with self._condition:
                     self._journal.begin()  # the disk may be fine, and only the open file broken
-                self._make_up()
+                self._append_missed()
         except OSError as error:
-            with self._wake:
-                self._in_trouble(error)
+            with self._condition:
+                self._journal_failed(error)
             return
         if not self._sync():
             return
-        with self._wake:
-            if self._unkept:  # another promise was missed meanwhile
+        with self._condition:
+            if self._missed:  # another promise was missed meanwhile
                 return
-            self._trouble = None
-            self._unproven = False
+            self._journal_error = None
+            self._sync_failed = False
         _log.warning("%s: promises can be kept again", self._path)
 
-    def _make_up(self) -> None:
+    def _append_missed(self) -> None:
         """Append the promises that the journal missed. Raises OSError.
 
         If it missed none, append a test frame, because an open file need not be writable.
         """
-        if not self._unkept:
-            with self._wake:
-                self._journal.append(NOBODYS, NOTHING)
-        while self._unkept:
-            with self._wake:
-                for scope in list(itertools.islice(self._unkept, _AT_ONCE)):
+        if not self._missed:
+            with self._condition:
+                self._journal.append(TEST_SEQUENCE, TEST_RECORD)
+        while self._missed:
+            with self._condition:
+                for scope in list(itertools.islice(self._missed, _APPENDED_PER_LOCK)):
                     _, record = self._unwritten_clock(scope)
                     if record is not None:
                         self._journal.append(self._pending.sequence, record)
-                    del self._unkept[scope]
+                    del self._missed[scope]
 
-    def _take(self) -> tuple[WriteBatch, list[Future[None]]]:
+    def _take_batch(self) -> tuple[WriteBatch, list[Future[None]]]:
         """Take the next batch and the futures of its flushes; start a new journal if one is due."""
-        if self._journal.full or self._journal.idle:
+        if self._journal.is_full or self._journal.closed:
             self._begin_journal()
         self._writing = batch = self._pending.take()
-        self._due = None
+        self._commit_at = None
         flushes = [f for f in self._flushes if f.set_running_or_notify_cancel()]
         self._flushes = []
         return batch, flushes
@@ -558,12 +536,12 @@ class Writer:
             self._journal.begin()
         except OSError as error:
             # Probably a full disk: the current generation stays in use, if there is one.
-            if self._journal.idle:
-                self._in_trouble(error)
+            if self._journal.closed:
+                self._journal_failed(error)
             else:
                 _log.warning("%s: no new journal can be begun: %s", self._path, error)
 
-    def _write(self, committer: Committer, batch: WriteBatch) -> Exception | None:
+    def _commit_batch(self, committer: Committer, batch: WriteBatch) -> Exception | None:
         began = time.monotonic()
         retired = self._journal.retired()
         try:
@@ -575,15 +553,16 @@ class Writer:
             return error
         self._journal.discard(retired)
         took = time.monotonic() - began
-        with self._wake:
+        with self._condition:
             self._writing = WriteBatch()
             # The database now holds what the journal missed, except for newer records.
-            self._unkept = {name: None for name in self._unkept if name in self._pending.clocks}
+            self._missed = {name: None for name in self._missed if name in self._pending.clocks}
             self._failures = 0
-            self._error = None
-            self._journal.stall(False)
+            self._last_error = None
+            self._journal.bound_growth(False)
             # A record is to be on disk within `flush_interval`, including the commit itself.
-            self._gather = max(self._config.flush_interval - took, self._config.flush_interval / 4)
+            interval = self._config.flush_interval
+            self._batch_seconds = max(interval - took, interval / 4)
         try:
             committer.upkeep()
         except sqlite3.Error as error:
@@ -594,25 +573,26 @@ class Writer:
         """Put back a batch that could not be written, and schedule a retry with back-off."""
         if self._failures == 0:
             _log.error("%s: nothing can be written, tried again later: %s", self._path, error)
-        with self._wake:
-            self._pending.give_back(batch)
+        with self._condition:
+            self._pending.put_back(batch)
             self._writing = WriteBatch()
             self._failures += 1
             self._failed_batches += 1
-            self._error = str(error)
-            self._journal.stall(True)
-            wait = min(self._config.flush_interval * 2.0 ** min(self._failures, 16), MAX_RETRY)
-            self._due = time.monotonic() + wait if len(self._pending) else None
+            self._last_error = str(error)
+            self._journal.bound_growth(True)
+            wait = self._config.flush_interval * 2.0 ** min(self._failures, 16)
+            retry_at = time.monotonic() + min(wait, MAX_RETRY_SECONDS)
+            self._commit_at = retry_at if len(self._pending) else None
             try:  # the database's error may affect the journal as well
-                self._journal.append(NOBODYS, NOTHING)
+                self._journal.append(TEST_SEQUENCE, TEST_RECORD)
             except OSError as refused:
-                self._in_trouble(refused)
+                self._journal_failed(refused)
         self._sync()
 
 
 # --- transactions ----------------------------------------------------------------------------
 
-FORGET_EVERY = 3600.0
+DELETE_SECONDS = 3600.0
 """Seconds between two deletions of old rows, unless many records are put."""
 
 # Errors of SQLite that a single record can cause, and that a retry can't resolve.
@@ -635,10 +615,10 @@ class Committer:
         self._connection = connection
         self._config = config
         self._clock = clock
-        self._forget_at = clock.monotonic()
-        self._put_since_forget = 0
-        self._hopeless = 0
-        self._newest = 0.0
+        self._delete_at = clock.monotonic()
+        self._put_since_deletion = 0
+        self._shrink_above = 0
+        self._newest_moment = 0.0
         self.absorbed: int = get_meta(connection, "absorbed") or 0
         self.history_bytes: int = get_meta(connection, "history_bytes") or 0
         self.batches: int = 0
@@ -658,12 +638,12 @@ class Committer:
             self._commit(batch, self._write_singly)
         self.batches += 1
         self.written += len(batch)
-        self._put_since_forget += len(batch.origins)
+        self._put_since_deletion += len(batch.origins)
         for record in batch.origins.values():
-            self._newest = max(self._newest, record.fetched_at)
+            self._newest_moment = max(self._newest_moment, record.fetched_at)
         for clock in batch.clocks.values():
             if clock is not None:
-                self._newest = max(self._newest, clock.next_at)
+                self._newest_moment = max(self._newest_moment, clock.next_at)
 
     def _commit(self, batch: WriteBatch, write: Callable[[WriteBatch], int]) -> None:
         with self._transaction():
@@ -721,18 +701,18 @@ class Committer:
     def upkeep(self) -> None:
         """Reduce the history and the tables to their bounds. Raises sqlite3.Error."""
         excess = self.history_bytes - self._config.history_bytes
-        if excess > 0 and self.history_bytes > self._hopeless:
+        if excess > 0 and self.history_bytes > self._shrink_above:
             self._shrink(excess + self._config.history_bytes // 20)
-        many = self._put_since_forget * 20 > self._config.max_origins
-        if many or self._clock.monotonic() >= self._forget_at:
-            self._forget_at = self._clock.monotonic() + FORGET_EVERY
-            self._put_since_forget = 0
+        many = self._put_since_deletion * 20 > self._config.max_origins
+        if many or self._clock.monotonic() >= self._delete_at:
+            self._delete_at = self._clock.monotonic() + DELETE_SECONDS
+            self._put_since_deletion = 0
             with self._transaction():
-                forget(
+                delete_old(
                     self._connection,
                     # Age is relative to the newest record: a wall clock set years ahead, with
                     # nothing fetched since, makes nothing old.
-                    now=min(self._clock.wall(), self._newest),
+                    now=min(self._clock.wall(), self._newest_moment),
                     forget_after=self._config.forget_after,
                     max_origins=self._config.max_origins,
                 )
@@ -744,4 +724,4 @@ class Committer:
         self.history_bytes -= freed
         # If nothing was freed, all that is left belongs to stored origins: don't search again
         # until the history has grown.
-        self._hopeless = 0 if freed else self.history_bytes + self._config.history_bytes // 20
+        self._shrink_above = 0 if freed else self.history_bytes + self._config.history_bytes // 20

@@ -27,7 +27,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     def refuse(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(writer, "MEND_INTERVAL", 0.02)
+    monkeypatch.setattr(writer, "REPAIR_SECONDS", 0.02)
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", refuse)
         yield patch

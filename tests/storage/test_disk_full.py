@@ -201,7 +201,7 @@ import asyncio, resource, sys
 from gatekeeper.errors import StorageError
 from gatekeeper.storage import ClockRecord, SqliteStorage, writer
 
-writer.MEND_INTERVAL = 0.02
+writer.REPAIR_SECONDS = 0.02
 
 async def refused(of, *what):
     try:
@@ -258,11 +258,11 @@ async def test_a_start_where_the_database_opens_and_no_journal_can_begin(
 ) -> None:
     """A kill -9 on a full disk leaves this state: a database without a transaction to roll back."""
     config = StorageConfig(on_failure="refuse" if refuses else "continue")
-    monkeypatch.setattr(writer, "MEND_INTERVAL", 0.02)
+    monkeypatch.setattr(writer, "REPAIR_SECONDS", 0.02)
     async with SqliteStorage(path) as storage:
         storage.promise(promised("before.example"))
     with monkeypatch.context() as patch:
-        patch.setattr(journal, "_take_room", broken(errno.ENOSPC))
+        patch.setattr(journal, "_preallocate", broken(errno.ENOSPC))
         storage = SqliteStorage(path, config=config)
         await storage.open()
         assert ("No space" in (storage.failing or "")) is refuses
@@ -334,17 +334,17 @@ class Looks:
 
 @pytest.fixture
 async def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "MEND_INTERVAL", 0.02)
-    monkeypatch.setattr(writer, "SYNC_INTERVAL", 0.02)
+    monkeypatch.setattr(writer, "REPAIR_SECONDS", 0.02)
+    monkeypatch.setattr(writer, "SYNC_SECONDS", 0.02)
     Looks.step = asyncio.Event()
-    loop, look = asyncio.get_running_loop(), writer.Writer._await_work
+    loop, look = asyncio.get_running_loop(), writer.Writer._await_task
 
     def looked(self: writer.Writer) -> object:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(Looks.step.set)
         return look(self)
 
-    monkeypatch.setattr(writer.Writer, "_await_work", looked)
+    monkeypatch.setattr(writer.Writer, "_await_task", looked)
 
 
 async def in_trouble(storage: SqliteStorage) -> None:
@@ -406,8 +406,8 @@ async def test_a_journal_that_fails_for_long_leaves_few_files(
             await in_trouble(storage)
             journal = storage._writer._journal
             await until(lambda: len(journal.retired()) >= 16)
-            tried = storage._writer._mend_at
-            await until(lambda: storage._writer._mend_at > tried + 0.1)
+            tried = storage._writer._repair_at
+            await until(lambda: storage._writer._repair_at > tried + 0.1)
             assert len(list(path.parent.glob("*.promises-*"))) <= 17
         await storage.flush()
         assert storage.failing is None

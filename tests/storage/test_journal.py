@@ -30,9 +30,9 @@ def written(path: Path, count: int, limit: int = 1 << 20) -> Path:
     return path.with_name(path.name + ".promises-1")
 
 
-def appended(journal: Journal, numbers: Iterable[int], *, spare: bool = False) -> None:
+def appended(journal: Journal, numbers: Iterable[int], *, use_reserved: bool = False) -> None:
     for n in numbers:
-        journal.append(n, clock(n), spare=spare)
+        journal.append(n, clock(n), use_reserved=use_reserved)
 
 
 def test_what_is_appended_comes_back_in_order(path: Path) -> None:
@@ -143,9 +143,9 @@ def test_a_new_generation_keeps_the_one_before_until_it_is_absorbed(path: Path) 
     journal = Journal(path, limit=10)
     journal.begin()
     journal.append(1, clock(1))
-    assert journal.full
+    assert journal.is_full
     journal.begin()
-    assert not journal.full
+    assert not journal.is_full
     journal.append(2, clock(2))
     assert [sequence for sequence, _ in Journal(path, limit=10).replay(0)] == [1, 2]
     journal.discard(journal.retired())
@@ -178,12 +178,12 @@ def test_generations_in_which_nothing_is_do_not_wait_to_be_absorbed(
 def test_it_stops_growing_while_the_database_refuses_it(path: Path) -> None:
     journal = Journal(path, limit=100)
     journal.begin()
-    journal.stall(True)
+    journal.bound_growth(True)
     journal.append(0, clock(0))
     with pytest.raises(OSError, match="the journal is full"):
         appended(journal, range(1, 100))
     assert journal.size < 4 * 100 + 200
-    journal.stall(False)
+    journal.bound_growth(False)
     journal.append(100, clock(100))
     journal.abandon()
 
@@ -252,11 +252,11 @@ def test_a_full_disk_has_room_for_what_can_not_be_refused(
     with pytest.raises(OSError, match="No space"):
         appended(journal, range(1, 100_000))
     refusable = len(read_generation(path.with_name("state.db.promises-1"))[0])
-    appended(journal, range(refusable + 1, refusable + 101), spare=True)
+    appended(journal, range(refusable + 1, refusable + 101), use_reserved=True)
     with pytest.raises(OSError, match="No space"):
         journal.append(0, clock(0))
     with pytest.raises(OSError, match="No space"):
-        appended(journal, range(20_000, 21_000), spare=True)
+        appended(journal, range(20_000, 21_000), use_reserved=True)
     disk.left = 10**6
     journal.append(9999, clock(9))
     assert read_generation(path.with_name("state.db.promises-1"))[1] == 0, "room is no damage"

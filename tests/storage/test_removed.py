@@ -66,8 +66,8 @@ async def test_a_database_that_was_deleted_is_told_of_and_its_journal_is_kept(pa
 async def test_a_journal_that_was_deleted_is_written_again(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "SYNC_INTERVAL", 0.01)
-    monkeypatch.setattr(writer, "MEND_INTERVAL", 0.01)
+    monkeypatch.setattr(writer, "SYNC_SECONDS", 0.01)
+    monkeypatch.setattr(writer, "REPAIR_SECONDS", 0.01)
     async with SqliteStorage(path, config=SLOW) as storage:
         (generation,) = path.parent.glob(f"{path.name}.promises-*")
         generation.unlink()

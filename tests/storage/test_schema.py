@@ -247,7 +247,7 @@ async def test_damage_met_later_is_an_error_that_names_the_file(
     content[2 * 4096 :] = b"\xff" * (len(content) - 2 * 4096)
     path.write_bytes(content)
     # Like a file that is too large to be checked on opening.
-    monkeypatch.setattr(schema, "_QUICK_CHECK_BELOW", 0)
+    monkeypatch.setattr(schema, "_MAX_CHECKED_BYTES", 0)
     async with SqliteStorage(path) as storage:
         with pytest.raises(StorageError, match=r"state\.db: .*move it away"):
             await storage.load_origin("https://5.example")

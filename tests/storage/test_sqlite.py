@@ -20,7 +20,7 @@ from gatekeeper.config import StorageConfig
 from gatekeeper.errors import StorageError
 from gatekeeper.storage import ClockRecord, SqliteStorage
 from gatekeeper.storage.base import Pending
-from gatekeeper.storage.schema import ROW_COST
+from gatekeeper.storage.schema import HISTORY_ROW_BYTES
 
 ORIGIN = "https://a.example"
 SLOW = StorageConfig(flush_interval=3600.0)
@@ -244,7 +244,7 @@ async def test_what_was_put_since_wins_over_a_batch_given_back(made: Any) -> Non
     batch = pending.take()
     pending.put_origin(made(at=2.0, text=b"B"))
     pending.put_clock("a.example", None)
-    pending.give_back(batch)
+    pending.put_back(batch)
     again = pending.take()
     assert again.origins[ORIGIN].fetched_at == 2.0
     assert [seen.first_seen for seen in again.sightings[ORIGIN]] == [1.0, 2.0]
@@ -318,7 +318,7 @@ async def test_the_books_of_the_history_balance(path: Path, made: Any, seed: int
     def ask(question: str) -> Any:
         return connection.execute(question).fetchone()[0]
 
-    held = ask("SELECT sum(length(body)) FROM blobs") + ROW_COST * ask(
+    held = ask("SELECT sum(length(body)) FROM blobs") + HISTORY_ROW_BYTES * ask(
         "SELECT count(*) FROM history"
     )
     assert told == held == ask("SELECT value FROM meta WHERE name = 'history_bytes'")
