@@ -34,7 +34,7 @@ from gatekeeper.errors import (
     LedgerLost,
     StorageError,
 )
-from gatekeeper.fetching.guard import FirstDial, GuardedConnector, connecting, dialling
+from gatekeeper.fetching.guard import FirstDial, GuardedConnector, connecting, dialled_addresses
 from gatekeeper.fetching.limits import RetrievalDeadline, Slots, watching
 from gatekeeper.fetching.outcomes import (
     ANSWERED,
@@ -262,7 +262,7 @@ class RequestSender:
         head: aiohttp.ClientResponse | None = None
         first: FirstDial | None = None
         dialled: list[str] = []
-        dialling.set(dialled)
+        dialled_addresses.set(dialled)
         connecting.set(None)  # inherited from the first caller, who expects its own dials only
         watching.set(watch)
         if (hurry := hurried.get()) is not None:

@@ -44,7 +44,7 @@ from gatekeeper.config import Config
 from gatekeeper.decision import BLOCKED_NOTE, Decision
 from gatekeeper.errors import AddressRefused, ConfigError, Denied, HoldLapsed
 from gatekeeper.fetching.guard_policy import Guard
-from gatekeeper.fetching.limits import PlaceQueue, watching
+from gatekeeper.fetching.limits import PrioritySemaphore, watching
 from gatekeeper.library_internals import (
     DialConnector,
     close_pooled,
@@ -60,10 +60,10 @@ if TYPE_CHECKING:
     from aiohttp.tracing import Trace
 
 
-_THREADS: Final = 64
-_FOR_KNOWN: Final = 8
+_MAX_THREADS: Final = 64
+_RESERVED_THREADS: Final = 8
 """Threads reserved for names that were found before."""
-_KNOWN: Final = 20_000
+_MAX_KNOWN_NAMES: Final = 20_000
 """The maximum number of such names."""
 
 
@@ -81,19 +81,19 @@ class _Threads:
     """Acts as the event loop of an aiohttp resolver, with its own threads."""
 
     def __init__(self, count: int, name: str) -> None:
-        self.places = PlaceQueue(count)
+        self.semaphore = PrioritySemaphore(count)
         self._executor: Executor = ThreadPoolExecutor(count, thread_name_prefix=name)
         self._loop = asyncio.get_running_loop()
         # The resolver uses only these two methods of its loop.
         self.resolver = aiohttp.ThreadedResolver(cast("asyncio.AbstractEventLoop", self))
 
     async def getaddrinfo(self, host: str, port: int, **options: Any) -> Any:
-        return await self._do(partial(socket.getaddrinfo, host, port, **options))
+        return await self._run_in_thread(partial(socket.getaddrinfo, host, port, **options))
 
     async def getnameinfo(self, address: Any, flags: int = 0) -> Any:
-        return await self._do(partial(socket.getnameinfo, address, flags))
+        return await self._run_in_thread(partial(socket.getnameinfo, address, flags))
 
-    async def _do(self, work: Callable[[], Any]) -> Any:
+    async def _run_in_thread(self, work: Callable[[], Any]) -> Any:
         try:
             looking = self._loop.run_in_executor(self._executor, work)
         except RuntimeError as error:
@@ -107,37 +107,39 @@ class _Threads:
 class SystemResolver(AbstractResolver):
     """`aiohttp.ThreadedResolver` with its own threads. Close it with its connector."""
 
-    def __init__(self, *, threads: int = _THREADS, for_known: int = _FOR_KNOWN) -> None:
-        self._others = _Threads(threads, "gatekeeper-names")
-        self._familiar = _Threads(for_known, "gatekeeper-known-names")
-        self._known: cachetools.LRUCache[str, None] = cachetools.LRUCache(_KNOWN)
+    def __init__(self, *, threads: int = _MAX_THREADS, reserved: int = _RESERVED_THREADS) -> None:
+        self._shared_threads = _Threads(threads, "gatekeeper-names")
+        self._reserved_threads = _Threads(reserved, "gatekeeper-known-names")
+        self._known: cachetools.LRUCache[str, None] = cachetools.LRUCache(_MAX_KNOWN_NAMES)
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         """Return the name's addresses. Raises OSError as the system does."""
-        threads = self._others
-        if host in self._known and self._familiar.places.free:
-            threads = self._familiar
-        await self._enter(threads.places)
+        threads = self._shared_threads
+        if host in self._known and self._reserved_threads.semaphore.free:
+            threads = self._reserved_threads
+        await self._wait_for_thread(threads.semaphore)
         looking = asyncio.ensure_future(threads.resolver.resolve(host, port, family))
         # The thread is occupied until the name server gives up, even if the caller is cancelled.
-        looking.add_done_callback(partial(self._looked, threads.places, host))
+        looking.add_done_callback(partial(self._look_up_done, threads.semaphore, host))
         return await asyncio.shield(looking)
 
     @staticmethod
-    async def _enter(places: PlaceQueue) -> None:
-        if places.take_nowait():
+    async def _wait_for_thread(semaphore: PrioritySemaphore) -> None:
+        if semaphore.acquire_nowait():
             return
         watch = watching.get()
         if watch is not None:
             watch.queued()
-        await places.take()
+        await semaphore.acquire()
         if watch is not None:
             watch.connecting()
 
-    def _looked(self, places: PlaceQueue, host: str, looking: asyncio.Future[Any]) -> None:
-        places.give()
+    def _look_up_done(
+        self, semaphore: PrioritySemaphore, host: str, looking: asyncio.Future[Any]
+    ) -> None:
+        semaphore.release()
         if not looking.cancelled() and looking.exception() is None:
             self._known[host] = None
         else:
@@ -145,13 +147,13 @@ class SystemResolver(AbstractResolver):
 
     async def close(self) -> None:
         """Release the threads; busy ones end after their look-up."""
-        self._others.close()
-        self._familiar.close()
+        self._shared_threads.close()
+        self._reserved_threads.close()
 
 
 # The maximum number of addresses of a name that are tried, per family. An answer may have
 # thousands, and aiohttp dials n dead ones n(n+1)/2 times: a name could be aimed at another host.
-_MAX_ANSWERS = 4
+_MAX_ADDRESSES_TRIED = 4
 
 
 class _Attempt(msgspec.Struct, eq=False):
@@ -166,9 +168,9 @@ class _Attempt(msgspec.Struct, eq=False):
 _attempt: ContextVar[_Attempt | None] = ContextVar("gatekeeper_guard_attempt", default=None)
 
 
-dialling: ContextVar[list[str] | None] = ContextVar("gatekeeper_dialling", default=None)
+dialled_addresses: ContextVar[list[str] | None] = ContextVar("gatekeeper_dialling", default=None)
 """A list, set by the caller, that the connector fills with the addresses dialled."""
-_MOST_NAMED = 16
+_MAX_DIALLED_NOTED = 16
 """The maximum length of that list."""
 before_send: ContextVar[Callable[[], bool] | None] = ContextVar(
     "gatekeeper_before_send", default=None
@@ -184,12 +186,12 @@ over; not called for a kept-alive connection."""
 class _Socket(socket.socket):
     """A socket that can be given to aiohttp connected: connecting it again does nothing."""
 
-    __slots__ = ("made",)
-    made: bool
+    __slots__ = ("is_connected",)
+    is_connected: bool
 
     def connect(self, address: Any) -> None:
-        """Connect, unless `made` is set."""
-        if not getattr(self, "made", False):
+        """Connect, unless `is_connected` is set."""
+        if not getattr(self, "is_connected", False):
             super().connect(address)
 
 
@@ -208,7 +210,7 @@ class FirstDial(msgspec.Struct, eq=False):
 
     def connected(self, sock: _Socket) -> None:
         """Store the connected socket."""
-        sock.made = True
+        sock.is_connected = True
         self.sock = sock
         if len(self.answers) > 1:
             peer = sock.getpeername()[0]
@@ -266,7 +268,7 @@ class GuardedResolver(AbstractResolver):
             if self._guard.refuses_answer(answer["host"], answer["port"], host) is not None:
                 continue
             families[answer["family"]] += 1
-            if families[answer["family"]] <= _MAX_ANSWERS:
+            if families[answer["family"]] <= _MAX_ADDRESSES_TRIED:
                 kept.append(answer)
         return kept
 
@@ -280,9 +282,9 @@ Deny = Callable[[str, str, str], Decision]
 """Makes the decision about a refused request from its URL, its User-Agent header, and the note of
 the refusal."""
 
-_NOT_ABOUT_DIALS: Final = frozenset({"limit", "use_dns_cache", "keepalive_timeout", "force_close"})
+_NEUTRAL_OPTIONS: Final = frozenset({"limit", "use_dns_cache", "keepalive_timeout", "force_close"})
 """Options of a connector that do not change how it dials (`limit` only if it is 0)."""
-_NEXT_ADDRESS: Final = 0.25
+_NEXT_ADDRESS_SECONDS: Final = 0.25
 """Seconds until another address of a name is dialled as well (RFC 8305 section 5)."""
 
 _connect = aiohttp.TCPConnector.connect  # called for each request, and cheaper than super()
@@ -310,8 +312,8 @@ class GuardedConnector(DialConnector):
         self._url_cache = url_cache or UrlCache()
         self._deny = deny
         self._guarded_resolver = GuardedResolver(guard, resolver)
-        self._judged_by = guard.version
-        self._dials_first = not options.keys() - _NOT_ABOUT_DIALS and not options.get("limit")
+        self._judged_version = guard.version
+        self._dials_first = not options.keys() - _NEUTRAL_OPTIONS and not options.get("limit")
         super().__init__(
             resolver=self._guarded_resolver, socket_factory=self._open_socket, **options
         )
@@ -342,7 +344,7 @@ class GuardedConnector(DialConnector):
             raise AddressRefused
         if attempt is not None:
             attempt.dialled += 1
-        if (dialled := dialling.get()) is not None and len(dialled) < _MOST_NAMED:
+        if (dialled := dialled_addresses.get()) is not None and len(dialled) < _MAX_DIALLED_NOTED:
             dialled.append(host)
         self.guard.dialled()
         return (socket.socket if dial is None else _Socket)(family, kind, proto)
@@ -354,8 +356,8 @@ class GuardedConnector(DialConnector):
 
         It raises when called, not when awaited, which saves a coroutine per request.
         """
-        if self._judged_by != self.guard.version:
-            self._give_up_judged()
+        if self._judged_version != self.guard.version:
+            self._drop_judged()
         if req.proxy is not None:
             refuse_proxy(self.guard.mode, req.proxy)
         url, cache = req.url, self._url_cache
@@ -397,7 +399,7 @@ class GuardedConnector(DialConnector):
             or ":" in host
             or host[-1:].isdigit()  # an address: nothing to look up
             or host.endswith(".")
-            or self._judged_by != self.guard.version
+            or self._judged_version != self.guard.version
             or self.guard.refuses_target(target) is not None
         ):
             return None
@@ -415,8 +417,8 @@ class GuardedConnector(DialConnector):
         _first_dial.set(dial)
         try:
             sock = await start(
-                [_addr_info(answer) for answer in answers],
-                happy_eyeballs_delay=_NEXT_ADDRESS,
+                [_to_addr_info(answer) for answer in answers],
+                happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS,
                 socket_factory=self._open_socket,
             )
             if isinstance(sock, _Socket):  # always true, as `_open_socket` made it
@@ -432,9 +434,9 @@ class GuardedConnector(DialConnector):
             _attempt.reset(token)
         return dial
 
-    def _give_up_judged(self) -> None:
+    def _drop_judged(self) -> None:
         """After a change of settings: drop connections and look-ups that the old ones allowed."""
-        self._judged_by = self.guard.version
+        self._judged_version = self.guard.version
         self.clear_dns_cache()
         close_pooled(self)
 
@@ -444,9 +446,9 @@ class GuardedConnector(DialConnector):
         """Make a new connection, with a record of the attempt."""
         attempt = _Attempt(req.url.raw_host or "", proxied=req.proxy is not None)
         token = _attempt.set(attempt)
-        told = connecting.get()
-        if told is not None:
-            told(True)
+        on_connecting = connecting.get()
+        if on_connecting is not None:
+            on_connecting(True)
         try:
             protocol = await dial
             limit_interim(protocol)
@@ -461,8 +463,8 @@ class GuardedConnector(DialConnector):
             raise
         finally:
             _attempt.reset(token)
-            if told is not None:
-                told(False)
+            if on_connecting is not None:
+                on_connecting(False)
 
     def _denied(self, request: ClientRequest, note: str = BLOCKED_NOTE) -> Denied:
         """Return the error to raise, with the same note for every look-up (T2)."""
@@ -476,7 +478,7 @@ class GuardedConnector(DialConnector):
         await self._guarded_resolver.close()
 
 
-def _addr_info(answer: ResolveResult) -> AddrInfoType:
+def _to_addr_info(answer: ResolveResult) -> AddrInfoType:
     family, host, port = answer["family"], answer["host"], answer["port"]
     address = (host, port, 0, 0) if family == socket.AF_INET6 else (host, port)
     return family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", address
@@ -494,11 +496,11 @@ def refuse_proxy(mode: str, proxy: object) -> None:
         )
 
 
-LASTING = 10.0
+ANSWER_SECONDS = 10.0
 """Seconds for which the addresses of a host are cached."""
-_AGAIN = 1.0
+_FAILURE_SECONDS = 1.0
 """Seconds until a failed look-up is repeated."""
-_MOST = 20_000
+_MAX_CACHED_NAMES = 20_000
 """The maximum number of cached names."""
 
 _Key = tuple[str, int]
@@ -508,14 +510,14 @@ UNRESOLVED = "address:unresolved"
 them."""
 
 
-class RememberingResolver(AbstractResolver):
+class CachingResolver(AbstractResolver):
     """A resolver that caches the answers of another; `inner` None: the system's."""
 
     def __init__(self, inner: AbstractResolver | None, clock: Clock) -> None:
         self._inner = inner
         self._owned = inner is None
         self._answers: cachetools.TTLCache[tuple[str, int, int], list[ResolveResult]] = (
-            cachetools.TTLCache(_MOST, ttl=LASTING, timer=clock.monotonic)
+            cachetools.TTLCache(_MAX_CACHED_NAMES, ttl=ANSWER_SECONDS, timer=clock.monotonic)
         )
 
     async def resolve(
@@ -545,15 +547,18 @@ class HeldResolver(AbstractResolver):
 
     def __init__(self, inner: AbstractResolver) -> None:
         self._inner = inner
-        self._failed: cachetools.LRUCache[_Key, tuple[int, str]] = cachetools.LRUCache(_MOST)
+        self._failed: cachetools.LRUCache[_Key, tuple[int, str]] = cachetools.LRUCache(
+            _MAX_CACHED_NAMES
+        )
 
     def fail(self, host: str, port: int, error: Exception) -> None:
         """Let every dial of the name fail, as its look-up before a turn failed."""
         code = error.errno if isinstance(error, socket.gaierror) else None
-        told = socket.EAI_AGAIN if code is None else code
-        self._failed[host, port] = told, str(error) or type(error).__name__
+        if code is None:
+            code = socket.EAI_AGAIN
+        self._failed[host, port] = code, str(error) or type(error).__name__
 
-    def let_go(self, host: str, port: int) -> None:
+    def release_name(self, host: str, port: int) -> None:
         """Allow dials of the name again, as a look-up succeeded."""
         self._failed.pop((host, port), None)
 
@@ -587,21 +592,22 @@ class HostAddresses:
         seconds that one look-up may take."""
         self._clock = clock
         self._patience = patience
-        answers = RememberingResolver(resolver, clock)
+        answers = CachingResolver(resolver, clock)
         self.resolver: HeldResolver = HeldResolver(answers)
         """The connectors' resolver, so that they dial the addresses that were looked up here."""
         self._ours = guard is not None
         self._vetted: AbstractResolver = (
             answers if guard is None else GuardedResolver(guard, answers)
         )
-        self._known: cachetools.TLRUCache[_Key, tuple[str, ...]] = cachetools.TLRUCache(
-            _MOST,
+        self._cached_scopes: cachetools.TLRUCache[_Key, tuple[str, ...]] = cachetools.TLRUCache(
+            _MAX_CACHED_NAMES,
             ttu=lambda _key, scopes, now: (
-                now + (_AGAIN if not scopes or scopes == (UNRESOLVED,) else LASTING)
+                now
+                + (_FAILURE_SECONDS if not scopes or scopes == (UNRESOLVED,) else ANSWER_SECONDS)
             ),
             timer=clock.monotonic,
         )
-        self._asking: dict[_Key, asyncio.Event] = {}
+        self._look_ups: dict[_Key, asyncio.Event] = {}
 
     @classmethod
     def of(
@@ -624,22 +630,22 @@ class HostAddresses:
         except ValueError:
             pass
         key = (host, port)
-        while (known := self._known.get(key)) is None:
-            if (asking := self._asking.get(key)) is not None:
+        while (scopes := self._cached_scopes.get(key)) is None:
+            if (asking := self._look_ups.get(key)) is not None:
                 await asking.wait()
                 continue  # the other caller may have been cancelled: then look up here
-            done = self._asking[key] = asyncio.Event()
+            done = self._look_ups[key] = asyncio.Event()
             try:
-                known = self._known[key] = await self._look_up(host, port)
+                scopes = self._cached_scopes[key] = await self._look_up(host, port)
                 break
             finally:
-                del self._asking[key]
+                del self._look_ups[key]
                 done.set()
-        return known
+        return scopes
 
     def knows(self, target: urls.Target) -> bool:
         """Return True if `scopes` would answer without waiting."""
-        if (target.host, target.port) in self._known:
+        if (target.host, target.port) in self._cached_scopes:
             return True
         try:
             ipaddress.ip_address(target.host)
@@ -659,12 +665,12 @@ class HostAddresses:
                 return (UNRESOLVED,)
             self.resolver.fail(host, port, error)
             return ()
-        self.resolver.let_go(host, port)
+        self.resolver.release_name(host, port)
         return found
 
     async def close(self) -> None:
         """Close the resolver."""
-        self._known.clear()
+        self._cached_scopes.clear()
         await self.resolver.close()
 
 

@@ -139,7 +139,7 @@ mistaken."""
 # fmt: on
 
 
-def _flattened(
+def _to_ranges(
     table: tuple[tuple[str, Kind | None], ...],
     network: type[IPv4Network] | type[IPv6Network],
     default: Kind | None,
@@ -162,8 +162,8 @@ def _flattened(
     return starts, kinds
 
 
-_IPV4 = _flattened(IPV4_TABLE, IPv4Network, None)
-_IPV6 = _flattened(IPV6_TABLE, IPv6Network, Kind.RESERVED)
+_IPV4 = _to_ranges(IPV4_TABLE, IPv4Network, None)
+_IPV6 = _to_ranges(IPV6_TABLE, IPv6Network, Kind.RESERVED)
 
 
 def address_kind(ip: IPv4Address | IPv6Address) -> Kind | None:
@@ -178,7 +178,7 @@ def address_kind(ip: IPv4Address | IPv6Address) -> Kind | None:
     return kinds[bisect_right(starts, int(ip)) - 1]
 
 
-def ipv4_within(ip: IPv6Address, *, nat64: bool) -> IPv4Address | None:
+def embedded_ipv4(ip: IPv6Address, *, nat64: bool) -> IPv4Address | None:
     """Return the IPv4 address inside a mapped (or, with `nat64`, a NAT64) address, or None.
 
     >>> ipv4_within(IPv6Address("64:ff9b::7f00:1"), nat64=True)
@@ -189,22 +189,22 @@ def ipv4_within(ip: IPv6Address, *, nat64: bool) -> IPv4Address | None:
     return None
 
 
-def inner_name(host: str) -> bool:
+def is_inner_name(host: str) -> bool:
     """Return True if a normalized name (lower case, no final dot) belongs to the inner network.
 
     >>> inner_name("metadata.google.internal"), inner_name("internal.example.com")
     (True, False)
     """
-    return "." not in host or host.endswith(_INNER_ENDS) or host in INNER_NAMES
+    return "." not in host or host.endswith(_INNER_SUFFIXES) or host in INNER_NAMES
 
 
-_INNER_ENDS = tuple(f".{name}" for name in INNER_NAMES)
+_INNER_SUFFIXES = tuple(f".{name}" for name in INNER_NAMES)
 
 
 NEEDS_RANGE = frozenset({Kind.LINK_LOCAL, Kind.LOOPBACK, Kind.THIS_NETWORK, Kind.TRANSITION})
 """Kinds of addresses that a name in `guard.allow` does not open; only a CIDR range does."""
 
-_UNHELPED = frozenset({Kind.MALFORMED, Kind.USERINFO, Kind.OPERATOR, Kind.SELF})
+_NO_REMEDY = frozenset({Kind.MALFORMED, Kind.USERINFO, Kind.OPERATOR, Kind.SELF})
 
 
 USERINFO_NOTE = (
@@ -233,7 +233,7 @@ def remedy(kind: Kind) -> str:
     >>> remedy(Kind.LOOPBACK)
     '; if it is your own network, let it in with guard.allow (--allow-address)'
     """
-    if kind in _UNHELPED:
+    if kind in _NO_REMEDY:
         return ""
     if kind is Kind.PORT:
         return "; guard.ports can list it"
@@ -247,12 +247,12 @@ _log = logging.getLogger("gatekeeper.guard")
 _Address = IPv4Address | IPv6Address
 _Network = IPv4Network | IPv6Network
 
-_MAX_REMEMBERED = 50_000  # cached verdicts by origin
+_MAX_CACHED_ORIGINS = 50_000  # cached verdicts by origin
 _MAX_ADDRESSES = 4_096  # cached addresses: parsed texts, and those that may be dialled
-_ORDINARY = 8_000  # a shorter path of printable ASCII can't be malformed
-_ODD = re.compile(r"[^!-~]").search
+_MAX_ORDINARY_PATH = 8_000  # a shorter path of printable ASCII can't be malformed
+_find_unprintable = re.compile(r"[^!-~]").search
 _MAX_LOGGED = 1_024  # a refusal is logged again after so many others
-_REASONS = {
+_KIND_TEXTS = {
     Kind.MALFORMED: "no canonical address",
     Kind.SELF: "our own listener",
     Kind.OPERATOR: "on the deny list",
@@ -280,7 +280,7 @@ class Refusal:
         return "blocked"
 
 
-_UNKNOWN: Final = Refusal(Kind.MALFORMED, "not judged yet")
+_NOT_CACHED: Final = Refusal(Kind.MALFORMED, "not judged yet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,42 +360,39 @@ class Guard:
         The addresses of a name are not known yet; they are judged when they are dialled.
         """
         ordinary = urls.split_ordinary(raw)  # None for a URL with userinfo
-        known = None if ordinary is None else self._verdicts.get(ordinary[0], _UNKNOWN)
-        refusal = self._judge_text(raw) if ordinary is None or known is _UNKNOWN else known
-        return refusal if refusal is None else self._note(refusal)
+        known = _NOT_CACHED if ordinary is None else self._verdicts.get(ordinary[0], _NOT_CACHED)
+        return self._report(self._judge_url(raw) if known is _NOT_CACHED else known)
 
     def refuses_request(self, url: URL) -> Refusal | None:
         """Judge a URL about to be requested. Return None if it is allowed. Counts refusals."""
         origin = f"{url.scheme}://{url.raw_authority}"
         path = url.raw_path_qs
         # The verdict depends on the authority; a path is refused only if it is malformed.
-        if len(path) < _ORDINARY and not _ODD(path) and self.passed(origin):
+        if len(path) < _MAX_ORDINARY_PATH and not _find_unprintable(path) and self.passed(origin):
             return None
         refusal = self.refuses_url(str(url))
         if refusal is None and "@" not in origin:
-            self._verdicts.make_room(_MAX_REMEMBERED)
+            self._verdicts.make_room(_MAX_CACHED_ORIGINS)
             self._verdicts[origin] = None
         return refusal
 
     def passed(self, origin: str) -> bool:
         """Return True if it is known that all ordinary paths of an origin may be requested."""
-        return self._verdicts.get(origin, _UNKNOWN) is None
+        return self._verdicts.get(origin, _NOT_CACHED) is None
 
     def refuses_target(self, target: urls.Target) -> Refusal | None:
         """Judge a parsed URL, such as the target of a redirect. Return None if it is allowed.
 
         A Target's `url` lacks its userinfo, so it must not be judged by `refuses_url`.
         """
-        refusal = self._judge_target(target)
-        return refusal if refusal is None else self._note(refusal)
+        return self._report(self._judge_target(target))
 
     def refuses_address(self, ip: str | IPv4Address | IPv6Address, port: int) -> Refusal | None:
         """Judge an address and port about to be dialled. Return None if it is allowed.
 
         A text that is not a canonical address is refused; no error is raised.
         """
-        refusal = self._judge_port(port, str(ip)) or self._judge_address(ip, port)
-        return refusal if refusal is None else self._note(refusal)
+        return self._report(self._judge_port(port, str(ip)) or self._judge_address(ip, port))
 
     def listens_on(self, address: str | IPv4Address | IPv6Address, port: int) -> None:
         """Refuse to dial this address and port, as it is a listener of this process (T3).
@@ -421,7 +418,7 @@ class Guard:
 
     # -- the URL stage
 
-    def _judge_text(self, raw: str) -> Refusal | None:
+    def _judge_url(self, raw: str) -> Refusal | None:
         try:
             target = urls.parse(raw)
         except InvalidURL as error:
@@ -432,9 +429,9 @@ class Guard:
         if target.userinfo:
             return Refusal(Kind.USERINFO, f"{target.origin}: credentials in the URL", USERINFO_NOTE)
         verdicts, origin = self._verdicts, target.origin
-        known: Refusal | None = verdicts.get(origin, _UNKNOWN)
-        if known is _UNKNOWN:
-            verdicts.make_room(_MAX_REMEMBERED)
+        known: Refusal | None = verdicts.get(origin, _NOT_CACHED)
+        if known is _NOT_CACHED:
+            verdicts.make_room(_MAX_CACHED_ORIGINS)
             known = verdicts[origin] = self._judge_origin(target)
         return known
 
@@ -443,7 +440,7 @@ class Guard:
             return refusal
         host = target.host
         # An address has a colon or ends with a digit.
-        literal = _as_address(host) if ":" in host or host[-1:].isdecimal() else None
+        literal = _parse_address(host) if ":" in host or host[-1:].isdecimal() else None
         if literal is not None:
             return self._judge_address(host, target.port)
         return self._judge_name(host)
@@ -458,16 +455,16 @@ class Guard:
         return Refusal(Kind.PORT, f"{host}: port {port}", PORT_NOTE.format(port))
 
     def _judge_name(self, host: str) -> Refusal | None:
-        name = _folded(host)
+        name = _normalized(host)
         labels = name.split(".")
         if len(name) > _MAX_NAME or "" in labels or max(map(len, labels)) > _MAX_LABEL:
             return Refusal(Kind.MALFORMED, f"{name[:_MAX_NAME]}: no possible name")
-        inner = inner_name(name)
-        if _listed(name, self._denied_names):
+        inner = is_inner_name(name)
+        if _is_listed(name, self._denied_names):
             # The same note as without the list: its contents are private.
             note = NAME_NOTE if inner else BLOCKED_NOTE
             return Refusal(Kind.OPERATOR, f"{name}: on the deny list", note)
-        if inner and not _listed(name, self._allowed_names):
+        if inner and not _is_listed(name, self._allowed_names):
             return Refusal(Kind.NAME, f"{name}: a name of the inner network", NAME_NOTE)
         return None
 
@@ -478,8 +475,8 @@ class Guard:
         passed, key = self._passed_addresses, f"{port} {ip} {name}"
         if key in passed:
             return None
-        parsed = _as_address(ip) if isinstance(ip, str) else ip
-        kind = Kind.MALFORMED if parsed is None else self._kind_of(parsed, port, name)
+        parsed = _parse_address(ip) if isinstance(ip, str) else ip
+        kind = Kind.MALFORMED if parsed is None else self._refused_kind(parsed, port, name)
         if kind is None:
             if not self._listeners:  # with listeners it depends on this machine's addresses
                 passed.make_room(_MAX_ADDRESSES)
@@ -488,29 +485,29 @@ class Guard:
         shown = f"{name} -> {ip} port {port}" if name else f"{ip} port {port}"
         if kind is Kind.MALFORMED:
             shown = f"{shown!r:.200}"
-        why = _REASONS.get(kind, f"{kind} address")
-        if kind in NEEDS_RANGE and _listed(_folded(name), self._allowed_names):
+        why = _KIND_TEXTS.get(kind, f"{kind} address")
+        if kind in NEEDS_RANGE and _is_listed(_normalized(name), self._allowed_names):
             why = f"{kind} address, which no name opens, but a CIDR range"
         return Refusal(kind, f"{shown}: {why}", BLOCKED_NOTE if name else ADDRESS_NOTE)
 
-    def _kind_of(self, ip: _Address, port: int, name: str) -> Kind | None:
+    def _refused_kind(self, ip: _Address, port: int, name: str) -> Kind | None:
         """Return why an address is refused, or None if it is allowed."""
         judged = _unmapped(ip, nat64=self._unwrap_nat64)
-        if self._listeners and self._is_self(_unmapped(ip, nat64=True), port):
+        if self._listeners and self._is_own_listener(_unmapped(ip, nat64=True), port):
             return Kind.SELF
-        if _within(ip, self._denied) or _within(judged, self._denied):
+        if _is_in_any(ip, self._denied) or _is_in_any(judged, self._denied):
             return Kind.OPERATOR
         # The allow list applies to the address that is actually reached: an entry of `::/0`
         # does not open ::ffff:127.0.0.1.
-        if _within(judged, self._allowed):
+        if _is_in_any(judged, self._allowed):
             return None
-        if _listed(_folded(name), self._allowed_names):
-            return _beyond_a_name(_unmapped(ip, nat64=True), _folded(name))
+        if _is_listed(_normalized(name), self._allowed_names):
+            return _kind_not_opened_by_name(_unmapped(ip, nat64=True), _normalized(name))
         if isinstance(judged, IPv6Address) and judged in NAT64:
             return Kind.NAT64
         return address_kind(judged)
 
-    def _is_self(self, ip: _Address, port: int) -> bool:
+    def _is_own_listener(self, ip: _Address, port: int) -> bool:
         for own, own_port in self._listeners:
             if port != own_port:
                 continue
@@ -526,20 +523,20 @@ class Guard:
 
     def refuses_name(self, name: str) -> Refusal | None:
         """Judge a name about to be resolved. Return None if it is allowed."""
-        refusal = self._judge_name(name)
-        return refusal if refusal is None else self._note(refusal)
+        return self._report(self._judge_name(name))
 
     def refuses_answer(self, ip: str, port: int, name: str) -> Refusal | None:
         """Judge an address of a name. The port was judged with the URL."""
-        refusal = self._judge_address(ip, port, name if name != ip else "")
-        return refusal if refusal is None else self._note(refusal)
+        return self._report(self._judge_address(ip, port, name if name != ip else ""))
 
     def dialled(self) -> None:
         """Count a connection that was allowed."""
         self._dialled += 1
 
-    def _note(self, refusal: Refusal) -> Refusal:
-        """Count a refusal, and log it unless it was logged recently."""
+    def _report(self, refusal: Refusal | None) -> Refusal | None:
+        """Count a refusal, log it unless it was logged recently, and return it."""
+        if refusal is None:
+            return None
         self._refused[refusal.kind] += 1
         if refusal not in self._logged:
             if len(self._logged) >= _MAX_LOGGED:
@@ -553,7 +550,7 @@ class Guard:
 
 
 @functools.lru_cache(_MAX_ADDRESSES)
-def _as_address(text: str) -> _Address | None:
+def _parse_address(text: str) -> _Address | None:
     """Return a canonical address, or None. The zone of a link-local address is removed.
 
     Cached, because each address is judged several times on its way to the socket.
@@ -569,11 +566,11 @@ def _as_address(text: str) -> _Address | None:
 
 
 def _unmapped(ip: _Address, *, nat64: bool = False) -> _Address:
-    inner = ipv4_within(ip, nat64=nat64) if isinstance(ip, IPv6Address) else None
+    inner = embedded_ipv4(ip, nat64=nat64) if isinstance(ip, IPv6Address) else None
     return ip if inner is None else inner
 
 
-def _beyond_a_name(ip: _Address, name: str) -> Kind | None:
+def _kind_not_opened_by_name(ip: _Address, name: str) -> Kind | None:
     """Return why a name on the allow list does not open an address, or None if it does.
 
     The owner of the name's zone chooses its addresses. At link-local ones clouds serve
@@ -586,18 +583,18 @@ def _beyond_a_name(ip: _Address, name: str) -> Kind | None:
     return kind if kind in NEEDS_RANGE else None
 
 
-def _within(ip: _Address, networks: tuple[_Network, ...]) -> bool:
+def _is_in_any(ip: _Address, networks: tuple[_Network, ...]) -> bool:
     for network in networks:  # noqa: SIM110 - a generator would cost more than the test
         if ip in network:
             return True
     return False
 
 
-def _folded(host: str) -> str:
+def _normalized(host: str) -> str:
     return host.lower().removesuffix(".")
 
 
-def _listed(name: str, names: frozenset[str]) -> bool:
+def _is_listed(name: str, names: frozenset[str]) -> bool:
     """Return True if a name is listed, or is a subdomain of a listed `*.parent`."""
     if not names:
         return False
@@ -624,7 +621,7 @@ def _read_list(
             host = urls.parse(f"http://{bare}/").host
         except InvalidURL:
             host = ""
-        if not host or "/" in bare or _as_address(host) is not None:
+        if not host or "/" in bare or _parse_address(host) is not None:
             raise ConfigError(f"{setting}: {problem}; write a CIDR range or a host name")
         names.add(star + host)
     return tuple(networks), frozenset(names)

@@ -32,29 +32,25 @@ class RetrievalDeadline:
     does not count. When the time is over, the task is cancelled and the block raises TimeoutError.
     """
 
-    __slots__ = (
-        *("_alarm", "_asked_at", "_before", "_config", "_deadline", "_left", "_limit"),
-        *("_loop", "_octets", "_since", "_task", "connected", "ends"),
-    )
-
     def __init__(
-        self, alarm: SharedTimer, config: FetchConfig, loop: asyncio.AbstractEventLoop
+        self, timer: SharedTimer, config: FetchConfig, loop: asyncio.AbstractEventLoop
     ) -> None:
-        self._alarm = alarm
+        self._timer = timer
         self._config = config
         self._loop = loop
-        self._left = config.total_timeout
-        self._since: float | None = None
+        self._remaining = config.total_timeout
+        """Network seconds left before the current phase."""
+        self._phase_start: float | None = None
         """Start of the current phase; None: no network time is counted."""
-        self._limit = _NEVER
+        self._phase_end = _NEVER
         """End of the current phase."""
         self.ends: float = _NEVER
-        """The timer's moment: `_limit`, or the end of a window of the body before that."""
-        self._octets = 0
+        """The timer's moment: `_phase_end`, or the end of a window of the body before that."""
+        self._window_octets = 0
         """Octets of the body received in the current window."""
-        self._asked_at = 0.0
+        self._sent_at = 0.0
         self._task: asyncio.Task[object] | None = None
-        self._before = 0
+        self._cancelling_before = 0
         self._deadline: Deadline | None = None
         self.connected: bool = False
 
@@ -65,14 +61,14 @@ class RetrievalDeadline:
     @property
     def used(self) -> float:
         """Network seconds used so far."""
-        return self._config.total_timeout - self._left
+        return self._config.total_timeout - self._remaining
 
     def __enter__(self) -> None:
         """Begin a request of the current task, with the phase of connecting."""
         task = asyncio.current_task(self._loop)
         if task is None:  # pragma: no cover - awaiting a response requires a task
-            raise RuntimeError("a Watch needs a running task")
-        self._task, self._before = task, task.cancelling()
+            raise RuntimeError("a RetrievalDeadline needs a running task")
+        self._task, self._cancelling_before = task, task.cancelling()
         self.connected = False
         self.connecting()
 
@@ -90,85 +86,81 @@ class RetrievalDeadline:
             return
         deadline.end()
         # The cancellation request is withdrawn even if the block turned it into another error.
-        ours = deadline.fired and task.uncancel() <= self._before
+        ours = deadline.fired and task.uncancel() <= self._cancelling_before
         if ours and isinstance(error, asyncio.CancelledError):
             raise TimeoutError from None
 
     def connecting(self) -> None:
         """Begin the phase of name resolution, TCP and TLS."""
-        self._phase(self._config.connect_timeout)
+        self._start_timed_phase(self._config.connect_timeout)
 
     def queued(self) -> None:
         """Stop counting, as the request waits within this process (for the pool, for example)."""
-        self._begin(self._alarm.clock.monotonic(), 0.0)
-        self._since = None
-        self._alarm.drop(self)
+        self._start_phase(self._timer.clock.monotonic(), 0.0)
+        self._phase_start = None
+        self._timer.drop(self)
 
     def sending(self) -> None:
         """Begin the phase up to the first octet of the response head."""
         self.connected = True
-        self._asked_at = self._phase(self._config.first_byte_timeout)
+        self._sent_at = self._start_timed_phase(self._config.first_byte_timeout)
 
     def reading(self) -> float | None:
         """Begin the phase of the body. Return the seconds from sending to the response head, or
         None if `sending` was not called."""
-        config = self._config
-        now = self._alarm.clock.monotonic()
-        self._begin(now, config.total_timeout)
-        self._octets = 0
-        window = now + config.min_rate_window
-        self._alarm.set(self, min(window, self._limit))
-        took = now - self._asked_at if self.connected else None
+        now = self._timer.clock.monotonic()
+        self._start_phase(now, self._config.total_timeout)
+        self._start_window(now)
+        took = now - self._sent_at if self.connected else None
         self.connected = True
         return took
 
     def received(self, octets: int) -> None:
         """Count octets of the body that have arrived."""
-        self._octets += octets
+        self._window_octets += octets
 
-    def _phase(self, seconds: float) -> float:
-        now = self._alarm.clock.monotonic()
-        self._begin(now, seconds)
-        self._alarm.set(self, self._limit)
+    def _start_timed_phase(self, seconds: float) -> float:
+        now = self._timer.clock.monotonic()
+        self._start_phase(now, seconds)
+        self._timer.set(self, self._phase_end)
         return now
 
-    def _begin(self, now: float, seconds: float) -> None:
+    def _start_phase(self, now: float, seconds: float) -> None:
         """Begin a phase of at most so many seconds, and count the time of the previous one."""
-        since, left = self._since, self._left
-        if since is not None:
-            left -= now - since
-            self._left = left = max(0.0, left)
-        self._since = now
-        self._limit = now + (min(left, seconds))
+        if self._phase_start is not None:
+            self._remaining = max(0.0, self._remaining - (now - self._phase_start))
+        self._phase_start = now
+        self._phase_end = now + min(self._remaining, seconds)
 
-    def _next_window(self, now: float) -> None:
-        self._octets = 0
-        window = now + self._config.min_rate_window
-        if window < self._limit:
-            self._alarm.set(self, window)
+    def _start_window(self, now: float) -> None:
+        """Begin a window in which `min_rate` applies to the body."""
+        self._window_octets = 0
+        self._timer.set(self, min(now + self._config.min_rate_window, self._phase_end))
 
     def due(self, now: float) -> None:
         """Called at the end of the phase, or of a window in which the body was read."""
         config = self._config
         # A dripping body must not occupy a slot: sock_read never fires on it.
-        if now < self._limit and self._octets >= config.min_rate * config.min_rate_window:
-            self._alarm.set(self, self._limit)
-            self._next_window(now)
+        enough = self._window_octets >= config.min_rate * config.min_rate_window
+        if enough and now < self._phase_end:
+            self._start_window(now)
         elif self._task is not None and self._deadline is None:
-            self._deadline = Deadline(self._alarm.clock, self._task)
+            self._deadline = Deadline(self._timer.clock, self._task)
             self._deadline.fire()
 
 
-_PATIENCE: Final = 0.25
-_FEWEST, _MOST = 4, 24
-"""Retrievals that may start, and get a slot, per iteration of the loop: from `_FEWEST` if they fail
-to `_MOST` (the initial value) if they are answered. Those of origins that answered before do not
-count."""
+_SLOT_SECONDS: Final = 0.25
+"""Seconds after which a retrieval goes to the slow lane."""
+_MIN_STARTS: Final = 4
+_MAX_STARTS: Final = 24
+"""Retrievals that may start, and get a slot, per iteration of the loop: down to the minimum if they
+fail, up to the maximum (the initial value) if they are answered. Those of origins that answered
+before do not count."""
 SLOW_FACTOR: Final = 19
 """Places in the slow lane per slot."""
 
 
-class PlaceQueue:
+class PrioritySemaphore:
     """A semaphore with priorities.
 
     Origins that answered before go before unknown ones, and these before those that failed
@@ -179,26 +171,28 @@ class PlaceQueue:
     groups, so that other tasks run in between.
     """
 
-    def __init__(self, most: int, *, per_iteration: int = sys.maxsize) -> None:
-        self.free: int = most
+    def __init__(self, places: int, *, per_iteration: int = sys.maxsize) -> None:
+        self.free: int = places
         self.per_iteration: int = per_iteration
-        self._went_in = 0
+        self._given_now = 0
         """Places given during this iteration that count for `per_iteration`."""
         self._waiting: tuple[deque[asyncio.Future[None]], ...] = (deque(), deque(), deque())
         """The waiters of each rank of `precedence`."""
-        self._latest = False
+        self._served_latest = False
         """True if the latest unknown origin was served last, so that the first is next."""
 
-    def take_nowait(self) -> bool:
+    def acquire_nowait(self) -> bool:
         """Take a place and return True, if one is free and no waiter has precedence."""
         rank = precedence.get()
-        if self.free > 0 and not any(self._waiting[: rank + 1]) and self._may(rank):
+        if self.free > 0 and not any(self._waiting[: rank + 1]) and self._may_give(rank):
             self.free -= 1
             return True
         return False
 
-    async def take(self) -> None:
-        """Wait for a place and take it, after `take_nowait` returned False."""
+    async def acquire(self) -> None:
+        """Take a place, waiting for one if necessary."""
+        if self.acquire_nowait():
+            return
         waiting = self._waiting[precedence.get()]
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting.append(place)
@@ -209,44 +203,46 @@ class PlaceQueue:
                 with suppress(ValueError):  # `_hand_out` may have removed it already
                     waiting.remove(place)
             else:  # the place was given just before the cancellation
-                self.give()
+                self.release()
             raise
 
-    def give(self) -> None:
+    def release(self) -> None:
         """Release a place, to the next waiter if there is one."""
         self.free += 1
         if any(self._waiting):
             self._hand_out()
 
-    def _may(self, rank: int) -> bool:
+    def _may_give(self, rank: int) -> bool:
         """Return True, and count it, if a place may be given to that rank in this iteration."""
         if rank == ANSWERED or self.per_iteration == sys.maxsize:
             return True
-        if self._went_in >= self.per_iteration:
+        if self._given_now >= self.per_iteration:
             return False
-        self._went_in += 1
-        if self._went_in == 1:
+        self._given_now += 1
+        if self._given_now == 1:
             asyncio.get_running_loop().call_soon(self._next_iteration)
         return True
 
     def _next_iteration(self) -> None:
-        self._went_in = 0
+        self._given_now = 0
         self._hand_out()
 
     def _hand_out(self) -> None:
         for rank, waiting in enumerate(self._waiting):
-            while waiting and self.free > 0 and (waiting[0].done() or self._may(rank)):
+            while waiting and self.free > 0 and (waiting[0].done() or self._may_give(rank)):
                 if rank == UNKNOWN_ORIGIN:
-                    self._latest = not self._latest
+                    self._served_latest = not self._served_latest
                 place = (
-                    waiting.pop() if rank == UNKNOWN_ORIGIN and self._latest else waiting.popleft()
+                    waiting.pop()
+                    if rank == UNKNOWN_ORIGIN and self._served_latest
+                    else waiting.popleft()
                 )
                 if not place.done():
                     self.free -= 1
                     place.set_result(None)
 
 
-class Slots(PlaceQueue):
+class Slots(PrioritySemaphore):
     """Bounds concurrent retrievals such that dead hosts do not delay living ones.
 
     A retrieval that is not finished within a quarter of a second gives its slot to another and
@@ -263,19 +259,20 @@ class Slots(PlaceQueue):
     def __init__(
         self,
         clock: Clock,
-        most: int,
+        max_slots: int,
         *,
-        patience: float = _PATIENCE,
+        slot_seconds: float = _SLOT_SECONDS,
         max_in_flight: int = PacingConfig().max_in_flight,
     ) -> None:
-        self._most = most
-        self._in_flight = max_in_flight
-        super().__init__(min(most, _half(max_in_flight)), per_iteration=_MOST)
+        self._max_slots = max_slots
+        self._shares = self._shares_of(max_in_flight)
+        slots, slow, entries = self._shares
+        super().__init__(slots, per_iteration=_MAX_STARTS)
         self.free: int
-        self.slow_free: int = self._slow(max_in_flight)
-        self._entries = PlaceQueue(_quarter(max_in_flight), per_iteration=_MOST)
-        self.alarm: SharedTimer = SharedTimer(clock)
-        self.patience = patience
+        self.slow_free: int = slow
+        self._entry_places = PrioritySemaphore(entries, per_iteration=_MAX_STARTS)
+        self.timer: SharedTimer = SharedTimer(clock)
+        self.slot_seconds = slot_seconds
         self.taken = 0
         """Retrievals on the network now, in slots and in the slow lane."""
 
@@ -286,24 +283,28 @@ class Slots(PlaceQueue):
         of known hosts; after a failure fewer, because those cost as much and yield nothing.
         """
         each = self.per_iteration
-        each = min(_MOST, each + 1) if answered else max(_FEWEST, each // 2)
-        self.per_iteration = self._entries.per_iteration = each
+        each = min(_MAX_STARTS, each + 1) if answered else max(_MIN_STARTS, each // 2)
+        self.per_iteration = self._entry_places.per_iteration = each
 
     def with_turn(self, turn: AbstractAsyncContextManager[HostTurn]) -> TurnAndSlot:
         """Return a context manager that acquires the turn, then a slot, and holds both."""
-        return TurnAndSlot(self, self._entries, turn)
+        return TurnAndSlot(self, self._entry_places, turn)
 
     def adjust(self, max_in_flight: int) -> None:
         """Apply a changed `max_in_flight`; places in use are kept."""
-        before, self._in_flight = self._in_flight, max_in_flight
-        self.free += min(self._most, _half(max_in_flight)) - min(self._most, _half(before))
-        self.slow_free += self._slow(max_in_flight) - self._slow(before)
-        self._entries.free += _quarter(max_in_flight) - _quarter(before)
+        before, self._shares = self._shares, self._shares_of(max_in_flight)
+        slots, slow, entries = (new - old for new, old in zip(self._shares, before, strict=True))
+        self.free += slots
+        self.slow_free += slow
+        self._entry_places.free += entries
 
-    def _slow(self, max_in_flight: int) -> int:
-        most = self._most
-        room = _half(max_in_flight) - min(most, _half(max_in_flight))
-        return min(within_files(most * (1 + SLOW_FACTOR)) - most, room)
+    def _shares_of(self, max_in_flight: int) -> tuple[int, int, int]:
+        """Return the numbers of slots, of places in the slow lane, and of entry places."""
+        half = max(1, max_in_flight // 2)
+        slots = min(self._max_slots, half)
+        all_places = within_open_files(self._max_slots * (1 + SLOW_FACTOR))
+        slow = min(all_places - self._max_slots, half - slots)
+        return slots, slow, max(1, max_in_flight // 4)
 
 
 class TurnAndSlot:
@@ -313,41 +314,38 @@ class TurnAndSlot:
     about to get one. If its turn does not come soon, it gives that place to another.
     """
 
-    __slots__ = ("_entered", "_entries", "_slots", "_slow", "_turn", "ends")
-
     def __init__(
-        self, slots: Slots, entries: PlaceQueue, turn: AbstractAsyncContextManager[HostTurn]
+        self, slots: Slots, entries: PrioritySemaphore, turn: AbstractAsyncContextManager[HostTurn]
     ) -> None:
         self._slots = slots
-        self._entries = entries
+        self._entry_places = entries
         self._turn = turn
-        self._entered = self._slow = False
+        self._has_entry = False
+        self._slow = False
         self.ends: float = 0.0
 
     async def __aenter__(self) -> HostTurn:
         slots = self._slots
-        alarm = slots.alarm
-        if not self._entries.take_nowait():
-            await self._entries.take()
-        self._entered = True
+        timer = slots.timer
+        await self._entry_places.acquire()
+        self._has_entry = True
         try:
-            alarm.set(self, alarm.clock.monotonic() + slots.patience)
+            timer.set(self, timer.clock.monotonic() + slots.slot_seconds)
             taken = await self._turn.__aenter__()
         except BaseException:
-            alarm.drop(self)
-            self._leave()
+            timer.drop(self)
+            self._release_entry()
             raise
-        alarm.drop(self)  # from here on it keeps its entry place until it has a slot
+        timer.drop(self)  # from here on it keeps its entry place until it has a slot
         try:
-            if not slots.take_nowait():
-                await slots.take()
+            await slots.acquire()
         except BaseException as error:
             await self._turn.__aexit__(type(error), error, error.__traceback__)
             raise
         finally:
-            self._leave()
+            self._release_entry()
         slots.taken += 1
-        alarm.set(self, alarm.clock.monotonic() + slots.patience)
+        timer.set(self, timer.clock.monotonic() + slots.slot_seconds)
         return taken
 
     async def __aexit__(
@@ -358,18 +356,18 @@ class TurnAndSlot:
     ) -> None:
         slots = self._slots
         slots.taken -= 1
-        slots.alarm.drop(self)
+        slots.timer.drop(self)
         if self._slow:
             slots.slow_free += 1
         else:
-            slots.give()
+            slots.release()
         await self._turn.__aexit__(kind, error, trace)
 
-    def _leave(self) -> None:
+    def _release_entry(self) -> None:
         """Release the entry place, if it is still held."""
-        if self._entered:
-            self._entered = False
-            self._entries.give()
+        if self._has_entry:
+            self._has_entry = False
+            self._entry_places.release()
 
     def due(self, now: float) -> None:
         """Called when the turn, or with a slot the end of the retrieval, is late.
@@ -377,25 +375,17 @@ class TurnAndSlot:
         Release the entry place; or move to the slow lane if it has room, else check again later.
         """
         slots = self._slots
-        if self._entered:
-            self._leave()
+        if self._has_entry:
+            self._release_entry()
         elif slots.slow_free > 0:
             slots.slow_free -= 1
             self._slow = True
-            slots.give()
+            slots.release()
         else:
-            slots.alarm.set(self, now + slots.patience)
+            slots.timer.set(self, now + slots.slot_seconds)
 
 
-def _half(count: int) -> int:
-    return max(1, count // 2)
-
-
-def _quarter(count: int) -> int:
-    return max(1, count // 4)
-
-
-def within_files(wanted: int) -> int:
+def within_open_files(wanted: int) -> int:
     """Return the wanted number of retrievals, or fewer to use at most half of the limit of open
     files."""
     try:

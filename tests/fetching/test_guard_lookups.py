@@ -85,7 +85,7 @@ async def test_names_found_before_need_not_wait_for_those_that_get_no_answer(
     names: NameService,
 ) -> None:
     names.silent = {f"silent{n}.test" for n in range(10)}
-    resolver = SystemResolver(threads=2, for_known=1)
+    resolver = SystemResolver(threads=2, reserved=1)
     await resolver.resolve("known.test", 80)
     waiting = [asyncio.create_task(resolver.resolve(name, 80)) for name in sorted(names.silent)]
     await names.until(lambda: len(names.asked) == 3)
@@ -102,7 +102,7 @@ async def test_names_found_before_need_not_wait_for_those_that_get_no_answer(
 
 async def test_a_thread_counts_as_taken_until_the_name_service_is_done(names: NameService) -> None:
     names.silent = {"silent0.test"}
-    resolver = SystemResolver(threads=1, for_known=1)
+    resolver = SystemResolver(threads=1, reserved=1)
     gone = asyncio.create_task(resolver.resolve("silent0.test", 80))
     await names.until(lambda: names.asked)
     gone.cancel()
@@ -120,7 +120,7 @@ async def test_who_waits_for_a_thread_is_not_held_to_have_timed_out(names: NameS
     # Otherwise a living site would be recorded as dead, and as evidence of a lost uplink.
     names.silent = {"silent0.test"}
     clock = VirtualClock()
-    resolver = SystemResolver(threads=1, for_known=1)
+    resolver = SystemResolver(threads=1, reserved=1)
     connector = aiohttp.TCPConnector(resolver=resolver)
     async with aiohttp.ClientSession(connector=connector) as session:
         fetcher = Fetcher(

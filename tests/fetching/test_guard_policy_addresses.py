@@ -16,7 +16,7 @@ from gatekeeper.fetching.guard_policy import (
     Guard,
     Kind,
     address_kind,
-    inner_name,
+    is_inner_name,
 )
 
 EDGES: list[tuple[str, Kind | None]] = [
@@ -248,7 +248,7 @@ def test_bad_ports_are_all_ports() -> None:
     ],
 )
 def test_names_of_the_inner_network(name: str, inner: bool) -> None:
-    assert inner_name(name) is inner
+    assert is_inner_name(name) is inner
 
 
 _octets = st.one_of(

@@ -60,7 +60,7 @@ async def test_the_slow_lane_is_bounded_too() -> None:
 
 async def test_who_answered_goes_first_and_who_failed_last_and_strangers_from_both_ends() -> None:
     clock = VirtualClock()
-    slots = Slots(clock, 1, patience=1000.0)
+    slots = Slots(clock, 1, slot_seconds=1000.0)
     order: list[str] = []
 
     async def one(name: str, rank: int) -> None:
@@ -83,7 +83,7 @@ async def test_who_answered_goes_first_and_who_failed_last_and_strangers_from_bo
 
 async def test_those_who_wait_may_leave_at_any_moment() -> None:
     clock = VirtualClock()
-    slots = Slots(clock, 1, patience=1000.0)
+    slots = Slots(clock, 1, slot_seconds=1000.0)
     never = asyncio.Event()
     holder = asyncio.create_task(_hold(slots, never))
     await clock.settle()

@@ -22,7 +22,7 @@ from gatekeeper import (
     polite_session,
 )
 from gatekeeper.clock import VirtualClock
-from gatekeeper.fetching.guard import LASTING, HostAddresses
+from gatekeeper.fetching.guard import ANSWER_SECONDS, HostAddresses
 from gatekeeper.session import session_gate
 from tests.internet import Fail, FakeInternet, Page
 from tests.politeness.conftest import MakeGate
@@ -151,7 +151,7 @@ async def test_a_host_that_moved_shares_the_clock_of_its_new_address(
             async with gate.lease("http://a.test/") as lease:
                 lease.report(status=200)
             internet.dns("a.test", new)
-            await clock.sleep(LASTING + 1.0)
+            await clock.sleep(ANSWER_SECONDS + 1.0)
             async with gate.lease("http://a.test/") as lease:
                 lease.report(status=200)
             with pytest.raises(LeaseTimeout):

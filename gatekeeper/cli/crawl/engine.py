@@ -27,7 +27,7 @@ from gatekeeper.decision import Decision
 from gatekeeper.errors import Deferred, Denied, GatekeeperError, InvalidURL
 from gatekeeper.fetching.fetcher import send_once
 from gatekeeper.fetching.guard import connecting
-from gatekeeper.fetching.limits import within_files
+from gatekeeper.fetching.limits import within_open_files
 from gatekeeper.http_fields import REDIRECTS, unreadable
 from gatekeeper.middleware import signals
 from gatekeeper.robots.signals import PAGE_FIELDS, page_signals
@@ -259,7 +259,7 @@ class Crawl:
         self._idle: set[asyncio.Task[None]] = set()
         """Workers that wait for a turn."""
         usual = limits.concurrency
-        self._spare = within_files(usual * (1 + _STANDING_IN)) - usual
+        self._spare = within_open_files(usual * (1 + _STANDING_IN)) - usual
         """How many more additional workers may be started."""
         self._surplus = 0
         """How many workers should end, since the slow connections they replaced are over."""
