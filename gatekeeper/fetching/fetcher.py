@@ -9,7 +9,6 @@ decoded octets, and a decompression bomb is detected by its ratio (docs/threat-m
 from __future__ import annotations
 
 import asyncio
-import random
 import re
 import weakref
 import zlib
@@ -20,7 +19,7 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 from aiohttp.connector import Connection
-from aiohttp.hdrs import CONTENT_ENCODING, CONTENT_TYPE, ETAG, LAST_MODIFIED, LOCATION, RETRY_AFTER
+from aiohttp.hdrs import CONTENT_ENCODING, CONTENT_TYPE, ETAG, LAST_MODIFIED, LOCATION
 from msgspec.structs import replace
 from yarl import URL
 
@@ -35,7 +34,7 @@ from gatekeeper.errors import (
     StorageError,
 )
 from gatekeeper.fetching.guard import FirstDial, GuardedConnector, connecting, dialled_addresses
-from gatekeeper.fetching.limits import RetrievalDeadline, Slots, watching
+from gatekeeper.fetching.limits import RetrievalDeadline, Slots, current_deadline
 from gatekeeper.fetching.outcomes import (
     ANSWERED,
     Known,
@@ -58,12 +57,12 @@ from gatekeeper.library_internals import default_proxy, limit_interim
 from gatekeeper.robots.patterns import is_robots_txt
 from gatekeeper.urls import Target, join, parse
 
-_BOMB_FROM: Final = 65_536
+_MIN_BOMB_OCTETS: Final = 65_536
 _BOMB_RATIO: Final = 100
 _GZIP_MAGIC: Final = 0x1F
-_FIRST_STEP: Final = 64
+_FIRST_MEMBER_STEP: Final = 64
 """Octets of a further gzip member that zlib gets at first; an empty member has 20."""
-_KNOWN: Final = frozenset({"", "identity", "gzip", "x-gzip", "deflate"})
+_ENCODINGS: Final = frozenset({"", "identity", "gzip", "x-gzip", "deflate"})
 
 
 class BadEncoding(Exception):
@@ -78,22 +77,17 @@ class Decoder:
     b'User'
     """
 
-    __slots__ = (
-        *("_consumed", "_ended", "_gzip", "_padding"),
-        *("_plain", "_produced", "_step", "_unpacker"),
-    )
-
     def __init__(self, encoding: str) -> None:
         """Raises BadEncoding for an encoding that was not requested."""
         name = encoding.strip().lower()
-        if name not in _KNOWN:
+        if name not in _ENCODINGS:
             raise BadEncoding(f"unknown Content-Encoding {encoding[:40]!r}")
         self._gzip = name.endswith("gzip")
         self._plain = not name or name == "identity"
         self._unpacker: zlib._Decompress | None = None
-        self._ended = False
+        self._end_at_redirect = False
         self._padding = False
-        self._step = _FIRST_STEP
+        self._step = _FIRST_MEMBER_STEP
         self._consumed = 0
         self._produced = 0
 
@@ -108,7 +102,7 @@ class Decoder:
         view = memoryview(data)
         at, size = 0, len(data)
         while at < size and room > 0 and not self._padding:
-            step = size - at if not self._ended else min(size - at, self._step)
+            step = size - at if not self._end_at_redirect else min(size - at, self._step)
             piece, taken = self._unpack(view[at : at + step], room)
             out.append(piece)
             room -= len(piece)
@@ -124,7 +118,7 @@ class Decoder:
         """
         if self._unpacker is None:
             # gzip may continue with another member; anything else after the end is padding.
-            if self._ended and not (self._gzip and data[0] == _GZIP_MAGIC):
+            if self._end_at_redirect and not (self._gzip and data[0] == _GZIP_MAGIC):
                 self._padding = True
                 return b"", len(data)
             self._unpacker = zlib.decompressobj(self._window(data))
@@ -137,12 +131,12 @@ class Decoder:
         taken = len(data) - len(rest)
         self._consumed += taken
         self._produced += len(piece)
-        if self._produced > _BOMB_FROM and self._produced > _BOMB_RATIO * self._consumed:
+        if self._produced > _MIN_BOMB_OCTETS and self._produced > _BOMB_RATIO * self._consumed:
             raise BadEncoding(f"{self._produced} octets out of {self._consumed}: a bomb")
         if unpacker.eof:
             self._unpacker = None
-            self._ended = True
-            self._step = _FIRST_STEP
+            self._end_at_redirect = True
+            self._step = _FIRST_MEMBER_STEP
         else:
             self._step *= 2
         return piece, taken
@@ -159,8 +153,8 @@ class Decoder:
             raise BadEncoding("the encoded stream ends in the middle")
 
 
-_NO_LIMITS: Final = aiohttp.ClientTimeout(total=None, sock_connect=None)
-_MOST_KEPT_ALIVE: Final = 8
+_NO_TIMEOUTS: Final = aiohttp.ClientTimeout(total=None, sock_connect=None)
+_MAX_KEPT_ALIVE: Final = 8
 """Kept-alive connections that `reach` closes at most, one after another, to get a new one."""
 
 
@@ -194,17 +188,17 @@ class RequestSender:
         config: FetchConfig,
         clock: Clock,
     ) -> None:
-        self._lent = lent
+        self._lender = lent
         self._headers = headers
         self._config = config
-        self._alarm = SharedTimer(clock)
+        self._timer = SharedTimer(clock)
         self._ssl = config.tls_errors != "accept" and config.profile != "archival"
-        self._own: aiohttp.ClientSession | None = None
-        self._dials_first: GuardedConnector | None = None
+        self._own_session: aiohttp.ClientSession | None = None
+        self._first_dialler: GuardedConnector | None = None
         """Connects to origins that were not asked before, before the request is built."""
-        self._reaching: aiohttp.ClientSession | None = None
+        self._reach_session: aiohttp.ClientSession | None = None
 
-    def watch(self) -> RetrievalDeadline:
+    def new_deadline(self) -> RetrievalDeadline:
         """Return the deadline that all requests of one retrieval share. Raises GateClosed."""
         self._session()
         config, hurry = self._config, hurried.get()
@@ -214,7 +208,7 @@ class RequestSender:
                 connect_timeout=min(config.connect_timeout, hurry.seconds),
                 first_byte_timeout=min(config.first_byte_timeout, hurry.seconds),
             )
-        return RetrievalDeadline(self._alarm, config, self._loop)
+        return RetrievalDeadline(self._timer, config, self._loop)
 
     def _session(self) -> aiohttp.ClientSession:
         """Return the second session, which is created on first use.
@@ -222,26 +216,26 @@ class RequestSender:
         Raises GateClosed if the given session is closed: a session without that connector would
         create an unguarded one.
         """
-        own = self._own
-        if own is None or self._lent.closed:
+        own = self._own_session
+        if own is None or self._lender.closed:
             connector = self._connector()
             self._loop = asyncio.get_running_loop()  # cached, as this makes a system call
-            own = self._own = _laid_over(self._lent, connector, self._headers)
+            own = self._own_session = _session_over(self._lender, connector, self._headers)
             # It owns nothing that needs closing, but aiohttp warns about unclosed sessions.
             weakref.finalize(self, own.detach)
             if isinstance(connector, GuardedConnector) and not self._proxied:
-                self._dials_first = connector
+                self._first_dialler = connector
         return own
 
     @property
     def _proxied(self) -> bool:
         """True if requests may go through a proxy."""
-        return self._lent.trust_env or any(default_proxy(self._lent).values())
+        return self._lender.trust_env or any(default_proxy(self._lender).values())
 
     def _connector(self) -> aiohttp.BaseConnector:
         """Return the given session's connector. Raises GateClosed if the session is closed."""
-        connector = self._lent.connector
-        if connector is None or self._lent.closed:
+        connector = self._lender.connector
+        if connector is None or self._lender.closed:
             raise GateClosed("the session that robots.txt is fetched with is closed")
         return connector
 
@@ -249,7 +243,7 @@ class RequestSender:
         self,
         target: Target,
         headers: Mapping[str, str] | None,
-        watch: RetrievalDeadline,
+        deadline: RetrievalDeadline,
         *,
         first_hop: bool,
     ) -> Reply:
@@ -264,23 +258,23 @@ class RequestSender:
         dialled: list[str] = []
         dialled_addresses.set(dialled)
         connecting.set(None)  # inherited from the first caller, who expects its own dials only
-        watching.set(watch)
+        current_deadline.set(deadline)
         if (hurry := hurried.get()) is not None:
             hurry.on_request()
         try:
-            with watch:
-                if self._dials_first is not None and precedence.get() != ANSWERED:
-                    first = await self._dials_first.dial(target)
+            with deadline:
+                if self._first_dialler is not None and precedence.get() != ANSWERED:
+                    first = await self._first_dialler.dial(target)
                 async with session.get(
                     URL(target.url, encoded=True),
                     headers=headers,
                     allow_redirects=False,
                     ssl=self._ssl,
-                    trace_request_ctx=watch,
+                    trace_request_ctx=deadline,
                 ) as head:
-                    elapsed = watch.reading()
+                    elapsed = deadline.reading()
                     in_body = True
-                    return await _read(head, watch, self._config, elapsed)
+                    return await _read_reply(head, deadline, self._config, elapsed)
         except (aiohttp.ClientError, OSError, TimeoutError, BadEncoding) as error:
             if isinstance(error, BadEncoding):
                 outcome = Outcome.BAD_ENCODING
@@ -291,7 +285,7 @@ class RequestSender:
                     error=error,
                     config=self._config,
                     first_hop=first_hop,
-                    connected=watch.connected,
+                    connected=deadline.connected,
                     in_body=in_body,
                 )
             return Reply(
@@ -305,7 +299,7 @@ class RequestSender:
             if first is not None:
                 first.close()
 
-    async def reach(self, target: Target, watch: RetrievalDeadline) -> bool | None:
+    async def reach(self, target: Target, deadline: RetrievalDeadline) -> bool | None:
         """Test whether a new connection to the target's origin can be made, without a request.
 
         Return False if it failed as it would with a lost uplink, and None if that is unknown: the
@@ -315,17 +309,17 @@ class RequestSender:
         connector = self._connector()
         if self._proxied:
             return None
-        session = self._reaching
+        session = self._reach_session
         if session is None:
-            session = self._reaching = _laid_over(
-                self._lent, connector, self._headers, _trace_of_connections()
+            session = self._reach_session = _session_over(
+                self._lender, connector, self._headers, _trace_of_connections()
             )
             weakref.finalize(self, session.detach)
-        watching.set(watch)
-        for _ in range(_MOST_KEPT_ALIVE):
+        current_deadline.set(deadline)
+        for _ in range(_MAX_KEPT_ALIVE):
             attempt = _NewConnection()
             try:
-                with watch:
+                with deadline:
                     async with session.get(
                         URL(target.url, encoded=True),
                         allow_redirects=False,
@@ -354,7 +348,7 @@ class _ConnectedError(Exception):
     """Raised instead of sending a request on a connection, which aiohttp then closes."""
 
 
-def _laid_over(
+def _session_over(
     lent: aiohttp.ClientSession,
     connector: aiohttp.BaseConnector,
     headers: Mapping[str, str],
@@ -374,7 +368,7 @@ def _laid_over(
         trace_configs=None if trace is None else [trace],
         trust_env=lent.trust_env,
         auto_decompress=False,
-        timeout=_NO_LIMITS,
+        timeout=_NO_TIMEOUTS,
         # `FirstAnswer` does not see a proxy's response to CONNECT.
         middlewares=(send_once,) if lent.trust_env or any(proxy.values()) else (),
         **proxy,
@@ -417,8 +411,8 @@ class _Request(aiohttp.ClientRequest):
         if self.connect_only:
             raise _ConnectedError
         limit_interim(conn.protocol)  # the connector may be the caller's, not a guarded one
-        if (watch := watching.get()) is not None:
-            watch.sending()
+        if (deadline := current_deadline.get()) is not None:
+            deadline.sending()
         return super().send(conn)
 
 
@@ -465,9 +459,9 @@ async def _connect_only(
     return await handler(request)
 
 
-async def _read(
+async def _read_reply(
     head: aiohttp.ClientResponse,
-    watch: RetrievalDeadline,
+    deadline: RetrievalDeadline,
     config: FetchConfig,
     elapsed: float | None,
 ) -> Reply:
@@ -475,7 +469,7 @@ async def _read(
     if not outcome.has_text or outcome is Outcome.EMPTY:
         # The body of an error is never read.
         return Reply(outcome=outcome, status=head.status, headers=head.headers, elapsed=elapsed)
-    body, received, binary = await _body_of(head, watch, config)
+    body, received, binary = await _read_body(head, deadline, config)
     truncated = len(body) > config.max_body
     outcome = Outcome.NOT_TEXT if binary else judge(outcome, body, truncated=truncated)
     return Reply(
@@ -489,8 +483,8 @@ async def _read(
     )
 
 
-async def _body_of(
-    head: aiohttp.ClientResponse, watch: RetrievalDeadline, config: FetchConfig
+async def _read_body(
+    head: aiohttp.ClientResponse, deadline: RetrievalDeadline, config: FetchConfig
 ) -> tuple[bytes, int, bool]:
     """Return the decoded body, the octets received, and whether it is not a text.
 
@@ -509,7 +503,7 @@ async def _body_of(
     while not content.at_eof():
         chunk = await content.readany()
         received += len(chunk)
-        watch.received(len(chunk))
+        deadline.received(len(chunk))
         room = config.max_body + 1 - len(body)
         body += chunk[:room] if decoder is None else decoder.feed(chunk, room)
         if not sniffed and len(body) >= 1024:
@@ -529,9 +523,9 @@ async def _body_of(
 
 
 _ACCEPT: Final = "text/plain, text/*;q=0.9, */*;q=0.1"
-_ENCODING: Final = "gzip, deflate"  # those that `Decoder` knows
-_RATE_LIMIT: Final = type(ETAG)("RateLimit")
-_MOST_LAPSED = 3
+_ACCEPT_ENCODING: Final = "gzip, deflate"  # those that `Decoder` knows
+_MAX_LAPSED_HOLDS: Final = 3
+"""Retries of a hop whose hold lapsed before the request was sent."""
 _PATH: Final = "/robots.txt"
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _MAX_VALIDATOR: Final = 1_024
@@ -554,27 +548,29 @@ class Fetcher:
         user_agent: str,
         config: Config,
         clock: Clock,
-        rng: random.Random,
         take_turn: TakeTurn,
         refuse: Refuse | None = None,
         known: Known | None = None,
         signer: Signer | None = None,
     ) -> None:
-        self._session, self._signer = session, signer
-        self._config, self._clock, self._rng = config.fetch, clock, rng
+        self._session = session
+        self._config = config.fetch
+        self._clock = clock
         self._take_turn = take_turn
-        self._refuse, self._known = refuse, known
+        self._refuse = refuse
+        self._known = known
+        self._signer = signer
         self._slots = Slots(
             clock, config.fetch.max_concurrent, max_in_flight=config.pacing.max_in_flight
         )
-        self._longest_wait = config.pacing.backoff_max
+        self._max_wait = config.pacing.backoff_max
         self._sender = RequestSender(
             session, headers=_headers(user_agent, config.fetch), config=config.fetch, clock=clock
         )
 
     def adjust(self, pacing: PacingConfig) -> None:
         """Apply changed settings of `[pacing]`."""
-        self._longest_wait = pacing.backoff_max
+        self._max_wait = pacing.backoff_max
         self._slots.adjust(pacing.max_in_flight)
 
     async def fetch(self, origin: str, validators: Validators | None = None) -> Retrieval:
@@ -603,7 +599,7 @@ class Fetcher:
         uplink, and None if that is unknown: the connection was refused, or goes through a proxy.
         """
         try:
-            return await self._sender.reach(parse(origin + _PATH), self._sender.watch())
+            return await self._sender.reach(parse(origin + _PATH), self._sender.new_deadline())
         except GateClosed:
             return None
 
@@ -615,24 +611,21 @@ class Fetcher:
         Retry-After of a year, by mistake, must not outlast its repair.
         """
         seconds = wait_of(headers, self._clock.wall())
-        return None if seconds is None else min(seconds, self._longest_wait)
+        return None if seconds is None else min(seconds, self._max_wait)
 
 
 class _Redirects:
     """One retrieval and its redirects."""
 
-    __slots__ = (
-        *("_encoding", "_fetcher", "_hops", "_origin", "_retried"),
-        *("_start", "_target", "_validators", "_wait", "_watch"),
-    )
-
     def __init__(self, fetcher: Fetcher, origin: str, validators: Validators | None) -> None:
-        self._fetcher, self._origin, self._validators = fetcher, origin, validators
+        self._fetcher = fetcher
+        self._origin = origin
+        self._validators = validators
         self._target: Target = parse(origin + _PATH)
         self._hops: list[str] = []
         self._start = self._target.url
-        self._watch = fetcher._sender.watch()
-        self._encoding = _ENCODING
+        self._deadline = fetcher._sender.new_deadline()
+        self._encoding = _ACCEPT_ENCODING
         self._retried = False
         self._wait: float | None = None
         """Seconds that the latest reply asks to wait; None: it does not ask."""
@@ -641,9 +634,9 @@ class _Redirects:
         lapsed = 0
         while True:
             try:
-                reply = self._not_modified(await self._ask())
+                reply = self._check_not_modified(await self._ask())
             except HoldLapsed:  # nothing was sent: retry in another turn, a few times
-                if (lapsed := lapsed + 1) > _MOST_LAPSED:
+                if (lapsed := lapsed + 1) > _MAX_LAPSED_HOLDS:
                     raise
                 continue
             if reply.outcome.row.retry and not self._retried:
@@ -653,7 +646,7 @@ class _Redirects:
                 self._validators = None
                 continue
             if reply.outcome is not Outcome.REDIRECT:
-                return self._arrived(reply)
+                return self._result(reply)
             if (ended := self._follow(reply)) is not None:
                 return ended
 
@@ -663,21 +656,19 @@ class _Redirects:
         target, url = self._target, self._target.url
         async with fetcher._slots.with_turn(fetcher._take_turn(target)) as turn:
             reply = await fetcher._sender.ask(
-                target, self._own_headers(url), self._watch, first_hop=not self._hops
+                target, self._request_headers(url), self._deadline, first_hop=not self._hops
             )
             fetcher._slots.ended(answered=reply.status is not None)
-            headers = reply.headers
-            told = RETRY_AFTER in headers or _RATE_LIMIT in headers
-            self._wait = fetcher._wait_of(headers) if told else None
+            self._wait = fetcher._wait_of(reply.headers)
             turn.report(status=reply.status, elapsed=reply.elapsed, retry_after=self._wait)
         return reply
 
-    def _own_headers(self, url: str) -> dict[str, str] | None:
+    def _request_headers(self, url: str) -> dict[str, str] | None:
         """Return the headers that this request has in addition to the session's, or None."""
         signer = self._fetcher._signer
         # Signed as late as possible, as a signature has a time.
         headers = {} if signer is None else signer.headers("GET", url)
-        if self._encoding is not _ENCODING:
+        if self._encoding is not _ACCEPT_ENCODING:
             headers["Accept-Encoding"] = self._encoding
         validators = self._validators
         if validators is not None and validators.url == url:
@@ -687,7 +678,7 @@ class _Redirects:
                 headers["If-Modified-Since"] = validators.last_modified
         return headers or None
 
-    def _not_modified(self, reply: Reply) -> Reply:
+    def _check_not_modified(self, reply: Reply) -> Reply:
         """Apply row 9: a 304 is valid only as the response to a conditional request."""
         if reply.outcome is not Outcome.NOT_MODIFIED:
             return reply
@@ -701,17 +692,17 @@ class _Redirects:
         try:
             target = self._location(reply.headers.get(LOCATION, ""))
         except InvalidURL:
-            return self._ended(Outcome.BAD_REDIRECT, reply)
+            return self._end_at_redirect(Outcome.BAD_REDIRECT, reply)
         if target is None:
-            return self._ended(Outcome.EGRESS_POLICY, reply)
-        been_there = target.url == self._start or target.url in self._hops
-        if been_there or len(self._hops) >= self._fetcher._config.max_redirects:
+            return self._end_at_redirect(Outcome.EGRESS_POLICY, reply)
+        visited = target.url == self._start or target.url in self._hops
+        if visited or len(self._hops) >= self._fetcher._config.max_redirects:
             if self._fetcher._config.too_many_redirects == "absent":
-                return self._ended(Outcome.TOO_MANY_REDIRECTS, reply)
-            return self._ended(Outcome.REDIRECTED_AWAY, reply)
+                return self._end_at_redirect(Outcome.TOO_MANY_REDIRECTS, reply)
+            return self._end_at_redirect(Outcome.REDIRECTED_AWAY, reply)
         self._hops.append(target.url)
         self._target = target
-        return self._consult(target)
+        return self._cached_retrieval(target)
 
     def _location(self, reference: str) -> Target | None:
         """Return the target of a Location, or None if it is refused. Raises InvalidURL."""
@@ -729,7 +720,7 @@ class _Redirects:
             return None
         return target
 
-    def _consult(self, target: Target) -> Retrieval | None:
+    def _cached_retrieval(self, target: Target) -> Retrieval | None:
         """Return the fresh retrieval if the redirect leads to another origin's /robots.txt that is
         cached, else None."""
         known = self._fetcher._known
@@ -739,10 +730,10 @@ class _Redirects:
         if fresh is None:
             return None
         return msgspec.structs.replace(
-            fresh, hops=(*self._hops, *fresh.hops), url=target.url, took=self._watch.used
+            fresh, hops=(*self._hops, *fresh.hops), url=target.url, took=self._deadline.used
         )
 
-    def _arrived(self, reply: Reply) -> Retrieval:
+    def _result(self, reply: Reply) -> Retrieval:
         now = self._fetcher._clock.wall()
         headers = reply.headers
         etag, last_modified = headers.get(ETAG), headers.get(LAST_MODIFIED)
@@ -756,23 +747,23 @@ class _Redirects:
             last_modified=_sendable(last_modified) if last_modified else None,
             lifetime=lifetime(headers, now),
             retry_after=self._wait,
-            took=self._watch.used,
+            took=self._deadline.used,
             truncated=reply.truncated,
             received=reply.received,
             detail=reply.detail,
             addresses=reply.addresses,
         )
 
-    def _ended(self, outcome: Outcome, reply: Reply) -> Retrieval:
+    def _end_at_redirect(self, outcome: Outcome, reply: Reply) -> Retrieval:
         """Return the retrieval that ends with a redirect that is not followed."""
         return msgspec.structs.replace(
-            self._arrived(reply), outcome=outcome, body=None, etag=None, last_modified=None
+            self._result(reply), outcome=outcome, body=None, etag=None, last_modified=None
         )
 
 
 def _headers(user_agent: str, config: FetchConfig) -> dict[str, str]:
     """Return the header fields of every request."""
-    headers = {"User-Agent": user_agent, "Accept": _ACCEPT, "Accept-Encoding": _ENCODING}
+    headers = {"User-Agent": user_agent, "Accept": _ACCEPT, "Accept-Encoding": _ACCEPT_ENCODING}
     if config.from_address:
         headers["From"] = config.from_address  # RFC 9110 section 10.1.5 (HTTP-12)
     return headers

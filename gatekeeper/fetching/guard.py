@@ -44,7 +44,7 @@ from gatekeeper.config import Config
 from gatekeeper.decision import BLOCKED_NOTE, Decision
 from gatekeeper.errors import AddressRefused, ConfigError, Denied, HoldLapsed
 from gatekeeper.fetching.guard_policy import Guard
-from gatekeeper.fetching.limits import PrioritySemaphore, watching
+from gatekeeper.fetching.limits import PrioritySemaphore, current_deadline
 from gatekeeper.library_internals import (
     DialConnector,
     close_pooled,
@@ -129,12 +129,12 @@ class SystemResolver(AbstractResolver):
     async def _wait_for_thread(semaphore: PrioritySemaphore) -> None:
         if semaphore.acquire_nowait():
             return
-        watch = watching.get()
-        if watch is not None:
-            watch.queued()
+        limit = current_deadline.get()
+        if limit is not None:
+            limit.queued()
         await semaphore.acquire()
-        if watch is not None:
-            watch.connecting()
+        if limit is not None:
+            limit.connecting()
 
     def _look_up_done(
         self, semaphore: PrioritySemaphore, host: str, looking: asyncio.Future[Any]

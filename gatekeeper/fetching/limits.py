@@ -21,7 +21,9 @@ from gatekeeper.fetching.outcomes import ANSWERED, UNKNOWN_ORIGIN, HostTurn, pre
 _NEVER: Final = float("inf")
 
 
-watching: ContextVar[RetrievalDeadline | None] = ContextVar("gatekeeper_watching", default=None)
+current_deadline: ContextVar[RetrievalDeadline | None] = ContextVar(
+    "gatekeeper_watching", default=None
+)
 """The deadline of the request that this context sends."""
 
 

@@ -252,7 +252,6 @@ class Gatekeeper:
             user_agent=self.user_agent,
             config=self.config,
             clock=self._clock,
-            rng=self._rng,
             take_turn=partial(RobotsTurn, self._pacing),
             refuse=None if self._guard is None else self._guard.refuses_url,
             known=self._fresh_of,

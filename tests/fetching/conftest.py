@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -71,7 +70,6 @@ class Asker:
                 user_agent="testbot/1.0 (+https://bot.test/)",
                 config=config,
                 clock=self.net.clock,
-                rng=random.Random(1),
                 take_turn=self.take_turn,
                 refuse=guard.refuses_url,
                 known=self.known,

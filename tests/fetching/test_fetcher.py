@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import random
 import zlib
 from typing import Any
 
@@ -634,7 +633,6 @@ async def test_a_closed_session_is_our_own_matter(net: FakeInternet, ask: Asker)
         user_agent="x",
         config=Config(),
         clock=net.clock,
-        rng=random.Random(1),
         take_turn=HostTurns(net.clock, 1.0),
     )
     assert (await fetcher.fetch(A)).outcome is Outcome.OURS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -42,7 +41,6 @@ async def fetching(
                 user_agent="testbot/1.0",
                 config=Config(),
                 clock=net.clock,
-                rng=random.Random(1),
                 take_turn=HostTurns(net.clock, 1.0),
             ),
             lent,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import random
 
 import aiohttp
 import pytest
@@ -24,7 +23,6 @@ def fetcher_of(net: FakeInternet, session: aiohttp.ClientSession) -> Fetcher:
         user_agent="testbot",
         config=Config(),
         clock=net.clock,
-        rng=random.Random(1),
         take_turn=HostTurns(net.clock, 1.0),
     )
 

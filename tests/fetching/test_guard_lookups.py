@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -128,7 +127,6 @@ async def test_who_waits_for_a_thread_is_not_held_to_have_timed_out(names: NameS
             user_agent="examplebot/1.0",
             config=Config(fetch=FetchConfig(connect_timeout=10.0)),
             clock=clock,
-            rng=random.Random(1),
             take_turn=HostTurns(clock, 1.0),
         )
         silent = asyncio.create_task(fetcher.fetch("http://silent0.test"))

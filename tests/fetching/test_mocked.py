@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import aiohttp
 import pytest
 from aioresponses import aioresponses as Mocked
@@ -25,7 +23,6 @@ async def fetch() -> Retrieval:
             user_agent="bot",
             config=config,
             clock=SystemClock(),
-            rng=random.Random(1),
             take_turn=HostTurns(SystemClock(), 1.0),
         )
         return await fetcher.fetch("https://a.test")

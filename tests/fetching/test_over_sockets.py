@@ -29,7 +29,6 @@ async def directory_on(net: FakeInternet, **sections: Any) -> AsyncIterator[Dire
             user_agent="testbot/1.0",
             config=config,
             clock=net.clock,
-            rng=random.Random(1),
             take_turn=HostTurns(net.clock, config.pacing.default_interval),
             known=lambda origin: directory.known(origin),  # noqa: PLW0108 - it is made below
         )
