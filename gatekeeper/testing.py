@@ -38,8 +38,7 @@ import pytest
 from gatekeeper import urls
 from gatekeeper.clock import Clock, VirtualClock
 from gatekeeper.config import Config, FetchConfig
-from gatekeeper.fetching.outcomes import Outcome, Retrieval, Validators, classify
-from gatekeeper.fetching.outcomes import judge as judge_body
+from gatekeeper.fetching.outcomes import Outcome, Retrieval, Validators, classify, classify_body
 from gatekeeper.gate import Gatekeeper
 
 __all__ = [
@@ -80,7 +79,7 @@ class ScriptedRobots:
         if isinstance(said, int):
             return Retrieval(outcome=classify(status=said, config=FetchConfig()), status=said)
         body = said.encode() if isinstance(said, str) else said
-        outcome = judge_body(Outcome.RULES, body, truncated=False)
+        outcome = classify_body(Outcome.RULES, body, truncated=False)
         return Retrieval(outcome=outcome, status=200, body=body)
 
     async def reach(self, origin: str) -> bool | None:

@@ -31,7 +31,7 @@ from gatekeeper.config import Config
 from gatekeeper.errors import StorageError
 from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.outcomes import (
-    OURS,
+    GUARD_REFUSALS,
     Lifetime,
     Outcome,
     Retrieval,
@@ -246,7 +246,7 @@ class RecordCache:
         """Return the record of an origin, made hot, or None if there is none."""
         record = self._hot.get(origin)
         if record is not None:
-            if record.voids < self._voids and record.current.outcome in OURS:
+            if record.voids < self._voids and record.current.outcome in GUARD_REFUSALS:
                 self.drop(origin)
                 return None
             record.asked += 1
@@ -379,7 +379,7 @@ class RecordCache:
         packed = self._take_cold(origin)
         if packed is None:
             return None
-        if packed.voids < self._voids and _OUTCOMES[packed.current.outcome] in OURS:
+        if packed.voids < self._voids and _OUTCOMES[packed.current.outcome] in GUARD_REFUSALS:
             return None
         return self._unpacked(origin, packed)
 
@@ -566,7 +566,7 @@ class RecordUpdates:
             current = OriginAnswer(
                 outcome, said.status, wall, said.hops, said.took, said.etag, said.last_modified
             )
-        fresh = fresh_for(current.outcome.row.kept, said.lifetime, self._config.cache)
+        fresh = fresh_for(current.outcome.row.cache_time, said.lifetime, self._config.cache)
         return Record(
             origin,
             self._config.fetch,
@@ -584,7 +584,7 @@ class RecordUpdates:
     ) -> Record:
         again = old is not None and not old.reachable
         step = old.step + 1 if old is not None and again else 0
-        pause = next_try(outcome.row.kept, step, self._rng, retry_after=said.retry_after)
+        pause = next_try(outcome.row.cache_time, step, self._rng, retry_after=said.retry_after)
         since = old.unreachable_since if old is not None and again else None
         return Record(
             origin,

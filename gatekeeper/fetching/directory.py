@@ -29,13 +29,13 @@ from gatekeeper.fetching.faults import PATIENCE, LocalFaults
 from gatekeeper.fetching.outcomes import (
     ANSWERED,
     FAILED,
-    Hurry,
     Outcome,
+    ProbeLimits,
     Retrieval,
     RobotsSource,
     Validators,
-    hurried,
     precedence,
+    probe_limits,
 )
 from gatekeeper.fetching.records import LARGE, FileText, FileTexts, Record
 from gatekeeper.robots import Policy, RobotsTxt
@@ -544,7 +544,7 @@ class Directory:
         try:
             try:
                 async with deadline(clock, _TURN) as limit:
-                    hurried.set(Hurry(PATIENCE, partial(limit.move, PATIENCE + _SOON)))
+                    probe_limits.set(ProbeLimits(PATIENCE, partial(limit.move, PATIENCE + _SOON)))
                     validators = self._validators(record, origin)
                     retrieval = await self._fetcher.fetch(origin, validators)
             except TimeoutError:

@@ -44,12 +44,12 @@ from gatekeeper.fetching.outcomes import (
     TakeTurn,
     Validators,
     classify,
-    hurried,
+    classify_body,
     is_binary,
     is_media,
-    judge,
     lifetime,
     precedence,
+    probe_limits,
 )
 from gatekeeper.http_fields import wait_of
 from gatekeeper.identity import Signer
@@ -201,12 +201,12 @@ class RequestSender:
     def new_deadline(self) -> RetrievalDeadline:
         """Return the deadline that all requests of one retrieval share. Raises GateClosed."""
         self._session()
-        config, hurry = self._config, hurried.get()
-        if hurry is not None:
+        config, limits = self._config, probe_limits.get()
+        if limits is not None:
             config = replace(
                 config,
-                connect_timeout=min(config.connect_timeout, hurry.seconds),
-                first_byte_timeout=min(config.first_byte_timeout, hurry.seconds),
+                connect_timeout=min(config.connect_timeout, limits.seconds),
+                first_byte_timeout=min(config.first_byte_timeout, limits.seconds),
             )
         return RetrievalDeadline(self._timer, config, self._loop)
 
@@ -259,8 +259,8 @@ class RequestSender:
         dialled_addresses.set(dialled)
         connecting.set(None)  # inherited from the first caller, who expects its own dials only
         current_deadline.set(deadline)
-        if (hurry := hurried.get()) is not None:
-            hurry.on_request()
+        if (limits := probe_limits.get()) is not None:
+            limits.on_request()
         try:
             with deadline:
                 if self._first_dialler is not None and precedence.get() != ANSWERED:
@@ -471,7 +471,7 @@ async def _read_reply(
         return Reply(outcome=outcome, status=head.status, headers=head.headers, elapsed=elapsed)
     body, received, binary = await _read_body(head, deadline, config)
     truncated = len(body) > config.max_body
-    outcome = Outcome.NOT_TEXT if binary else judge(outcome, body, truncated=truncated)
+    outcome = Outcome.NOT_TEXT if binary else classify_body(outcome, body, truncated=truncated)
     return Reply(
         outcome=outcome,
         status=head.status,

@@ -34,7 +34,7 @@ from gatekeeper.robots.signals import parse_challenges, payment_asked
 from gatekeeper.urls import Target
 
 
-class Kept(StrEnum):
+class CacheTime(StrEnum):
     """How long an outcome is cached."""
 
     FRESH = "fresh"
@@ -62,35 +62,37 @@ class OutcomeRow:
     """None: the text decides."""
     state: State
     reason: Reason
-    kept: Kept
+    cache_time: CacheTime
     retry: bool = False
     """The request is repeated once, immediately, before the row counts."""
     local: bool = False
     """If many origins have this outcome at the same time, our own uplink is failing."""
     lapses: bool = True
-    """For a failure: after 12 hours or 30 days another answer may apply; see `holds_meanwhile`."""
+    """For a failure: after 12 hours or 30 days a `Fallback` may apply."""
 
 
 def _text(number: int, name: str, reason: Reason = Reason.NO_RULE) -> OutcomeRow:
-    return OutcomeRow(number, name, None, State.PARSED, reason, Kept.FRESH)
+    return OutcomeRow(number, name, None, State.PARSED, reason, CacheTime.FRESH)
 
 
-def _absent(number: int, name: str, reason: Reason, kept: Kept = Kept.DAY) -> OutcomeRow:
-    return OutcomeRow(number, name, Verdict.ALLOW, State.UNAVAILABLE, reason, kept)
+def _absent(
+    number: int, name: str, reason: Reason, cache_time: CacheTime = CacheTime.DAY
+) -> OutcomeRow:
+    return OutcomeRow(number, name, Verdict.ALLOW, State.UNAVAILABLE, reason, cache_time)
 
 
 def _failed(
     number: int,
     name: str,
     reason: Reason,
-    kept: Kept = Kept.LADDER,
+    cache_time: CacheTime = CacheTime.LADDER,
     *,
     retry: bool = False,
     local: bool = False,
     lapses: bool = True,
 ) -> OutcomeRow:
     return OutcomeRow(
-        number, name, Verdict.DEFER, State.UNREACHABLE, reason, kept, retry, local, lapses
+        number, name, Verdict.DEFER, State.UNREACHABLE, reason, cache_time, retry, local, lapses
     )
 
 
@@ -118,7 +120,7 @@ class Outcome(Enum):
         self.has_text = row.number in _WITH_TEXT
 
     RULES = _text(1, "rules")
-    EMPTY = OutcomeRow(2, "empty", Verdict.ALLOW, State.PARSED, Reason.EMPTY_FILE, Kept.FRESH)
+    EMPTY = OutcomeRow(2, "empty", Verdict.ALLOW, State.PARSED, Reason.EMPTY_FILE, CacheTime.FRESH)
     SOFT_404 = _absent(3, "soft_404", Reason.SOFT_404)
     HTML_RULES = _text(4, "html_rules")
     NOT_TEXT = _absent(5, "not_text", Reason.NOT_TEXT)
@@ -127,34 +129,36 @@ class Outcome(Enum):
     INVALID_RESPONSE = _failed(8, "invalid_response", Reason.INVALID_RESPONSE)
     NOT_MODIFIED = _text(9, "not_modified")
     NOT_MODIFIED_NOTHING = _failed(9, "not_modified_nothing", Reason.INVALID_RESPONSE, retry=True)
-    REDIRECT = OutcomeRow(10, "redirect", None, State.PARSED, Reason.NO_RULE, Kept.NOT)
+    REDIRECT = OutcomeRow(10, "redirect", None, State.PARSED, Reason.NO_RULE, CacheTime.NOT)
     TOO_MANY_REDIRECTS = _absent(11, "too_many_redirects", Reason.TOO_MANY_REDIRECTS)
     REDIRECTED_AWAY = _failed(11, "redirected_away", Reason.TOO_MANY_REDIRECTS)
     BAD_REDIRECT = _failed(12, "bad_redirect", Reason.BAD_REDIRECT)
-    EGRESS_POLICY = _failed(13, "egress_policy", Reason.EGRESS_POLICY, Kept.DAY, lapses=False)
+    EGRESS_POLICY = _failed(13, "egress_policy", Reason.EGRESS_POLICY, CacheTime.DAY, lapses=False)
     # The origin's own name or address is refused, not a redirect's: a later attempt can't
     # help, so this denies, with one constant reason for clients (T2).
     BLOCKED = OutcomeRow(
-        13, "blocked", Verdict.DENY, State.UNREACHABLE, Reason.BLOCKED, Kept.DAY, lapses=False
+        13, "blocked", Verdict.DENY, State.UNREACHABLE, Reason.BLOCKED, CacheTime.DAY, lapses=False
     )
     NO_FILE = _absent(14, "no_file", Reason.NO_FILE)
-    NO_FILE_SAID_OTHERWISE = _absent(14, "no_file_said_otherwise", Reason.NO_FILE, Kept.SIX_HOURS)
+    NO_FILE_SAID_OTHERWISE = _absent(
+        14, "no_file_said_otherwise", Reason.NO_FILE, CacheTime.SIX_HOURS
+    )
     # Payment and licence challenges are reported, but do not decide.
-    PAYMENT_REQUIRED = _absent(14, "payment_required", Reason.PAYMENT_REQUIRED, Kept.SIX_HOURS)
-    LICENSE_REQUIRED = _absent(14, "license_required", Reason.LICENSE_REQUIRED, Kept.SIX_HOURS)
+    PAYMENT_REQUIRED = _absent(14, "payment_required", Reason.PAYMENT_REQUIRED, CacheTime.SIX_HOURS)
+    LICENSE_REQUIRED = _absent(14, "license_required", Reason.LICENSE_REQUIRED, CacheTime.SIX_HOURS)
     ACCESS_RESTRICTED = OutcomeRow(
         14,
         "access_restricted",
         Verdict.DENY,
         State.UNAVAILABLE,
         Reason.ACCESS_RESTRICTED,
-        Kept.SIX_HOURS,
+        CacheTime.SIX_HOURS,
     )
     CLIENT_ERROR = _failed(15, "client_error", Reason.CLIENT_ERROR, retry=True)
     RATE_LIMITED = _failed(16, "rate_limited", Reason.RATE_LIMITED)
     SERVER_ERROR = _failed(17, "server_error", Reason.SERVER_ERROR)
     CAPTIVE_PORTAL = _failed(18, "captive_portal", Reason.SERVER_ERROR, local=True)
-    LOCAL_FAULT = _failed(18, "local_fault", Reason.LOCAL_FAULT, Kept.NOT)
+    LOCAL_FAULT = _failed(18, "local_fault", Reason.LOCAL_FAULT, CacheTime.NOT)
     # Refused or reset: something responded, so our uplink works.
     CONNECT_FAILED = _failed(19, "connect_failed", Reason.CONNECT_FAILED)
     NO_ROUTE = _failed(19, "no_route", Reason.CONNECT_FAILED, local=True)
@@ -163,19 +167,19 @@ class Outcome(Enum):
     TRUNCATED = _failed(21, "truncated", Reason.TRUNCATED, retry=True)
     CUT_RULES = _text(22, "cut_rules")
     TOO_SLOW = _failed(23, "too_slow", Reason.TOO_SLOW)
-    DNS_NXDOMAIN = _failed(24, "dns_nxdomain", Reason.DNS_NXDOMAIN, Kept.SLOW_LADDER)
+    DNS_NXDOMAIN = _failed(24, "dns_nxdomain", Reason.DNS_NXDOMAIN, CacheTime.SLOW_LADDER)
     DNS_FAILURE = _failed(25, "dns_failure", Reason.DNS_FAILURE, local=True)
-    TLS = _failed(26, "tls", Reason.TLS, Kept.LONG_LADDER)
+    TLS = _failed(26, "tls", Reason.TLS, CacheTime.LONG_LADDER)
     BAD_ENCODING = _failed(27, "bad_encoding", Reason.BAD_ENCODING, retry=True)
-    OURS = _failed(28, "ours", Reason.INTERNAL, Kept.NOT)
-    OVERLOADED = _failed(28, "overloaded", Reason.OVERLOADED, Kept.NOT)
+    OURS = _failed(28, "ours", Reason.INTERNAL, CacheTime.NOT)
+    OVERLOADED = _failed(28, "overloaded", Reason.OVERLOADED, CacheTime.NOT)
     # The storage can't store the clock that the request would start.
-    STORAGE = _failed(0, "storage", Reason.STORAGE, Kept.NOT, lapses=False)
+    STORAGE = _failed(0, "storage", Reason.STORAGE, CacheTime.NOT, lapses=False)
     # The fleet's shared ledger can't be reached for the turn.
-    FLEET = _failed(0, "fleet", Reason.FLEET, Kept.NOT, lapses=False)
+    FLEET = _failed(0, "fleet", Reason.FLEET, CacheTime.NOT, lapses=False)
     # The turn for the file is far off: the host has blocked us, or the operator has paused it.
-    HOST_BLOCKED = _failed(0, "host_blocked", Reason.HOST_BLOCKED, Kept.NOT, lapses=False)
-    HOST_PAUSED = _failed(0, "host_paused", Reason.HOST_PAUSED, Kept.NOT, lapses=False)
+    HOST_BLOCKED = _failed(0, "host_blocked", Reason.HOST_BLOCKED, CacheTime.NOT, lapses=False)
+    HOST_PAUSED = _failed(0, "host_paused", Reason.HOST_PAUSED, CacheTime.NOT, lapses=False)
     # Any unforeseen error: counted and logged, and never allows.
     INTERNAL = _failed(0, "internal", Reason.INTERNAL, lapses=False)
 
@@ -185,13 +189,13 @@ class Outcome(Enum):
         return _BY_NAME.get(name, cls.INTERNAL)
 
 
-OURS = frozenset({Outcome.BLOCKED, Outcome.EGRESS_POLICY})
+GUARD_REFUSALS = frozenset({Outcome.BLOCKED, Outcome.EGRESS_POLICY})
 """Outcomes caused by our own guard, not by the site."""
 _BY_NAME = {outcome.row.name: outcome for outcome in Outcome}
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})  # RFC 9110 section 15.4 (HTTP-13)
 _CHALLENGE_STATUS = frozenset({202, 403, 405, 503})
-_ODD_SUCCESSES = {
+_SPECIAL_2XX = {
     203: Outcome.TRANSFORMED_RULES,
     204: Outcome.EMPTY,  # RFC 9309 section 2.3.1.1 (HTTP-18)
     205: Outcome.EMPTY,
@@ -214,7 +218,7 @@ def classify(
     `headers` are looked up in lower case (any case-insensitive mapping will do). `first_hop`: the
     request went to the origin itself, not to a redirect. `connected`: for a TimeoutError, whether
     there was a connection already. `in_body`: the head had arrived. A 2xx gives RULES: the body
-    decides between rows 1 to 5 (see `judge`).
+    decides between rows 1 to 5 (see `classify_body`).
 
     >>> classify(status=404, config=FetchConfig()).row.verdict
     <Verdict.ALLOW: 'allow'>
@@ -246,7 +250,7 @@ def _of_status(status: int, headers: Mapping[str, str], config: FetchConfig) -> 
     if 500 <= status <= 599:
         return Outcome.CAPTIVE_PORTAL if status == 511 else Outcome.SERVER_ERROR
     if 200 <= status <= 299:
-        return _ODD_SUCCESSES.get(status, Outcome.RULES)
+        return _SPECIAL_2XX.get(status, Outcome.RULES)
     if status in _REDIRECTS:
         return Outcome.REDIRECT
     if status == 304:
@@ -358,10 +362,10 @@ def _causes(error: BaseException) -> list[BaseException]:
     return found
 
 
-_SNIFFED = 1024
+_SNIFFED_OCTETS = 1024
 _MEDIA = frozenset({"image", "video", "audio", "font"})
 _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
-_PAGE = re.compile(
+_HTML_START = re.compile(
     rb"\A(?:\xef\xbb\xbf)?[ \t\r\n\f]*"
     rb"<(?:!--|(?:!doctype[ \t\r\n]+html|\?xml|html|head|body|title|meta|script|style|link|"
     rb"div|span|p|pre|br|h[1-6]|table|center|font|iframe|a|b|i)\b)",
@@ -370,9 +374,9 @@ _PAGE = re.compile(
 _AGENT_LINE = re.compile(rb"(?:^|[\r\n])[ \t]*user-?agent[ \t]*:", re.IGNORECASE)
 # A line's first non-blank character that does not start a comment. The possessive quantifier
 # keeps the search linear in the number of blanks.
-_SAID = re.compile(rb"(?:\A|[\r\n])[ \t\v\f]*+[^\s#]")
+_CONTENT_LINE = re.compile(rb"(?:\A|[\r\n])[ \t\v\f]*+[^\s#]")
 # Tags that end a line on the screen end one in the text: a rule after <br> counts.
-_BREAKS = re.compile(rb"/?(?:br|p|div|pre|li|tr|h[1-6])(?![a-z0-9])", re.IGNORECASE)
+_LINE_BREAK_TAGS = re.compile(rb"/?(?:br|p|div|pre|li|tr|h[1-6])(?![a-z0-9])", re.IGNORECASE)
 
 
 def is_media(content_type: str) -> bool:
@@ -387,13 +391,13 @@ def is_binary(start: bytes) -> bool:
     groups a stray NUL breaks only its own line: the rest must still be read (RFC 9309 section
     2.3.1.5, RFC-42).
     """
-    head = start[:_SNIFFED]
+    head = start[:_SNIFFED_OCTETS]
     if b"\0" not in head or head.startswith(_WIDE_BOMS):
         return False
     return _AGENT_LINE.search(head) is None
 
 
-def judge(outcome: Outcome, body: bytes, *, truncated: bool) -> Outcome:
+def classify_body(outcome: Outcome, body: bytes, *, truncated: bool) -> Outcome:
     """Return the outcome of a 2xx by its body: one of rows 1 to 6 and 22."""
     if _is_page(body):
         # HTTP-15: the media type is ignored, as many real files are sent as text/html.
@@ -402,12 +406,12 @@ def judge(outcome: Outcome, body: bytes, *, truncated: bool) -> Outcome:
         return Outcome.HTML_RULES
     if truncated:
         return Outcome.CUT_RULES
-    if _says_nothing(body):
+    if _is_empty(body):
         return Outcome.EMPTY
     return outcome
 
 
-def readable(body: bytes) -> bytes:
+def parser_input(body: bytes) -> bytes:
     """Return the body for the parser: without tags if it is a page (row 4)."""
     return _without_tags(body) if _is_page(body) else body
 
@@ -416,13 +420,13 @@ def _is_page(body: bytes) -> bool:
     if b"<" not in body:
         return False
     # Limited to a window, so that a long run of leading blanks is cheap.
-    return _PAGE.match(body[:_SNIFFED].lstrip(b" \t\r\n\f")) is not None
+    return _HTML_START.match(body[:_SNIFFED_OCTETS].lstrip(b" \t\r\n\f")) is not None
 
 
-def _says_nothing(body: bytes) -> bool:
+def _is_empty(body: bytes) -> bool:
     if body.startswith(_WIDE_BOMS):
         return False
-    return _SAID.search(body.removeprefix(b"\xef\xbb\xbf")) is None
+    return _CONTENT_LINE.search(body.removeprefix(b"\xef\xbb\xbf")) is None
 
 
 def _without_tags(body: bytes) -> bytes:
@@ -435,14 +439,13 @@ def _without_tags(body: bytes) -> bytes:
         if end < 0:
             out.append(piece)
             continue
-        if _BREAKS.match(piece):
+        if _LINE_BREAK_TAGS.match(piece):
             out.append(b"\n")
         out.append(piece[end + 1 :])
     return b"".join(out)
 
 
 SIX_HOURS: Final = 21_600.0
-_MOST: Final = float(2**31)  # RFC 9111 section 4.2.1 (HTTP-06): delta-seconds that overflow
 
 
 class Lifetime(msgspec.Struct, frozen=True, gc=False):
@@ -455,7 +458,7 @@ class Lifetime(msgspec.Struct, frozen=True, gc=False):
     HTTP-05)."""
 
 
-_SILENT: Final = Lifetime()
+_NO_LIFETIME: Final = Lifetime()
 
 
 def lifetime(headers: Mapping[str, str], now: float) -> Lifetime:
@@ -468,7 +471,7 @@ def lifetime(headers: Mapping[str, str], now: float) -> Lifetime:
     """
     control = headers.get("Cache-Control", "")
     if not control and "Expires" not in headers:
-        return _SILENT
+        return _NO_LIFETIME
     directives = _directives(control)
     brief = not directives.keys().isdisjoint({"no-store", "private", "no-cache"})
     for name in ("s-maxage", "max-age"):  # HTTP-02: a gate is a shared cache
@@ -489,15 +492,15 @@ def lifetime(headers: Mapping[str, str], now: float) -> Lifetime:
     return Lifetime(max(0.0, until - (now if date is None else date) - _age(headers)), brief)
 
 
-def fresh_for(kept: Kept, said: Lifetime, cache: CacheConfig) -> float:
+def fresh_for(cache_time: CacheTime, said: Lifetime, cache: CacheConfig) -> float:
     """Return for how many seconds an answer may be used: at least the configured minimum, at most
     the 24 hours of RFC 9309 section 2.4 (RFC-40).
 
     A definite absence has its own duration (row 14), which the site's headers may shorten.
     """
-    base = SIX_HOURS if kept is Kept.SIX_HOURS else cache.default_ttl
+    base = SIX_HOURS if cache_time is CacheTime.SIX_HOURS else cache.default_ttl
     seconds = base if said.seconds is None else said.seconds
-    if kept is not Kept.FRESH:
+    if cache_time is not CacheTime.FRESH:
         seconds = min(seconds, base)
     if said.brief:
         seconds = 0.0
@@ -530,17 +533,17 @@ MONTH: Final = 30 * DAY
 
 _MINUTES: Final = (1, 2, 4, 8, 15, 30, 60, 120, 240, 360)
 _RUNGS: Final = {
-    Kept.LADDER: tuple(60.0 * minutes for minutes in _MINUTES),
-    Kept.LONG_LADDER: tuple(60.0 * minutes for minutes in (*_MINUTES, 720, 1440)),
-    Kept.SLOW_LADDER: tuple(3600.0 * hours for hours in (1, 2, 4, 8, 16, 24)),
-    Kept.DAY: (DAY,),
-    Kept.SIX_HOURS: (HALF_DAY / 2,),
+    CacheTime.LADDER: tuple(60.0 * minutes for minutes in _MINUTES),
+    CacheTime.LONG_LADDER: tuple(60.0 * minutes for minutes in (*_MINUTES, 720, 1440)),
+    CacheTime.SLOW_LADDER: tuple(3600.0 * hours for hours in (1, 2, 4, 8, 16, 24)),
+    CacheTime.DAY: (DAY,),
+    CacheTime.SIX_HOURS: (SIX_HOURS,),
 }
 _JITTER: Final = 0.2
 
 
 def next_try(
-    kept: Kept, step: int, rng: random.Random, *, retry_after: float | None = None
+    cache_time: CacheTime, step: int, rng: random.Random, *, retry_after: float | None = None
 ) -> float:
     """Return the seconds until the next attempt; `step` counts the failures in a row, from 0.
 
@@ -548,31 +551,31 @@ def next_try(
     HTTP-08) replaces the rung without jitter, up to 24 hours, but no shorter than the first rung:
     an error never speeds us up.
     """
-    rungs = _RUNGS[kept]
+    rungs = _RUNGS[cache_time]
     if retry_after is not None:
         return min(max(retry_after, rungs[0]), DAY)
     rung = rungs[min(step, len(rungs) - 1)]
     return rung * rng.uniform(1.0 - _JITTER, 1.0 + _JITTER)
 
 
-class Holds(Enum):
+class Fallback(Enum):
     """What applies while the file is unreachable."""
 
     NOTHING = auto()
     """Complete disallow (RFC 9309 section 2.3.1.4, RFC-37), as a deferral."""
     LAST_GOOD = auto()
     """The last good copy (RFC 9309 section 2.4, RFC-40)."""
-    WELCOME = auto()
+    ALLOW_ALL = auto()
     """Everything is allowed, as without a file (RFC 9309 section 2.3.1.4, RFC-38)."""
 
 
-def holds_meanwhile(
+def fallback_while_unreachable(
     config: FetchConfig,
     *,
     unreachable_for: float,
     has_last_good: bool,
     page_ok_ago: float | None,
-) -> Holds:
+) -> Fallback:
     """Return what applies after the file has been unreachable for so many seconds.
 
     `page_ok_ago`: seconds since a page of the origin was last reported with 2xx or 3xx, None if
@@ -585,16 +588,16 @@ def holds_meanwhile(
     long_gone = unreachable_for >= MONTH
     if has_last_good and not (long_gone and config.profile == "google"):
         at_once = config.stale_if_unreachable or config.profile == "archival"
-        return Holds.LAST_GOOD if at_once or unreachable_for >= HALF_DAY else Holds.NOTHING
+        return Fallback.LAST_GOOD if at_once or unreachable_for >= HALF_DAY else Fallback.NOTHING
     if long_gone and generally_up:
-        return Holds.WELCOME
+        return Fallback.ALLOW_ALL
     if (
         not has_last_good
         and config.unseen_unreachable == "allow_after_12h"
         and unreachable_for >= HALF_DAY
     ):
-        return Holds.WELCOME
-    return Holds.NOTHING
+        return Fallback.ALLOW_ALL
+    return Fallback.NOTHING
 
 
 ANSWERED: Final = 0
@@ -605,7 +608,7 @@ precedence: ContextVar[int] = ContextVar("gatekeeper_precedence", default=UNKNOW
 never asked, then those that failed."""
 
 
-class Hurry(msgspec.Struct, frozen=True):
+class ProbeLimits(msgspec.Struct, frozen=True):
     """The settings of a probe: a retrieval that only tests whether the network works."""
 
     seconds: float
@@ -614,7 +617,7 @@ class Hurry(msgspec.Struct, frozen=True):
     """Called before each request, once the turn and the slot are acquired."""
 
 
-hurried: ContextVar[Hurry | None] = ContextVar("gatekeeper_hurried", default=None)
+probe_limits: ContextVar[ProbeLimits | None] = ContextVar("gatekeeper_probe_limits", default=None)
 """Set if the retrievals of this context are probes."""
 
 

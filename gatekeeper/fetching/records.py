@@ -23,7 +23,14 @@ from gatekeeper import speedups
 from gatekeeper.clock import Clock, Stamp, stamp
 from gatekeeper.config import Config, FetchConfig
 from gatekeeper.decision import Reason, State, Verdict
-from gatekeeper.fetching.outcomes import DAY, OURS, Holds, Outcome, holds_meanwhile, readable
+from gatekeeper.fetching.outcomes import (
+    DAY,
+    GUARD_REFUSALS,
+    Fallback,
+    Outcome,
+    fallback_while_unreachable,
+    parser_input,
+)
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.robots.flat import FlatRules
 from gatekeeper.robots.timing import RobotsInterval
@@ -160,7 +167,7 @@ class FileText(msgspec.Struct, gc=False, eq=False):
         if self.parsed is not None:
             return self.parsed
         dialect, limit = self.how
-        return RobotsTxt.parse(readable(self.body()), dialect=dialect, limit=limit)
+        return RobotsTxt.parse(parser_input(self.body()), dialect=dialect, limit=limit)
 
     def rest(self) -> None:
         """Put the text to rest: keep only the body, compressed unless it is short, and the rules
@@ -249,7 +256,7 @@ class FileTexts:
     def read(self, body: bytes) -> FileText:
         """Parse a body. It changes no shared state, so it may run in a thread."""
         dialect, limit = self._how
-        robots = RobotsTxt.parse(readable(body), dialect=dialect, limit=limit)
+        robots = RobotsTxt.parse(parser_input(body), dialect=dialect, limit=limit)
         text = FileText(len(body), self._how, robots, plain=body, key=hash(body) & _KEY)
         if len(body) >= LARGE:
             text.packed()  # this may be a thread; later it would delay the loop
@@ -473,11 +480,11 @@ class Record(_RecordInUse, kw_only=True, gc=False, eq=False):
         since = self.unreachable_since
         return 0.0 if since is None else max(0.0, self.uptime(now) - since)
 
-    def holds(self, now: float) -> Holds:
+    def fallback(self, now: float) -> Fallback:
         """Return what applies at a monotonic moment if the latest attempt was a failure."""
         if not self.current.outcome.row.lapses:
-            return Holds.NOTHING
-        return holds_meanwhile(
+            return Fallback.NOTHING
+        return fallback_while_unreachable(
             self.config,
             unreachable_for=self.unreachable_for(now),
             has_last_good=self.good is not None,
@@ -488,7 +495,7 @@ class Record(_RecordInUse, kw_only=True, gc=False, eq=False):
         """Return True if the record can answer at a monotonic moment without a fetch."""
         if now < self.expires:
             return True
-        return not self.reachable and self.holds(now) is not Holds.NOTHING
+        return not self.reachable and self.fallback(now) is not Fallback.NOTHING
 
     def standing(self, clock: TwoClocks) -> Standing:
         """Return how the record reads at the time of `clock`."""
@@ -496,21 +503,21 @@ class Record(_RecordInUse, kw_only=True, gc=False, eq=False):
         offset = clock.wall() - now
         if self.current.outcome.good:
             return self._speaks(self.current, offset, stale=False)
-        holds = self.holds(now)
-        if holds is Holds.LAST_GOOD and self.good is not None:
+        fallback = self.fallback(now)
+        if fallback is Fallback.LAST_GOOD and self.good is not None:
             return self._speaks(self.good, offset, stale=True)
         row = self.current.outcome.row
-        welcome = holds is Holds.WELCOME
+        allow_all = fallback is Fallback.ALLOW_ALL
         retry_at = self.expires + offset
         return Standing(
-            verdict=Verdict.ALLOW if welcome else row.verdict,
-            speaks=welcome,
+            verdict=Verdict.ALLOW if allow_all else row.verdict,
+            speaks=allow_all,
             state=State.UNREACHABLE,
-            reason=Reason.LONG_UNREACHABLE if welcome else row.reason,
+            reason=Reason.LONG_UNREACHABLE if allow_all else row.reason,
             status=self.current.status,
             fetched_at=self.current.wall,
             expires_at=retry_at,
-            retry_at=None if welcome or row.verdict is not Verdict.DEFER else retry_at,
+            retry_at=None if allow_all or row.verdict is not Verdict.DEFER else retry_at,
             hops=self.current.hops,
             took=None if self.good is None else self.good.took,
         )
@@ -618,7 +625,7 @@ def from_stored(
     good = _good_of(stored, current)
     if current.outcome.good and doubtful:
         soft = hard = 0.0
-    if current.outcome in OURS:
+    if current.outcome in GUARD_REFUSALS:
         # The guard's verdict, not the site's: this process may have another `guard.allow`.
         soft = hard = 0.0
     cap = config.cache.max_ttl if current.outcome.good else DAY

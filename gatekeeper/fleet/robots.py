@@ -28,7 +28,7 @@ from gatekeeper.config import CacheConfig
 from gatekeeper.errors import LedgerLost
 from gatekeeper.fetching.directory import flying
 from gatekeeper.fetching.outcomes import (
-    Kept,
+    CacheTime,
     Lifetime,
     Outcome,
     Retrieval,
@@ -270,12 +270,12 @@ class SharedFetcher:
 
     async def _write(self, origin: str, retrieval: Retrieval, late: float = 0.0) -> None:
         """Write a result for all members. `late`: the maximum age of the result in seconds."""
-        if retrieval.outcome.row.kept is Kept.NOT or retrieval.outcome.row.local:
+        if retrieval.outcome.row.cache_time is CacheTime.NOT or retrieval.outcome.row.local:
             return  # the outcome describes this member, not the site
         fresh = _FAILED_FOR
         if retrieval.outcome.good:
             # Leave a margin: a member that reads the result caches it for at least `min_ttl`.
-            whole = fresh_for(retrieval.outcome.row.kept, retrieval.lifetime, self._cache)
+            whole = fresh_for(retrieval.outcome.row.cache_time, retrieval.lifetime, self._cache)
             fresh = max(whole - self._cache.min_ttl, min(_FAILED_FOR, whole / 2))
         shared = _share(retrieval, max(0.001, fresh - late))
         if retrieval.outcome is Outcome.NOT_MODIFIED:

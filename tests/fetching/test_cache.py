@@ -15,7 +15,7 @@ from gatekeeper.config import Config
 from gatekeeper.decision import Verdict
 from gatekeeper.fetching import cache as cache_module
 from gatekeeper.fetching.cache import RecordCache, SoftExpiry
-from gatekeeper.fetching.outcomes import OURS, Outcome, Retrieval
+from gatekeeper.fetching.outcomes import GUARD_REFUSALS, Outcome, Retrieval
 from gatekeeper.fetching.records import OriginAnswer, Record, deflate, inflate
 from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage.memory import MemoryStorage
@@ -194,7 +194,7 @@ async def test_what_the_guard_refused_is_forgotten_without_a_look_at_every_recor
     async with house(cache={"hot_records": 5}) as it:
         await fill(it, 3)
         for number in range(3, 9):
-            it.source.answer = Retrieval(outcome=list(OURS)[number % 2])
+            it.source.answer = Retrieval(outcome=list(GUARD_REFUSALS)[number % 2])
             await it.get(origin(number))
         it.source.asked.clear()
         for _ in range(2):

@@ -15,7 +15,7 @@ from multidict import CIMultiDict
 from gatekeeper.config import FetchConfig
 from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.errors import AddressRefused
-from gatekeeper.fetching.outcomes import Kept, Outcome, classify
+from gatekeeper.fetching.outcomes import CacheTime, Outcome, classify
 
 PLAIN = FetchConfig()
 
@@ -212,7 +212,7 @@ def test_what_is_unreachable_never_says_welcome_nor_asks_a_policy() -> None:
     for outcome in Outcome:
         if outcome.row.state is State.UNREACHABLE:
             assert outcome.row.verdict in {Verdict.DEFER, Verdict.DENY}
-            assert outcome.row.kept is not Kept.FRESH
+            assert outcome.row.cache_time is not CacheTime.FRESH
 
 
 def test_row_names_are_unique_and_lead_back() -> None:

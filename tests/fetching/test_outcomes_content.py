@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gatekeeper.fetching.outcomes import Outcome, is_binary, is_media, judge, readable
+from gatekeeper.fetching.outcomes import Outcome, classify_body, is_binary, is_media, parser_input
 from tests.effort import processor_time
 
 
 def judged(body: bytes) -> Outcome:
-    return judge(Outcome.RULES, body, truncated=False)
+    return classify_body(Outcome.RULES, body, truncated=False)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_a_file_that_says_nothing_is_empty(body: bytes) -> None:
 )
 def test_a_text_is_left_to_the_parser(body: bytes) -> None:
     assert judged(body) is Outcome.RULES
-    assert readable(body) == body
+    assert parser_input(body) == body
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_page_without_an_agent_line_is_no_file(body: bytes) -> None:
 )
 def test_rules_inside_a_page_are_taken_out_of_it(body: bytes) -> None:
     assert judged(body) is Outcome.HTML_RULES
-    lines = [line.strip() for line in readable(body).splitlines() if line.strip()]
+    lines = [line.strip() for line in parser_input(body).splitlines() if line.strip()]
     assert lines == [b"User-agent: *", b"Disallow: /x"]
 
 
@@ -81,4 +81,4 @@ def test_what_is_no_text_at_all(start: bytes, kind: str, binary: bool) -> None:
 
 @pytest.mark.parametrize("body", [b"<" * 500_000, b"<html>" + b"<a " * 160_000, b" " * 500_000])
 def test_no_page_costs_more_than_its_size(body: bytes) -> None:
-    assert processor_time(lambda: (judged(body), readable(body)), 1.0) < 1.0
+    assert processor_time(lambda: (judged(body), parser_input(body)), 1.0) < 1.0

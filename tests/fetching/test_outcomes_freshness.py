@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gatekeeper.config import CacheConfig
-from gatekeeper.fetching.outcomes import Kept, Lifetime, fresh_for, lifetime, soft_expiry
+from gatekeeper.fetching.outcomes import CacheTime, Lifetime, fresh_for, lifetime, soft_expiry
 from gatekeeper.http_fields import parse_http_date, parse_rate_limit, parse_retry_after, wait_of
 
 NOW = datetime(2026, 11, 20, 10, 0, 0, tzinfo=UTC).timestamp()
@@ -55,27 +55,27 @@ def test_a_lifetime_is_read_from_the_headers(
 @pytest.mark.parametrize("directive", ["no-store", "private", "no-cache", "max-age=60, No-Store"])
 def test_what_must_not_be_stored_is_held_for_the_floor_only(directive: str) -> None:
     said = lifetime({"Cache-Control": directive}, NOW)
-    assert fresh_for(Kept.FRESH, said, CACHE) == 600.0
+    assert fresh_for(CacheTime.FRESH, said, CACHE) == 600.0
 
 
 @pytest.mark.parametrize(
-    ("kept", "said", "fresh"),
+    ("cache_time", "said", "fresh"),
     [
-        (Kept.FRESH, None, 86_400),
-        (Kept.FRESH, 604_800, 86_400),
-        (Kept.FRESH, 3_600, 3_600),
-        (Kept.FRESH, 0, 600),
-        (Kept.DAY, None, 86_400),
-        (Kept.DAY, 3_600, 3_600),
-        (Kept.SIX_HOURS, None, 21_600),
-        (Kept.SIX_HOURS, 86_400, 21_600),
-        (Kept.SIX_HOURS, 1, 600),
+        (CacheTime.FRESH, None, 86_400),
+        (CacheTime.FRESH, 604_800, 86_400),
+        (CacheTime.FRESH, 3_600, 3_600),
+        (CacheTime.FRESH, 0, 600),
+        (CacheTime.DAY, None, 86_400),
+        (CacheTime.DAY, 3_600, 3_600),
+        (CacheTime.SIX_HOURS, None, 21_600),
+        (CacheTime.SIX_HOURS, 86_400, 21_600),
+        (CacheTime.SIX_HOURS, 1, 600),
     ],
 )
 def test_a_lifetime_stays_within_floor_and_cap(
-    kept: Kept, said: float | None, fresh: float
+    cache_time: CacheTime, said: float | None, fresh: float
 ) -> None:
-    assert fresh_for(kept, Lifetime(said), CACHE) == fresh
+    assert fresh_for(cache_time, Lifetime(said), CACHE) == fresh
 
 
 def test_soft_expiry_is_early_and_not_in_step() -> None:

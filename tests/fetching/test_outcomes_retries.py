@@ -7,7 +7,7 @@ import random
 import pytest
 
 from gatekeeper.config import FetchConfig
-from gatekeeper.fetching.outcomes import Holds, Kept, holds_meanwhile, next_try
+from gatekeeper.fetching.outcomes import CacheTime, Fallback, fallback_while_unreachable, next_try
 
 HOUR = 3600.0
 DAY = 86_400.0
@@ -21,22 +21,22 @@ class Middle(random.Random):
 
 
 def test_the_ladder_grows_to_six_hours() -> None:
-    minutes = [next_try(Kept.LADDER, step, Middle()) / 60 for step in range(12)]
+    minutes = [next_try(CacheTime.LADDER, step, Middle()) / 60 for step in range(12)]
     assert minutes == [1, 2, 4, 8, 15, 30, 60, 120, 240, 360, 360, 360]
 
 
 def test_a_name_that_does_not_exist_is_asked_for_seldom() -> None:
-    hours = [next_try(Kept.SLOW_LADDER, step, Middle()) / HOUR for step in range(7)]
+    hours = [next_try(CacheTime.SLOW_LADDER, step, Middle()) / HOUR for step in range(7)]
     assert hours == [1, 2, 4, 8, 16, 24, 24]
 
 
 def test_a_bad_certificate_is_tried_again_up_to_a_day_apart() -> None:
-    assert next_try(Kept.LONG_LADDER, 99, Middle()) == DAY
+    assert next_try(CacheTime.LONG_LADDER, 99, Middle()) == DAY
 
 
 def test_two_origins_never_stay_in_step() -> None:
     rng = random.Random(3)
-    pauses = {next_try(Kept.LADDER, 4, rng) for _ in range(50)}
+    pauses = {next_try(CacheTime.LADDER, 4, rng) for _ in range(50)}
     assert len(pauses) == 50
     assert min(pauses) >= 0.8 * 900
     assert max(pauses) <= 1.2 * 900
@@ -48,7 +48,7 @@ def test_two_origins_never_stay_in_step() -> None:
 )
 def test_retry_after_overrides_the_rung(asked: float, given: float) -> None:
     """Callers are told the moment that the site names, without jitter."""
-    assert next_try(Kept.LADDER, 3, random.Random(5), retry_after=asked) == given
+    assert next_try(CacheTime.LADDER, 3, random.Random(5), retry_after=asked) == given
 
 
 def meanwhile(
@@ -57,8 +57,8 @@ def meanwhile(
     good: bool = True,
     page_ok_ago: float | None = None,
     config: FetchConfig = FetchConfig(),  # noqa: B008 - frozen
-) -> Holds:
-    return holds_meanwhile(
+) -> Fallback:
+    return fallback_while_unreachable(
         config, unreachable_for=hours * HOUR, has_last_good=good, page_ok_ago=page_ok_ago
     )
 
@@ -72,32 +72,32 @@ MONTH = 30 * 24.0
 
 
 @pytest.mark.parametrize(
-    ("config", "hours", "good", "page_ok_ago", "holds"),
+    ("config", "hours", "good", "page_ok_ago", "fallback"),
     [
         # With an old copy: 12 hours of nothing, then the copy.
-        (STRICT, 0, True, None, Holds.NOTHING),
-        (STRICT, 11.9, True, None, Holds.NOTHING),
-        (STRICT, 12, True, None, Holds.LAST_GOOD),
-        (STRICT, MONTH + 1, True, None, Holds.LAST_GOOD),
-        (AT_ONCE, 0, True, None, Holds.LAST_GOOD),
-        (ARCHIVAL, 0, True, None, Holds.LAST_GOOD),
-        (GOOGLE, 11.9, True, None, Holds.NOTHING),
-        (GOOGLE, 12, True, None, Holds.LAST_GOOD),
-        (GOOGLE, MONTH, True, None, Holds.NOTHING),
-        (GOOGLE, MONTH, True, 60.0, Holds.WELCOME),
+        (STRICT, 0, True, None, Fallback.NOTHING),
+        (STRICT, 11.9, True, None, Fallback.NOTHING),
+        (STRICT, 12, True, None, Fallback.LAST_GOOD),
+        (STRICT, MONTH + 1, True, None, Fallback.LAST_GOOD),
+        (AT_ONCE, 0, True, None, Fallback.LAST_GOOD),
+        (ARCHIVAL, 0, True, None, Fallback.LAST_GOOD),
+        (GOOGLE, 11.9, True, None, Fallback.NOTHING),
+        (GOOGLE, 12, True, None, Fallback.LAST_GOOD),
+        (GOOGLE, MONTH, True, None, Fallback.NOTHING),
+        (GOOGLE, MONTH, True, 60.0, Fallback.ALLOW_ALL),
         # Without one: nothing, until a month has passed and the site is generally up.
-        (STRICT, 12, False, 60.0, Holds.NOTHING),
-        (STRICT, MONTH - 0.1, False, 60.0, Holds.NOTHING),
-        (STRICT, MONTH, False, None, Holds.NOTHING),
-        (STRICT, MONTH, False, DAY + 1, Holds.NOTHING),
-        (STRICT, MONTH, False, DAY, Holds.WELCOME),
-        (GOOGLE, 12, False, None, Holds.NOTHING),
-        (UNSEEN, 11.9, False, None, Holds.NOTHING),
-        (UNSEEN, 12, False, None, Holds.WELCOME),
-        (UNSEEN, 1, True, None, Holds.NOTHING),
+        (STRICT, 12, False, 60.0, Fallback.NOTHING),
+        (STRICT, MONTH - 0.1, False, 60.0, Fallback.NOTHING),
+        (STRICT, MONTH, False, None, Fallback.NOTHING),
+        (STRICT, MONTH, False, DAY + 1, Fallback.NOTHING),
+        (STRICT, MONTH, False, DAY, Fallback.ALLOW_ALL),
+        (GOOGLE, 12, False, None, Fallback.NOTHING),
+        (UNSEEN, 11.9, False, None, Fallback.NOTHING),
+        (UNSEEN, 12, False, None, Fallback.ALLOW_ALL),
+        (UNSEEN, 1, True, None, Fallback.NOTHING),
     ],
 )
 def test_what_holds_during_an_outage(
-    config: FetchConfig, hours: float, good: bool, page_ok_ago: float | None, holds: Holds
+    config: FetchConfig, hours: float, good: bool, page_ok_ago: float | None, fallback: Fallback
 ) -> None:
-    assert meanwhile(hours, good=good, page_ok_ago=page_ok_ago, config=config) is holds
+    assert meanwhile(hours, good=good, page_ok_ago=page_ok_ago, config=config) is fallback

@@ -13,7 +13,7 @@ from aiohttp import web
 from gatekeeper import urls
 from gatekeeper.clock import utc
 from gatekeeper.decision import Decision, Reason, State
-from gatekeeper.fetching.outcomes import Outcome, is_binary, judge, readable
+from gatekeeper.fetching.outcomes import Outcome, classify_body, is_binary, parser_input
 from gatekeeper.fetching.records import NO_TEXT
 from gatekeeper.gate.decision_cache import DecisionBatch
 from gatekeeper.robots import Finding, Group, Policy, RobotsTxt
@@ -245,7 +245,7 @@ def what_if_explanation(service: Service, asked: WhatIf) -> Explanation:
     body = asked.robots_txt.encode("utf-8", "surrogatepass")
     outcome = Outcome.NOT_TEXT
     if not is_binary(body):
-        outcome = judge(Outcome.RULES, body[: limit + 1], truncated=len(body) > limit)
+        outcome = classify_body(Outcome.RULES, body[: limit + 1], truncated=len(body) > limit)
     text = as_read(service, body)
     decision, policy = service.internals.what_if(
         asked.url, text, outcome.row, user_agent=asked.user_agent
@@ -328,7 +328,7 @@ async def past_version(service: Service, origin: str, query: RobotsQuery) -> Rob
 def as_read(service: Service, body: bytes) -> RobotsTxt:
     """Parse a body as the gate parses those that it fetches."""
     settings, limit = service.config.robots, service.config.fetch.max_body
-    return RobotsTxt.parse(readable(body), dialect=settings.dialect, limit=limit)
+    return RobotsTxt.parse(parser_input(body), dialect=settings.dialect, limit=limit)
 
 
 async def history(service: Service, call: Call) -> web.StreamResponse:
