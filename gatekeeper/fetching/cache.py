@@ -53,13 +53,13 @@ from gatekeeper.robots import RobotsTxt
 from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage.base import OriginRecord, Storage
 
-_LEAST: Final = 1.0
+_MIN_SWEEP_SECONDS: Final = 1.0
 """The least seconds between two sweeps over all records."""
-_AT_ONCE: Final = 1_000
+_RECORDS_PER_STEP: Final = 1_000
 """Records that are checked in one step of the loop, which takes half a millisecond."""
-_A_SECOND: Final = 10_000
+_RECORDS_PER_EXTRA_SECOND: Final = 10_000
 """Every so many records add one second between two sweeps."""
-_STEP: Final = 0.02
+_STEP_SECONDS: Final = 0.02
 """Seconds between two steps of a sweep."""
 
 
@@ -72,21 +72,21 @@ class SoftExpiry:
         """The number of warm records."""
         self._clock = clock
         self._timer = SingleTimer(clock, self._sweep)
-        self._left: Iterator[str] = iter(())
+        self._remaining: Iterator[str] = iter(())
         """The origins that the current sweep has still to check. Each part of the records is
         listed when the sweep reaches it, as a tuple, which the garbage collector ignores."""
-        self._looking = False
-        self._earliest = math.inf
+        self._sweeping = False
+        self._next_expiry = math.inf
         """The earliest soft expiry of the warm records checked by this sweep or added since."""
 
-    def expect(self, record: Record) -> None:
+    def mark_warm(self, record: Record) -> None:
         """Mark a record as warm until its soft expiry."""
         self.warm += not record.warm
         record.warm = True
         moment = record.fresh_until
-        self._earliest = min(self._earliest, moment)
-        if moment < self._timer.when - _LEAST:
-            self._timer.set(max(moment, self._clock.monotonic() + _LEAST))
+        self._next_expiry = min(self._next_expiry, moment)
+        if moment < self._timer.when - _MIN_SWEEP_SECONDS:
+            self._timer.set(max(moment, self._clock.monotonic() + _MIN_SWEEP_SECONDS))
 
     def retire(self, record: Record) -> None:
         """Mark a record as no longer warm."""
@@ -98,16 +98,16 @@ class SoftExpiry:
         for record in self.records.values():
             record.retire()
         self.warm = 0
-        self._left, self._looking = iter(()), False
+        self._remaining, self._sweeping = iter(()), False
         self._timer.cancel()
 
     def _sweep(self) -> None:
         records, now = self.records, self._clock.monotonic()
-        if not self._looking:
-            self._left = (origin for part in records.parts for origin in tuple(part))
-            self._earliest = math.inf
-        earliest = self._earliest
-        step = [*itertools.islice(self._left, _AT_ONCE)]
+        if not self._sweeping:
+            self._remaining = (origin for part in records.parts for origin in tuple(part))
+            self._next_expiry = math.inf
+        earliest = self._next_expiry
+        step = [*itertools.islice(self._remaining, _RECORDS_PER_STEP)]
         for origin in step:
             record = records.get(origin)
             if record is None or not record.warm:
@@ -116,28 +116,27 @@ class SoftExpiry:
                 self.retire(record)
             elif until < earliest:
                 earliest = until
-        self._earliest = earliest
-        self._looking = len(step) == _AT_ONCE
-        if self._looking:
-            self._timer.set(now + _STEP)
+        self._next_expiry = earliest
+        self._sweeping = len(step) == _RECORDS_PER_STEP
+        if self._sweeping:
+            self._timer.set(now + _STEP_SECONDS)
         elif self.warm:
-            pause = _LEAST * (1 + len(records) // _A_SECOND)
+            pause = _MIN_SWEEP_SECONDS * (1 + len(records) // _RECORDS_PER_EXTRA_SECOND)
             self._timer.set(max(earliest, now + pause))
 
 
 _OUTCOMES: Final = tuple(Outcome)
-_CHANCES: Final = 8
+_MAX_SKIPPED: Final = 8
 """Recently used records that are skipped in search of an unused one to evict."""
-_CODES: Final = {outcome: code for code, outcome in enumerate(_OUTCOMES)}
-_ENTRY: Final = 160
+_OUTCOME_CODES: Final = {outcome: code for code, outcome in enumerate(_OUTCOMES)}
+_COLD_RECORD_BYTES: Final = 160
 """Bytes of overhead of a cold record: its key and its entry in a dictionary."""
-_RECORD: Final = 700
-_TEXT: Final = 300
-_PER_OCTET: Final = 1
-"""A hot record is estimated at `_RECORD` bytes; with a text, `_TEXT` more, and so many bytes per
-octet of the text: the packed text and the rules of one agent. The cost of awake texts is counted
-separately. Measured with real files."""
-_SHARED_FROM: Final = 512
+_HOT_RECORD_BYTES: Final = 700
+_HOT_TEXT_BYTES: Final = 300
+"""The estimate of a hot record is `_HOT_RECORD_BYTES`; with a text, `_HOT_TEXT_BYTES` more and one
+byte per octet of the text, for the packed text and the rules of one agent. The cost of awake texts
+is counted separately. Measured with real files."""
+_MIN_SHARED_OCTETS: Final = 512
 """From this packed size on, identical texts of cold records are shared. For shorter ones a copy
 inside the record is smaller than the reference counting of a shared one."""
 
@@ -153,14 +152,14 @@ class _PackedAnswer(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @classmethod
     def of(cls, answer: OriginAnswer) -> _PackedAnswer:
-        code, took = _CODES[answer.outcome], round(answer.took * 1000)
-        told = answer.etag, answer.last_modified
-        return cls(code, answer.status, answer.wall, answer.hops, took, *told)
+        code, took = _OUTCOME_CODES[answer.outcome], round(answer.took * 1000)
+        validators = answer.etag, answer.last_modified
+        return cls(code, answer.status, answer.wall, answer.hops, took, *validators)
 
     def unpacked(self) -> OriginAnswer:
         outcome, took = _OUTCOMES[self.outcome], self.took / 1000
-        told = self.etag, self.last_modified
-        return OriginAnswer(outcome, self.status, self.wall, self.hops, took, *told)
+        validators = self.etag, self.last_modified
+        return OriginAnswer(outcome, self.status, self.wall, self.hops, took, *validators)
 
 
 class _Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -208,7 +207,7 @@ class RecordCache:
         self.evicted: int = 0
         """Cold records evicted so far."""
         self._config = config
-        self._most_hot = max(1, config.cache.max_bytes * 5 // 8)
+        self._max_hot_bytes = max(1, config.cache.max_bytes * 5 // 8)
         self._stored = stored
         self._uptime = uptime
         self._hot: SplitDict[str, Record] = expiry.records
@@ -251,7 +250,7 @@ class RecordCache:
                 return None
             record.asked += 1
         elif self._cold_bytes or self._promise_bytes:
-            record = self._thaw(origin)
+            record = self._restore_cold(origin)
             if record is not None:
                 self.put(record)
         return record
@@ -261,43 +260,43 @@ class RecordCache:
         origin, hot = record.origin, self._hot
         record.voids = self._voids
         if self._cold_bytes or self._promise_bytes:
-            self._take_cold(origin)
+            self._remove_cold(origin)
         if record.text is not None:
             self.texts.hold(record.text)  # before the old record releases it
         old = hot.replace(origin, record)
         if old is not None:
-            self._left(old, still=old is record)
+            self._account_removed(old, still=old is record)
         if record.policy_only:
-            self._expiry.expect(record)
-        self._hot_bytes += _weight(record)
+            self._expiry.mark_warm(record)
+        self._hot_bytes += _hot_bytes_of(record)
         while hot.size > self._config.cache.hot_records or (
-            self._hot_bytes > self._most_hot and hot.size > 1
+            self._hot_bytes > self._max_hot_bytes and hot.size > 1
         ):
-            self._cool(self._least_used(origin))
+            self._make_cold(self._unused_origin(origin))
 
-    def _leave(self, origin: str) -> None:
+    def _remove_hot(self, origin: str) -> None:
         """Remove the record of an origin from the hot ones."""
         record = self._hot.take(origin)
         if record is not None:
-            self._left(record)
+            self._account_removed(record)
 
-    def _left(self, record: Record, *, still: bool = False) -> None:
+    def _account_removed(self, record: Record, *, still: bool = False) -> None:
         """Account for a record that left the hot ones; `still`: it was put in again."""
         if not still:
             self._expiry.retire(record)
-        self._hot_bytes -= _weight(record)
+        self._hot_bytes -= _hot_bytes_of(record)
         if record.text is not None:
             self.texts.release(record.text)
 
-    def _least_used(self, kept: str) -> str:
+    def _unused_origin(self, kept: str) -> str:
         """Return the origin of a hot record that was not used lately; not `kept`, if there is
         another one.
 
-        A record that was used since it was last considered moves to the end. After `_CHANCES`
+        A record that was used since it was last considered moves to the end. After `_MAX_SKIPPED`
         such records the next one is returned even if it is in use.
         """
         hot, candidates = self._hot, self._candidates
-        chances = _CHANCES
+        chances = _MAX_SKIPPED
         while True:
             if not candidates:
                 candidates.extend(hot.oldest())
@@ -313,8 +312,8 @@ class RecordCache:
 
     def drop(self, origin: str) -> None:
         """Remove the record of an origin."""
-        self._leave(origin)
-        self._take_cold(origin)
+        self._remove_hot(origin)
+        self._remove_cold(origin)
 
     def void_refusals(self) -> None:
         """Discard every record of a fetch that the guard refused, as its settings have changed.
@@ -324,34 +323,34 @@ class RecordCache:
         """
         self._voids += 1
 
-    def _cool(self, origin: str) -> None:
+    def _make_cold(self, origin: str) -> None:
         """Pack a hot record and move it to the cold ones, or to the promises."""
         record = self._hot[origin]
         packed = self._pack(record)
-        self._leave(origin)
+        self._remove_hot(origin)
         if record.reachable or self._stored:
             self._cold[record.origin] = packed
-            self._cold_bytes += _size(packed)
+            self._cold_bytes += _cold_bytes_of(packed)
         else:
             self._promises[record.origin] = packed
-            self._promise_bytes += _size(packed)
+            self._promise_bytes += _cold_bytes_of(packed)
         bound = self._config.cache.max_bytes
         while self._cold_bytes > bound // 4 and self._cold:
-            self._drop_oldest(self._cold)
+            self._evict_oldest(self._cold)
         while self._promise_bytes > bound and self._promises:
-            self._drop_oldest(self._promises)
+            self._evict_oldest(self._promises)
 
-    def _drop_oldest(self, tier: SplitDict[str, _Cold]) -> None:
+    def _evict_oldest(self, tier: SplitDict[str, _Cold]) -> None:
         for origin in tier.oldest():
-            self._take_cold(origin)
+            self._remove_cold(origin)
             self.evicted += 1
 
-    def _take_cold(self, origin: str) -> _Packed | None:
+    def _remove_cold(self, origin: str) -> _Packed | None:
         packed = self._cold.take(origin)
         if packed is not None:
-            self._cold_bytes -= _size(packed)
+            self._cold_bytes -= _cold_bytes_of(packed)
         elif (packed := self._promises.take(origin)) is not None:
-            self._promise_bytes -= _size(packed)
+            self._promise_bytes -= _cold_bytes_of(packed)
         else:
             return None
         if isinstance(packed, bytes):
@@ -367,27 +366,27 @@ class RecordCache:
 
     def _pack(self, record: Record) -> _Cold:
         text = None if record.text is None else record.text.packed()
-        if text is None or len(text) < _SHARED_FROM:
-            return _encoded(_packed(record, text))
+        if text is None or len(text) < _MIN_SHARED_OCTETS:
+            return _encode(_to_packed(record, text))
         held, count = self._shared.get(text, (text, 0))
         if not count:
             self._cold_bytes += len(text)
         self._shared[held] = (held, count + 1)
-        return _encoded(_packed(record, None)), held
+        return _encode(_to_packed(record, None)), held
 
-    def _thaw(self, origin: str) -> Record | None:
-        packed = self._take_cold(origin)
+    def _restore_cold(self, origin: str) -> Record | None:
+        packed = self._remove_cold(origin)
         if packed is None:
             return None
         if packed.voids < self._voids and _OUTCOMES[packed.current.outcome] in GUARD_REFUSALS:
             return None
-        return self._unpacked(origin, packed)
+        return self._from_packed(origin, packed)
 
     def put_octets(self, origin: str, octets: _Octets) -> None:
         """Add a record from `record_octets`, made by another process of this machine."""
-        self.put(self._unpacked(origin, _DECODER.decode(octets)))
+        self.put(self._from_packed(origin, _DECODER.decode(octets)))
 
-    def _unpacked(self, origin: str, packed: _Packed) -> Record:
+    def _from_packed(self, origin: str, packed: _Packed) -> Record:
         text: FileText | None = None
         if packed.text is not None:
             text = self.texts.of(inflate(packed.text), packed.text)
@@ -412,10 +411,10 @@ class RecordCache:
 
 def record_octets(record: Record) -> bytes:
     """Return a record with its text as octets. Its monotonic moments are valid for this boot."""
-    return _encoded(_packed(record, None if record.text is None else record.text.packed()))
+    return _encode(_to_packed(record, None if record.text is None else record.text.packed()))
 
 
-def _packed(record: Record, text: bytes | None) -> _Packed:
+def _to_packed(record: Record, text: bytes | None) -> _Packed:
     current, good = record.current, record.good
     return _Packed(
         current=_PackedAnswer.of(current),
@@ -430,7 +429,7 @@ def _packed(record: Record, text: bytes | None) -> _Packed:
     )
 
 
-def _encoded(packed: _Packed) -> bytes:
+def _encode(packed: _Packed) -> bytes:
     # The encoder's result keeps its buffer, which is half as large again as needed.
     return bytes(memoryview(_ENCODER.encode(packed)))
 
@@ -443,22 +442,24 @@ def _seconds(milliseconds: int | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1000
 
 
-def _weight(record: Record) -> int:
-    return _RECORD + (0 if record.text is None else _TEXT + _PER_OCTET * record.text.size)
+def _hot_bytes_of(record: Record) -> int:
+    return _HOT_RECORD_BYTES + (0 if record.text is None else _HOT_TEXT_BYTES + record.text.size)
 
 
-def _size(packed: _Cold) -> int:
+def _cold_bytes_of(packed: _Cold) -> int:
     """Return the bytes of a cold record, without a shared text."""
-    return _ENTRY + len(packed if isinstance(packed, bytes) else packed[0])
+    return _COLD_RECORD_BYTES + len(packed if isinstance(packed, bytes) else packed[0])
 
 
 log: Final = logging.getLogger("gatekeeper.fetching")
 
-_SOON: Final = 1.0
-_PAGE_NOTED_EVERY: Final = 3_600.0
+_RETRY_SECONDS: Final = 1.0
+_PAGE_STORE_SECONDS: Final = 3_600.0
 
 _NOT_RECORDED: Final = frozenset({Outcome.OURS, Outcome.OVERLOADED, Outcome.STORAGE, Outcome.FLEET})
-_ANSWERED: Final = frozenset({Outcome.TLS, Outcome.INVALID_RESPONSE, Outcome.BAD_ENCODING})
+_NOT_OF_TARGET: Final = frozenset({Outcome.NOT_MODIFIED, Outcome.TOO_MANY_REDIRECTS})
+"""Good outcomes of a redirect that say nothing about the origin it ended at."""
+_SITE_ANSWERED: Final = frozenset({Outcome.TLS, Outcome.INVALID_RESPONSE, Outcome.BAD_ENCODING})
 """Failures in which the site sent something, although not a response head."""
 
 
@@ -472,7 +473,7 @@ def answered(retrieval: Retrieval) -> bool:
         return True
     if outcome.row.local:
         return False  # a 511 comes from a captive portal
-    return outcome.good or retrieval.status is not None or outcome in _ANSWERED
+    return outcome.good or retrieval.status is not None or outcome in _SITE_ANSWERED
 
 
 class RecordUpdates:
@@ -516,7 +517,7 @@ class RecordUpdates:
             outcome = Outcome.NOT_MODIFIED_NOTHING  # the record was dropped during the retrieval
         now = self._clock.monotonic()
         if not outcome.good and outcome in _NOT_RECORDED:
-            return self._not_recorded(origin, old, outcome, now + _SOON)  # row 28
+            return self._not_recorded(origin, old, outcome, now + _RETRY_SECONDS)  # row 28
         if answered(retrieval):
             self._faults.answered(origin, now)
         if outcome.row.local and self._faults.failed(
@@ -528,45 +529,38 @@ class RecordUpdates:
         ):
             return self.postponed(origin)
         if outcome.good:
-            record = self._good(origin, retrieval, outcome, old, now, text)
+            record = self._good_record(origin, retrieval, outcome, old, now, text)
         else:
-            record = self._failure(origin, retrieval, outcome, old, now)
-        self._keep(record)
-        self._fill_authority(origin, retrieval, record.text)
-        self._tell(origin, old, record)
+            record = self._failed_record(origin, retrieval, outcome, old, now)
+        self._save(record)
+        self._record_target(origin, retrieval, record.text)
+        self._notify(origin, old, record)
         return record
 
-    def _good(
+    def _good_record(
         self,
         origin: str,
-        said: Retrieval,
+        retrieval: Retrieval,
         outcome: Outcome,
         old: Record | None,
         now: float,
         read: FileText | None = None,
     ) -> Record:
         text = None
-        wall = self._clock.wall()
+        status, hops, took = retrieval.status, retrieval.hops, retrieval.took
+        etag, last_modified = retrieval.etag, retrieval.last_modified
         if outcome is Outcome.NOT_MODIFIED and old is not None and old.good is not None:
             # Row 9. RFC 9111 4.3.4: the stored response stays valid, its metadata are updated.
             text = old.text
-            current = OriginAnswer(
-                old.good.outcome,
-                old.good.status,
-                wall,
-                said.hops,
-                said.took,
-                said.etag or old.good.etag,
-                said.last_modified or old.good.last_modified,
-            )
-        else:
-            if outcome.has_text and said.body is not None:
-                texts = self._cache.texts
-                text = texts.find(said.body) or read or texts.read(said.body)
-            current = OriginAnswer(
-                outcome, said.status, wall, said.hops, said.took, said.etag, said.last_modified
-            )
-        fresh = fresh_for(current.outcome.row.cache_time, said.lifetime, self._config.cache)
+            outcome, status = old.good.outcome, old.good.status
+            etag = etag or old.good.etag
+            last_modified = last_modified or old.good.last_modified
+        elif outcome.has_text and retrieval.body is not None:
+            texts = self._cache.texts
+            text = texts.find(retrieval.body) or read or texts.read(retrieval.body)
+        wall = self._clock.wall()
+        current = OriginAnswer(outcome, status, wall, hops, took, etag, last_modified)
+        fresh = fresh_for(outcome.row.cache_time, retrieval.lifetime, self._config.cache)
         return Record(
             origin,
             self._config.fetch,
@@ -579,17 +573,18 @@ class RecordUpdates:
             uptime=self._uptime,
         )
 
-    def _failure(
-        self, origin: str, said: Retrieval, outcome: Outcome, old: Record | None, now: float
+    def _failed_record(
+        self, origin: str, retrieval: Retrieval, outcome: Outcome, old: Record | None, now: float
     ) -> Record:
-        again = old is not None and not old.reachable
-        step = old.step + 1 if old is not None and again else 0
-        pause = next_try(outcome.row.cache_time, step, self._rng, retry_after=said.retry_after)
-        since = old.unreachable_since if old is not None and again else None
+        step, since = 0, None
+        if old is not None and not old.reachable:
+            step, since = old.step + 1, old.unreachable_since
+        pause = next_try(outcome.row.cache_time, step, self._rng, retry_after=retrieval.retry_after)
+        wall = self._clock.wall()
         return Record(
             origin,
             self._config.fetch,
-            current=OriginAnswer(outcome, said.status, self._clock.wall(), said.hops, said.took),
+            current=OriginAnswer(outcome, retrieval.status, wall, retrieval.hops, retrieval.took),
             # A failure never overwrites the last good copy.
             good=None if old is None else old.good,
             text=None if old is None else old.text,
@@ -601,7 +596,7 @@ class RecordUpdates:
             uptime=self._uptime,
         )
 
-    def passing(self, origin: str, outcome: Outcome, seconds: float) -> Record:
+    def temporary(self, origin: str, outcome: Outcome, seconds: float) -> Record:
         """Return a record for one answer, which is not cached: the failure is ours, not the
         site's."""
         until = self._clock.monotonic() + seconds
@@ -627,9 +622,9 @@ class RecordUpdates:
             # The record may still answer, but should not start a flight with every question.
             old.fresh_until = min(max(old.fresh_until, retry_at), max(old.expires, now))
             return old
-        return self.passing(origin, outcome, retry_at - now)
+        return self.temporary(origin, outcome, retry_at - now)
 
-    def _keep(self, record: Record) -> None:
+    def _save(self, record: Record) -> None:
         self._on_learnt(record)  # the callback may extend the record's life
         self._cache.put(record)
         self._store(record)
@@ -640,27 +635,28 @@ class RecordUpdates:
             self._cache.drop(origin)
             self.forget(origin)
         else:
-            self._keep(old)
+            self._save(old)
 
-    def _fill_authority(self, origin: str, said: Retrieval, text: FileText | None) -> None:
+    def _record_target(self, origin: str, retrieval: Retrieval, text: FileText | None) -> None:
         """After a redirect that ended at another origin's /robots.txt, record that origin too.
 
         Only if that URL itself answered with a file or a definite absence: B's record is never
         made from a text that A chose (T14).
         """
-        if not said.hops or said.outcome is Outcome.NOT_MODIFIED or not said.outcome.good:
+        outcome = retrieval.outcome
+        if not retrieval.hops or not outcome.good or outcome in _NOT_OF_TARGET:
             return
-        other = _authority_of(said.url)
-        if other is None or other == origin or said.outcome is Outcome.TOO_MANY_REDIRECTS:
+        other = _robots_txt_origin(retrieval.url)
+        if other is None or other == origin:
             return
         now = self._clock.monotonic()
         old = self._cache.get(other)
         if old is not None and now < old.fresh_until:
             return
-        direct = msgspec.structs.replace(said, hops=())
-        record = self._good(other, direct, said.outcome, old, now, text)
-        self._keep(record)
-        self._tell(other, old, record)
+        direct = msgspec.structs.replace(retrieval, hops=())
+        record = self._good_record(other, direct, outcome, old, now, text)
+        self._save(record)
+        self._notify(other, old, record)
 
     def known(self, origin: str) -> Retrieval | None:
         """Return a fresh record as the retrieval that would have given it, or None."""
@@ -690,7 +686,7 @@ class RecordUpdates:
         now = self._clock.monotonic()
         noted = record.page_ok
         record.page_ok = now
-        if noted is None or now - noted >= _PAGE_NOTED_EVERY:
+        if noted is None or now - noted >= _PAGE_STORE_SECONDS:
             self._store(record)
 
     def subscribe(
@@ -705,7 +701,7 @@ class RecordUpdates:
 
         return unsubscribe
 
-    def _tell(self, origin: str, old: Record | None, new: Record) -> None:
+    def _notify(self, origin: str, old: Record | None, new: Record) -> None:
         if not self._callbacks or not new.reachable or old is None or old.good is None:
             return
         before, after = old.text, new.text
@@ -758,7 +754,7 @@ class RecordUpdates:
         return record
 
 
-def _authority_of(url: str) -> str | None:
+def _robots_txt_origin(url: str) -> str | None:
     """Return the origin whose /robots.txt the URL is, or None if it is another URL."""
     origin, sep, rest = url.rpartition("/robots.txt")
     return origin if sep and not rest and origin.count("/") == 2 else None

@@ -87,7 +87,7 @@ _TURN: Final = 0.5
 """Seconds that a probe waits for its host's turn before it only tests the connection."""
 _RENEWED: Final = 1_000
 """With so many flights in progress none is started for a file that others have renewed."""
-_SOON: Final = 1.0
+_RETRY_SECONDS: Final = 1.0
 """Seconds until the next attempt if nothing could be recorded."""
 
 
@@ -310,7 +310,7 @@ class Directory:
     def _meanwhile(self, flight: Flight) -> Record | None:
         """Return the record to answer by while a flight is held up, or None if it is not."""
         found = None if flight.held_up is None else flight.held_up()
-        return None if found is None else self._updates.passing(flight.origin, *found)
+        return None if found is None else self._updates.temporary(flight.origin, *found)
 
     def stats(self) -> DirectoryStats:
         """Return counters and sizes."""
@@ -342,7 +342,7 @@ class Directory:
             flight is None and len(self._flights) >= self._config.cache.max_waiters
         ):
             self._overloaded += 1
-            return self._updates.passing(origin, Outcome.OVERLOADED, _SOON), True
+            return self._updates.temporary(origin, Outcome.OVERLOADED, _RETRY_SECONDS), True
         if flight is None:
             flight = self._launch(origin, force=force)
         elif force:
@@ -391,7 +391,7 @@ class Directory:
             )
         except Exception:
             log.exception("robots.txt of %s: the failure could not be recorded", origin)
-            return self._updates.passing(origin, Outcome.INTERNAL, _SOON)
+            return self._updates.temporary(origin, Outcome.INTERNAL, _RETRY_SECONDS)
 
     async def _learn(self, origin: str, flight: Flight) -> Record:
         record = self._cache.get(origin)
@@ -430,7 +430,7 @@ class Directory:
         def read() -> FileText:
             text = texts.read(body)
             if self._agent:
-                text.keep_policy(self._chosen(text.robots, self._agent), 1)
+                text.add_policy(self._chosen(text.robots, self._agent), 1)
             return text
 
         async with self._aside:
@@ -466,7 +466,7 @@ class Directory:
         finally:
             del self._choosing[text.key, agent]
         self._cache.texts.wake(text, robots)
-        text.keep_policy(policy, self._config.cache.max_agents)
+        text.add_policy(policy, self._config.cache.max_agents)
 
     def _chosen(self, robots: RobotsTxt, agent: str) -> Policy:
         """Return the text's policy for an agent, with the work of a first question done. After
@@ -544,7 +544,8 @@ class Directory:
         try:
             try:
                 async with deadline(clock, _TURN) as limit:
-                    probe_limits.set(ProbeLimits(PATIENCE, partial(limit.move, PATIENCE + _SOON)))
+                    extend = partial(limit.move, PATIENCE + 1.0)
+                    probe_limits.set(ProbeLimits(PATIENCE, extend))
                     validators = self._validators(record, origin)
                     retrieval = await self._fetcher.fetch(origin, validators)
             except TimeoutError:

@@ -68,7 +68,7 @@ _DISALLOWED = """
 /xmlrpc.php /comment/reply/ /admin/ /search/ /search? /search /cart /*?
 """
 
-_LAST = (
+_COMMON_LINES = (
     "# robots.txt for https://www.example.com/\r\n# Directories\n# Files\n# Paths (clean URLs)\n"
     "Content-Signal: search=yes,ai-train=no\nAllow: /wp-admin/admin-ajax.php\r\n"
     "Sitemap: https://www.example.com/sitemap_index.xml\nSitemap: http://www."
@@ -82,7 +82,7 @@ def _primer() -> bytes:
     lines += [f"User-agent: {agent}" for agent in _AGENTS.split()]
     lines += [f"Allow: {path}" for path in _ALLOWED.split()]
     lines += [f"Disallow: {path}" for path in _DISALLOWED.split()]
-    return "\n".join(lines).encode() + b"\n" + _LAST.encode()
+    return "\n".join(lines).encode() + b"\n" + _COMMON_LINES.encode()
 
 
 PRIMER: Final = _primer()
@@ -91,30 +91,30 @@ PRIMER: Final = _primer()
 _MAX_AWAKE: Final = 1_000
 """The maximum number of awake texts; each is about ten objects that the garbage collector
 traverses."""
-_AWAKE: Final = 1_500
-_PER_OCTET: Final = 3
-"""The additional cost of an awake text is `_AWAKE` bytes, and so many bytes per octet."""
-_CHANCES: Final = 8
+_AWAKE_BYTES: Final = 1_500
+_AWAKE_BYTES_PER_OCTET: Final = 3
+"""The additional cost of an awake text is `_AWAKE_BYTES` bytes, and so many bytes per octet."""
+_MAX_SKIPPED: Final = 8
 """Recently used texts that are skipped in search of one to put to rest."""
 LARGE: Final = 65_536
 """Texts of so many octets are parsed, compressed and turned into policies in a thread."""
-_KEY: Final = (1 << 60) - 1
+_KEY_MASK: Final = (1 << 60) - 1
 """Mask of a text's key: integers up to this take the least memory per bit."""
 
 
-_AS_IT_IS: Final = 2_048
+_MAX_PLAIN_OCTETS: Final = 2_048
 """A body of up to so many octets is not compressed at rest: that would take too long."""
-_SMALL: Final = 4_096
+_MAX_SMALL_OCTETS: Final = 4_096
 """A body of up to so many octets fits with the dictionary into a window of 8 KiB."""
-_QUICKLY: Final = zlib.compressobj(1, zlib.DEFLATED, -13, 4, zlib.Z_DEFAULT_STRATEGY, PRIMER)
+_PRIMED: Final = zlib.compressobj(1, zlib.DEFLATED, -13, 4, zlib.Z_DEFAULT_STRATEGY, PRIMER)
 """A compressor that has read the dictionary and is copied for each small body. The result is a
 tenth larger than at the slowest level, in two thirds of its time."""
 
 
 def deflate(body: bytes) -> bytes:
     """Compress a body with the dictionary, to about a quarter of its size."""
-    if len(body) <= _SMALL:
-        packer = _QUICKLY.copy()
+    if len(body) <= _MAX_SMALL_OCTETS:
+        packer = _PRIMED.copy()
     else:
         level = 6 if len(body) >= LARGE else 1  # large bodies are compressed in a thread
         packer = zlib.compressobj(level, zlib.DEFLATED, -15, 8, zlib.Z_DEFAULT_STRATEGY, PRIMER)
@@ -138,17 +138,17 @@ class FileText(msgspec.Struct, gc=False, eq=False):
 
     size: int
     """Octets of the body."""
-    how: tuple[str, int]
-    """The dialect to parse it in, and the number of octets to parse."""
+    options: tuple[str, int]
+    """How to parse it: the dialect, and the number of octets to read."""
     parsed: RobotsTxt | None
     """None while it is at rest."""
-    kept: bytes | None = None
-    """The compressed body; None: the body is in `plain`."""
-    plain: bytes = b""
+    compressed: bytes | None = None
+    """The compressed body; None: the body is in `uncompressed`."""
+    uncompressed: bytes = b""
     """The body, if it is not compressed; at rest that is so for short ones only."""
     policy: Policy | None = None
     """The policy of the first agent that asked."""
-    others: dict[str, Policy] | None = None
+    other_policies: dict[str, Policy] | None = None
     """The policies of other agents, by product token."""
     ready: Policy | FlatRules | None = None
     """Answers about simple paths for the gate's own agent; None: the text has to be woken."""
@@ -166,28 +166,28 @@ class FileText(msgspec.Struct, gc=False, eq=False):
         """The parsed text. A text at rest is parsed for each access."""
         if self.parsed is not None:
             return self.parsed
-        dialect, limit = self.how
+        dialect, limit = self.options
         return RobotsTxt.parse(parser_input(self.body()), dialect=dialect, limit=limit)
 
     def rest(self) -> None:
         """Put the text to rest: keep only the body, compressed unless it is short, and the rules
         of the gate's own agent in their smallest form."""
         ready = self.ready
-        if self.size > _AS_IT_IS:
+        if self.size > _MAX_PLAIN_OCTETS:
             self.packed()
         if isinstance(ready, Policy):
             self.ready = ready.flat() if speedups.ON else None
-        self.parsed = self.policy = self.others = None
+        self.parsed = self.policy = self.other_policies = None
 
     def packed(self) -> bytes:
         """Return the compressed body; it is compressed once."""
-        if self.kept is None:
-            self.kept, self.plain = deflate(self.plain), b""
-        return self.kept
+        if self.compressed is None:
+            self.compressed, self.uncompressed = deflate(self.uncompressed), b""
+        return self.compressed
 
     def body(self) -> bytes:
         """Return the octets as they were fetched."""
-        return self.plain if self.kept is None else inflate(self.kept)
+        return self.uncompressed if self.compressed is None else inflate(self.compressed)
 
     def same_as(self, body: bytes) -> bool:
         """Return True if the text has that body."""
@@ -199,22 +199,21 @@ class FileText(msgspec.Struct, gc=False, eq=False):
         first = self.policy
         if first is not None and first.agent == agent:
             return first
-        return None if self.others is None else self.others.get(agent)
+        return None if self.other_policies is None else self.other_policies.get(agent)
 
-    def keep_policy(self, policy: Policy, most: int) -> None:
-        """Cache a policy while the text is awake, at most `most`; the oldest is evicted."""
+    def add_policy(self, policy: Policy, max_policies: int) -> None:
+        """Cache a policy while the text is awake; beyond `max_policies` the oldest is evicted."""
         if self.parsed is None:
             return
         if self.policy is None or self.policy.agent == policy.agent:
             self.policy = policy
             return
-        others = self.others
+        others = self.other_policies
         if others is None:
-            others = self.others = {}
+            others = self.other_policies = {}
         others[policy.agent] = policy
-        while len(others) >= most:
-            first = next(iter(others))
-            self.policy = others.pop(first)
+        while len(others) >= max_policies:
+            self.policy = others.pop(next(iter(others)))
 
 
 class FileTexts:
@@ -225,13 +224,13 @@ class FileTexts:
     """
 
     def __init__(self, config: Config) -> None:
-        self._how = config.robots.dialect, config.fetch.max_body
+        self._options = config.robots.dialect, config.fetch.max_body
         self._texts: SplitDict[int, FileText] = SplitDict()
         self._awake: deque[FileText] = deque()
-        self._most_bytes = config.cache.max_bytes // 8
+        self._max_awake_bytes = config.cache.max_bytes // 8
         self.awake_bytes: int = 0
         """An estimate of the additional memory of the awake texts, in bytes."""
-        self._dead = 0
+        self._released = 0
         """Texts released since unused texts were last removed from `_awake`."""
 
     def __len__(self) -> int:
@@ -245,19 +244,20 @@ class FileTexts:
             return found
         if packed is None:
             return self.read(body)
-        return FileText(len(body), self._how, None, packed, key=hash(body) & _KEY)
+        return FileText(len(body), self._options, None, packed, key=hash(body) & _KEY_MASK)
 
     def find(self, body: bytes) -> FileText | None:
         """Return the text in use with that body, or None."""
-        text = self._texts.get(hash(body) & _KEY)
+        text = self._texts.get(hash(body) & _KEY_MASK)
         # If two bodies have the same key, only the first is ever found.
         return text if text is not None and text.same_as(body) else None
 
     def read(self, body: bytes) -> FileText:
         """Parse a body. It changes no shared state, so it may run in a thread."""
-        dialect, limit = self._how
+        dialect, limit = self._options
         robots = RobotsTxt.parse(parser_input(body), dialect=dialect, limit=limit)
-        text = FileText(len(body), self._how, robots, plain=body, key=hash(body) & _KEY)
+        key = hash(body) & _KEY_MASK
+        text = FileText(len(body), self._options, robots, uncompressed=body, key=key)
         if len(body) >= LARGE:
             text.packed()  # this may be a thread; later it would delay the loop
         return text
@@ -269,7 +269,7 @@ class FileTexts:
             if text.key not in self._texts:
                 self._texts[text.key] = text
             if text.parsed is not None:
-                self._take_in(text)
+                self._add_awake(text)
 
     def release(self, text: FileText) -> None:
         """Count one record less that holds the text."""
@@ -278,39 +278,40 @@ class FileTexts:
             return
         if self._texts.get(text.key) is text:
             del self._texts[text.key]
-        self._dead += 1
-        if self._dead > len(self._awake) // 2:  # in bulk, as removing one is a linear search
+        self._released += 1
+        if self._released > len(self._awake) // 2:  # in bulk, as removing one is a linear search
             self._awake = deque([each for each in self._awake if each.users > 0])
-            self.awake_bytes = sum(map(_awake_weight, self._awake))
-            self._dead = 0
+            self.awake_bytes = sum(map(_awake_bytes_of, self._awake))
+            self._released = 0
 
     def wake(self, text: FileText, robots: RobotsTxt) -> None:
         """Wake a text; `robots` is its parsed form."""
         if text.parsed is None:
             text.parsed = robots
             if text.users:
-                self._take_in(text)
+                self._add_awake(text)
 
-    def _take_in(self, text: FileText) -> None:
+    def _add_awake(self, text: FileText) -> None:
         """Add a text to the awake ones, and put others to rest if there are too many."""
         awake = self._awake
         awake.append(text)
-        self.awake_bytes += _awake_weight(text)
-        chances = _CHANCES
-        while len(awake) > _MAX_AWAKE or (self.awake_bytes > self._most_bytes and len(awake) > 1):
+        self.awake_bytes += _awake_bytes_of(text)
+        skips = _MAX_SKIPPED
+        max_bytes = self._max_awake_bytes
+        while len(awake) > _MAX_AWAKE or (self.awake_bytes > max_bytes and len(awake) > 1):
             oldest = awake.popleft()
-            if oldest.users and oldest.used and chances:
-                chances -= 1
+            if oldest.users and oldest.used and skips:
+                skips -= 1
                 oldest.used = False
                 awake.append(oldest)
                 continue
-            self.awake_bytes -= _awake_weight(oldest)
+            self.awake_bytes -= _awake_bytes_of(oldest)
             if oldest.users:
                 oldest.rest()
 
 
-def _awake_weight(text: FileText) -> int:
-    return _AWAKE + _PER_OCTET * text.size
+def _awake_bytes_of(text: FileText) -> int:
+    return _AWAKE_BYTES + _AWAKE_BYTES_PER_OCTET * text.size
 
 
 NO_TEXT: Final = RobotsTxt.parse(b"")
@@ -362,7 +363,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     verdict: Verdict | None
     """None: the policy of `robots` decides."""
-    speaks: bool
+    applies: bool
     """A text applies, or the definite absence of one; False if the file is unreachable."""
     text: FileText | None = None
     """The text that applies; None if there is none."""
@@ -385,7 +386,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def robots(self) -> RobotsTxt | None:
         """The text that applies, an empty one if there is no file, or None if the file is
         unreachable."""
-        if not self.speaks:
+        if not self.applies:
             return None
         return NO_TEXT if self.text is None else self.text.robots
 
@@ -502,16 +503,16 @@ class Record(_RecordInUse, kw_only=True, gc=False, eq=False):
         now = clock.monotonic()
         offset = clock.wall() - now
         if self.current.outcome.good:
-            return self._speaks(self.current, offset, stale=False)
+            return self._standing_of(self.current, offset, stale=False)
         fallback = self.fallback(now)
         if fallback is Fallback.LAST_GOOD and self.good is not None:
-            return self._speaks(self.good, offset, stale=True)
+            return self._standing_of(self.good, offset, stale=True)
         row = self.current.outcome.row
         allow_all = fallback is Fallback.ALLOW_ALL
         retry_at = self.expires + offset
         return Standing(
             verdict=Verdict.ALLOW if allow_all else row.verdict,
-            speaks=allow_all,
+            applies=allow_all,
             state=State.UNREACHABLE,
             reason=Reason.LONG_UNREACHABLE if allow_all else row.reason,
             status=self.current.status,
@@ -522,11 +523,11 @@ class Record(_RecordInUse, kw_only=True, gc=False, eq=False):
             took=None if self.good is None else self.good.took,
         )
 
-    def _speaks(self, answer: OriginAnswer, offset: float, *, stale: bool) -> Standing:
+    def _standing_of(self, answer: OriginAnswer, offset: float, *, stale: bool) -> Standing:
         row = answer.outcome.row
         return Standing(
             verdict=row.verdict,
-            speaks=True,
+            applies=True,
             text=self.text,
             state=State.STALE if stale else row.state,
             reason=row.reason,
@@ -543,7 +544,7 @@ class Record(_RecordInUse, kw_only=True, gc=False, eq=False):
 
 
 _FORGOTTEN: Final = "forgotten"
-_SKEW: Final = 60.0
+_MAX_CLOCK_SKEW: Final = 60.0
 """A stored moment further in the future than so many seconds means that the wall clock was set
 back."""
 
@@ -611,7 +612,7 @@ def from_stored(
     if stored.outcome == _FORGOTTEN:
         return None
     now = clock.monotonic()
-    then, doubtful = _wall_of(stored, clock)
+    then, uncertain = _unchanged_wall(stored, clock)
     soft, hard = stored.soft_expires_at - then, stored.expires_at - then
     current = OriginAnswer(
         Outcome.named(stored.outcome),
@@ -623,7 +624,7 @@ def from_stored(
         stored.last_modified,
     )
     good = _good_of(stored, current)
-    if current.outcome.good and doubtful:
+    if current.outcome.good and uncertain:
         soft = hard = 0.0
     if current.outcome in GUARD_REFUSALS:
         # The guard's verdict, not the site's: this process may have another `guard.allow`.
@@ -637,14 +638,14 @@ def from_stored(
         text=_text_of(stored, good, texts, read),
         fresh_until=now + min(soft, cap),
         expires=now + min(hard, cap),
-        unreachable_since=_ago(stored.first_unreachable_at, then, uptime(now)),
+        unreachable_since=_to_monotonic(stored.first_unreachable_at, then, uptime(now)),
         step=stored.ladder_step,
-        page_ok=_ago(stored.last_page_ok_at, then, now),
+        page_ok=_to_monotonic(stored.last_page_ok_at, then, now),
         uptime=uptime,
     )
 
 
-def _wall_of(stored: OriginRecord, clock: Clock) -> tuple[float, bool]:
+def _unchanged_wall(stored: OriginRecord, clock: Clock) -> tuple[float, bool]:
     """Return what an unchanged wall clock would show now, and whether that is a guess.
 
     It is a guess if only the wall clock is available and is before the record, so that it was
@@ -653,11 +654,11 @@ def _wall_of(stored: OriginRecord, clock: Clock) -> tuple[float, bool]:
     """
     wall = clock.wall()
     if stored.made_at is None:
-        doubtful = stored.fetched_at > wall + _SKEW
-        return (stored.fetched_at if doubtful else wall), doubtful
+        uncertain = stored.fetched_at > wall + _MAX_CLOCK_SKEW
+        return (stored.fetched_at if uncertain else wall), uncertain
     made = Stamp(stored.made_at, stored.boot_id, stored.boot_at)
-    doubtful = not made.counted(clock) and made.wall > wall + _SKEW
-    return made.wall + made.age(clock), doubtful
+    uncertain = not made.counted(clock) and made.wall > wall + _MAX_CLOCK_SKEW
+    return made.wall + made.age(clock), uncertain
 
 
 def _good_of(stored: OriginRecord, current: OriginAnswer) -> OriginAnswer | None:
@@ -691,6 +692,6 @@ def _text_of(
     return read or texts.of(unpack_body(stored.body))
 
 
-def _ago(then: float | None, wall: float, now: float) -> float | None:
+def _to_monotonic(then: float | None, wall: float, now: float) -> float | None:
     """Convert a wall moment to a monotonic one; a future moment counts as now."""
     return None if then is None else now - max(0.0, wall - then)

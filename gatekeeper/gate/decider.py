@@ -318,7 +318,7 @@ class Decider:
             # "/robots.txt" is implicitly allowed (RFC 9309 section 2.2.2, RFC-20; the drafts of
             # 1996 and 2.0, R96-16 and V2-34).
             judged = _ROBOTS_FILE
-        elif standing.verdict is not None or not standing.speaks:
+        elif standing.verdict is not None or not standing.applies:
             # T2: everything that the guard refused is shown with the same reason.
             ours = standing.reason is Reason.EGRESS_POLICY
             judged = _Judged(
@@ -442,7 +442,7 @@ class Decider:
             if text.parsed is None and self._cache.asked_lately(record):
                 self.texts.wake(text, robots)
             policy = self.policy_of(robots, agent)
-            text.keep_policy(policy, most)
+            text.add_policy(policy, most)
         return policy
 
     def policy_of(self, robots: RobotsTxt, agent: str) -> Policy:
@@ -460,7 +460,7 @@ class Decider:
         if record.reachable:
             return self.interval_of(record, record.text, record.current.took, agent, moment)
         standing = record.standing(moment)
-        if not standing.speaks:
+        if not standing.applies:
             return UNKNOWN
         return self.interval_of(record, standing.text, standing.took, agent, moment)
 

@@ -279,7 +279,7 @@ class GateQuestions:
         record = await self._record_of(url)
         await self._directory.prepare(record, agent)
         standing = record.standing(self._clock)
-        if not standing.speaks:
+        if not standing.applies:
             return DENY_ALL.policy(agent)
         return self._decider.policy(record, standing.text, agent)
 

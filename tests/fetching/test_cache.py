@@ -221,14 +221,14 @@ async def test_expired_records_leave_in_steps_and_at_their_time(
     monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     """With one part, and with many, some of which are split during a sweep."""
-    monkeypatch.setattr(cache_module, "_AT_ONCE", 100)
+    monkeypatch.setattr(cache_module, "_RECORDS_PER_STEP", 100)
     monkeypatch.setattr(split_dict, "MOST", most)
     clock = VirtualClock(start=1000.0)
     records: SplitDict[str, Record] = SplitDict()
     expiry = SoftExpiry(records, clock)
     for number in range(1000):
         record = records[origin(number)] = lasting_until(1050.0 + 50.0 * (number % 2), number)
-        expiry.expect(record)
+        expiry.mark_warm(record)
     left = [expiry.warm]
     for _ in range(2000):  # in steps of 10 ms
         clock.advance(0.01)
@@ -245,7 +245,7 @@ async def test_expired_records_leave_in_steps_and_at_their_time(
     # A record that is added during a sweep is not missed.
     clock.advance(49.0)
     late = records[origin(5000)] = lasting_until(clock.monotonic() + 5.0, 5000)
-    expiry.expect(late)
+    expiry.mark_warm(late)
     for _ in range(3000):
         clock.advance(0.01)
     assert not expiry.warm

@@ -189,7 +189,7 @@ async def test_a_refresh_with_the_same_body_keeps_what_was_compiled() -> None:
     async with house(lasting(HOUR)) as it:
         before = await it.get()
         assert before.text is not None
-        before.text.keep_policy(before.text.robots.policy("bot"), 64)
+        before.text.add_policy(before.text.robots.policy("bot"), 64)
         await it.directory.refresh(ORIGIN)
         after = await it.get()
         assert after is not before
@@ -209,7 +209,7 @@ async def test_policies_of_one_text_are_bounded() -> None:
         assert record.text is not None
         assert record.robots is not None
         for n in range(10):
-            record.text.keep_policy(record.robots.policy(f"bot{n}"), 3)
+            record.text.add_policy(record.robots.policy(f"bot{n}"), 3)
             assert record.text.policy_for(f"bot{n}") is not None
         known = [n for n in range(10) if record.text.policy_for(f"bot{n}") is not None]
         assert known == [7, 8, 9]

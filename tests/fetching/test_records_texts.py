@@ -53,7 +53,7 @@ def test_a_text_at_rest_has_its_body_and_is_packed_when_it_is_asked_for_so(
     text.rest()
     assert text.body() == BODIES[name]
     assert inflate(text.packed()) == BODIES[name]
-    assert not text.plain, "one of the two is enough"
+    assert not text.uncompressed, "one of the two is enough"
     assert text.body() == BODIES[name]
 
 
@@ -99,7 +99,7 @@ def test_a_text_wakes_as_it_was(texts: FileTexts, name: str) -> None:
     text = texts.of(BODIES[name])
     texts.hold(text)
     robots = text.robots
-    text.keep_policy(robots.policy("bot"), 8)
+    text.add_policy(robots.policy("bot"), 8)
     for _ in range(2):
         text.rest()
         assert text.parsed is None
