@@ -42,7 +42,7 @@ from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage.base import Storage, unpack_body
 
-HeldUp = Callable[[], tuple[Outcome, float] | None]
+DelayReason = Callable[[], tuple[Outcome, float] | None]
 """Returns why a flight has to wait long for its turn, and for how many seconds; None: it need
 not."""
 
@@ -59,7 +59,7 @@ class Flight(msgspec.Struct, eq=False):
     asked: bool = False
     """True once the origin itself is asked (or would be, but for a local fault), instead of
     only the storage."""
-    held_up: HeldUp | None = None
+    delay_reason: DelayReason | None = None
     """Set while the flight waits for a turn that may be far off."""
 
     def answer(self, record: Record | None) -> None:
@@ -70,7 +70,7 @@ class Flight(msgspec.Struct, eq=False):
                 waiter.set_result(record)
 
 
-flying: ContextVar[Flight | None] = ContextVar("gatekeeper_flying", default=None)
+current_flight: ContextVar[Flight | None] = ContextVar("gatekeeper_flight", default=None)
 """The flight that the current task belongs to."""
 
 
@@ -81,11 +81,11 @@ OnChange = Callable[[str, RobotsTxt | None, RobotsTxt | None], object]
 OnRetrieval = Callable[[str, Retrieval, float], object]
 """Called with the origin, the retrieval, and its seconds."""
 
-_PACKS: Final = 1_000
+_MAX_COMPRESSION: Final = 1_000
 """The highest compression ratio of a body, for an upper bound of its text's size."""
-_TURN: Final = 0.5
+_PROBE_TURN_SECONDS: Final = 0.5
 """Seconds that a probe waits for its host's turn before it only tests the connection."""
-_RENEWED: Final = 1_000
+_MAX_RENEWING_FLIGHTS: Final = 1_000
 """With so many flights in progress none is started for a file that others have renewed."""
 _RETRY_SECONDS: Final = 1.0
 """Seconds until the next attempt if nothing could be recorded."""
@@ -172,13 +172,17 @@ class Directory:
         self._flights: dict[str, Flight] = {}
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._next_probe = SingleTimer(clock, self._send_probes)
-        self._choose, self._agent = choose, agent
-        self._choosing: dict[tuple[int, str], asyncio.Task[None]] = {}
-        self._aside = asyncio.Semaphore(1)
+        self._choose = choose
+        self._agent = agent
+        self._preparing: dict[tuple[int, str], asyncio.Task[None]] = {}
+        self._parsing = asyncio.Semaphore(1)
         """Allows one large text at a time, as every busy thread slows the loop's thread down."""
         self._waiting = 0
         self._counts: Counter[str] = Counter()
-        self._fetches = self._internal = self._overloaded = self._storage_errors = 0
+        self._fetches = 0
+        self._internal_errors = 0
+        self._overloaded = 0
+        self._storage_errors = 0
         self._open = False
         self._on_retrieval = on_retrieval
 
@@ -192,7 +196,7 @@ class Directory:
         self._open = False
         self._soft_expiry.close()
         tasks = [flight.task for flight in self._flights.values() if flight.task is not None]
-        tasks.extend((*self._probes.values(), *self._choosing.values()))
+        tasks.extend((*self._probes.values(), *self._preparing.values()))
         self._faults.close()
         self._next_probe.cancel()
         for task in tasks:
@@ -220,15 +224,15 @@ class Directory:
         in the background; after hard expiry the call waits for the fetch. It never fails because
         of the origin: an unreachable file reads as DEFER. Raises GateClosed.
         """
-        record = self.at_hand(origin)
-        return await self.meet(origin) if record is None else record
+        record = self.get_nowait(origin)
+        return await self.await_flight(origin) if record is None else record
 
-    async def meet(self, origin: str) -> Record:
-        """Wait for a flight and return its record, as `get` does if nothing is `at_hand`. Raises
+    async def await_flight(self, origin: str) -> Record:
+        """Wait for a flight and return its record, as `get` does if nothing is `get_nowait`. Raises
         GateClosed."""
         return (await self._wait_for(origin, force=False))[0]
 
-    def at_hand(self, origin: str) -> Record | None:
+    def get_nowait(self, origin: str) -> Record | None:
         """Return the record that `get` would return without waiting, or None. After soft expiry,
         start a refresh in the background."""
         record = self._cache.get(origin)
@@ -238,7 +242,7 @@ class Directory:
                 return record
             if record.usable(now):
                 if self._open:
-                    self._launch(origin)
+                    self._get_flight(origin)
                 return record
         return None
 
@@ -267,8 +271,9 @@ class Directory:
         Does nothing if there is no record of the origin, or if many flights are in progress: then
         the record is refreshed when it expires.
         """
-        if self._open and len(self._flights) < _RENEWED and self._cache.get(origin) is not None:
-            self._launch(origin, force=True)
+        may_start = self._open and len(self._flights) < _MAX_RENEWING_FLIGHTS
+        if may_start and self._cache.get(origin) is not None:
+            self._get_flight(origin, force=True)
 
     def void_refusals(self) -> None:
         """Discard the records of fetches that the guard refused, as its settings have changed."""
@@ -292,24 +297,24 @@ class Directory:
         """Return a fresh record as the retrieval that would have given it, or None."""
         return self._updates.known(origin)
 
-    def holder(self) -> Callable[[HeldUp | None], None]:
+    def delay_setter(self) -> Callable[[DelayReason | None], None]:
         """Return a function that reports why the current flight has to wait for its turn.
 
         Called inside the flight by the code that takes its turns. While the reason holds, callers
         do not wait with the flight but get a DEFER with a `retry_at`: a block or a pause may last
         for days. The flight itself goes on. Reporting None ends the reason.
         """
-        return partial(self._hold_up, flying.get())
+        return partial(self._set_delay_reason, current_flight.get())
 
-    def _hold_up(self, flight: Flight | None, held_up: HeldUp | None) -> None:
+    def _set_delay_reason(self, flight: Flight | None, delay_reason: DelayReason | None) -> None:
         if flight is not None:
-            flight.held_up = held_up
-            if (record := self._meanwhile(flight)) is not None:
+            flight.delay_reason = delay_reason
+            if (record := self._delayed_record(flight)) is not None:
                 flight.answer(record)
 
-    def _meanwhile(self, flight: Flight) -> Record | None:
+    def _delayed_record(self, flight: Flight) -> Record | None:
         """Return the record to answer by while a flight is held up, or None if it is not."""
-        found = None if flight.held_up is None else flight.held_up()
+        found = None if flight.delay_reason is None else flight.delay_reason()
         return None if found is None else self._updates.temporary(flight.origin, *found)
 
     def stats(self) -> DirectoryStats:
@@ -325,7 +330,7 @@ class Directory:
             fetches=self._fetches,
             outcomes=dict(self._counts),
             revalidated=self._counts[Outcome.NOT_MODIFIED.row.name],
-            internal_errors=self._internal,
+            internal_errors=self._internal_errors,
             overloaded=self._overloaded,
             evicted=self._cache.evicted,
             storage_errors=self._storage_errors + self._updates.storage_errors,
@@ -344,10 +349,10 @@ class Directory:
             self._overloaded += 1
             return self._updates.temporary(origin, Outcome.OVERLOADED, _RETRY_SECONDS), True
         if flight is None:
-            flight = self._launch(origin, force=force)
+            flight = self._get_flight(origin, force=force)
         elif force:
             flight.force = True
-        if (meanwhile := self._meanwhile(flight)) is not None:
+        if (meanwhile := self._delayed_record(flight)) is not None:
             return meanwhile, True
         waiter: asyncio.Future[Record | None] = self._loop.create_future()
         flight.waiters[waiter] = None
@@ -361,30 +366,30 @@ class Directory:
             raise GateClosed("the gate was closed while robots.txt was being fetched")
         return record, flight.asked
 
-    def _launch(self, origin: str, *, force: bool = False) -> Flight:
+    def _get_flight(self, origin: str, *, force: bool = False) -> Flight:
         """Return the flight of an origin, starting one if there is none. Does not await."""
         flight = self._flights.get(origin)
         if flight is None:
             flight = self._flights[origin] = Flight(origin, force=force)
-            flight.task = self._loop.create_task(self._fly(origin, flight))
+            flight.task = self._loop.create_task(self._run_flight(origin, flight))
         return flight
 
-    async def _fly(self, origin: str, flight: Flight) -> None:
-        flying.set(flight)
+    async def _run_flight(self, origin: str, flight: Flight) -> None:
+        current_flight.set(flight)
         record: Record | None = None
         try:
-            record = await self._learn(origin, flight)
+            record = await self._fetch_record(origin, flight)
         except Exception as error:  # any internal error defers
-            self._internal += 1
+            self._internal_errors += 1
             log.exception("robots.txt of %s: unexpected %s", origin, type(error).__name__)
-            record = self._after_surprise(origin)
+            record = self._record_internal_error(origin)
         finally:
             # Also on cancellation: no waiter may be left waiting.
             self._flights.pop(origin, None)
             flight.task = None  # the task's context refers to the flight: break the cycle
             flight.answer(record)
 
-    def _after_surprise(self, origin: str) -> Record:
+    def _record_internal_error(self, origin: str) -> Record:
         try:
             return self._updates.apply(
                 origin, Retrieval(outcome=Outcome.INTERNAL), began=self._clock.monotonic()
@@ -393,7 +398,7 @@ class Directory:
             log.exception("robots.txt of %s: the failure could not be recorded", origin)
             return self._updates.temporary(origin, Outcome.INTERNAL, _RETRY_SECONDS)
 
-    async def _learn(self, origin: str, flight: Flight) -> Record:
+    async def _fetch_record(self, origin: str, flight: Flight) -> Record:
         record = self._cache.get(origin)
         if record is None and self._storage is not None:
             record = await self._load(origin, self._storage)
@@ -410,18 +415,18 @@ class Directory:
         if record is not None:
             precedence.set(ANSWERED if record.reachable else FAILED)
         retrieval = await self._fetcher.fetch(origin, self._validators(record, origin))
-        return await self._take_in(origin, retrieval, now)
+        return await self._record_retrieval(origin, retrieval, now)
 
-    async def _take_in(self, origin: str, retrieval: Retrieval, now: float) -> Record:
+    async def _record_retrieval(self, origin: str, retrieval: Retrieval, now: float) -> Record:
         """Count a retrieval that began at `now`, and make its record."""
         self._counts[retrieval.outcome.row.name] += 1
         self._on_retrieval(origin, retrieval, self._clock.monotonic() - now)
         log.debug("robots.txt of %s: %s %s", origin, retrieval.outcome.row.name, retrieval.detail)
         body = retrieval.body
-        text = None if body is None or len(body) < LARGE else await self._read_ahead(body)
+        text = None if body is None or len(body) < LARGE else await self._parse_in_thread(body)
         return self._updates.apply(origin, retrieval, began=now, text=text)
 
-    async def _read_ahead(self, body: bytes) -> FileText:
+    async def _parse_in_thread(self, body: bytes) -> FileText:
         """Parse a large text in a thread, so that it delays no other answer."""
         texts = self._cache.texts
         if (known := texts.find(body)) is not None:
@@ -430,10 +435,10 @@ class Directory:
         def read() -> FileText:
             text = texts.read(body)
             if self._agent:
-                text.add_policy(self._chosen(text.robots, self._agent), 1)
+                text.add_policy(self._policy_of(text.robots, self._agent), 1)
             return text
 
-        async with self._aside:
+        async with self._parsing:
             known = texts.find(body)
             return await asyncio.to_thread(read) if known is None else known
 
@@ -450,25 +455,25 @@ class Directory:
         if text is None or self.is_prepared(record, agent):
             return
         key = text.key, agent
-        task = self._choosing.get(key)
+        task = self._preparing.get(key)
         if task is None:
-            task = self._choosing[key] = self._loop.create_task(self._prepare(text, agent))
+            task = self._preparing[key] = self._loop.create_task(self._prepare(text, agent))
         await asyncio.shield(task)  # a cancelled caller must not cancel it for the others
 
     async def _prepare(self, text: FileText, agent: str) -> None:
         def read() -> tuple[RobotsTxt, Policy]:
             robots = text.robots
-            return robots, self._chosen(robots, agent)
+            return robots, self._policy_of(robots, agent)
 
         try:
-            async with self._aside:
+            async with self._parsing:
                 robots, policy = await asyncio.to_thread(read)
         finally:
-            del self._choosing[text.key, agent]
+            del self._preparing[text.key, agent]
         self._cache.texts.wake(text, robots)
         text.add_policy(policy, self._config.cache.max_agents)
 
-    def _chosen(self, robots: RobotsTxt, agent: str) -> Policy:
+    def _policy_of(self, robots: RobotsTxt, agent: str) -> Policy:
         """Return the text's policy for an agent, with the work of a first question done. After
         that the text is needed only for explanations."""
         policy = self._choose(robots, agent)
@@ -486,13 +491,13 @@ class Directory:
             return None
         if stored is None:
             return None
-        if stored.body is None or len(stored.body) < LARGE // _PACKS:
+        if stored.body is None or len(stored.body) < LARGE // _MAX_COMPRESSION:
             return self._updates.restore(stored)
         try:
             body = unpack_body(stored.body)
         except (zlib.error, ValueError):
             return self._updates.restore(stored)  # logs what is wrong
-        text = await self._read_ahead(body) if len(body) >= LARGE else None
+        text = await self._parse_in_thread(body) if len(body) >= LARGE else None
         return self._updates.restore(stored, text)
 
     def _validators(self, record: Record | None, origin: str) -> Validators | None:
@@ -543,7 +548,7 @@ class Directory:
         began = clock.monotonic()
         try:
             try:
-                async with deadline(clock, _TURN) as limit:
+                async with deadline(clock, _PROBE_TURN_SECONDS) as limit:
                     extend = partial(limit.move, PATIENCE + 1.0)
                     probe_limits.set(ProbeLimits(PATIENCE, extend))
                     validators = self._validators(record, origin)
@@ -552,13 +557,13 @@ class Directory:
                 await self._probe_connection(origin, began)
                 return
         except Exception as error:
-            self._internal += 1
+            self._internal_errors += 1
             log.exception("probe of %s: unexpected %s", origin, type(error).__name__)
             self._faults.given_up(origin, clock.monotonic())
             return
         self._fetches += 1
         if answered(retrieval):
-            await self._take_in(origin, retrieval, began)
+            await self._record_retrieval(origin, retrieval, began)
         elif retrieval.outcome.row.local or retrieval.outcome is Outcome.TIMEOUT:
             self._faults.failed(origin, began=began, now=clock.monotonic())
         else:

@@ -26,7 +26,7 @@ from cachetools import LRUCache
 
 from gatekeeper.config import CacheConfig
 from gatekeeper.errors import LedgerLost
-from gatekeeper.fetching.directory import flying
+from gatekeeper.fetching.directory import current_flight
 from gatekeeper.fetching.outcomes import (
     CacheTime,
     Lifetime,
@@ -121,7 +121,7 @@ class SharedFetcher:
     async def fetch(self, origin: str, validators: Validators | None = None) -> Retrieval:
         """Return a result of another member that is newer than this member's, or else fetch the
         file. A forced refresh accepts only results that are written from now on."""
-        look, flight = _LOOK, flying.get()
+        look, flight = _LOOK, current_flight.get()
         anew = flight is not None and flight.force and self._offered.pop(origin, None) is None
         loop = asyncio.get_running_loop()
         first, patience = True, loop.time() + CLAIM_FOR

@@ -27,7 +27,7 @@ from gatekeeper.config import Config, HostRule, agent_named, as_config, host_nam
 from gatekeeper.deadlock import WaitGraph
 from gatekeeper.decision import Decision, NotYet
 from gatekeeper.errors import GateClosed, StorageError
-from gatekeeper.fetching.directory import Directory, HeldUp, OnRetrieval
+from gatekeeper.fetching.directory import DelayReason, Directory, OnRetrieval
 from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.guard import GuardedConnector, HostAddresses
@@ -170,7 +170,7 @@ class Gatekeeper:
             waits=self._waits,
             dns=self._dns,
             recall=self._known_of,
-            holder=self._holder,
+            delay_setter=self._delay_setter,
         )
 
     def _checks(self) -> tuple[Callable[[HeldLease], bool] | None, Signer | None]:
@@ -568,8 +568,8 @@ class Gatekeeper:
     def _known_of(self, origin: str) -> Record | None:
         return self._open.directory.recall(origin)
 
-    def _holder(self) -> Callable[[HeldUp | None], None]:
-        return self._open.directory.holder()
+    def _delay_setter(self) -> Callable[[DelayReason | None], None]:
+        return self._open.directory.delay_setter()
 
     def _adjusted(self, config: Config) -> None:
         """Apply a changed configuration."""

@@ -315,9 +315,9 @@ class GateQuestions:
         come, as the task holds the lease that it waits for.
         """
         directory = self._directory
-        record = directory.at_hand(target.origin)
+        record = directory.get_nowait(target.origin)
         if record is None:
-            record = await self.ask(directory.meet, target, task)
+            record = await self.ask(directory.await_flight, target, task)
         if agent is not None and not directory.is_prepared(record, agent):
             await directory.prepare(record, agent)
         return record

@@ -16,7 +16,7 @@ from typing import Any, Final
 from gatekeeper.clock import Clock, SharedTimer
 from gatekeeper.deadlock import WaitGraph
 from gatekeeper.errors import HoldLapsed, StorageError
-from gatekeeper.fetching.directory import HeldUp, flying
+from gatekeeper.fetching.directory import DelayReason, current_flight
 from gatekeeper.fetching.guard import HostAddresses, before_send
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Moment, Record
@@ -50,9 +50,9 @@ class RobotsPacing:
         waits: WaitGraph[Any],
         dns: HostAddresses | None,
         recall: Callable[[str], Record | None],
-        holder: Callable[[], Callable[[HeldUp | None], None]],
+        delay_setter: Callable[[], Callable[[DelayReason | None], None]],
     ) -> None:
-        """`recall(origin)` returns the record in memory, however old. `holder()`, called within a
+        """`recall(origin)` returns the record in memory, however old. `delay_setter()`, called in a
         retrieval, returns the function that tells its waiters why its turn does not come. `dns`, if
         any, looks up the addresses whose clocks hosts share."""
         self._scheduler = scheduler
@@ -63,7 +63,7 @@ class RobotsPacing:
         self._waits = waits
         self._dns = dns
         self._recall = recall
-        self._holder = holder
+        self._delay_setter = delay_setter
 
     async def take_robots_turn(self, target: Target) -> Grant:
         """Wait for the turn of a robots.txt request.
@@ -87,11 +87,11 @@ class RobotsPacing:
             grant = self._scheduler.take_robots(target.url, host, wish)
             if grant is not None:
                 return grant
-        flight = flying.get()
+        flight = current_flight.get()
         if flight is not None:
             self._waits.file_waits(flight.origin, host, scopes)
         try:
-            with _TurnWatch(self._alarm, self._holder(), partial(self.held, host)):
+            with _TurnWatch(self._alarm, self._delay_setter(), partial(self.held, host)):
                 return await self._scheduler.acquire_robots(
                     target.url, host, asked=wish, scopes=scopes
                 )
@@ -156,7 +156,7 @@ class _TurnWatch:
     __slots__ = ("_alarm", "_tell", "_why", "ends")
 
     def __init__(
-        self, alarm: SharedTimer, tell: Callable[[HeldUp | None], None], why: HeldUp
+        self, alarm: SharedTimer, tell: Callable[[DelayReason | None], None], why: DelayReason
     ) -> None:
         self._alarm = alarm
         self._tell = tell

@@ -153,7 +153,7 @@ async def test_a_flight_that_is_closed_leaves_no_socket(virtual_internet: FakeIn
         await net.settle()
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-    assert not [t for t in asyncio.all_tasks() if "_fly" in repr(t)]
+    assert not [t for t in asyncio.all_tasks() if "_run_flight" in repr(t)]
 
 
 async def test_an_unreachable_file_reads_as_a_deferral(virtual_internet: FakeInternet) -> None:

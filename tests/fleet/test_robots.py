@@ -10,7 +10,7 @@ import pytest
 
 from gatekeeper.config import CacheConfig, FleetConfig
 from gatekeeper.errors import LedgerLost
-from gatekeeper.fetching.directory import Flight, flying
+from gatekeeper.fetching.directory import Flight, current_flight
 from gatekeeper.fetching.outcomes import Lifetime, Outcome, Retrieval, Validators
 from gatekeeper.fleet import robots, scripts
 from gatekeeper.fleet import robots as robots_module
@@ -226,9 +226,9 @@ async def test_a_refresh_asks_the_site_whatever_lies_in_the_store(
     await one.fetch(ORIGIN)
     asked = site.asked
     flight = Flight(ORIGIN, force=True)
-    token = flying.set(flight)
+    token = current_flight.set(flight)
     await other.fetch(ORIGIN)
-    flying.reset(token)
+    current_flight.reset(token)
     assert site.asked == asked + 1
 
 
