@@ -25,7 +25,7 @@ from gatekeeper.clock import Clock, SingleTimer, deadline
 from gatekeeper.config import Config
 from gatekeeper.errors import GateClosed, StorageError
 from gatekeeper.fetching.cache import RecordCache, RecordUpdates, SoftExpiry, answered
-from gatekeeper.fetching.faults import PATIENCE, LocalFaults
+from gatekeeper.fetching.faults import PROBE_SECONDS, LocalFaults
 from gatekeeper.fetching.outcomes import (
     ANSWERED,
     FAILED,
@@ -523,11 +523,12 @@ class Directory:
         Nothing waits for a probe: one without an answer must not delay the next one.
         """
         now = self._clock.monotonic()
-        for origin in self._faults.to_ask(now):
+        for origin in self._faults.next_probes(now):
             if origin in self._probes:
                 continue
             if origin in self._flights:
-                self._faults.given_up(origin, now)  # its flight reports its outcome anyway
+                # The flight reports its outcome by itself.
+                self._faults.probe_inconclusive(origin, now)
                 continue
             task = self._probes[origin] = self._loop.create_task(self._probe(origin))
             task.add_done_callback(partial(self._probed, origin))
@@ -549,8 +550,8 @@ class Directory:
         try:
             try:
                 async with deadline(clock, _PROBE_TURN_SECONDS) as limit:
-                    extend = partial(limit.move, PATIENCE + 1.0)
-                    probe_limits.set(ProbeLimits(PATIENCE, extend))
+                    extend = partial(limit.move, PROBE_SECONDS + 1.0)
+                    probe_limits.set(ProbeLimits(PROBE_SECONDS, extend))
                     validators = self._validators(record, origin)
                     retrieval = await self._fetcher.fetch(origin, validators)
             except TimeoutError:
@@ -559,7 +560,7 @@ class Directory:
         except Exception as error:
             self._internal_errors += 1
             log.exception("probe of %s: unexpected %s", origin, type(error).__name__)
-            self._faults.given_up(origin, clock.monotonic())
+            self._faults.probe_inconclusive(origin, clock.monotonic())
             return
         self._fetches += 1
         if answered(retrieval):
@@ -567,7 +568,7 @@ class Directory:
         elif retrieval.outcome.row.local or retrieval.outcome is Outcome.TIMEOUT:
             self._faults.failed(origin, began=began, now=clock.monotonic())
         else:
-            self._faults.given_up(origin, clock.monotonic())
+            self._faults.probe_inconclusive(origin, clock.monotonic())
 
     async def _probe_connection(self, origin: str, began: float) -> None:
         """Test whether the origin accepts a connection, as its turn did not come."""
@@ -578,4 +579,4 @@ class Directory:
         elif reached is False:
             self._faults.failed(origin, began=began, now=now)
         else:
-            self._faults.given_up(origin, now)
+            self._faults.probe_inconclusive(origin, now)

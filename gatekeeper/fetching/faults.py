@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from functools import cache, lru_cache, partial
 from ipaddress import ip_address
@@ -38,52 +38,52 @@ from gatekeeper.config import FetchConfig
 from gatekeeper.fetching.outcomes import classify
 from gatekeeper.urls import host_of, make_room
 
-WINDOW: Final = 10.0
+WINDOW_SECONDS: Final = 10.0
 """Seconds over which sites are counted."""
-LEAST: Final = 20
+MIN_FAILED_SITES: Final = 20
 """The number of distinct sites that must have failed."""
-SHARE: Final = 0.30
+MIN_FAILED_SHARE: Final = 0.30
 """The share of the sites tried that must have failed."""
-FEW: Final = 3
+MIN_RECENT_SITES: Final = 3
 """With so many failed sites that had answered recently, a local fault is suspected."""
-LATELY: Final = 300.0
+RECENT_SECONDS: Final = 300.0
 """Seconds for which an answer of a site counts as recent."""
-_QUIET: Final = 0.9
+_MIN_QUIET_SECONDS: Final = 0.9
 """Seconds without any answer before a fault is declared; a false alarm raises them."""
-_MOST_QUIET: Final = 5.0
+_MAX_QUIET_SECONDS: Final = 5.0
 """The most seconds without any answer that a false alarm raises them to."""
-_FALSE_ALARM: Final = 3.0
+_FALSE_ALARM_SECONDS: Final = 3.0
 """A fault ended by an answer within so many seconds was a false alarm: answers are just sparse."""
-PATIENCE: Final = 3.0
+PROBE_SECONDS: Final = 3.0
 """Seconds that a probe may take to connect, and again until the response head."""
-_FIRST_PROBE: Final = 1.0
-_NEXT_PROBE: Final = 2.0
+_FIRST_PROBE_SECONDS: Final = 1.0
+_NEXT_PROBE_SECONDS: Final = 2.0
 """Seconds between probes while there are origins that answered recently, or were never asked, to
 probe: the end of a fault is found within five seconds."""
-_LAST_PROBE: Final = 60.0
+_MAX_PROBE_SECONDS: Final = 60.0
 """The most seconds between probes."""
-_AT_ONCE: Final = 2
+_RECENT_PER_PROBE: Final = 2
 """Origins that answered recently that are probed at a time."""
-_NEWCOMERS: Final = 8
+_MAX_PROBED: Final = 8
 """Origins probed at a time in total. An origin that was never asked before is probed once, as it
 would have been fetched anyway."""
-_MOST_UNDONE: Final = 100
+_MAX_UNDO: Final = 100
 """The maximum number of undo callbacks per suspect."""
-_MOST: Final = 10_000
+_MAX_ORIGINS: Final = 10_000
 """The maximum number of origins in each collection here."""
-_SILENCE: Final = 8.0
+_SILENT_SECONDS: Final = 8.0
 """Seconds without any answer after which requests in flight are examined."""
-_IDLE: Final = 60.0
+_IDLE_SECONDS: Final = 60.0
 """Seconds without an answer, or a request that waits for one, after which checks stop."""
-_USUAL: Final = FetchConfig()
+_DEFAULTS: Final = FetchConfig()
 
 
 class _Suspect(msgspec.Struct, eq=False):
     """An origin that failed as it would with a lost uplink."""
 
     group: int
-    """The number of its site; see `LocalFaults._group`."""
-    lately: bool
+    """The number of its site; see `LocalFaults._group_of_origin`."""
+    recent: bool
     """It had answered recently when it failed."""
     at: float = 0.0
     """When it last failed."""
@@ -106,7 +106,7 @@ class LocalFaults:
         self._on_change = on_change
         self._on_answer = on_answer
         self._on_doubt = on_doubt
-        self.heard: dict[str, float] = {}
+        self.answered_at: dict[str, float] = {}
         """Origin -> when it last answered, in order of time."""
         self.last_answer: float = float("-inf")
         self.doubtful: bool = True
@@ -119,31 +119,30 @@ class LocalFaults:
         self.unanswered: set[str] = set()
         """During a fault: hosts whose last attempt failed."""
         self._suspects: OrderedDict[str, _Suspect] = OrderedDict()
-        self._groups: Counter[int] = Counter()
         self._group_of: dict[str, int] = {}
         """Domain or address -> the number of its site; filled only while there are suspects."""
         self._hints: OrderedDict[str, _Suspect] = OrderedDict()
         """Origins that gave no answer for an unknown reason."""
-        self._pending: set[str] | None = None
+        self._awaited: set[str] | None = None
         """Origins being probed to find out whether our network fails; None: no probe is needed."""
-        self._handed_out = False
-        """`to_ask` has returned the pending origins."""
-        self._living: deque[str] = deque()
+        self._probes_sent = False
+        """`next_probes` has returned the pending origins."""
+        self._recent_origins: deque[str] = deque()
         """During a fault: origins that answered recently, probed in rotation."""
         self._newcomers: OrderedDict[str, None] = OrderedDict()
         """During a fault: origins that were never asked before."""
-        self._probes: deque[str] = deque(maxlen=LEAST)
+        self._probes: deque[str] = deque(maxlen=MIN_FAILED_SITES)
         """During a fault: one suspect of each site, probed in rotation if no others are left."""
-        self._met: set[str] = set()
+        self._involved: set[str] = set()
         """Origins that were suspected or probed during this fault."""
-        self._quiet = _QUIET
+        self._quiet = _MIN_QUIET_SECONDS
         self._judge_at: float | None = None
         """When to judge again, even without new evidence."""
         self._probe_at = 0.0
-        self._pause = _FIRST_PROBE
+        self._pause = _FIRST_PROBE_SECONDS
         self._began = 0.0
         self._lasted = 0.0
-        self._domains = (float("-inf"), 0)
+        self._answered_count = (float("-inf"), 0)
         """When the sites that answered within the window were last counted, and their number."""
 
     # -- evidence --------------------------------------------------------------------
@@ -151,15 +150,15 @@ class LocalFaults:
     def answered(self, origin: str, now: float) -> None:
         """Record an answer from the network, which refutes all suspicion."""
         before = self.last_answer
-        self.heard.pop(origin, None)  # keep the order of answers: the oldest are evicted
-        make_room(self.heard, _MOST)
-        self.heard[origin] = self.last_answer = now
+        self.answered_at.pop(origin, None)  # keep the order of answers: the oldest are evicted
+        make_room(self.answered_at, _MAX_ORIGINS)
+        self.answered_at[origin] = self.last_answer = now
         if self.doubtful:
             self._on_answer()
             self._clear()
             if self.active:
-                if now - self._began <= _FALSE_ALARM:
-                    self._quiet = min(max(self._quiet, 2 * (now - before)), _MOST_QUIET)
+                if now - self._began <= _FALSE_ALARM_SECONDS:
+                    self._quiet = min(max(self._quiet, 2 * (now - before)), _MAX_QUIET_SECONDS)
                 self.active = False
                 self._lasted += now - self._began
                 self._on_change(False)
@@ -180,17 +179,17 @@ class LocalFaults:
         a suspect's callbacks are called latest first. During a fault `undo` is ignored.
         """
         if self.active:
-            self._failed_again(origin)
+            self._fail_in_fault(origin)
             return True
         if self.last_answer >= began:
             return False
         self._forget_old(now)
-        if self._pending is not None:
-            self._pending.discard(origin)
-        self._noted(self._suspects, origin, began, now, undo, addresses)
+        if self._awaited is not None:
+            self._awaited.discard(origin)
+        self._note(self._suspects, origin, began, now, undo, addresses)
         return self._judge(now)
 
-    def unanswered_by(
+    def no_answer(
         self, origin: str, *, began: float, now: float, undo: Callable[[], object] | None = None
     ) -> None:
         """Record that an origin gave no answer for an unknown reason: it may have refused.
@@ -198,20 +197,20 @@ class LocalFaults:
         That is no evidence, but a reason to probe origins that answered recently.
         """
         if self.active:
-            self._failed_again(origin)
+            self._fail_in_fault(origin)
         elif self.last_answer < began:
             self._forget_old(now)
-            self._noted(self._hints, origin, began, now, undo, ())
+            self._note(self._hints, origin, began, now, undo, ())
             self._judge(now)
 
-    def given_up(self, origin: str, now: float) -> None:
+    def probe_inconclusive(self, origin: str, now: float) -> None:
         """Record a probe without evidence: a refusal, or its host's turn did not come."""
-        if self.active or self._pending is None:
+        if self.active or self._awaited is None:
             return
-        self._pending.discard(origin)
+        self._awaited.discard(origin)
         self._judge(now)
 
-    def rest(self) -> None:
+    def expect_answer(self) -> None:
         """After a long time without requests: have the next answer reported."""
         self.doubtful = True
 
@@ -231,53 +230,53 @@ class LocalFaults:
         """
         if not self.active:
             return True
-        if origin in self.heard and host_of(origin) not in self.unanswered:
+        if origin in self.answered_at and host_of(origin) not in self.unanswered:
             return True
-        if origin not in self._met:
+        if origin not in self._involved:
             first = not self._newcomers
             self._newcomers[origin] = None
             self._newcomers.move_to_end(origin)
-            if len(self._newcomers) > _MOST:
+            if len(self._newcomers) > _MAX_ORIGINS:
                 self._newcomers.popitem(last=False)
-            if first and self._pause > _NEXT_PROBE:
-                self._pause = _NEXT_PROBE
+            if first and self._pause > _NEXT_PROBE_SECONDS:
+                self._pause = _NEXT_PROBE_SECONDS
                 self._set_probe(now)
                 self._on_doubt()
         return False
 
     def retry_at(self, now: float) -> float:
         """Return the moment of the next attempt during a fault."""
-        return max(self._probe_at, now + _FIRST_PROBE)
+        return max(self._probe_at, now + _FIRST_PROBE_SECONDS)
 
     def pause(self, now: float) -> float | None:
-        """Return the seconds until `to_ask` is to be called, or None if no probe is planned."""
+        """Return the seconds until `next_probes` is due, or None if no probe is planned."""
         if self.active:
             return max(0.0, self._probe_at - now)
-        if self._pending and not self._handed_out:
+        if self._awaited and not self._probes_sent:
             return 0.0
         return None if self._judge_at is None else max(0.0, self._judge_at - now)
 
-    def to_ask(self, now: float) -> list[str]:
+    def next_probes(self, now: float) -> list[str]:
         """Return the origins to probe now: those that answered recently, newcomers, suspects."""
         if self._judge_at is not None and now >= self._judge_at:
             self._judge_at = None
             self._judge(now)
         if not self.active:
-            self._handed_out = True
-            return sorted(self._pending or ())
+            self._probes_sent = True
+            return sorted(self._awaited or ())
         chosen: list[str] = []
-        for _ in range(min(_AT_ONCE, len(self._living))):
-            self._living.rotate(-1)
-            chosen.append(self._living[-1])
-        while self._newcomers and len(chosen) < _NEWCOMERS:
+        for _ in range(min(_RECENT_PER_PROBE, len(self._recent_origins))):
+            self._recent_origins.rotate(-1)
+            chosen.append(self._recent_origins[-1])
+        while self._newcomers and len(chosen) < _MAX_PROBED:
             origin, _ = self._newcomers.popitem()
-            self._met.add(origin)
+            self._involved.add(origin)
             chosen.append(origin)
-        if self._probes and not self._living:
+        if self._probes and not self._recent_origins:
             self._probes.rotate(-1)
             chosen.append(self._probes[-1])
-        swift = self._living or self._newcomers
-        self._pause = _NEXT_PROBE if swift else min(self._pause * 2, _LAST_PROBE)
+        swift = self._recent_origins or self._newcomers
+        self._pause = _NEXT_PROBE_SECONDS if swift else min(self._pause * 2, _MAX_PROBE_SECONDS)
         self._set_probe(now)
         return chosen
 
@@ -288,7 +287,7 @@ class LocalFaults:
 
     # -- inside ----------------------------------------------------------------------
 
-    def _noted(
+    def _note(
         self,
         among: OrderedDict[str, _Suspect],
         origin: str,
@@ -296,45 +295,44 @@ class LocalFaults:
         now: float,
         undo: Callable[[], object] | None,
         addresses: Iterable[str],
-    ) -> _Suspect:
+    ) -> None:
         suspect = among.get(origin)
         if suspect is None:
-            heard = self.heard.get(origin)
-            lately = heard is not None and began - heard <= LATELY
-            suspect = among[origin] = _Suspect(self._group(origin, addresses), lately=lately)
-            if among is self._suspects:
-                self._groups[suspect.group] += 1
+            answered_at = self.answered_at.get(origin)
+            recent = answered_at is not None and began - answered_at <= RECENT_SECONDS
+            group = self._group_of_origin(origin, addresses)
+            suspect = among[origin] = _Suspect(group, recent=recent)
         suspect.at = now
-        if undo is not None and len(suspect.undo) < _MOST_UNDONE:
+        if undo is not None and len(suspect.undo) < _MAX_UNDO:
             suspect.undo.append(undo)
         among.move_to_end(origin)
         self.doubtful = True
-        return suspect
 
     def _judge(self, now: float) -> bool:
         """Begin a fault if the evidence is sufficient and return True. If it is only suspected,
         choose origins that answered recently to be probed."""
-        sites = len(self._groups)
-        if sites >= LEAST and sites >= SHARE * self._tried(now):
+        failed = len({one.group for one in self._suspects.values()})
+        tried = failed + self._answered_sites(now)
+        if failed >= MIN_FAILED_SITES and failed >= MIN_FAILED_SHARE * tried:
             quiet_at = self.last_answer + self._quiet
             if now >= quiet_at:
                 return self._begin(now)
             if self._judge_at is None:  # an answer may be about to arrive, and refute the fault
                 self._judge_at = quiet_at
                 self._on_doubt()
-        few = {one.group for one in self._suspects.values() if one.lately}
-        if self._pending is None:
-            hints = {one.group for one in self._hints.values() if one.lately}
-            if len(few | hints) < FEW:
+        recent_groups = {one.group for one in self._suspects.values() if one.recent}
+        if self._awaited is None:
+            hints = {one.group for one in self._hints.values() if one.recent}
+            if len(recent_groups | hints) < MIN_RECENT_SITES:
                 return False
-            self._pending = self._witnesses(now)
-            self._handed_out = False
-            if self._pending:
+            self._awaited = self._witnesses(now)
+            self._probes_sent = False
+            if self._awaited:
                 self._on_doubt()
-        if self._pending:
+        if self._awaited:
             return False
-        self._pending = None
-        if len(few) >= FEW:
+        self._awaited = None
+        if len(recent_groups) >= MIN_RECENT_SITES:
             return self._begin(now)
         self._hints.clear()  # they were probed: something answered, or there was no evidence
         self._forget_old(now)
@@ -343,11 +341,12 @@ class LocalFaults:
     def _witnesses(self, now: float) -> set[str]:
         """Return origins whose probes tell whether our network fails: those without an answer for
         an unknown reason, and a few others that answered recently."""
-        chosen = {origin for origin, one in [*self._hints.items()][-FEW:] if one.lately}
+        hints = [*self._hints.items()][-MIN_RECENT_SITES:]
+        chosen = {origin for origin, one in hints if one.recent}
         sites = {site_of(origin) for origin in (*self._suspects, *self._hints)}
         others = 0
-        for origin, when in sorted(self.heard.items(), key=itemgetter(1), reverse=True):
-            if others >= FEW or now - when > LATELY:
+        for origin, when in sorted(self.answered_at.items(), key=itemgetter(1), reverse=True):
+            if others >= MIN_RECENT_SITES or now - when > RECENT_SECONDS:
                 break
             if site_of(origin) not in sites:
                 sites.add(site_of(origin))
@@ -358,19 +357,19 @@ class LocalFaults:
     def _begin(self, now: float) -> bool:
         suspects = [*self._suspects.items(), *self._hints.items()]
         failed = {origin for origin, _ in suspects}
-        recent = [one for one in self.heard.items() if now - one[1] <= LATELY]
+        recent = [one for one in self.answered_at.items() if now - one[1] <= RECENT_SECONDS]
         recent.sort(key=lambda one: (one[0] in failed, -one[1]))  # those that did not fail first
         self._clear()
         self.active = True
         self.doubtful = True
         self._began = now
         self.count += 1
-        self._living.extend(origin for origin, _ in recent[:LEAST])
-        self._living.rotate(_AT_ONCE - 1)
+        self._recent_origins.extend(origin for origin, _ in recent[:MIN_FAILED_SITES])
+        self._recent_origins.rotate(_RECENT_PER_PROBE - 1)
         self._probes.extend({one.group: origin for origin, one in suspects}.values())
-        self._met.update(failed)
+        self._involved.update(failed)
         self.unanswered.update(map(host_of, failed))
-        self._pause = _FIRST_PROBE
+        self._pause = _FIRST_PROBE_SECONDS
         self._set_probe(now)
         self._on_change(True)
         for _, one in suspects:
@@ -379,51 +378,50 @@ class LocalFaults:
         self._on_doubt()
         return True
 
-    def _failed_again(self, origin: str) -> None:
-        if len(self._met) < _MOST:
-            self._met.add(origin)
+    def _fail_in_fault(self, origin: str) -> None:
+        if len(self._involved) < _MAX_ORIGINS:
+            self._involved.add(origin)
             self.unanswered.add(host_of(origin))
         self._newcomers.pop(origin, None)
 
     def _clear(self) -> None:
         """Clear all suspicion."""
         self.doubtful = False
-        self._pending = self._judge_at = None
-        for one in (
-            *(self._suspects, self._hints, self._groups, self._group_of),
-            *(self._living, self._newcomers, self._probes, self._met, self.unanswered),
-        ):
-            one.clear()
+        self._awaited = self._judge_at = None
+        self._suspects.clear()
+        self._hints.clear()
+        self._group_of.clear()
+        self._recent_origins.clear()
+        self._newcomers.clear()
+        self._probes.clear()
+        self._involved.clear()
+        self.unanswered.clear()
 
-    def _group(self, origin: str, addresses: Iterable[str]) -> int:
+    def _group_of_origin(self, origin: str, addresses: Iterable[str]) -> int:
         """Return the number of the origin's site, shared by all origins of a domain or address."""
-        names = (site_of(origin), *map(_plain, addresses))
+        names = (site_of(origin), *map(_normal_address, addresses))
         known = [self._group_of[name] for name in names if name in self._group_of]
         group = known[0] if known else len(self._group_of) + 1
         for name in names:
             self._group_of.setdefault(name, group)
         return group
 
-    def _tried(self, now: float) -> int:
-        """Return the number of sites that answered or failed within the window."""
-        at, domains = self._domains
-        if not at <= now < at + 1.0:  # counted once a second, as both may be many
-            recent = [one for one, when in self.heard.items() if now - when <= WINDOW]
-            domains = len({site_of(origin) for origin in recent})
-            self._domains = now, domains
-        return domains + len(self._groups)
+    def _answered_sites(self, now: float) -> int:
+        """Return the number of sites that answered within the window."""
+        counted_at, sites = self._answered_count
+        if not counted_at <= now < counted_at + 1.0:  # counted once a second, as they may be many
+            recent = [one for one, when in self.answered_at.items() if now - when <= WINDOW_SECONDS]
+            sites = len({site_of(origin) for origin in recent})
+            self._answered_count = now, sites
+        return sites
 
     def _forget_old(self, now: float) -> None:
-        for group in (self._suspects, self._hints):
-            while group:
-                origin, oldest = next(iter(group.items()))
-                if now - oldest.at <= WINDOW and len(group) <= _MOST:
+        for among in (self._suspects, self._hints):
+            while among:
+                origin, oldest = next(iter(among.items()))
+                if now - oldest.at <= WINDOW_SECONDS and len(among) <= _MAX_ORIGINS:
                     break
-                del group[origin]
-                if group is self._suspects:
-                    self._groups[oldest.group] -= 1
-                    if not self._groups[oldest.group]:
-                        del self._groups[oldest.group]
+                del among[origin]
         if not self._suspects and not self._hints:
             self._clear()
 
@@ -460,7 +458,7 @@ def _private_suffix() -> Callable[[str], str | None]:
     return suffix
 
 
-def _plain(address: str) -> str:
+def _normal_address(address: str) -> str:
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:
@@ -494,13 +492,13 @@ class Uplink:
         self._sent = sent
         self._busy = busy
         self._forgive = forgive
-        self._timer = SingleTimer(clock, self._look)
+        self._timer = SingleTimer(clock, self._check)
 
     def wake(self) -> None:
         """After a request or an answer: start checking the open leases, until there are none and
         have been none for a while."""
         if self._timer.when == math.inf:
-            self._timer.set(self._clock.monotonic() + _SILENCE)
+            self._timer.set(self._clock.monotonic() + _SILENT_SECONDS)
 
     def close(self) -> None:
         """Stop checking."""
@@ -509,7 +507,7 @@ class Uplink:
     def unanswered(self, origin: str, host: str, began: float) -> None:
         """Record a request that ended without an answer and was counted as its host's error."""
         now, undo = self._clock.monotonic(), partial(self._forgive, host)
-        self.faults.unanswered_by(origin, began=began, now=now, undo=undo)
+        self.faults.no_answer(origin, began=began, now=now, undo=undo)
 
     def unreached(self, lease: object, error: BaseException, *, connected: bool = True) -> None:
         """Record a failed request, if it failed as it would with a lost uplink.
@@ -521,22 +519,22 @@ class Uplink:
         if origin is None:
             return  # not a lease of this package
         connected = connected and not isinstance(error, aiohttp.ConnectionTimeoutError)
-        if classify(error=error, config=_USUAL, connected=connected).row.local:
+        if classify(error=error, config=_DEFAULTS, connected=connected).row.local:
             began: float = getattr(lease, "started_at", 0.0)
             self.faults.failed(origin, began=began, now=self._clock.monotonic())
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Unless there was an answer recently, report each request that was sent long ago."""
         faults, now = self.faults, self._clock.monotonic()
-        if not self._busy() and now - faults.last_answer >= _IDLE:
-            faults.rest()
+        if not self._busy() and now - faults.last_answer >= _IDLE_SECONDS:
+            faults.expect_answer()
             return
-        moment = faults.last_answer + _SILENCE
+        moment = faults.last_answer + _SILENT_SECONDS
         if moment <= now:
-            moment = now + _SILENCE
+            moment = now + _SILENT_SECONDS
             for origin, began in self._sent():
-                if began + _SILENCE <= now:
+                if began + _SILENT_SECONDS <= now:
                     faults.failed(origin, began=began, now=now)
                 else:
-                    moment = min(moment, began + _SILENCE)
+                    moment = min(moment, began + _SILENT_SECONDS)
         self._timer.set(moment)

@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gatekeeper.fetching.faults import FEW, LATELY, LEAST, WINDOW, LocalFaults, site_of
+from gatekeeper.fetching.faults import (
+    MIN_FAILED_SITES,
+    MIN_RECENT_SITES,
+    RECENT_SECONDS,
+    WINDOW_SECONDS,
+    LocalFaults,
+    site_of,
+)
 
 
 def origin(number: int | str) -> str:
@@ -38,16 +45,18 @@ class Book:
     def fail(self, name: str, *, began: float, now: float, at: tuple[str, ...] = ()) -> bool:
         return self.faults.failed(name, began=began, now=now, undo=self.undo_of(name), addresses=at)
 
-    def fail_many(self, count: int = LEAST, *, began: float = 0.0, now: float = 1.0) -> bool:
+    def fail_many(
+        self, count: int = MIN_FAILED_SITES, *, began: float = 0.0, now: float = 1.0
+    ) -> bool:
         return [self.fail(origin(n), began=began, now=now) for n in range(count)][-1]
 
 
 def test_many_failures_at_once_and_no_answer_are_our_own_fault() -> None:
     book = Book()
-    verdicts = [book.fail(origin(i), began=0.0, now=1.0) for i in range(LEAST)]
-    assert verdicts == [False] * (LEAST - 1) + [True]
+    verdicts = [book.fail(origin(i), began=0.0, now=1.0) for i in range(MIN_FAILED_SITES)]
+    assert verdicts == [False] * (MIN_FAILED_SITES - 1) + [True]
     assert book.faults.active
-    assert len(book.undone) == LEAST
+    assert len(book.undone) == MIN_FAILED_SITES
     assert book.changes == [True]
 
 
@@ -63,13 +72,13 @@ class Unlisted(dict[str, float]):
 def test_an_answer_of_one_more_origin_looks_at_no_other() -> None:
     faults = Book().faults
     faults.answered(origin("first"), 0.0)  # at the start an answer has to be reported
-    faults.heard = Unlisted()
+    faults.answered_at = Unlisted()
     for number in range(25_000):
         faults.answered(origin(number), float(number))
         if number >= 2_000:
             faults.answered(origin(number % 2_000), float(number))
-        assert len(faults.heard) <= 10_000
-    kept = {*faults.heard}
+        assert len(faults.answered_at) <= 10_000
+    kept = {*faults.answered_at}
     assert {origin(number) for number in (*range(2_000), *range(18_000, 25_000))} <= kept
     assert origin(2_001) not in kept
 
@@ -117,18 +126,21 @@ def test_what_is_one_site() -> None:
 def test_failures_spread_over_time_are_the_sites_own() -> None:
     book = Book()
     assert not any(
-        book.fail(origin(i), began=i * WINDOW, now=i * WINDOW + 1) for i in range(3 * LEAST)
+        book.fail(origin(i), began=i * WINDOW_SECONDS, now=i * WINDOW_SECONDS + 1)
+        for i in range(3 * MIN_FAILED_SITES)
     )
     assert not book.undone
 
 
 def test_an_answer_while_they_failed_clears_them_all() -> None:
     book = Book()
-    book.fail_many(LEAST - 1)
+    book.fail_many(MIN_FAILED_SITES - 1)
     book.faults.answered(origin("living"), 1.5)
     assert not book.faults.doubtful
     # These began before the answer arrived: the network worked while they failed.
-    assert not any(book.fail(origin(f"p{i}"), began=0.0, now=9.0) for i in range(3 * LEAST))
+    assert not any(
+        book.fail(origin(f"p{i}"), began=0.0, now=9.0) for i in range(3 * MIN_FAILED_SITES)
+    )
     assert book.undone == []
 
 
@@ -168,7 +180,7 @@ def test_everything_that_was_recorded_is_undone_the_latest_first() -> None:
     book = Book()
     for step in range(3):
         book.faults.failed(origin(0), began=0.0, now=0.1 * step, undo=book.undo_of(f"step {step}"))
-    for i in range(1, LEAST):
+    for i in range(1, MIN_FAILED_SITES):
         book.fail(origin(i), began=0.0, now=1.0)
     assert book.undone[:3] == ["step 2", "step 1", "step 0"]
 
@@ -177,25 +189,25 @@ def test_an_answer_that_is_about_to_come_is_waited_for() -> None:
     # Between two answers of one busy host a whole list of names can fail.
     book = Book()
     book.faults.answered(origin("living"), 1.0)
-    assert not book.fail_many(LEAST + 5, began=1.01, now=1.1)
+    assert not book.fail_many(MIN_FAILED_SITES + 5, began=1.01, now=1.1)
     assert book.doubts == 1
     pause = book.faults.pause(1.1)
     assert pause is not None
     book.faults.answered(origin("living"), 1.2)
-    assert book.faults.to_ask(1.1 + pause) == []
+    assert book.faults.next_probes(1.1 + pause) == []
     assert book.changes == []
 
 
 def test_if_it_does_not_come_the_fault_is_told_though_nothing_else_happens() -> None:
     book = Book()
     book.faults.answered(origin("living"), 1.0)
-    book.fail_many(LEAST + 5, began=1.01, now=1.1)
+    book.fail_many(MIN_FAILED_SITES + 5, began=1.01, now=1.1)
     pause = book.faults.pause(1.1)
     assert pause is not None
     assert pause <= 1.0
-    book.faults.to_ask(1.1 + pause)
+    book.faults.next_probes(1.1 + pause)
     assert book.faults.active
-    assert len(book.undone) == LEAST + 5
+    assert len(book.undone) == MIN_FAILED_SITES + 5
 
 
 def test_false_alarms_are_learnt_from() -> None:
@@ -208,8 +220,8 @@ def test_false_alarms_are_learnt_from() -> None:
             answered = now
         pause = book.faults.pause(now)
         if pause == 0.0:
-            book.faults.to_ask(now)
-        for number in range(LEAST):
+            book.faults.next_probes(now)
+        for number in range(MIN_FAILED_SITES):
             book.fail(f"https://dead{number}.test", began=now + 0.01, now=now + 0.05)
     assert book.faults.count == 1
 
@@ -224,31 +236,31 @@ def hear(book: Book, count: int, now: float = 0.0) -> None:
 
 def test_three_that_answered_lately_are_enough_where_they_are_all() -> None:
     book = Book()
-    hear(book, FEW)
-    verdicts = [book.fail(origin(i), began=1.0, now=2.0) for i in range(FEW)]
-    assert verdicts == [False] * (FEW - 1) + [True]
+    hear(book, MIN_RECENT_SITES)
+    verdicts = [book.fail(origin(i), began=1.0, now=2.0) for i in range(MIN_RECENT_SITES)]
+    assert verdicts == [False] * (MIN_RECENT_SITES - 1) + [True]
 
 
 def test_others_that_answered_lately_are_asked_first() -> None:
     book = Book()
-    hear(book, FEW + 2)
-    assert not any(book.fail(origin(i), began=1.0, now=2.0) for i in range(FEW))
+    hear(book, MIN_RECENT_SITES + 2)
+    assert not any(book.fail(origin(i), began=1.0, now=2.0) for i in range(MIN_RECENT_SITES))
     assert book.doubts == 1
     assert book.faults.pause(2.0) == 0.0
-    assert book.faults.to_ask(2.0) == [origin(FEW), origin(FEW + 1)]
+    assert book.faults.next_probes(2.0) == [origin(MIN_RECENT_SITES), origin(MIN_RECENT_SITES + 1)]
     assert book.faults.pause(2.0) is None, "they are being asked"
-    assert not book.fail(origin(FEW), began=2.0, now=3.0)
-    assert book.fail(origin(FEW + 1), began=2.0, now=3.0), "none of them answers"
+    assert not book.fail(origin(MIN_RECENT_SITES), began=2.0, now=3.0)
+    assert book.fail(origin(MIN_RECENT_SITES + 1), began=2.0, now=3.0), "none of them answers"
 
 
 def test_one_of_them_that_answers_settles_it() -> None:
     book = Book()
-    hear(book, FEW + 2)
-    for i in range(FEW):
+    hear(book, MIN_RECENT_SITES + 2)
+    for i in range(MIN_RECENT_SITES):
         book.fail(origin(i), began=1.0, now=2.0)
-    book.faults.to_ask(2.0)
-    book.fail(origin(FEW), began=2.0, now=2.5)
-    book.faults.answered(origin(FEW + 1), 3.0)
+    book.faults.next_probes(2.0)
+    book.fail(origin(MIN_RECENT_SITES), began=2.0, now=2.5)
+    book.faults.answered(origin(MIN_RECENT_SITES + 1), 3.0)
     assert not book.faults.doubtful
     assert book.undone == []
 
@@ -264,33 +276,33 @@ def test_three_names_of_one_site_that_answered_lately_are_one() -> None:
 def test_those_that_answered_long_ago_are_no_better_than_strangers() -> None:
     book = Book()
     hear(book, 10)
-    late = LATELY + 1.0
+    late = RECENT_SECONDS + 1.0
     assert not any(book.fail(origin(i), began=late, now=late + 1) for i in range(10))
 
 
 def test_no_answer_for_no_known_reason_is_asked_after_and_proves_nothing() -> None:
     book = Book()
-    hear(book, FEW)
-    for i in range(FEW):
-        book.faults.unanswered_by(origin(i), began=1.0, now=2.0, undo=book.undo_of(origin(i)))
+    hear(book, MIN_RECENT_SITES)
+    for i in range(MIN_RECENT_SITES):
+        book.faults.no_answer(origin(i), began=1.0, now=2.0, undo=book.undo_of(origin(i)))
     assert not book.faults.active
-    assert book.faults.to_ask(2.0) == [origin(i) for i in range(FEW)]
-    for i in range(FEW):  # they refuse, say
-        book.faults.given_up(origin(i), 3.0)
+    assert book.faults.next_probes(2.0) == [origin(i) for i in range(MIN_RECENT_SITES)]
+    for i in range(MIN_RECENT_SITES):  # they refuse, say
+        book.faults.probe_inconclusive(origin(i), 3.0)
     assert not book.faults.active
     assert not book.faults.doubtful
-    assert book.faults.to_ask(3.0) == []
+    assert book.faults.next_probes(3.0) == []
 
 
 def test_what_those_without_an_answer_were_counted_is_undone_too() -> None:
     book = Book()
-    hear(book, FEW)
-    for i in range(FEW):
-        book.faults.unanswered_by(origin(i), began=1.0, now=2.0, undo=book.undo_of(origin(i)))
-    for i in range(FEW):
+    hear(book, MIN_RECENT_SITES)
+    for i in range(MIN_RECENT_SITES):
+        book.faults.no_answer(origin(i), began=1.0, now=2.0, undo=book.undo_of(origin(i)))
+    for i in range(MIN_RECENT_SITES):
         book.faults.failed(origin(i), began=2.0, now=3.0)
     assert book.faults.active
-    assert sorted(book.undone) == [origin(i) for i in range(FEW)]
+    assert sorted(book.undone) == [origin(i) for i in range(MIN_RECENT_SITES)]
 
 
 # -- during a fault
@@ -307,7 +319,10 @@ def test_who_answered_and_has_not_failed_goes_on_and_the_others_wait() -> None:
     assert not book.faults.may_ask(origin("gone"), 3.0)
     assert not book.faults.may_ask(origin(0), 3.0)
     assert not book.faults.may_ask(origin("new"), 3.0)
-    assert book.faults.unanswered == {"ogone.test", *(f"o{n}.test" for n in range(LEAST))}
+    assert book.faults.unanswered == {
+        "ogone.test",
+        *(f"o{n}.test" for n in range(MIN_FAILED_SITES)),
+    }
 
 
 def probes(book: Book, *, until: float, now: float = 1.0) -> list[tuple[float, list[str]]]:
@@ -315,7 +330,7 @@ def probes(book: Book, *, until: float, now: float = 1.0) -> list[tuple[float, l
     sent = []
     while (pause := book.faults.pause(now)) is not None and now + pause < until:
         now += pause
-        asked = book.faults.to_ask(now)
+        asked = book.faults.next_probes(now)
         sent.append((now, asked))
         for name in asked:
             book.fail(name, began=now, now=now)
@@ -327,7 +342,7 @@ def test_where_nobody_answered_lately_suspects_are_probed_by_turns_and_ever_fewe
     book.fail_many()
     sent = probes(book, until=4000.0)
     assert all(len(asked) == 1 for _, asked in sent)
-    assert {asked[0] for _, asked in sent} == {origin(n) for n in range(LEAST)}
+    assert {asked[0] for _, asked in sent} == {origin(n) for n in range(MIN_FAILED_SITES)}
     gaps = [b - a for (a, _), (b, _) in itertools.pairwise(sent)]
     assert gaps[:5] == sorted(gaps[:5])
     assert 40.0 < gaps[-1] <= 60 * 1.2
@@ -337,7 +352,7 @@ def test_who_answered_lately_is_probed_first_and_every_few_seconds() -> None:
     book = Book()
     hear(book, 2)
     book.faults.answered(origin("best"), 0.5)
-    for i in range(100, 100 + LEAST):
+    for i in range(100, 100 + MIN_FAILED_SITES):
         book.fail(origin(i), began=0.6, now=1.0)
     sent = probes(book, until=600.0)
     assert origin("best") in sent[0][1]
@@ -378,7 +393,9 @@ def test_time_stands_still_during_a_fault() -> None:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["failed", "unanswered_by", "answered", "given_up", "to_ask", "may_ask"]),
+        st.sampled_from(
+            ["failed", "no_answer", "answered", "probe_inconclusive", "next_probes", "may_ask"]
+        ),
         st.integers(0, 60),
         st.floats(0.0, 4.0),
         st.floats(0.0, 12.0),
@@ -391,14 +408,14 @@ def take(book: Book, step: str, number: int, now: float, began: float) -> None:
     faults, name = book.faults, origin(number)
     if step == "failed":
         book.fail(name, began=began, now=now)
-    elif step == "unanswered_by":
-        faults.unanswered_by(name, began=began, now=now, undo=book.undo_of(name))
+    elif step == "no_answer":
+        faults.no_answer(name, began=began, now=now, undo=book.undo_of(name))
     elif step == "answered":
         faults.answered(name, now)
-    elif step == "given_up":
-        faults.given_up(name, now)
-    elif step == "to_ask":
-        faults.to_ask(now)
+    elif step == "probe_inconclusive":
+        faults.probe_inconclusive(name, now)
+    elif step == "next_probes":
+        faults.next_probes(now)
     else:
         faults.may_ask(name, now)
 
@@ -433,7 +450,12 @@ def test_failures_while_something_answers_are_never_a_fault(
         assert not book.faults.active
 
 
-@given(st.lists(st.sampled_from(["unanswered_by", "given_up", "to_ask", "answered"]), max_size=200))
+@given(
+    st.lists(
+        st.sampled_from(["no_answer", "probe_inconclusive", "next_probes", "answered"]),
+        max_size=200,
+    )
+)
 def test_without_one_failure_that_is_ours_there_is_no_fault(steps: list[str]) -> None:
     # Refused connections and unknown names are reported like this, or not at all.
     book = Book()
@@ -443,8 +465,8 @@ def test_without_one_failure_that_is_ours_there_is_no_fault(steps: list[str]) ->
         assert not book.faults.active
 
 
-@given(st.sets(st.integers(0, 5000), min_size=LEAST, max_size=80), st.randoms())
+@given(st.sets(st.integers(0, 5000), min_size=MIN_FAILED_SITES, max_size=80), st.randoms())
 def test_twenty_sites_and_no_answer_always_are(numbers: set[int], rng: random.Random) -> None:
     book = Book()
     told = [book.fail(origin(n), began=0.0, now=rng.uniform(1.0, 9.0)) for n in sorted(numbers)]
-    assert told.index(True) == LEAST - 1
+    assert told.index(True) == MIN_FAILED_SITES - 1

@@ -55,7 +55,7 @@ async def test_nothing_grows_as_one_piece_with_the_number_of_origins(
         assert gate.stats().directory.hot == gate.stats().directory.warm == ORIGINS
         said = gate.robots_files._said
         # Origins that answered lately: 10,000 at most, which grow within half a millisecond.
-        known = {id(said), id(gate._faults.heard)}
+        known = {id(said), id(gate._faults.answered_at)}
         large = [one for one in hashed(gate) if len(one) > ORIGINS // 4 and id(one) not in known]
         # The containers with an entry per origin are among those that were found.
         scopes = {id(part) for part in gate._scheduler._memory.scopes.parts}

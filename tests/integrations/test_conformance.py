@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gatekeeper import Deferred, Denied, GateClosed, InvalidURL, LeaseTimeout, NotYet, Reason
-from gatekeeper.fetching.faults import LEAST
+from gatekeeper.fetching.faults import MIN_FAILED_SITES
 from tests.conformance.ways import AGENT
 from tests.integrations.rigs import Rig
 from tests.internet import Fail, FakeInternet, Hold, Page, Reset, Stall, redirect
@@ -349,7 +349,7 @@ async def test_pages_that_could_not_be_dialled_tell_of_a_lost_uplink(
     internet: FakeInternet, rig_on: Any, how: str
 ) -> None:
     """Like robots.txt files and the pages of a polite session."""
-    names = [f"a{number}.test" for number in range(LEAST + 1)]
+    names = [f"a{number}.test" for number in range(MIN_FAILED_SITES + 1)]
     for name in names:
         internet.dns(name, how) if isinstance(how, Fail) else internet.refusing(name)
     rig = await rig_on(internet, host=[{"match": "*", "robots": "allow"}])

@@ -27,7 +27,7 @@ from gatekeeper import (
     Verdict,
 )
 from gatekeeper.config import IdentityConfig
-from gatekeeper.fetching.faults import LEAST
+from gatekeeper.fetching.faults import MIN_FAILED_SITES
 from gatekeeper.identity import PublicKey, new_key
 from gatekeeper.integrations import hops
 from tests.conformance.ways import AGENT, decided, settings
@@ -259,7 +259,7 @@ async def test_connections_that_come_to_nothing_tell_of_a_lost_uplink(
     internet: FakeInternet, library: Any, why: str
 ) -> None:
     """An address that refuses the connection was reached, which shows that the uplink works."""
-    names = [f"a{number}.test" for number in range(LEAST + 1)]
+    names = [f"a{number}.test" for number in range(MIN_FAILED_SITES + 1)]
     for name in names:
         addresses = [internet.blackhole(name)]
         if why == "silent or refused":
@@ -288,7 +288,7 @@ async def test_connections_of_requests_that_time_out_tell_of_a_lost_uplink(
     internet: FakeInternet,
 ) -> None:
     requests = pytest.importorskip("requests")
-    names = [f"a{number}.test" for number in range(LEAST + 1)]
+    names = [f"a{number}.test" for number in range(MIN_FAILED_SITES + 1)]
     for name in names:
         internet.blackhole(name)
     config = settings(host=[{"match": "*", "robots": "allow"}])
