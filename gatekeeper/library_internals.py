@@ -23,8 +23,8 @@ wrap_requests        reads a request's own `timeout` and       ConfigError: use 
 request_parser       a worker parses requests as the sidecar   workers answer nothing: they pass
                      does, and can still hand them over        each connection on to the owner
 fail_broken_body     400 immediately for a malformed body      408 when the body's timeout ends
-octets_after         reads what a client sends in a tunnel     ConfigError: no tunnels
-scrapy_stops         a stopped crawl waits for no turn         it waits GATEKEEPER_MAX_WAIT at most
+tunnel_reader        reads what a client sends in a tunnel     ConfigError: no tunnels
+is_scrapy_closing    a stopped crawl waits for no turn         it waits GATEKEEPER_MAX_WAIT at most
 wake_scrapy          a request is sent when its turn comes     up to 5 s later, by its heartbeat
 ===================  ========================================  =====================================
 """
@@ -122,19 +122,19 @@ def start_connection() -> Dial | None:
 # each response on an unbounded queue, so a server that keeps sending `HTTP/1.1 100 Continue` could
 # occupy the event loop. aiohttp has no setting for it.
 
-MOST_INTERIM: Final = 16
+MAX_INTERIM_ANSWERS: Final = 16
 """The maximum number of interim answers to one request."""
-MOST_OCTETS: Final = 65_536
+MAX_INTERIM_OCTETS: Final = 65_536
 """The maximum number of octets before the final head, if there are interim answers."""
-_PIECE: Final = 4_096
+_PIECE_OCTETS: Final = 4_096
 """Octets parsed at a time while a head is awaited: at most about 250 heads."""
-_WHOLE: Final = 16_384
+_MAX_WHOLE_OCTETS: Final = 16_384
 """Octets parsed at a time if they start with a final head, as most do."""
-_SWITCHING: Final = 101  # final for HTTP/1.1: another protocol follows
-_FINAL: Final = frozenset({b"2", b"3", b"4", b"5"})
+_SWITCHING_PROTOCOLS: Final = 101  # final for HTTP/1.1: another protocol follows
+_FINAL_DIGITS: Final = frozenset({b"2", b"3", b"4", b"5"})
 """The first digits of a final status."""
-_received: Final = ResponseHandler.data_received
-_queued: Final = ResponseHandler.feed_data
+_parse_data: Final = ResponseHandler.data_received
+_queue_head: Final = ResponseHandler.feed_data
 
 
 def limit_interim(protocol: object) -> None:
@@ -145,68 +145,68 @@ def limit_interim(protocol: object) -> None:
     """
     if type(protocol) is not ResponseHandler:
         return
-    protocol.__class__ = _Limited
+    protocol.__class__ = _BoundedProtocol
     transport = protocol.transport
     if transport is not None:
         transport.set_protocol(protocol)  # uvloop has cached the old class's bound method
 
 
-class _Limited(ResponseHandler):
+class _BoundedProtocol(ResponseHandler):
     """aiohttp's connection protocol with the bounds. Created by `limit_interim` alone."""
 
-    _answered: bool = False
+    _head_arrived: bool = False
     """The final head of the current (or last) request has arrived."""
-    _answer_of: int = 0
+    _parser_id: int = 0
     """The `id` of that request's parser. Each request has its own parser, created while the
     connection still holds the previous one, so ids differ. A reference to the parser would keep it
     alive for one more request, and the garbage collector would traverse it again and again."""
-    _interim: int = 0
+    _interim_answers: int = 0
     """Interim answers to the current request."""
-    _octets: int = 0
+    _interim_octets: int = 0
     """Octets received since the request was sent, until the final head has arrived."""
 
     def data_received(self, data: bytes) -> None:
         """Parse received data; in small pieces until the final head has arrived."""
         parser = self._parser
-        if id(parser) != self._answer_of:  # the first data since the request was sent
-            self._answer_of = id(parser)
-            self._answered, self._interim, self._octets = False, 0, 0
-            if data[9:10] in _FINAL and len(data) <= _WHOLE:  # after `HTTP/1.1 `
-                self._octets = len(data)
-                _received(self, data)
+        if id(parser) != self._parser_id:  # the first data since the request was sent
+            self._parser_id = id(parser)
+            self._head_arrived, self._interim_answers, self._interim_octets = False, 0, 0
+            if data[9:10] in _FINAL_DIGITS and len(data) <= _MAX_WHOLE_OCTETS:  # after `HTTP/1.1 `
+                self._interim_octets = len(data)
+                _parse_data(self, data)
                 return
-        if self._answered or parser is None or not data:
-            _received(self, data)
+        if self._head_arrived or parser is None or not data:
+            _parse_data(self, data)
             return
-        for start in range(0, len(data), _PIECE):
+        for start in range(0, len(data), _PIECE_OCTETS):
             if self._exception is not None:
                 return  # refused, or malformed HTTP: the connection is closed already
-            if self._answered:
-                _received(self, data[start:])
+            if self._head_arrived:
+                _parse_data(self, data[start:])
                 return
-            if self._interim and self._octets >= MOST_OCTETS:
-                self._refuse(f"more than {MOST_OCTETS} octets before the final answer")
+            if self._interim_answers and self._interim_octets >= MAX_INTERIM_OCTETS:
+                self._refuse(f"more than {MAX_INTERIM_OCTETS} octets before the final answer")
                 return
-            piece = data[start : start + _PIECE]
-            self._octets += len(piece)
-            _received(self, piece)
+            piece = data[start : start + _PIECE_OCTETS]
+            self._interim_octets += len(piece)
+            _parse_data(self, piece)
 
     def feed_data(self, data: Any, size: int = 0) -> None:
         """Count a parsed head before it is queued."""
         if self._exception is not None:
             return
         code = data[0].code
-        if self._answered:
+        if self._head_arrived:
             self._refuse("another answer than the one that was asked for")
             return
-        if 100 <= code < 200 and code != _SWITCHING:
-            self._interim += 1
-            if self._interim > MOST_INTERIM:
-                self._refuse(f"more than {MOST_INTERIM} interim answers")
+        if 100 <= code < 200 and code != _SWITCHING_PROTOCOLS:
+            self._interim_answers += 1
+            if self._interim_answers > MAX_INTERIM_ANSWERS:
+                self._refuse(f"more than {MAX_INTERIM_ANSWERS} interim answers")
                 return
         else:
-            self._answered = True
-        _queued(self, data, size)
+            self._head_arrived = True
+        _queue_head(self, data, size)
 
     def _refuse(self, why: str) -> None:
         if self.transport is not None:
@@ -255,8 +255,8 @@ def read_inline(connection: web.RequestHandler, reader: InlineReader, *, keepali
     of a warm check. `keepalive`: seconds that the connection may idle after an answer. Return
     False, and change nothing, if this aiohttp lacks the names or `speedups` are off.
     """
-    names = ("_parser", "_waiter", "_paused", "_request_count", "_next_keepalive_close_time")
-    if not speedups.ON or not all(hasattr(connection, name) for name in names):
+    required = ("_parser", "_waiter", "_paused", "_request_count", "_next_keepalive_close_time")
+    if not speedups.ON or not all(hasattr(connection, name) for name in required):
         return False
     parser = _InlineParser(connection, reader, keepalive)
     connection._parser = cast("Any", parser)
@@ -265,11 +265,6 @@ def read_inline(connection: web.RequestHandler, reader: InlineReader, *, keepali
 
 class _InlineParser:
     """Replaces the parser of one connection; requests that `reader` answers are not passed on."""
-
-    __slots__ = (
-        *("_between", "_connection", "_feed", "_keepalive", "_parser", "_reader"),
-        "message_consumed",
-    )
 
     def __init__(
         self, connection: web.RequestHandler, reader: InlineReader, keepalive: float
@@ -280,7 +275,7 @@ class _InlineParser:
         self._keepalive = keepalive
         self._parser = parser
         self._feed = parser.feed_data
-        self._between = True
+        self._between_requests = True
         """aiohttp's parser is between requests: it has seen no octet of the next one."""
         self.message_consumed: Callable[[], None] = parser.message_consumed
 
@@ -289,12 +284,12 @@ class _InlineParser:
 
     def feed_data(self, data: bytes) -> Any:
         """Return the requests that `data` completes, except one that was answered inline."""
-        if self._between and (transport := self._free()) is not None:
+        if self._between_requests and (transport := self._idle_transport()) is not None:
             answer = self._reader.answer_octets(data, transport)
             if answer is not None:
                 self._write(transport, answer)
                 return _NO_MESSAGES
-        self._between = False
+        self._between_requests = False
         found = self._feed(data)
         messages, upgraded, _ = found
         # Several together are pipelined: aiohttp's queue keeps their answers in order.
@@ -302,9 +297,9 @@ class _InlineParser:
             message, payload = messages[0]
             length = whole_request(data, payload)
             if length >= 0:
-                self._between = True
+                self._between_requests = True
                 self._reader.learn(data, message, length)
-            transport = self._free()
+            transport = self._idle_transport()
             answer = None if transport is None else self._reader.answer(message, payload, transport)
             if transport is not None and answer is not None:
                 self._write(transport, answer)
@@ -312,7 +307,7 @@ class _InlineParser:
                 return _NO_MESSAGES
         return found
 
-    def _free(self) -> asyncio.Transport | None:
+    def _idle_transport(self) -> asyncio.Transport | None:
         """Return the transport if no earlier request is pending and the client is reading."""
         connection = self._connection
         waiter, transport = connection._waiter, connection.transport
@@ -392,7 +387,7 @@ def fail_broken_body(connection: web.RequestHandler) -> None:
 # --- Scrapy's engine ------------------------------------------------------------------------
 
 
-def scrapy_stops(crawler: Any) -> bool:
+def is_scrapy_closing(crawler: Any) -> bool:
     """Return True if a crawl is closing its spider. Scrapy sends no signal before all downloads
     have ended."""
     try:
@@ -413,7 +408,7 @@ def wake_scrapy(engine: object) -> None:
         nextcall.schedule()
 
 
-def octets_after(request: web.BaseRequest) -> asyncio.StreamReader:
+def tunnel_reader(request: web.BaseRequest) -> asyncio.StreamReader:
     """Return a reader of everything that the client sends after the head of a CONNECT request.
 
     aiohttp passes it to a parser set by the handler, as its WebSockets do. Raises ConfigError if
@@ -424,11 +419,11 @@ def octets_after(request: web.BaseRequest) -> asyncio.StreamReader:
         raise ConfigError(f"aiohttp {aiohttp.__version__} has no tunnels: leave proxy_connect out")
     reader = asyncio.StreamReader()
     reader.set_transport(request.transport)
-    set_parser(_Octets(reader))
+    set_parser(_TunnelParser(reader))
     return reader
 
 
-class _Octets:
+class _TunnelParser:
     """Acts as a parser of aiohttp's and feeds everything to a stream reader."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:

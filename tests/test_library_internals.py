@@ -25,7 +25,7 @@ from gatekeeper import library_internals as interim
 from gatekeeper.config import Config
 from gatekeeper.decision import Verdict
 from gatekeeper.gate import internals
-from gatekeeper.library_internals import MOST_INTERIM, MOST_OCTETS, limit_interim
+from gatekeeper.library_internals import MAX_INTERIM_ANSWERS, MAX_INTERIM_OCTETS, limit_interim
 from gatekeeper.session import guarded_connector, polite_session
 from tests.internet import FakeInternet, Interim
 
@@ -85,8 +85,8 @@ async def test_a_page_that_is_a_flood_fails(internet: FakeInternet, kind: str, s
 @pytest.mark.parametrize("kind", SESSIONS)
 async def test_as_many_as_are_allowed_pass(internet: FakeInternet, kind: str) -> None:
     site = internet.site("a.test").robots("")
-    site.on("/few", Interim(103, MOST_INTERIM, headers={"Link": "</s.css>; rel=preload"}))
-    site.on("/many", Interim(103, MOST_INTERIM + 1))
+    site.on("/few", Interim(103, MAX_INTERIM_ANSWERS, headers={"Link": "</s.css>; rel=preload"}))
+    site.on("/many", Interim(103, MAX_INTERIM_ANSWERS + 1))
     async with SESSIONS[kind](internet) as session, asyncio.timeout(ENDLESS):
         for _ in range(2):  # the second one over the same connection, counted anew
             async with session.get("http://a.test/few") as response:
@@ -102,7 +102,7 @@ async def test_few_but_large_ones_are_bounded_by_their_octets(
 ) -> None:
     large = Interim(103, 10, headers={"Link": "x" * size})
     internet.site("a.test").robots("").on("/large", large)
-    assert (10 * size < MOST_OCTETS) is passes
+    assert (10 * size < MAX_INTERIM_OCTETS) is passes
     async with a_polite_session(internet) as session, asyncio.timeout(ENDLESS):
         if passes:
             async with session.get("http://a.test/large") as response:
@@ -128,7 +128,7 @@ async def test_nor_could_it_through_a_session_that_was_handed_in(
     internet: FakeInternet, status: int
 ) -> None:
     site = internet.site("a.test").on("/robots.txt", Interim(status))
-    internet.site("b.test").on("/robots.txt", Interim(status, MOST_INTERIM))
+    internet.site("b.test").on("/robots.txt", Interim(status, MAX_INTERIM_ANSWERS))
     async with internet.session() as session:
         gate = Gatekeeper("testbot/1.0", config=CONFIG, session=session)
         async with gate, asyncio.timeout(ENDLESS):
@@ -187,7 +187,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         pieces.append(len(data))
         ResponseHandler.data_received(protocol, data)
 
-    monkeypatch.setattr(interim, "_received", count)
+    monkeypatch.setattr(interim, "_parse_data", count)
     return pieces
 
 
@@ -224,8 +224,8 @@ async def test_however_much_comes_at_once_only_a_little_of_a_flood_is_read(
 
     assert transport.closed
     assert sum(read) <= 4_096
-    assert len(protocol) == MOST_INTERIM  # what is queued for the request
-    for _ in range(MOST_INTERIM):
+    assert len(protocol) == MAX_INTERIM_ANSWERS  # what is queued for the request
+    for _ in range(MAX_INTERIM_ANSWERS):
         await protocol.read()
     with pytest.raises(HttpProcessingError):
         await protocol.read()

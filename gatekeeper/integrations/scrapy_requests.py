@@ -41,7 +41,7 @@ from gatekeeper.integrations.hops import (
     name_to_send,
 )
 from gatekeeper.integrations.queue_gate import MAX_WAIT, RefusedTurn
-from gatekeeper.library_internals import scrapy_stops, wake_scrapy
+from gatekeeper.library_internals import is_scrapy_closing, wake_scrapy
 from gatekeeper.middleware import other_agent, unnamed
 from gatekeeper.queue import Turn
 from gatekeeper.remote.client import RemoteGatekeeper
@@ -221,7 +221,7 @@ class ScrapyCrawl:
             while not task.done():
                 await asyncio.wait([task], timeout=_LOOK)
                 crawler = self._crawler()
-                if not task.done() and crawler is not None and scrapy_stops(crawler):
+                if not task.done() and crawler is not None and is_scrapy_closing(crawler):
                     late = LeaseTimeout(request.url, f"{request.url}: the crawl is being stopped")
                     raise _ERRORS.of(late, request)
             return task.result()

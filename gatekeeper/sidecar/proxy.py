@@ -22,7 +22,7 @@ from gatekeeper import urls
 from gatekeeper.errors import AddressRefused
 from gatekeeper.fetching.guard import GuardedResolver
 from gatekeeper.fetching.guard_policy import Guard
-from gatekeeper.library_internals import octets_after
+from gatekeeper.library_internals import tunnel_reader
 from gatekeeper.sidecar.exchange import METHODS, Call, Problem, read_octets
 from gatekeeper.sidecar.routes.fetch import (
     decision_headers,
@@ -148,7 +148,7 @@ class Proxy:
         response = web.StreamResponse(status=200, headers={"X-Request-Id": call.id})
         await response.prepare(call.request)
         response.force_close()  # no other request can follow on this connection
-        from_client, size = octets_after(call.request), 0
+        from_client, size = tunnel_reader(call.request), 0
 
         async def relay(
             read: Callable[[int], Awaitable[bytes]],
