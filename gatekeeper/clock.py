@@ -39,9 +39,9 @@ __all__ = [
     "Timed",
     "Timer",
     "VirtualClock",
+    "block_end",
     "boot_of",
     "deadline",
-    "moment_named",
     "number",
     "stamp",
     "utc",
@@ -95,14 +95,14 @@ def _boot_id() -> str:
 
 
 _BOOT_TIME = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
-_ROUNDING = 1e-3
+_ROUNDING_SECONDS = 1e-3
 """Seconds by which two moments may appear in the wrong order, as they are sums of floats."""
-_PROCESS = secrets.token_hex(6)
+_PROCESS_ID = secrets.token_hex(6)
 
 
 def _own_boot(clock: Clock) -> Boot:
     # The process id tells a forked process apart: its clock runs independently.
-    return Boot(f"{_PROCESS}-{os.getpid()}-{id(clock):x}", clock.monotonic())
+    return Boot(f"{_PROCESS_ID}-{os.getpid()}-{id(clock):x}", clock.monotonic())
 
 
 def boot_of(clock: Clock) -> Boot:
@@ -118,10 +118,10 @@ class Stamp(NamedTuple):
     >>> written = stamp(clock)
     >>> clock.advance(10.0)
     >>> clock.jump_wall(7200.0)
-    >>> written.age(clock), written.moved(clock)
+    >>> written.age(clock), written.wall_shift(clock)
     (10.0, 7200.0)
     >>> clock.reboot()
-    >>> written.age(clock), written.moved(clock)
+    >>> written.age(clock), written.wall_shift(clock)
     (7210.0, None)
     """
 
@@ -130,27 +130,27 @@ class Stamp(NamedTuple):
     """Empty if the writer did not record it."""
     boot_at: float = 0.0
 
-    def counted(self, clock: Clock) -> bool:
+    def is_of_this_boot(self, clock: Clock) -> bool:
         """Return True if the stamp was made since the current boot."""
         boot = boot_of(clock)
         # A smaller count belongs to another boot, even if the id is the same.
-        return boot.id == self.boot_id and boot.seconds >= self.boot_at - _ROUNDING
+        return boot.id == self.boot_id and boot.seconds >= self.boot_at - _ROUNDING_SECONDS
 
     def age(self, clock: Clock) -> float:
         """Return the seconds since the stamp: by the boot's count if the stamp is of this boot,
         else by the wall clock, and 0 if the wall clock is now before the stamp."""
-        if self.counted(clock):
+        if self.is_of_this_boot(clock):
             return max(0.0, boot_of(clock).seconds - self.boot_at)
         return max(0.0, clock.wall() - self.wall)
 
-    def moved(self, clock: Clock) -> float | None:
+    def wall_shift(self, clock: Clock) -> float | None:
         """Return the seconds by which the wall clock was set forward since (negative: back).
 
         Return None if that can't be known: the machine has rebooted, and the wall clock is not
         behind the stamp.
         """
         by_wall = clock.wall() - self.wall
-        if self.counted(clock):
+        if self.is_of_this_boot(clock):
             return by_wall - self.age(clock)
         return by_wall if by_wall < 0 else None
 
@@ -210,7 +210,7 @@ class _VirtualTimer:
         if self.live:
             self.live = False
             self.args = ()
-            self.clock._cancelled_one()
+            self.clock._note_cancelled()
 
 
 class VirtualClock:
@@ -233,9 +233,9 @@ class VirtualClock:
         boot = boot or Boot(f"virtual-{secrets.token_hex(4)}", start)
         self._boot_id, self._boot_offset = boot.id, boot.seconds - start
         self._timers: list[tuple[float, int, _VirtualTimer]] = []
-        self._dead = 0
+        self._cancelled = 0
         """The number of cancelled timers that are still in the heap."""
-        self._order = itertools.count()
+        self._sequence = itertools.count()
 
     def monotonic(self) -> float:
         """Return monotonic seconds, which begin with `start`."""
@@ -260,19 +260,19 @@ class VirtualClock:
     def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> Timer:
         """Call back when time reaches `when`; in a running loop's next iteration if past."""
         timer = _VirtualTimer(self, callback, args)
-        heapq.heappush(self._timers, (when, next(self._order), timer))
+        heapq.heappush(self._timers, (when, next(self._sequence), timer))
         if when <= self._now:
             with contextlib.suppress(RuntimeError):  # no loop: called when time next moves
                 asyncio.get_running_loop().call_soon(self.advance, 0.0)
         return timer
 
-    def _cancelled_one(self) -> None:
-        self._dead += 1
+    def _note_cancelled(self) -> None:
+        self._cancelled += 1
         # Most timers are cancelled long before they are due: remove them in bulk.
-        if self._dead > 1000 and self._dead * 2 > len(self._timers):
+        if self._cancelled > 1000 and self._cancelled * 2 > len(self._timers):
             self._timers = [entry for entry in self._timers if entry[2].live]
             heapq.heapify(self._timers)
-            self._dead = 0
+            self._cancelled = 0
 
     async def sleep(self, seconds: float) -> None:
         """Return once time has been advanced by that much."""
@@ -290,7 +290,7 @@ class VirtualClock:
         """Return the moment of the next live timer, or None if there is none."""
         while self._timers and not self._timers[0][2].live:
             heapq.heappop(self._timers)
-            self._dead -= 1
+            self._cancelled -= 1
         return self._timers[0][0] if self._timers else None
 
     def advance(self, seconds: float) -> None:
@@ -509,7 +509,7 @@ async def deadline(clock: Clock, seconds: float | None) -> AsyncIterator[Deadlin
         limit.end()
 
 
-def moment_named(host: str, until: datetime | float) -> float:
+def block_end(host: str, until: datetime | float) -> float:
     """Return the end of a host's block in wall seconds.
 
     Raises ConfigError for NaN, another type, or a datetime without a time zone: meant as UTC

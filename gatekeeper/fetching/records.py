@@ -657,7 +657,7 @@ def _unchanged_wall(stored: OriginRecord, clock: Clock) -> tuple[float, bool]:
         uncertain = stored.fetched_at > wall + _MAX_CLOCK_SKEW
         return (stored.fetched_at if uncertain else wall), uncertain
     made = Stamp(stored.made_at, stored.boot_id, stored.boot_at)
-    uncertain = not made.counted(clock) and made.wall > wall + _MAX_CLOCK_SKEW
+    uncertain = not made.is_of_this_boot(clock) and made.wall > wall + _MAX_CLOCK_SKEW
     return made.wall + made.age(clock), uncertain
 
 

@@ -22,7 +22,7 @@ from aiohttp import ClientMiddlewareType
 from aiohttp.abc import AbstractResolver
 
 from gatekeeper import urls
-from gatekeeper.clock import Clock, SystemClock, moment_named
+from gatekeeper.clock import Clock, SystemClock, block_end
 from gatekeeper.config import Config, HostRule, agent_named, as_config, host_named, token_of
 from gatekeeper.deadlock import WaitGraph
 from gatekeeper.decision import Decision, NotYet
@@ -490,7 +490,7 @@ class Gatekeeper:
         Raises ConfigError, and changes nothing, if `host` or `until` is invalid.
         """
         host = host_named(host)
-        wall = moment_named(host, until)
+        wall = block_end(host, until)
         self._pacing.unpark(host)
         self._scheduler.block(host, wall, reason)
 

@@ -145,7 +145,7 @@ class Promises:
         latest = max(
             stamps, key=lambda one: (one.boot_id == boot, one.boot_at, one.wall), default=None
         )
-        moved = None if latest is None else latest.moved(self._clock)
+        moved = None if latest is None else latest.wall_shift(self._clock)
         if moved is None or abs(moved) <= _JUMP:
             return False
         _tell_of_jump(moved, "while no gatekeeper ran here, ")

@@ -16,7 +16,7 @@ from functools import partial
 
 import msgspec
 
-from gatekeeper.clock import Clock, SingleTimer, deadline, moment_named, utc
+from gatekeeper.clock import Clock, SingleTimer, block_end, deadline, utc
 from gatekeeper.config import Config, HostRule, PacingConfig, match_named
 from gatekeeper.errors import GateClosed, LeaseTimeout, LedgerLost, StorageError
 from gatekeeper.pacing.engine import Engine
@@ -571,7 +571,7 @@ class Scheduler:
 
         Raises ConfigError, and changes nothing, if `until_wall` is not a number.
         """
-        moment_named(host, until_wall)
+        block_end(host, until_wall)
         scope = self._memory.host(host)
         now = self._clock.monotonic()
         until = now + (until_wall - self._clock.wall())

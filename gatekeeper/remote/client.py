@@ -28,7 +28,7 @@ from urllib.parse import quote
 from aiohttp import ClientMiddlewareType
 
 from gatekeeper import urls
-from gatekeeper.clock import Clock, SystemClock, moment_named, utc
+from gatekeeper.clock import Clock, SystemClock, block_end, utc
 from gatekeeper.config import (
     Config,
     RobotsConfig,
@@ -322,7 +322,7 @@ class RemoteGatekeeper:
 
     async def block(self, host: str, until: datetime | float, reason: str = "operator") -> None:
         """Send no request to the host before `until`, an aware datetime or POSIX seconds."""
-        moment = utc(moment_named(host, until))
+        moment = utc(block_end(host, until))
         await self._control(host, "block", encode(BlockBody(until=moment, reason=reason)))
 
     async def pause(self, host: str) -> None:
