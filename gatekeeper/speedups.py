@@ -33,80 +33,81 @@ SURELY_SHORT = 5_460
 """A text of at most so many characters can't exceed the limit of a URL by percent-encoding: a
 twelfth of `urls.MAX_PATH`. It is defined here so that rules need not import `urls`."""
 
-_USES = ("findall", "finditer", "fullmatch", "match", "pattern", "search", "split", "sub")
+_COPIED = ("findall", "finditer", "fullmatch", "match", "pattern", "search", "split", "sub")
+"""The attributes of a regular expression that a `LazyPattern` provides."""
 
 
 def lazily(
-    package: str, homes: Mapping[str, Iterable[str]]
+    package: str, names_by_module: Mapping[str, Iterable[str]]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` for a package that imports its names on first use.
 
-    `homes` maps each module to those of its names (`name`, or `name as other`) that the package
-    exports. Modules of the package are available as its attributes too, imported or not.
+    `names_by_module` maps each module to those of its names (`name`, or `name as other`) that the
+    package exports. Modules of the package are available as its attributes too, imported or not.
 
     >>> getattr_, dir_ = lazily("gatekeeper", {"gatekeeper.urls": ["mask", "mask as hide"]})
     >>> getattr_("hide") is getattr_("mask"), {"hide", "mask"} <= {*dir_()}
     (True, True)
     """
-    places: dict[str, tuple[str, str]] = {}
-    for module, its in homes.items():
-        for text in its:
+    sources: dict[str, tuple[str, str]] = {}
+    for module, exported in names_by_module.items():
+        for text in exported:
             name, _, other = text.partition(" as ")
-            places[other or name] = module, name
+            sources[other or name] = module, name
 
     def find(name: str) -> object:
-        place = places.get(name)
+        place = sources.get(name)
         if place is not None:
             value: object = getattr(import_module(place[0]), place[1])
         elif name.startswith("_"):
-            raise _missing(package, name)
+            raise _attribute_error(package, name)
         else:
-            value = _module(package, name)
+            value = _import_module_of(package, name)
         setattr(sys.modules[package], name, value)
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *places})
+        return sorted({*vars(sys.modules[package]), *sources})
 
     return find, names
 
 
-def _module(package: str, name: str) -> object:
+def _import_module_of(package: str, name: str) -> object:
     whole = f"{package}.{name}"
     try:
         return import_module(whole)
     except ModuleNotFoundError as error:
         if error.name != whole:
             raise
-        raise _missing(package, name) from None
+        raise _attribute_error(package, name) from None
 
 
-def _missing(package: str, name: str) -> AttributeError:
+def _attribute_error(package: str, name: str) -> AttributeError:
     return AttributeError(f"module {package!r} has no attribute {name!r}", name=name)
 
 
-class UsedPattern:
+class CompiledPattern:
     """A `LazyPattern` after its first use."""
 
-    __slots__ = ("_given", *_USES)
+    __slots__ = ("_arguments", *_COPIED)
 
 
-class LazyPattern(UsedPattern):
+class LazyPattern(CompiledPattern):
     """A regular expression that is compiled on first use: see `lazy_pattern`."""
 
     __slots__ = ()
 
     def __init__(self, text: str, flags: int) -> None:
-        self._given = text, flags
+        self._arguments = text, flags
 
     def __getattr__(self, name: str) -> Any:  # called only for attributes that are not set yet
         from re import compile as compiled  # noqa: PLC0415
 
-        pattern = compiled(*self._given)
-        for use in _USES:
-            setattr(self, use, getattr(pattern, use))
+        pattern = compiled(*self._arguments)
+        for attribute in _COPIED:
+            setattr(self, attribute, getattr(pattern, attribute))
         # In a class with `__getattr__`, each attribute access takes 0.1 µs more.
-        self.__class__ = UsedPattern  # type: ignore[assignment]
+        self.__class__ = CompiledPattern  # type: ignore[assignment]
         return getattr(pattern, name)
 
 

@@ -10,7 +10,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 T = TypeVar("T")
 
-MOST: Final = 2_500
+PART_LIMIT: Final = 2_500
 """A part with more entries is split in two: a little less than a `dict` of 4,096 slots holds."""
 MASK: Final = 1_023
 """The bits of a key's hash that select its part. Beyond two million entries parts grow larger."""
@@ -30,8 +30,8 @@ class SplitDict(MutableMapping[K, V]):
     A full `dict` is rebuilt within one insertion, which reads the hash of every key, and those
     exceed every processor cache: at 175,000 keys it stops the loop for 8 ms. This dictionary has
     parts, selected by the key's hash, and a full part is split in two (extendible hashing: R. Fagin
-    and others, ACM Transactions on Database Systems 4:3, 1979). Up to `MOST` entries it is one
-    `dict` in insertion order; after that each part is in insertion order.
+    and others, ACM Transactions on Database Systems 4:3, 1979). Up to `PART_LIMIT` entries it
+    is one `dict` in insertion order; after that each part is in insertion order.
 
     >>> numbers: SplitDict[str, int] = SplitDict()
     >>> numbers["one"] = 1
@@ -39,12 +39,12 @@ class SplitDict(MutableMapping[K, V]):
     (1, None, 1)
     """
 
-    __slots__ = ("_next", "first", "parts", "size", "table")
+    __slots__ = ("_next_part", "first", "parts", "size", "table")
 
     def __init__(self) -> None:
         self.first: dict[K, V] = {}
-        """Every entry up to `MOST` entries; empty from then on. A hot path that only reads looks
-        here first, then in `table[hash(key) & MASK]`; with few entries the first is enough."""
+        """Every entry, up to `PART_LIMIT`; empty from then on. A hot path that only reads
+        looks here first, then in `table[hash(key) & MASK]`; with few entries this is enough."""
         self.parts: list[dict[K, V]] = [self.first]
         """Each part once. An iteration while parts are split may visit some entries twice, but
         misses none."""
@@ -52,7 +52,7 @@ class SplitDict(MutableMapping[K, V]):
         """Maps hash bits to parts: a key's part is `table[hash(key) & MASK]`."""
         self.size: int = 0
         """The number of entries."""
-        self._next = 0
+        self._next_part = 0
 
     def __len__(self) -> int:
         return self.size
@@ -80,7 +80,7 @@ class SplitDict(MutableMapping[K, V]):
         part[key] = value
         if len(part) > before:
             self.size += 1
-            if before >= MOST:
+            if before >= PART_LIMIT:
                 self._split(part, hash(key) & MASK)
 
     def __delitem__(self, key: K) -> None:
@@ -99,7 +99,7 @@ class SplitDict(MutableMapping[K, V]):
         part[key] = value
         if old is None:
             self.size += 1
-            if len(part) > MOST:
+            if len(part) > PART_LIMIT:
                 self._split(part, hash(key) & MASK)
         return old
 
@@ -137,7 +137,7 @@ class SplitDict(MutableMapping[K, V]):
         parts, size = self.parts, len(self.parts)
         found: list[K] = []
         for _ in range(size if self.size else 0):
-            part, self._next = parts[self._next], (self._next + 1) % size
+            part, self._next_part = parts[self._next_part], (self._next_part + 1) % size
             if part:
                 found = [*islice(part, len(part) // 64 + 2)]
                 break
@@ -150,12 +150,12 @@ class SplitDict(MutableMapping[K, V]):
             bit <<= 1
         if bit > MASK:
             return  # the part has a single place in the table: it can't be split further
-        both: tuple[dict[K, V], dict[K, V]] = {}, {}
+        halves: tuple[dict[K, V], dict[K, V]] = {}, {}
         for key, value in part.items():
-            both[bool(hash(key) & bit)][key] = value
-        for each in range(place & (bit - 1), MASK + 1, bit):
-            table[each] = both[bool(each & bit)]
+            halves[bool(hash(key) & bit)][key] = value
+        for slot in range(place & (bit - 1), MASK + 1, bit):
+            table[slot] = halves[bool(slot & bit)]
         index = next(n for n, each in enumerate(self.parts) if each is part)
-        self.parts[index : index + 1] = both  # in one step: another thread may be iterating
+        self.parts[index : index + 1] = halves  # in one step: another thread may be iterating
         if part is self.first:
             part.clear()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gatekeeper import split_dict
-from gatekeeper.split_dict import MASK, MOST, SplitDict
+from gatekeeper.split_dict import MASK, PART_LIMIT, SplitDict
 
 KEYS = st.integers(0, 60).map(lambda number: f"https://site{number}.example")
 
@@ -25,13 +25,13 @@ class AsADict(RuleBasedStateMachine):
     @rule(key=KEYS, value=st.integers())
     def put(self, key: str, value: int) -> None:
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(split_dict, "MOST", 3)
+            patched.setattr(split_dict, "PART_LIMIT", 3)
             self.whole[key] = self.split[key] = value
 
     @rule(key=KEYS, value=st.integers())
     def put_as_the_latest(self, key: str, value: int) -> None:
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(split_dict, "MOST", 3)
+            patched.setattr(split_dict, "PART_LIMIT", 3)
             assert self.split.replace(key, value) == self.whole.pop(key, None)
         self.whole[key] = value
         assert [*self.split.table[hash(key) & MASK]][-1] == key
@@ -82,28 +82,28 @@ def test_no_part_is_larger_than_what_may_be_moved_at_once() -> None:
         part = split.table[hash(f"https://site{number}.example") & MASK]
         largest = max(largest, len(part))
     assert len(split) == 40_000
-    assert largest <= MOST
+    assert largest <= PART_LIMIT
     assert max(map(sys.getsizeof, split.parts)) < 60_000
     assert sum(map(sys.getsizeof, split.parts)) < 40_000 * 40
 
 
 def test_a_small_one_keeps_the_order_in_which_keys_came() -> None:
     split = SplitDict[int, None]()
-    for number in range(MOST, 0, -1):
+    for number in range(PART_LIMIT, 0, -1):
         split[number] = None
-    assert list(split) == [*range(MOST, 0, -1)]
-    assert split.oldest() == [*range(MOST, MOST - MOST // 64 - 2, -1)]
+    assert list(split) == [*range(PART_LIMIT, 0, -1)]
+    assert split.oldest() == [*range(PART_LIMIT, PART_LIMIT - PART_LIMIT // 64 - 2, -1)]
 
 
 def test_the_oldest_of_all_parts_are_come_to() -> None:
     split = SplitDict[int, None]()
-    for number in range(4 * MOST):
+    for number in range(4 * PART_LIMIT):
         split[number] = None
     taken = 0
     while split:
         taken += 1
         found = split.oldest()
-        assert 0 < len(found) <= MOST // 64 + 2
+        assert 0 < len(found) <= PART_LIMIT // 64 + 2
         for number in found:
             del split[number]
     assert taken < 4 * 64 * len(split.parts)
@@ -119,7 +119,7 @@ def test_keys_of_one_hash_are_kept_in_one_part() -> None:
 
     split = SplitDict[Same, int]()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(split_dict, "MOST", 3)
+        patched.setattr(split_dict, "PART_LIMIT", 3)
         for number in range(50):
             split[Same(number)] = number
     assert len(split) == 50
@@ -139,7 +139,7 @@ def test_to_clear_it_looks_at_no_key() -> None:
             return str.__hash__(self)
 
     many: SplitDict[str, int] = SplitDict()
-    for number in range(3 * MOST):
+    for number in range(3 * PART_LIMIT):
         many[Key(f"http://{number}.test")] = number
     assert len(many.parts) > 1
     Key.looks = 0

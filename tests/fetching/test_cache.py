@@ -216,13 +216,13 @@ async def test_what_the_guard_refused_is_forgotten_without_a_look_at_every_recor
         assert len(it.source.asked) == 3  # only the guard's refusals were forgotten
 
 
-@pytest.mark.parametrize("most", [50, split_dict.MOST])
+@pytest.mark.parametrize("most", [50, split_dict.PART_LIMIT])
 async def test_expired_records_leave_in_steps_and_at_their_time(
     monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     """With one part, and with many, some of which are split during a sweep."""
     monkeypatch.setattr(cache_module, "_RECORDS_PER_STEP", 100)
-    monkeypatch.setattr(split_dict, "MOST", most)
+    monkeypatch.setattr(split_dict, "PART_LIMIT", most)
     clock = VirtualClock(start=1000.0)
     records: SplitDict[str, Record] = SplitDict()
     expiry = SoftExpiry(records, clock)

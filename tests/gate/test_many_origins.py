@@ -39,7 +39,7 @@ async def test_nothing_grows_as_one_piece_with_the_number_of_origins(
 
     With parts of 50 entries, no container of a gate with 1,000 origins has a quarter as many.
     """
-    monkeypatch.setattr(split_dict, "MOST", 50)
+    monkeypatch.setattr(split_dict, "PART_LIMIT", 50)
     clock = VirtualClock()
     async with ScriptedGate(clock=clock) as gate:
 
