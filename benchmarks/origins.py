@@ -149,14 +149,14 @@ class _Files:
         return body + (b"" if body.endswith(b"\n") else end) + b"# %d" % number + end
 
     async def fetch(self, origin: str, validators: object = None) -> Any:
-        from gatekeeper.fetching.outcomes import Outcome, Retrieval, judge
+        from gatekeeper.fetching.outcomes import Outcome, Retrieval, classify_body
 
         body = self.ready.get(origin)
         if body is None:
             body = self.body(int(origin.rpartition("site")[2].partition(".")[0]))
         if not body:
             return Retrieval(outcome=Outcome.NO_FILE, status=404, took=0.25)
-        outcome = judge(Outcome.RULES, body, truncated=False)
+        outcome = classify_body(Outcome.RULES, body, truncated=False)
         return Retrieval(outcome=outcome, status=200, body=body, took=0.25)
 
     async def reach(self, origin: str) -> bool | None:
