@@ -44,8 +44,8 @@ def spared_room_alone() -> Iterator[None]:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(journal, "_take_room", refuse)
-        patch.setattr(journal, "_SPARED", 131_072)
+        patch.setattr(journal, "_preallocate", refuse)
+        patch.setattr(journal, "_RESERVED_OCTETS", 131_072)
         yield
 
 

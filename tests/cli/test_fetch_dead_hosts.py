@@ -94,7 +94,7 @@ async def test_a_host_that_answers_keeps_its_pace_among_two_thousand_dead_ones(
     kind: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gatekeeper.fetching.limits.within_files", lambda wanted: wanted)
+    monkeypatch.setattr("gatekeeper.fetching.limits.within_open_files", lambda wanted: wanted)
     up = living(internet, 3, 60)
     alone = await internet.drive(pages_within(internet, tmp_path / "a", up, 180, 60.0))
     assert alone <= 13.0

@@ -106,7 +106,7 @@ def test_a_seen_authority_excuses_nothing_else(url: str) -> None:
 
 
 def test_the_memory_of_verdicts_is_bounded(monkeypatch) -> None:
-    monkeypatch.setattr("gatekeeper.fetching.guard_policy._MAX_REMEMBERED", 10)
+    monkeypatch.setattr("gatekeeper.fetching.guard_policy._MAX_CACHED_ORIGINS", 10)
     guard = Guard()
     for number in range(100):
         assert guard.refuses_url(f"http://h{number}.example.com/") is None

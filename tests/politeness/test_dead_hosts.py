@@ -135,7 +135,7 @@ async def test_embedded_with_many_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Independent of this machine's limit of open files: these connections open none.
-    monkeypatch.setattr("gatekeeper.fetching.limits.within_files", lambda wanted: wanted)
+    monkeypatch.setattr("gatekeeper.fetching.limits.within_open_files", lambda wanted: wanted)
     hosts = dead_hosts(internet, kind, MANY)
     await internet.drive(keeps_its_pace(internet, clock, hosts))
 

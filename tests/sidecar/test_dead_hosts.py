@@ -157,7 +157,7 @@ async def test_two_thousand(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Ignore this machine's limit of open files: connections to silent hosts open none here.
-    monkeypatch.setattr("gatekeeper.fetching.limits.within_files", lambda wanted: wanted)
+    monkeypatch.setattr("gatekeeper.fetching.limits.within_open_files", lambda wanted: wanted)
     kinds = KINDS if kind == "all" else (kind,)
     hosts = [name for one in kinds for name in dead_hosts(internet, one, 2000 // len(kinds))]
     await internet.drive(keeps_its_pace(internet, clock, hosts))
