@@ -182,7 +182,6 @@ class Directory:
         self._fetches = 0
         self._internal_errors = 0
         self._overloaded = 0
-        self._storage_errors = 0
         self._open = False
         self._on_retrieval = on_retrieval
 
@@ -333,7 +332,7 @@ class Directory:
             internal_errors=self._internal_errors,
             overloaded=self._overloaded,
             evicted=self._cache.evicted,
-            storage_errors=self._storage_errors + self._updates.storage_errors,
+            storage_errors=self._updates.storage_errors,
             local_fault=self._faults.active,
             local_faults=self._faults.count,
         )
@@ -486,7 +485,7 @@ class Directory:
         try:
             stored = await storage.load_origin(origin)
         except StorageError as error:
-            self._storage_errors += 1
+            self._updates.storage_errors += 1
             log.warning("the stored record of %s can't be read: %s", origin, error)
             return None
         if stored is None:
