@@ -25,7 +25,7 @@ from gatekeeper.clock import Clock, SingleTimer, Timer
 from gatekeeper.deadlock import Choice
 from gatekeeper.decision import Decision
 from gatekeeper.pacing.queues import Counters
-from gatekeeper.pacing.waiting import AT_ONCE, CrowdFuture, Departures
+from gatekeeper.pacing.waiting import MAX_PER_ITERATION, CrowdFuture, Departures
 from gatekeeper.storage.sqlite import Entry, KeptEntries, OverflowFile
 from gatekeeper.urls import host_of
 
@@ -434,7 +434,7 @@ class WaitingTasks:
         called once the task is among the waiting ones."""
         future: asyncio.Future[None]
         loop = asyncio.get_running_loop()
-        if len(self.futures) < AT_ONCE:
+        if len(self.futures) < MAX_PER_ITERATION:
             future = loop.create_future()
         else:
             future = CrowdFuture(loop, self, self._departures)
@@ -449,7 +449,7 @@ class WaitingTasks:
             self.wake()
             raise
 
-    def left(self, future: asyncio.Future[None]) -> None:
+    def cancelled_later(self, future: asyncio.Future[None]) -> None:
         """Stop waking a future that is cancelled in a later iteration of the loop."""
         self.futures.pop(future, None)
 

@@ -40,7 +40,7 @@ from gatekeeper.origin_queues import (
     WaitingTasks,
     is_distant,
 )
-from gatekeeper.pacing.waiting import AT_ONCE, Entrance
+from gatekeeper.pacing.waiting import MAX_PER_ITERATION, Entrance
 from gatekeeper.storage.sqlite import Entry, KeptEntries
 
 __all__ = ["PoliteQueue", "QueueGate", "QueueStats", "Turn"]
@@ -196,7 +196,7 @@ class PoliteQueue:
         self._graph: WaitGraph[Any] | None = getattr(gate, "waits", None)
         self._maxsize = maxsize
         self._getters = WaitingTasks(nothing_to_do=self._nothing_to_get)
-        self._entrance = Entrance(AT_ONCE)
+        self._entrance = Entrance(MAX_PER_ITERATION)
         self._putters = WaitingTasks(nothing_to_do=self.full)
         self._joiners = Joiners(self._putters, self._getters.wake)
         self._queues = OriginQueues(gate.clock, path, max(1, in_memory), self._joiners)
@@ -334,7 +334,7 @@ class PoliteQueue:
                 # A late task goes after the waiting ones, one of which was woken for what is ready.
                 queued = None if late and getters else self._queues.next_ready()
                 if queued is None:
-                    free = entered or len(getters) < AT_ONCE
+                    free = entered or len(getters) < MAX_PER_ITERATION
                     before = None if free else entrance.enter()
                     entered, late = True, before is not None
                     if before is None:

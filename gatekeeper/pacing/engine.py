@@ -15,7 +15,7 @@ Invariants that hold between any two calls:
 * A clock that lies more than `DURABLE` seconds ahead is durable before the grant that set it is
   returned. If it can't be made durable, the grant is undone.
 * At most `pacing.max_in_flight` leases are open. If this limit, and not a clock, keeps a due
-  queue waiting, `behind` is set, and the end of a lease serves that queue.
+  queue waiting, `overdue` is set, and the end of a lease serves that queue.
 * A report is final, and only a good response ever shortens an interval.
 """
 
@@ -75,14 +75,6 @@ class Engine:
     the last lease ends after `halt`.
     """
 
-    __slots__ = (
-        *("_closer", "_in_turn_only", "_jitter", "_memory", "_on_idle"),
-        *("_rng", "_room", "_running", "_ttl", "behind", "budgeted", "clock"),
-        *("counters", "frozen", "grant_limit", "granted", "halted", "keeper"),
-        *("learns_latency", "leases", "now", "pacing", "queues", "remote", "scopes"),
-        *("timer", "unanswered", "unproven", "usual"),
-    )
-
     def __init__(
         self,
         clock: Clock,
@@ -105,13 +97,13 @@ class Engine:
         self.queues: Queues = Queues(timer)
         self.leases: OpenLeases = OpenLeases()
         self.remote = self.queues.remote = remote
-        self.keeper: Promises | None = None
+        self.promises: Promises | None = None
         """Makes clocks durable; None while the engine is not open, or if there is no storage."""
         self.frozen: bool = False
         self.unanswered: Set[str] = frozenset()
         self.halted: bool = True
         """True if nothing is granted: not open yet, or closing."""
-        self.behind: bool = False
+        self.overdue: bool = False
         """A queue is due that could not be served: too many leases in flight, or halted."""
         self.granted: int = 0
         """Leases granted since the start."""
@@ -120,7 +112,7 @@ class Engine:
         self._memory = memory
         self._rng = rng
         self._on_idle = on_idle
-        self._room = 0
+        self._capacity = 0
         self._running = False
         self.usual: dict[Grant, None] = self.leases.usual
         self.unproven: UnprovenLeases = UnprovenLeases()
@@ -130,19 +122,19 @@ class Engine:
 
     def open(self) -> None:
         """Start granting, and make clocks durable if there is a storage."""
-        self.keeper = self._memory.promises
+        self.promises = self._memory.promises
         self.halted = False
         self._set_limit()
 
     def halt(self) -> None:
         """Stop granting. Open leases continue."""
         self.halted = True
-        self.behind = True
+        self.overdue = True
         self._set_limit()
 
     def close(self) -> None:
         """Stop making clocks durable."""
-        self.keeper = None
+        self.promises = None
 
     def adjust(self) -> None:
         """Apply changed settings of the operator's rules."""
@@ -158,39 +150,39 @@ class Engine:
     def follow_budgets(self) -> None:
         """Apply changed daily budgets of the operator's rules."""
         self.budgeted: bool = self._memory.rules.budgeted
-        self._look_closer()
+        self._update_conditions()
 
-    def _look_closer(self) -> None:
+    def _update_conditions(self) -> None:
         # No lease is granted without waiting in a dry run, which counts each start, or with a
         # remote ledger, which has to book each start.
-        self._in_turn_only = self.pacing.dry_run or self.remote is not None
-        self._closer = self._in_turn_only or self.budgeted or self.frozen
+        self._never_immediate = self.pacing.dry_run or self.remote is not None
+        self._has_conditions = self._never_immediate or self.budgeted or self.frozen
         """Conditions other than clocks and slots may block an immediate lease."""
 
     def _set_limit(self) -> None:
         room = 0 if self.halted else self.pacing.max_in_flight
-        self.grant_limit += room - self._room
-        self._room = room
+        self.grant_limit += room - self._capacity
+        self._capacity = room
 
     def freeze(self, unanswered: Set[str]) -> None:
         """Record no failure against any host, since the fault is local. Hosts in `unanswered`,
         whose last attempt failed, get no lease except for robots.txt."""
         self.frozen, self.unanswered = True, unanswered
-        self._look_closer()
+        self._update_conditions()
 
     def thaw(self) -> None:
         """Undo `freeze`."""
         self.frozen = False
         self.unanswered = frozenset()
-        self._look_closer()
+        self._update_conditions()
         now = self.now()
-        self.queues.look_at_all(now)
+        self.queues.reposition_all(now)
         self.run(now)
 
     @property
     def in_flight(self) -> int:
         """Number of open leases."""
-        return self.granted - self.grant_limit + self._room
+        return self.granted - self.grant_limit + self._capacity
 
     # --- intervals ----------------------------------------------------------------------
 
@@ -233,16 +225,18 @@ class Engine:
             seconds = self.derive(scope, asked, now)
         return seconds == scope.interval or self.set_interval(scope, seconds, now, same)
 
-    def set_interval(self, scope: Scope, seconds: float, now: float, same: bool = False) -> bool:
+    def set_interval(
+        self, scope: Scope, seconds: float, now: float, same_text: bool = False
+    ) -> bool:
         """Apply a changed interval to a request that starts now. Return False if the request may
         not start now by that interval.
 
-        `same`: robots.txt asks for the same as before. Then the interval has changed because
+        `same_text`: robots.txt asks for the same as before. Then the interval has changed because
         another cause of slowing ended, not because another origin of the host asks for less."""
         if seconds > scope.interval and (scope.unheaded or scope.clock_at(seconds) > now):
             self._lengthen(scope, seconds, now)
             return False
-        if seconds <= DURABLE < scope.interval < LONGEST and not same:
+        if seconds <= DURABLE < scope.interval < LONGEST and not same_text:
             self._memory.longer[scope.name] = scope.interval
         scope.interval = jittered(seconds, self._jitter, self._rng)
         return True
@@ -250,8 +244,8 @@ class Engine:
     def _lengthen(self, scope: Scope, seconds: float, now: float) -> None:
         """Lengthen the interval after the last request, which started by a shorter one."""
         scope.interval = seconds
-        if self.keeper is not None and seconds > DURABLE:
-            self.keeper.remember(scope, now)
+        if self.promises is not None and seconds > DURABLE:
+            self.promises.remember(scope, now)
 
     # --- granting -----------------------------------------------------------------------
 
@@ -281,7 +275,7 @@ class Engine:
             or self.granted >= self.grant_limit
             or scope.due_at() > now
             or (scope.to_prove and self.unproven.room <= 0)
-            or (self._closer and self._waits_for_more(scope))
+            or (self._has_conditions and self._must_wait(scope))
         ):
             return None
         if scope.shared:
@@ -295,11 +289,11 @@ class Engine:
             asked = offer
         return self.grant(scope, asked, now, url, ttl)
 
-    def _waits_for_more(self, scope: Scope) -> bool:
+    def _must_wait(self, scope: Scope) -> bool:
         """Return True if a condition other than clocks and slots blocks an immediate lease: a dry
         run, a remote ledger, a budget or a local fault."""
         return (
-            self._in_turn_only
+            self._never_immediate
             or (self.budgeted and scope.settings.budget is not None)
             or (self.frozen and scope.name in self.unanswered)
         )
@@ -311,7 +305,7 @@ class Engine:
         now: float,
         url: str,
         ttl: float | None,
-        counts: bool = False,
+        counts_as_page: bool = False,
     ) -> Grant | None:
         """Grant a lease of a host that is due. Return None if it may not start now after all.
 
@@ -319,7 +313,7 @@ class Engine:
         `asked` and this call. Raises StorageError if the clocks can't be made durable.
 
         `asked` None: the caller sets the clocks. The lease starts whatever they are, with the
-        interval in force, and they are not made durable. `counts`: it is a page of the budget.
+        interval in force, and they are not made durable. `counts_as_page`: of the host's budget.
         """
         history = scope.history
         # Usually robots.txt asks for the same as before, and that interval is in force.
@@ -329,9 +323,9 @@ class Engine:
             or history is not None
         ) and not (asked is None or self._put_in_force(scope, asked, now)):
             return None
-        keeper = self.keeper
-        if keeper is not None and keeper.unwritten and not (asked is None or keeper.marked):
-            keeper.mark()
+        promises = self.promises
+        if promises is not None and promises.unwritten and not (asked is None or promises.marked):
+            promises.mark()
         to_prove, shared = scope.to_prove, scope.shared
         expires = now + (self._ttl if ttl is None else ttl)
         grant = Grant(self, scope, url, now, expires, scope.basis, shared, to_prove)
@@ -344,19 +338,19 @@ class Engine:
             self._start_shared(grant, now)
         if history is not None:
             grant.refusals = history.refusals
-        if counts:
-            grant.counted = True
+        if counts_as_page:
+            grant.counts_as_page = True
             scope.count(now, pages=1)
         self.granted += 1
         if ttl is None:
             self.usual[grant] = None
         else:
-            self.leases.add_alone(grant)
+            self.leases.add_custom(grant)
         if expires < self.timer.when:
             self.timer.set(expires)
-        if keeper is not None and asked is not None:
+        if promises is not None and asked is not None:
             try:
-                self.keep(grant, now, keeper.promise)
+                self.make_durable(grant, now, promises.promise)
             except BaseException:
                 self.granted -= 1  # Not durable, so not granted.
                 self.grant_limit -= 1
@@ -369,7 +363,7 @@ class Engine:
         return cast("Grant", self.grant(scope, None, now, url, ttl))  # Never None without `asked`.
 
     def _start_shared(self, grant: Grant, start: float) -> None:
-        grant.more = True
+        grant.has_extras = True
         grant.others_before = tuple(other.basis for other in grant.others)
         for other in grant.others:
             other.basis = start
@@ -377,7 +371,7 @@ class Engine:
             other.in_flight += 1
             other.unheaded += 1
 
-    def keep(self, grant: Grant, now: float, keep: Callable[[Scope, float], None]) -> None:
+    def make_durable(self, grant: Grant, now: float, keep: Callable[[Scope, float], None]) -> None:
         """Make those clocks of a lease durable that have to be, by calling `keep`."""
         must_keep, scope = self._memory.must_keep, grant.scope
         if must_keep(scope):
@@ -394,7 +388,7 @@ class Engine:
         if self._running:
             return  # Called by a callback: the loop below sees the changes.
         self._running = True
-        self.behind = False
+        self.overdue = False
         try:
             queues, unproven, queue = self.queues, self.unproven, None
             ready = queues.ready
@@ -408,7 +402,7 @@ class Engine:
                     queue = ready.popleft()
                     queue.place = SERVING
                 self._serve(queue, now)
-            self.behind = True
+            self.overdue = True
         finally:
             self._running = False
         if self.halted and self.in_flight == 0:
@@ -416,19 +410,19 @@ class Engine:
 
     def next_due(self) -> float:
         """Return when the next queue falls due; inf: not before a lease ends."""
-        return INF if self.behind else self.queues.next_due()
+        return INF if self.overdue else self.queues.next_due()
 
     def freed(self, grant: Grant, now: float) -> None:
         """Reconsider the waiters for the scopes of a lease, and grant what is due."""
         queues = self.queues
-        queues.look_again(grant.scope, now)
+        queues.reposition(grant.scope, now)
         if grant.others:
             for other in grant.others:
-                queues.look_again(other, now)
-        if queues.ready or self.behind:
+                queues.reposition(other, now)
+        if queues.ready or self.overdue:
             self.run(now)
 
-    def count_out(self, grant: Grant, now: float) -> None:
+    def release_unproven(self, grant: Grant, now: float) -> None:
         """Stop counting the lease among those of unproven hosts, since its head arrived or another
         limit applies to it. A page of another unproven host may start then."""
         if grant.unproven:
@@ -438,18 +432,18 @@ class Engine:
             if not unproven.held:
                 return
             if self.granted >= self.grant_limit:
-                self.behind = True
+                self.overdue = True
             else:
                 self.run(now)
 
     def changed(self, scope: Scope, now: float) -> None:
         """Reconsider a scope that changed, and grant what is due now."""
-        self.queues.look_again(scope, now)
+        self.queues.reposition(scope, now)
         self.run(now)
 
     def expire(self, now: float) -> None:
         """End every expired lease as used, except those whose request is in flight."""
-        for grant in self.leases.over(now):
+        for grant in self.leases.expired(now):
             if grant.in_use:
                 grant.renew(self.pacing.lease_ttl)
                 continue
@@ -470,31 +464,31 @@ class Engine:
             if (waiter is None or waiter.gone) and (waiter := queue.first()) is None:
                 queues.retire(queue)
                 break
-            if (queue.due_at() if queue.special else scope.due_at()) > now:
+            if (queue.due_at() if queue.has_conditions else scope.due_at()) > now:
                 queue.place = HELD
-                queues.look_again(scope, now)
+                queues.reposition(scope, now)
                 break
             full = scope.to_prove and self.unproven.room <= 0
-            if (full or scope.shared or self.frozen) and self._hindered(queue, waiter, now):
+            if (full or scope.shared or self.frozen) and self._is_hindered(queue, waiter, now):
                 break
             if (grant := self._offer(queue, scope, waiter, now)) is None:
                 continue
             if not waiter.stays:
                 queues.served(queue, waiter)
             elif queue.heap is not None:
-                queue.to_the_end(waiter)  # It waits for another lease, after the others.
+                queue.requeue(waiter)  # It waits for another lease, after the others.
             waiter.deliver(grant)
             if not queue.alive:
                 queues.retire(queue)
             else:
                 queue.place = HELD
                 if scope.in_flight < scope.settings.limit:  # Otherwise it is not due.
-                    queues.look_again(scope, now)
+                    queues.reposition(scope, now)
             break  # One lease at a time: other hosts are due as well.
         for other in scope.shared:
-            queues.look_again(other, now)
+            queues.reposition(other, now)
 
-    def _hindered(self, queue: ScopeQueue, waiter: Waiter, now: float) -> bool:
+    def _is_hindered(self, queue: ScopeQueue, waiter: Waiter, now: float) -> bool:
         """Return True if something other than the host's own clock forbids the lease. The queue
         then waits for that."""
         if queue.scope.to_prove and self.unproven.room <= 0 and waiter.priority != ROBOTS:
@@ -515,7 +509,7 @@ class Engine:
             self._serve(first, now)
         if queue.parked:
             queue.place = HELD
-            self.queues.look_again(queue.scope, now)
+            self.queues.reposition(queue.scope, now)
         else:
             self.queues.retire(queue)
 
@@ -528,11 +522,11 @@ class Engine:
             if asked is not scope.asked and not isinstance(asked, RobotsInterval):
                 if asked == REFETCH:
                     self.counters.refetches += 1
-                    self.queues.away(queue, waiter)
+                    self.queues.start_fetching(queue, waiter)
                 else:  # PASSED: it only wanted to be notified.
                     self.queues.served(queue, waiter)
                 return None
-            if self._closer:
+            if self._has_conditions:
                 if self.budgeted and waiter.priority != ROBOTS:
                     budget = scope.budget_left(now)
                 if (remote := self.remote) is not None:
@@ -546,7 +540,7 @@ class Engine:
             waiter.refuse(error)
             return None
         if remote is not None and grant is not None:
-            grant.book(remote.granted(queue))
+            grant.attach_hold(remote.granted(queue))
         return grant
 
     # --- reports ------------------------------------------------------------------------
@@ -606,8 +600,8 @@ class Engine:
         if slower and not blocks and self.remote is not None:
             self.remote.report(Report(scope.name, 0.0, "", seconds, max(60.0, 2 * seconds)))
         slower = slower and seconds > DURABLE
-        if self.keeper is not None and not blocks and (slower or changed):
-            self.keeper.remember(scope, now)
+        if self.promises is not None and not blocks and (slower or changed):
+            self.promises.remember(scope, now)
         return blocks
 
     def forget_if_clear(self, scope: Scope, now: float) -> None:
@@ -620,5 +614,5 @@ class Engine:
         self.queues.blocked(scope, now)
         if self.remote is not None:
             self.remote.report(report_of(scope, now))
-        if self.keeper is not None:
-            self.keeper.remember(scope, now)
+        if self.promises is not None:
+            self.promises.remember(scope, now)

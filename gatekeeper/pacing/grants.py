@@ -49,11 +49,11 @@ class Grant(msgspec.Struct, eq=False):
     """Shared scopes taken together with the host's own."""
     unproven: int = 0
     """If not 0, the grant counts among the engine's `unproven` leases until its head arrives."""
-    more: bool = False
+    has_extras: bool = False
     """The grant took more than the host's own slot: `others`, or a `hold`."""
     others_before: tuple[float, ...] = ()
     """The `basis` of each of `others` before this grant."""
-    told: bool = False
+    head_reported: bool = False
     """The head was reported separately by `head`, or no longer can be: the grant has ended."""
     reported: bool = False
     open: bool = True
@@ -63,7 +63,7 @@ class Grant(msgspec.Struct, eq=False):
     held_by: Callable[[], InUse | None] | None = None
     """A weak reference to the connection of `hold_while`."""
     hold: Any = None  # the `Hold` of the remote ledger that granted this, if any
-    counted: bool = False  # counts as a page of the host's budget
+    counts_as_page: bool = False  # of the host's budget
 
     def __repr__(self) -> str:
         state = "open" if self.open else "ended"
@@ -72,7 +72,7 @@ class Grant(msgspec.Struct, eq=False):
     @property
     def headed(self) -> bool:
         """True once the head has arrived, or nothing waits for it any longer."""
-        return self.told or self.reported
+        return self.head_reported or self.reported
 
     @property
     def in_use(self) -> bool:
@@ -84,10 +84,10 @@ class Grant(msgspec.Struct, eq=False):
         """Do not expire while this connection is in use, open and referenced. None: no longer."""
         self.held_by = None if connection is None else ref(connection)
 
-    def book(self, hold: Any) -> None:
+    def attach_hold(self, hold: Any) -> None:
         """Attach the `Hold` by which a remote ledger granted this lease."""
         self.hold = hold
-        self.more = True
+        self.has_extras = True
 
     @property
     def stale(self) -> bool:
@@ -96,15 +96,15 @@ class Grant(msgspec.Struct, eq=False):
 
     def head(self, now: float | None = None) -> None:
         """Note that the response head arrived: the clocks count from here. `now`: see `report`."""
-        if self.told or self.reported or not self.open:
+        if self.head_reported or self.reported or not self.open:
             return
         if now is None:
             now = self.engine.now()
-        self.told = True
-        self._begin(now)
+        self.head_reported = True
+        self._start_clocks(now)
         if self.scope.to_prove:
             self.scope.to_prove -= 1
-        self._moved(now)
+        self._after_head(now)
 
     def report(
         self,
@@ -135,28 +135,30 @@ class Grant(msgspec.Struct, eq=False):
             or engine.learns_latency
         ):
             now = engine.now() if now is None else now
-            self._teach(status, elapsed, retry_after, size, rate_limit, now)
-        elif not self.told:  # The usual report: the head arrived, and nothing else to note.
+            self._observe(status, elapsed, retry_after, size, rate_limit, now)
+        elif (
+            not self.head_reported
+        ):  # The usual report: the head arrived, and nothing else to note.
             if now is None:
                 now = engine.now()
-            if self.more:
-                self._begin(now)
-            else:  # `_begin` inlined: every request takes this path.
+            if self.has_extras:
+                self._start_clocks(now)
+            else:  # `_start_clocks` inlined: every request takes this path.
                 scope.unheaded -= 1
                 if now > scope.basis:  # noqa: PLR1730
                     scope.basis = now
                 if self.unproven:
-                    engine.count_out(self, now)
+                    engine.release_unproven(self, now)
             if scope.to_prove:
                 scope.to_prove -= 1
             if (
-                self.more
-                or engine.keeper is not None
+                self.has_extras
+                or engine.promises is not None
                 or (scope.queue is not None and scope.in_flight < scope.settings.limit)
             ):
-                self._moved(now)
+                self._after_head(now)
 
-    def _teach(
+    def _observe(
         self,
         status: int | None,
         elapsed: float | None,
@@ -166,9 +168,9 @@ class Grant(msgspec.Struct, eq=False):
         now: float,
     ) -> None:
         """Note a report from which something may be learnt about the host."""
-        began = not self.told
+        began = not self.head_reported
         if began:
-            self._begin(now)
+            self._start_clocks(now)
             if status is None and elapsed is not None:
                 self.scope.to_prove = PROVEN
             elif self.scope.to_prove:
@@ -178,15 +180,15 @@ class Grant(msgspec.Struct, eq=False):
         try:
             self.engine.observe(self, status, elapsed, retry_after, size, rate_limit, now)
         finally:
-            self._moved(now, began)
+            self._after_head(now, began)
 
-    def _moved(self, now: float, began: bool = True) -> None:
+    def _after_head(self, now: float, began: bool = True) -> None:
         """Save the clocks if they started to count now (`began`), and reconsider the waiters for
         another slot of the host or for a shared scope."""
         engine, scope = self.engine, self.scope
         try:
-            if began and engine.keeper is not None:
-                engine.keep(self, now, engine.keeper.remember)
+            if began and engine.promises is not None:
+                engine.make_durable(self, now, engine.promises.remember)
         finally:
             if self.others or (scope.queue is not None and scope.in_flight < scope.settings.limit):
                 engine.freed(self, now)
@@ -198,10 +200,10 @@ class Grant(msgspec.Struct, eq=False):
             return
         engine, scope = self.engine, self.scope
         began = None  # now, if the clocks start to count here
-        if not (self.reported or self.told):
+        if not (self.reported or self.head_reported):
             began = now = engine.now() if now is None else now
-            self.told = True
-            self._begin(began)
+            self.head_reported = True
+            self._start_clocks(began)
         self.open = False
         try:
             del engine.usual[self]
@@ -209,15 +211,15 @@ class Grant(msgspec.Struct, eq=False):
             engine.leases.remove(self)
         engine.grant_limit += 1
         scope.in_flight -= 1
-        if self.more:
+        if self.has_extras:
             self._end_hold("sent")
             for other in self.others:
                 other.in_flight -= 1
         try:
-            if began is not None and engine.keeper is not None:
-                engine.keep(self, began, engine.keeper.remember)
+            if began is not None and engine.promises is not None:
+                engine.make_durable(self, began, engine.promises.remember)
         finally:
-            if self.more or scope.queue is not None or engine.behind:
+            if self.has_extras or scope.queue is not None or engine.overdue:
                 engine.freed(self, engine.now() if now is None else now)
 
     def give_back(self) -> None:
@@ -253,37 +255,37 @@ class Grant(msgspec.Struct, eq=False):
         if self.open:
             self.engine.leases.remove(self)
             self.expires_at = self.engine.now() + max(0.0, seconds)
-            self.engine.leases.add_alone(self)
+            self.engine.leases.add_custom(self)
             self.engine.timer.set_no_later(self.expires_at)
 
     def _withdraw(self, outcome: Outcome) -> None:
         """Note that no request was or will be sent, so that no head is awaited."""
-        self.told = self.reported = True
+        self.head_reported = self.reported = True
         self._end_hold(outcome)
-        if self.counted:
+        if self.counts_as_page:
             self.scope.count(self.start_at, pages=-1)
         for scope in (self.scope, *self.others):
             scope.unheaded -= 1
-        self.engine.count_out(self, self.engine.now())
+        self.engine.release_unproven(self, self.engine.now())
 
     def _end_hold(self, outcome: Outcome) -> None:
         hold, self.hold = self.hold, None
         if hold is not None and self.engine.remote is not None:
             self.engine.remote.end(hold, outcome)
 
-    def _begin(self, now: float) -> None:
+    def _start_clocks(self, now: float) -> None:
         """Start the clocks: the head arrived, or the request is over."""
         scope = self.scope
         scope.unheaded -= 1
         scope.basis = max(scope.basis, now)
-        if self.more:
+        if self.has_extras:
             for other in self.others:
                 other.unheaded -= 1
                 other.basis = max(other.basis, now)
             if self.hold is not None and self.engine.remote is not None:
                 self.engine.remote.head(self.hold)
         if self.unproven:
-            self.engine.count_out(self, now)
+            self.engine.release_unproven(self, now)
 
 
 class OpenLeases:
@@ -293,59 +295,57 @@ class OpenLeases:
     holds them. Leases with their own lifetime are in a heap, from which ended ones are swept.
     """
 
-    __slots__ = ("_alone", "_alone_open", "_hint", "usual")
-
     def __init__(self) -> None:
         self.usual: dict[Grant, None] = {}
         """Leases of the usual lifetime. The engine adds them and removes ended ones directly."""
         # No usual lease expires before this; inf: not looked up yet. It is looked up again only
         # once it has passed, because the first key of a dictionary is slow to find after many
         # keys were removed at its front.
-        self._hint = INF
-        self._alone: list[tuple[float, int, Grant]] = []
-        self._alone_open = 0
+        self._usual_expiry = INF
+        self._custom: list[tuple[float, int, Grant]] = []
+        self._custom_open = 0
 
     def __len__(self) -> int:
-        return len(self.usual) + self._alone_open
+        return len(self.usual) + self._custom_open
 
-    def add_alone(self, grant: Grant) -> None:
+    def add_custom(self, grant: Grant) -> None:
         """Add a lease with its own lifetime."""
-        self._alone_open += 1
-        heappush(self._alone, (grant.expires_at, next(_order), grant))
-        if len(self._alone) > 2 * self._alone_open + 64:
-            self._alone = [entry for entry in self._alone if self._counts(entry)]
-            heapify(self._alone)
+        self._custom_open += 1
+        heappush(self._custom, (grant.expires_at, next(_order), grant))
+        if len(self._custom) > 2 * self._custom_open + 64:
+            self._custom = [entry for entry in self._custom if self._is_current(entry)]
+            heapify(self._custom)
 
     def remove(self, grant: Grant) -> None:
         """Remove a lease that ended or gets a new expiry."""
         try:
             del self.usual[grant]
         except KeyError:
-            self._alone_open -= 1  # It has its own lifetime.
+            self._custom_open -= 1  # It has its own lifetime.
 
-    def over(self, now: float) -> list[Grant]:
+    def expired(self, now: float) -> list[Grant]:
         """Return the expired leases, each once: a lease that was renewed twice to the same expiry
         is in the heap twice."""
         found: dict[Grant, None] = {}
-        if self.next() <= now:
-            self._hint = INF
+        if self.next_expiry() <= now:
+            self._usual_expiry = INF
             for grant in self.usual:
                 if grant.expires_at > now:
-                    self._hint = grant.expires_at
+                    self._usual_expiry = grant.expires_at
                     break
                 found[grant] = None
-        while self._alone and (self._alone[0][0] <= now or not self._counts(self._alone[0])):
-            entry = heappop(self._alone)
-            if self._counts(entry):
+        while self._custom and (self._custom[0][0] <= now or not self._is_current(self._custom[0])):
+            entry = heappop(self._custom)
+            if self._is_current(entry):
                 found[entry[2]] = None
         return list(found)
 
-    def next(self) -> float:
+    def next_expiry(self) -> float:
         """Return a moment before which no lease expires; inf if none is open."""
-        if self._hint == INF and self.usual:
-            self._hint = next(iter(self.usual)).expires_at
-        return min(self._hint, self._alone[0][0]) if self._alone else self._hint
+        if self._usual_expiry == INF and self.usual:
+            self._usual_expiry = next(iter(self.usual)).expires_at
+        return min(self._usual_expiry, self._custom[0][0]) if self._custom else self._usual_expiry
 
     @staticmethod
-    def _counts(entry: tuple[float, int, Grant]) -> bool:
+    def _is_current(entry: tuple[float, int, Grant]) -> bool:
         return entry[2].open and entry[0] == entry[2].expires_at

@@ -218,7 +218,7 @@ class LedgerCalls:
         if not token:
             token = queue.token = f"{self.owner}:{next(self._numbers):x}"
         self._asking[token] = queue
-        queue.asking = queue.special = True
+        queue.asking = queue.has_conditions = True
         self._takes[token] = TakeRequest(token, scopes)
         self._schedule()
 

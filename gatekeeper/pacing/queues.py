@@ -42,14 +42,14 @@ Offer = RobotsInterval | Literal["refetch", "passed"]
 ROBOTS = INF
 """The priority of a robots.txt fetch: before every page of its host."""
 
-_FEW = 64
+_SWEEP_SLACK = 64
 _order = itertools.count()
 
 
 class Waiter:
     """A waiter for a lease of one host: an interface whose methods the engine calls."""
 
-    __slots__ = ("away", "gone", "priority", "stays", "ttl", "url")
+    __slots__ = ("fetching", "gone", "priority", "stays", "ttl", "url")
 
     def __init__(self, url: str, priority: float = 0.0, ttl: float | None = None) -> None:
         self.url: str = url
@@ -59,7 +59,7 @@ class Waiter:
         """Lifetime of the lease in seconds; None: as configured."""
         self.gone: bool = False
         """Served, refused, cancelled or timed out: the queue passes it over."""
-        self.away: bool = False
+        self.fetching: bool = False
         """It is fetching robots.txt and keeps its place."""
         self.stays: bool = False
         """It wants another lease after this one, behind the others. `deliver` may reset it."""
@@ -84,8 +84,8 @@ class Waiter:
         """Take the error: there will be no lease."""
         raise NotImplementedError
 
-    def send_away(self) -> None:
-        """Fetch robots.txt. The waiter keeps its place until `Queues.back`."""
+    def fetch_robots(self) -> None:
+        """Fetch robots.txt. The waiter keeps its place until `Queues.end_fetching`."""
         raise NotImplementedError
 
 
@@ -122,13 +122,13 @@ class ScopeQueue:
     """Number of waiters. The heap may also hold waiters that left."""
     parked: deque[ScopeQueue] | None = None
     """For a shared scope: queues of hosts that wait for it."""
-    dead: int = 0
+    empty_parked: int = 0
     """Parked queues that have no waiters any more."""
     parked_in: ScopeQueue | None = None
     """The shared scope's queue in which this one is parked."""
-    special: bool = False
+    has_conditions: bool = False
     """It waits for more than its scope, or once did, so `due_at` must be called."""
-    away: int = 0
+    fetching: int = 0
     """Waiters that are fetching robots.txt. No page goes before they are back."""
     asking: bool = False
     """An answer of the ledger is awaited."""
@@ -170,17 +170,17 @@ class ScopeQueue:
     def sweep(self) -> None:
         """Drop waiters that left, once they are a fifth of the heap."""
         heap = self.heap
-        if heap is not None and len(heap) > self.alive + self.alive // 4 + _FEW:
+        if heap is not None and len(heap) > self.alive + self.alive // 4 + _SWEEP_SLACK:
             self.heap = [entry for entry in heap if not entry[2].gone]
             heapify(self.heap)
 
-    def everybody(self) -> list[Waiter]:
+    def waiters(self) -> list[Waiter]:
         """Return all waiters, in no particular order. Some may have left."""
         if self.heap is not None:
             return [entry[2] for entry in self.heap]
         return [] if self.only is None else [self.only]
 
-    def to_the_end(self, waiter: Waiter) -> None:
+    def requeue(self, waiter: Waiter) -> None:
         """Move the first waiter, which was served and stays, after those of its priority."""
         if self.heap and self.heap[0][2] is waiter:
             heapq.heapreplace(self.heap, (-waiter.priority, next(_order), waiter))
@@ -189,11 +189,11 @@ class ScopeQueue:
         """Return when the first waiter may start: `due_at` of the scope, and what else it waits
         for."""
         due = self.scope.due_at()
-        if not self.special:
+        if not self.has_conditions:
             return due
         if self.asking:
             return INF
-        if self.away:
+        if self.fetching:
             first = self.first()
             if first is None or first.priority != ROBOTS:
                 return INF  # The next lease is for the robots fetch.
@@ -234,7 +234,7 @@ class Remote(Protocol):
         """Note that the queue has no waiters any more."""
 
 
-_ALL_UNPROVEN = 16
+_MIN_UNPROVEN = 16
 """If `pacing.max_in_flight` is no more than this, unproven hosts may use all of it."""
 _MAX_SPARE = 4096
 """Most retired queues that are kept for reuse, so that a host with an occasional waiter needs no
@@ -243,11 +243,6 @@ queue of its own."""
 
 class Queues:
     """All queues, in the order in which they fall due. `timer` is set for the next one."""
-
-    __slots__ = (
-        *("_at", "_crowded", "_free", "_outlasted", "_queues", "_spare", "_stale", "moments"),
-        *("ready", "remote", "timer", "waiting"),
-    )
 
     def __init__(self, timer: SingleTimer) -> None:
         self.timer = timer
@@ -258,11 +253,11 @@ class Queues:
         """Queues that are due, in the order in which they became so."""
         self.moments: list[float] = []
         """A heap of the moments at which queues fall due; see `fall_due`."""
-        self._at: dict[float, ScopeQueue | list[ScopeQueue]] = {}
+        self._by_moment: dict[float, ScopeQueue | list[ScopeQueue]] = {}
         """The queues that fall due at each moment; usually one."""
         self._stale = 0
-        """Entries of `_at` that are no longer valid."""
-        self._crowded = 1024
+        """Entries of `_by_moment` that are no longer valid."""
+        self._max_stale = 1024
         """Number of stale entries above which they are swept out."""
         self._queues: list[ScopeQueue | None] = []
         self._free: list[int] = []
@@ -281,10 +276,10 @@ class Queues:
             queue.only, queue.alive = waiter, 1
         else:
             if queue.parked_in is not None and not queue.alive:
-                queue.parked_in.dead -= 1
+                queue.parked_in.empty_parked -= 1
             queue.add(waiter)
         if queue.place is _HELD:
-            self.look_again(scope, now)
+            self.reposition(scope, now)
         return bool(self.ready)
 
     def leave(self, scope: Scope, waiter: Waiter, now: float) -> bool:
@@ -304,19 +299,19 @@ class Queues:
         waits = queue.place is _HELD or queue.place is _TIMED
         if not queue.alive:
             if waits:
-                if waiter.away:
-                    queue.away -= 1
+                if waiter.fetching:
+                    queue.fetching -= 1
                 self.retire(queue)
             elif queue.parked_in is not None:
-                self._left_parked(queue.parked_in)
+                self._count_empty(queue.parked_in)
         queue.sweep()
-        if waiter.away:
-            waiter.away = False
+        if waiter.fetching:
+            waiter.fetching = False
             if queue.alive or not waits:
-                queue.away -= 1
-        if not (queue.special and queue.alive and waits):
+                queue.fetching -= 1
+        if not (queue.has_conditions and queue.alive and waits):
             return False  # In other places the queue is examined when it is taken out.
-        self.look_again(scope, now)
+        self.reposition(scope, now)
         return True
 
     def blocked(self, scope: Scope, now: float) -> None:
@@ -324,12 +319,12 @@ class Queues:
         queue: ScopeQueue | None = scope.queue
         if queue is not None:
             for one in (queue, *(queue.parked or ())):
-                self._outlast(one, scope, now)
+                self._find_outlasted(one, scope, now)
 
-    def _outlast(self, queue: ScopeQueue, blocked: Scope, now: float) -> None:
+    def _find_outlasted(self, queue: ScopeQueue, blocked: Scope, now: float) -> None:
         until = -INF if blocked.history is None else blocked.history.blocked_until
-        for waiter in queue.everybody() if until > now else ():
-            if not (waiter.gone or waiter.away) and waiter.outlasted(until, now):
+        for waiter in queue.waiters() if until > now else ():
+            if not (waiter.gone or waiter.fetching) and waiter.outlasted(until, now):
                 self._outlasted[waiter] = None
         if self._outlasted:
             self.timer.set_no_later(now)
@@ -345,19 +340,19 @@ class Queues:
         told = self._outlasted
         return [told.popitem()[0] for _ in range(min(most, len(told)))]
 
-    def away(self, queue: ScopeQueue, waiter: Waiter) -> None:
+    def start_fetching(self, queue: ScopeQueue, waiter: Waiter) -> None:
         """Send a waiter to fetch robots.txt. It keeps its place."""
-        waiter.away = True
-        queue.away += 1
-        queue.special = True
-        waiter.send_away()
+        waiter.fetching = True
+        queue.fetching += 1
+        queue.has_conditions = True
+        waiter.fetch_robots()
 
-    def back(self, scope: Scope, waiter: Waiter, now: float) -> None:
+    def end_fetching(self, scope: Scope, waiter: Waiter, now: float) -> None:
         """Note that a waiter has fetched robots.txt. `Engine.run` must follow."""
-        if waiter.away and scope.queue is not None:
-            waiter.away = False
-            scope.queue.away -= 1
-            self.look_again(scope, now)
+        if waiter.fetching and scope.queue is not None:
+            waiter.fetching = False
+            scope.queue.fetching -= 1
+            self.reposition(scope, now)
 
     def served(self, queue: ScopeQueue, waiter: Waiter) -> None:
         """Remove a waiter that got its lease, or will never get one."""
@@ -375,7 +370,7 @@ class Queues:
         keep the tracebacks of all of them.
         """
         for queue in self._queues:
-            for waiter in queue.everybody() if queue is not None else ():
+            for waiter in queue.waiters() if queue is not None else ():
                 if queue is not None and not waiter.gone:
                     self.served(queue, waiter)
                     waiter.refuse(error())
@@ -386,16 +381,16 @@ class Queues:
         for queue in self._queues:
             if queue is not None and queue.token:
                 queue.ask_at = now
-                self.look_again(queue.scope, now)
+                self.reposition(queue.scope, now)
 
-    def everybody(self) -> list[Waiter]:
+    def waiters(self) -> list[Waiter]:
         """Return all waiters that have not left, in no particular order."""
         queues = [queue for queue in self._queues if queue is not None]
-        return [one for queue in queues for one in queue.everybody() if not one.gone]
+        return [one for queue in queues for one in queue.waiters() if not one.gone]
 
     # --- places -------------------------------------------------------------------------
 
-    def look_again(self, scope: Scope, now: float) -> None:
+    def reposition(self, scope: Scope, now: float) -> None:
         """Move the queue of a scope to the place for its due time, if it is HELD or TIMED."""
         queue: ScopeQueue | None = scope.queue
         if queue is None:
@@ -403,20 +398,20 @@ class Queues:
         place = queue.place
         if place is not _HELD and place is not _TIMED:
             return
-        due = queue.due_at() if queue.special else scope.due_at()
+        due = queue.due_at() if queue.has_conditions else scope.due_at()
         if due <= now:
             self._make_ready(queue, now)
             return
         if place is _TIMED:
             if due == queue.due:
                 return
-            self._left_behind()
+            self._count_stale()
         if due == INF:
             queue.place = _HELD
             return
         queue.place = _TIMED
         queue.due = due
-        others = self._at.setdefault(due, queue)
+        others = self._by_moment.setdefault(due, queue)
         if others is queue:
             heappush(self.moments, due)
             if due < self.timer.when:
@@ -424,7 +419,7 @@ class Queues:
         elif isinstance(others, list):
             others.append(queue)
         else:
-            self._at[due] = [others, queue]
+            self._by_moment[due] = [others, queue]
 
     def _make_ready(self, queue: ScopeQueue, now: float) -> None:
         if self.moments and self.moments[0] <= now:
@@ -432,15 +427,15 @@ class Queues:
             if queue.place is _READY:
                 return
         if queue.place is _TIMED:
-            self._left_behind()
+            self._count_stale()
         queue.place = _READY
         self.ready.append(queue)
 
-    def look_at_all(self, now: float) -> None:
+    def reposition_all(self, now: float) -> None:
         """Reconsider every queue after a change to all scopes. `Engine.run` must follow."""
         for queue in self._queues:
             if queue is not None:
-                self.look_again(queue.scope, now)
+                self.reposition(queue.scope, now)
 
     def fall_due(self, now: float) -> None:
         """Make the queues ready whose moment has come, in the order of their moments.
@@ -451,7 +446,7 @@ class Queues:
         moments = self.moments
         while moments and moments[0] <= now:
             moment = heappop(moments)
-            found = self._at.pop(moment, ())
+            found = self._by_moment.pop(moment, ())
             for queue in (found,) if isinstance(found, ScopeQueue) else found:
                 if queue.place is _TIMED and queue.due == moment:
                     queue.place = _READY
@@ -469,10 +464,10 @@ class Queues:
         queue.only = None
         queue.alive = 0
         if queue.place is _TIMED:
-            self._left_behind()
+            self._count_stale()
         queue.place = _HELD
         # A queue for which an answer may still arrive is not reused for another host.
-        if queue.special or queue.parked is not None or len(self._spare) >= _MAX_SPARE:
+        if queue.has_conditions or queue.parked is not None or len(self._spare) >= _MAX_SPARE:
             if queue.token and self.remote is not None:
                 self.remote.forget(queue)
             self._queues[queue.id] = None
@@ -494,21 +489,21 @@ class Queues:
         scope.queue = queue
         return queue
 
-    def _left_behind(self) -> None:
+    def _count_stale(self) -> None:
         """Count an entry that became stale, because its queue moved before its moment. Sweep the
         stale entries out if there are too many."""
         self._stale += 1
-        if self._stale <= self._crowded:
+        if self._stale <= self._max_stale:
             return
-        before, self._at = self._at, {}
+        before, self._by_moment = self._by_moment, {}
         for moment, found in before.items():
             queues = found if isinstance(found, list) else [found]
             left = [one for one in queues if one.place is _TIMED and one.due == moment]
             if left:
-                self._at[moment] = left[0] if len(left) == 1 else left
-        self.moments = list(self._at)
+                self._by_moment[moment] = left[0] if len(left) == 1 else left
+        self.moments = list(self._by_moment)
         heapify(self.moments)
-        self._stale, self._crowded = 0, len(self._at) + 1024
+        self._stale, self._max_stale = 0, len(self._by_moment) + 1024
 
     # --- shared scopes ------------------------------------------------------------------
 
@@ -520,8 +515,8 @@ class Queues:
         theirs.parked.append(queue)
         queue.parked_in = theirs
         queue.place = _PARKED
-        self._outlast(queue, other, now)
-        self.look_again(other, now)
+        self._find_outlasted(queue, other, now)
+        self.reposition(other, now)
 
     def unpark(self, queue: ScopeQueue) -> ScopeQueue | None:
         """Take out the first parked queue, as SERVING; None if there is none."""
@@ -531,16 +526,16 @@ class Queues:
         first.parked_in = None
         first.place = _SERVING
         if not first.alive:
-            queue.dead -= 1
+            queue.empty_parked -= 1
         return first
 
-    def _left_parked(self, theirs: ScopeQueue) -> None:
+    def _count_empty(self, theirs: ScopeQueue) -> None:
         """Count a parked queue that became empty. Sweep empty ones out if there are too many."""
-        theirs.dead += 1
+        theirs.empty_parked += 1
         parked = theirs.parked
-        if parked is None or theirs.dead <= len(parked) // 4 + _FEW:
+        if parked is None or theirs.empty_parked <= len(parked) // 4 + _SWEEP_SLACK:
             return
-        theirs.dead = 0
+        theirs.empty_parked = 0
         for queue in [queue for queue in parked if not queue.alive]:
             queue.parked_in = None
             self.retire(queue)
@@ -555,7 +550,7 @@ class Queues:
         if queue.scope.queue is not queue:
             return False
         queue.hold, queue.ask_at = hold, ask_at
-        self.look_again(queue.scope, now)
+        self.reposition(queue.scope, now)
         return True
 
 
@@ -582,10 +577,8 @@ class UnprovenLeases:
     until its response head arrives; leases for robots.txt have limits of their own.
     """
 
-    __slots__ = ("_most", "held", "room")
-
     def __init__(self) -> None:
-        self._most = 0
+        self._limit = 0
         self.room: int = 0
         """How many more such leases there may be; none if it is not above zero."""
         self.held: OrderedDict[ScopeQueue, None] = OrderedDict()
@@ -593,9 +586,9 @@ class UnprovenLeases:
 
     def adjust(self, max_in_flight: int) -> None:
         """Apply a changed `pacing.max_in_flight`."""
-        most = max(max_in_flight // 2, min(max_in_flight, _ALL_UNPROVEN))
-        self.room += most - self._most
-        self._most = most
+        most = max(max_in_flight // 2, min(max_in_flight, _MIN_UNPROVEN))
+        self.room += most - self._limit
+        self._limit = most
 
     def hold(self, queue: ScopeQueue) -> None:
         """Hold a queue, since there is no room for its next lease."""

@@ -28,7 +28,7 @@ from gatekeeper.pacing.queues import ROBOTS, ScopeQueue
 from gatekeeper.pacing.rules import CONFIGURED, SHARED, BudgetSpent, HostRules, Rules
 from gatekeeper.pacing.scopes import INF, UNDERIVED, Scope, learn, report_of
 from gatekeeper.pacing.waiting import (
-    AT_ONCE,
+    MAX_PER_ITERATION,
     Admit,
     ClockView,
     CrowdFuture,
@@ -38,11 +38,11 @@ from gatekeeper.pacing.waiting import (
     Need,
     Refetch,
     TaskWaiter,
-    asked_for_robots,
     explain,
-    hold_again,
     late,
     needs,
+    reopen,
+    robots_interval,
     state_of,
     take_robots,
 )
@@ -211,9 +211,9 @@ class Scheduler:
         try:
             now = self._clock.monotonic()
             engine.expire(now)
-            for waiter in self._deadlines.over(now, AT_ONCE):
+            for waiter in self._deadlines.pop_expired(now, MAX_PER_ITERATION):
                 self._refuse_late(waiter, now)
-            for outlasted in self._queues.pop_outlasted(AT_ONCE):
+            for outlasted in self._queues.pop_outlasted(MAX_PER_ITERATION):
                 if isinstance(outlasted, TaskWaiter):
                     self._refuse_late(outlasted, now)
                 elif isinstance(outlasted, DueWatch) and not outlasted.gone:
@@ -223,7 +223,11 @@ class Scheduler:
             if self._memory.promises is not None:
                 self._memory.promises.check_wall(now)
         finally:
-            moments = engine.next_due(), engine.leases.next(), self._deadlines.next()
+            moments = (
+                engine.next_due(),
+                engine.leases.next_expiry(),
+                self._deadlines.next_deadline(),
+            )
             self._timer.set(now if self._queues.any_outlasted else min(moments))
             self._set_housekeeping()
 
@@ -238,11 +242,11 @@ class Scheduler:
             deliver=self._deliver,
             run=lambda: self._engine.run(self._clock.monotonic()),
             told=self._memory.told,
-            heard=self._heard,
-            reported=self._reported,
-            paused=self._was_paused,
+            heard=self._clock_heard,
+            reported=self._report_heard,
+            paused=self._pause_heard,
             clocks=lambda: self._memory.clocks(self._clock.monotonic()),
-            lost=self._lost,
+            lost=self._ledger_lost,
         )
 
     def _deliver(self, queue: ScopeQueue, hold: Hold | None, ask_at: float) -> None:
@@ -253,14 +257,14 @@ class Scheduler:
         if not self._queues.answered(queue, hold, ask_at, now) or hold is not None:
             return
         waiter = queue.first()
-        if isinstance(waiter, TaskWaiter) and waiter.at_once:
+        if isinstance(waiter, TaskWaiter) and waiter.no_wait:
             self._refuse_late(waiter, now, spent)
 
-    def _heard(self, clock: ScopeClock) -> None:
+    def _clock_heard(self, clock: ScopeClock) -> None:
         if (scope := self._memory.heard(clock)) is not None:
             self._queues.blocked(scope, self._clock.monotonic())
 
-    def _reported(self, report: Report) -> None:
+    def _report_heard(self, report: Report) -> None:
         """Apply another process's report about a scope that was refused or blocked."""
         if (scope := self._memory.heard_of(report.scope, blocked=report.seconds > 0)) is None:
             return
@@ -268,10 +272,10 @@ class Scheduler:
         self._queues.blocked(scope, now)
         if self._memory.promises is not None:
             self._memory.promises.remember(scope, now)
-        self._queues.look_again(scope, now)
+        self._queues.reposition(scope, now)
         self._ask_again(now)
 
-    def _was_paused(self, name: str, paused: bool) -> None:
+    def _pause_heard(self, name: str, paused: bool) -> None:
         scope = self._memory.known(name) if not paused else self._memory.host(name)
         if scope is not None and (scope.history is not None or paused):
             scope.past().paused = paused
@@ -284,14 +288,14 @@ class Scheduler:
         self._queues.ask_again(now)
         self._engine.run(now)
 
-    def _lost(self, lost: bool) -> None:
+    def _ledger_lost(self, lost: bool) -> None:
         """Refuse the waiters when the ledger is out of reach; ask it again when it is back."""
         now = self._clock.monotonic()
         if not lost:
             self._ask_again(now)
         # Due watches, and waiters that are fetching a robots.txt, continue to wait.
-        for waiter in self._queues.everybody() if lost else ():
-            if isinstance(waiter, TaskWaiter) and not waiter.away:
+        for waiter in self._queues.waiters() if lost else ():
+            if isinstance(waiter, TaskWaiter) and not waiter.fetching:
                 self._queues.leave(waiter.scope, waiter, now)
                 waiter.refuse(LedgerLost("the ledger can't be reached"))
 
@@ -330,15 +334,15 @@ class Scheduler:
         if grant is not None:
             return grant  # The usual case: no other waiters, and the host is due.
         if self._pacing.dry_run:
-            return await self._dry(scope, url, admit, refetch, ttl)
+            return await self._dry_run(scope, url, admit, refetch, ttl)
         waiter = TaskWaiter(scope, url, priority, ttl, admit)
         end = INF if timeout is None else now + timeout
         self._join(waiter, now, end)
         # The wait happens in this very frame, not in a nested coroutine: many tasks may wait.
         try:
             for _ in range(_MAX_REFETCHES):
-                if waiter.grant is None and waiter.error is None and not waiter.away:
-                    if self._queues.waiting <= AT_ONCE:
+                if waiter.grant is None and waiter.error is None and not waiter.fetching:
+                    if self._queues.waiting <= MAX_PER_ITERATION:
                         waiter.future = asyncio.Future(loop=self._loop)
                     else:
                         waiter.future = CrowdFuture(self._loop, waiter, self._departures)
@@ -348,7 +352,7 @@ class Scheduler:
                     return waiter.grant
                 if waiter.error is not None:
                     raise waiter.error
-                await self._go_and_fetch(waiter, end, refetch)
+                await self._fetch_robots(waiter, end, refetch)
             self.refuse_unknown(host)  # A failing storage may be the cause.
             raise LeaseTimeout(url, f"{url}: robots.txt can't be renewed")
         except BaseException as error:
@@ -370,9 +374,9 @@ class Scheduler:
         """
         scope = await self._memory.load_host(host, scopes)
         self._engine.counters.robots += 1
-        admit = partial(asked_for_robots, scope, asked)
+        admit = partial(robots_interval, scope, asked)
         grant = await self.acquire(url, host, priority=ROBOTS, admit=admit)
-        self._engine.count_out(grant, grant.start_at)  # Retrievals have limits of their own.
+        self._engine.release_unproven(grant, grant.start_at)  # Retrievals have limits of their own.
         return grant
 
     async def hold(
@@ -387,7 +391,7 @@ class Scheduler:
         scope = await self._memory.load_host(host, scopes)
         # No await from here on.
         self._check_open()
-        return hold_again(self._engine, scope, url, self._clock.monotonic(), seconds)
+        return reopen(self._engine, scope, url, self._clock.monotonic(), seconds)
 
     def when_due(
         self,
@@ -410,9 +414,9 @@ class Scheduler:
         self._engine.take(
             "", host, None, now, admit=watch.offer
         )  # nobody waits: no queue is needed
-        if not watch.told and (held := self.held(host)) and longest < held[0] < INF:
+        if not watch.called and (held := self.held(host)) and longest < held[0] < INF:
             watch.offer()
-        if not watch.told and self._queues.join(scope, watch, now):
+        if not watch.called and self._queues.join(scope, watch, now):
             self._engine.run(now)
 
         def cancel() -> None:
@@ -438,7 +442,7 @@ class Scheduler:
                 f"{waiter.url}: {self._waiting} already wait (pacing.max_waiters)",
             )
         if end < INF and waiter.scope.promised_at() > end:
-            raise self._late(waiter)
+            raise self._timeout_error(waiter)
         ready = queues.join(waiter.scope, waiter, now)
         try:
             if ready:
@@ -447,8 +451,8 @@ class Scheduler:
                 if end <= now:
                     queue: ScopeQueue | None = waiter.scope.queue
                     if queue is None or not queue.asking or queue.first() is not waiter:
-                        raise self._late(waiter)
-                    waiter.at_once, end = True, now + ROUND_TRIP
+                        raise self._timeout_error(waiter)
+                    waiter.no_wait, end = True, now + ROUND_TRIP
                 self._set_deadline(waiter, end)
         except BaseException as error:
             self._give_up(waiter, error)
@@ -459,7 +463,7 @@ class Scheduler:
         self._deadlines.add(end, waiter, self._queues.waiting)
         self._timer.set_no_later(end)
 
-    async def _go_and_fetch(self, waiter: TaskWaiter, end: float, refetch: Refetch | None) -> None:
+    async def _fetch_robots(self, waiter: TaskWaiter, end: float, refetch: Refetch | None) -> None:
         """Fetch robots.txt first; the waiter keeps its place."""
         if refetch is None:
             raise LeaseTimeout(waiter.url, f"{waiter.url}: its robots.txt expired")
@@ -472,11 +476,11 @@ class Scheduler:
             except TimeoutError as error:
                 if isinstance(error, LeaseTimeout):
                     raise
-                raise self._late(waiter) from error
+                raise self._timeout_error(waiter) from error
         if waiter.scope.promised_at() > end:  # The response may have blocked the host.
-            raise self._late(waiter)
+            raise self._timeout_error(waiter)
         now = self._clock.monotonic()
-        self._queues.back(waiter.scope, waiter, now)
+        self._queues.end_fetching(waiter.scope, waiter, now)
         self._engine.run(now)
         if end < INF and not waiter.gone:
             self._set_deadline(waiter, end)
@@ -497,11 +501,11 @@ class Scheduler:
             self._engine.run(now)
 
     def _refuse_late(self, waiter: TaskWaiter, now: float, error: Exception | None = None) -> None:
-        if not (waiter.gone or waiter.away):  # A fetching waiter has its own deadline.
+        if not (waiter.gone or waiter.fetching):  # A fetching waiter has its own deadline.
             self._queues.leave(waiter.scope, waiter, now)
-            waiter.refuse(error or self._late(waiter))
+            waiter.refuse(error or self._timeout_error(waiter))
 
-    def _late(self, waiter: TaskWaiter) -> LeaseTimeout:
+    def _timeout_error(self, waiter: TaskWaiter) -> LeaseTimeout:
         """Count a timeout, and return the error for a wait that was or would be too long."""
         self._engine.counters.timeouts += 1
         left, why = self.lateness(waiter.scope.name)
@@ -519,7 +523,7 @@ class Scheduler:
         scope = self._memory.known(host)
         return (0.0, "") if scope is None else late(scope, self._clock.monotonic(), recovers)
 
-    async def _dry(
+    async def _dry_run(
         self, scope: Scope, url: str, admit: Admit, refetch: Refetch | None, ttl: float | None
     ) -> Grant:
         """Grant a lease in a dry run: decide, count, and move the clocks, but wait for nothing."""
@@ -640,7 +644,7 @@ class Scheduler:
             if scope.derived is not UNDERIVED:
                 scope.derived = UNDERIVED
                 self._engine.derive(scope, scope.asked, now)
-            self._queues.look_again(scope, now)
+            self._queues.reposition(scope, now)
         self._engine.run(now)
 
     # --- findings of other parts --------------------------------------------------------

@@ -186,7 +186,7 @@ class _Site(Waiter):
         # One object per host instead of two, since there are a million; `Waiter.__init__` is
         # inlined for the same reason.
         self.url, self.priority, self.ttl = scope.name, 0.0, None
-        self.gone = self.away = False
+        self.gone = self.fetching = False
         default = sim.engine.pacing.default_interval
         self.interval = default if asked.seconds is None else asked.seconds
         self.limit = scope.settings.limit
@@ -217,7 +217,7 @@ class _Site(Waiter):
         if self.heads is not None:
             self.heads.append((start + self.head_after, grant, self))
         self.ends.append((start + self.end_after, grant, self))
-        if grant.counted and (budget := grant.scope.settings.budget) is not None:
+        if grant.counts_as_page and (budget := grant.scope.settings.budget) is not None:
             sim.judge.page(self, start, budget.pages)
 
     def refuse(self, error: Exception) -> None:
@@ -226,7 +226,7 @@ class _Site(Waiter):
             raise error
         self.sim.come_back(self, error.seconds)
 
-    def send_away(self) -> None:  # pragma: no cover - simulated policies do not expire
+    def fetch_robots(self) -> None:  # pragma: no cover - simulated policies do not expire
         raise AssertionError
 
 
@@ -288,7 +288,7 @@ class _Simulation:
         engine, clock, leases = self.engine, self.clock, self.engine.leases
         while True:
             engine.run(clock.monotonic())
-            when = min(engine.next_due(), self._next_event(), leases.next())
+            when = min(engine.next_due(), self._next_event(), leases.next_expiry())
             if when == INF:
                 return
             clock.advance(max(0.0, when - clock.monotonic()))
@@ -296,7 +296,7 @@ class _Simulation:
             self._begin(now)
             self._finish(now)
             self._come_back(now)
-            if leases.next() <= now:
+            if leases.next_expiry() <= now:
                 self._expire(now)
 
     def _next_event(self) -> float:
@@ -320,7 +320,7 @@ class _Simulation:
         for queue in self.ends:
             while queue and queue[0][0] <= now:
                 _, grant, site = queue.popleft()
-                headed = grant.told
+                headed = grant.head_reported
                 # The judge is notified before the scheduler, whose call may grant a lease.
                 if random_share() < _TROUBLE:
                     self._trouble(grant, site, now)

@@ -46,9 +46,9 @@ from gatekeeper.robots.timing import RobotsInterval
 
 _EARLIER = "the clock of an earlier run"
 
-_LET_IN = 50
+_MAX_ADMITTED = 50
 """Tasks that an `Entrance` admits in one iteration of the loop."""
-AT_ONCE = 1000
+MAX_PER_ITERATION = 1000
 """Waiters that are timed out, or whose cancellation takes effect, in one iteration of the loop."""
 
 _log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ Refetch = Callable[[], Awaitable[object]]
 class TaskWaiter(Waiter):
     """A task in `Scheduler.acquire`. It stores the grant or error until the task runs again."""
 
-    __slots__ = ("at_once", "end", "error", "future", "grant", "leaving", "offer", "scope")
+    __slots__ = ("end", "error", "future", "grant", "leaving", "no_wait", "offer", "scope")
 
     def __init__(
         self, scope: Scope, url: str, priority: float, ttl: float | None, admit: Admit
@@ -71,8 +71,8 @@ class TaskWaiter(Waiter):
         self.url = url
         self.priority = priority
         self.ttl = ttl
-        self.gone = self.away = self.stays = False
-        self.at_once: bool = False
+        self.gone = self.fetching = self.stays = False
+        self.no_wait: bool = False
         """It does not wait for a turn, only for the ledger's answer."""
         self.leaving: bool = False
         """Its task was cancelled, which takes effect in a later iteration of the loop."""
@@ -85,11 +85,11 @@ class TaskWaiter(Waiter):
         self.future: asyncio.Future[None] | None = None
         """The future that the task awaits."""
 
-    def left(self, _future: CrowdFuture) -> None:
+    def cancelled_later(self, _future: CrowdFuture) -> None:
         """Refuse leases from now on: the task was cancelled, which takes effect later."""
         self.leaving = True
         self.future = None
-        self.offer = _leaves
+        self.offer = _pass
 
     def deliver(self, grant: Grant) -> None:
         """Store the grant and wake the task. If that was cancelled already, it passes it on."""
@@ -106,7 +106,7 @@ class TaskWaiter(Waiter):
         """Return True if it gives up before `until`."""
         return self.end < until
 
-    def send_away(self) -> None:
+    def fetch_robots(self) -> None:
         """Wake the task, which fetches robots.txt and then waits again."""
         self._wake()
 
@@ -119,7 +119,7 @@ class DueWatch(Waiter):
     """Calls a callback when a host is due. It takes no lease and needs no robots.txt, so nothing is
     delivered to it and it is never sent away."""
 
-    __slots__ = ("callback", "longest", "scope", "told")
+    __slots__ = ("callback", "called", "longest", "scope")
 
     def __init__(
         self, scope: Scope, callback: Callable[[], object], priority: float, longest: float
@@ -129,11 +129,11 @@ class DueWatch(Waiter):
         self.callback: Callable[[], object] = callback
         self.longest: float = longest
         """A block that lasts longer than this is reported as well, in seconds."""
-        self.told: bool = False
+        self.called: bool = False
 
     def offer(self) -> Offer:
         """Call the callback, and leave the lease to the next waiter."""
-        self.told = True
+        self.called = True
         self.callback()
         return PASSED
 
@@ -161,7 +161,7 @@ class Deadlines:
             self._heap = [entry for entry in self._heap if not entry[2].gone]
             heapq.heapify(self._heap)
 
-    def over(self, now: float, most: int) -> list[TaskWaiter]:
+    def pop_expired(self, now: float, most: int) -> list[TaskWaiter]:
         """Take out up to `most` waiters whose deadline has passed, earliest first."""
         found: list[TaskWaiter] = []
         while self._heap and self._heap[0][0] <= now and len(found) < most:
@@ -170,7 +170,7 @@ class Deadlines:
                 found.append(waiter)
         return found
 
-    def next(self) -> float:
+    def next_deadline(self) -> float:
         """Return the next deadline, inf if there is none."""
         return self._heap[0][0] if self._heap else INF
 
@@ -178,7 +178,7 @@ class Deadlines:
 class Entrance:
     """Admits a bounded number of tasks in each iteration of the loop, first come, first served."""
 
-    def __init__(self, most: int = _LET_IN) -> None:
+    def __init__(self, most: int = _MAX_ADMITTED) -> None:
         """`most`: tasks that are admitted in one iteration."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._most = most
@@ -259,7 +259,7 @@ class Departures:
         self._counters.cancelled += 1
 
     def _next_iteration(self) -> None:
-        self.cancel(AT_ONCE)
+        self.cancel(MAX_PER_ITERATION)
         if self._later:
             self._later[0][0].get_loop().call_soon(self._next_iteration)
 
@@ -273,7 +273,7 @@ class Departures:
 class CrowdPlace(Protocol):
     """The owner of a `CrowdFuture`."""
 
-    def left(self, future: CrowdFuture) -> None:
+    def cancelled_later(self, future: CrowdFuture) -> None:
         """Pass the future over from now on: it will be cancelled in a later iteration."""
 
 
@@ -295,7 +295,7 @@ class CrowdFuture(asyncio.Future[None]):
         if self.done() or self._leaving:
             return not self.done()
         self._leaving = True
-        self._place.left(self)
+        self._place.cancelled_later(self)
         self._departures.postpone(self, msg)
         return True
 
@@ -304,20 +304,20 @@ class CrowdFuture(asyncio.Future[None]):
         super().cancel(message)
 
 
-def _leaves() -> Offer:
+def _pass() -> Offer:
     return PASSED
 
 
-def hold_again(engine: Engine, scope: Scope, url: str, now: float, seconds: float) -> Grant:
+def reopen(engine: Engine, scope: Scope, url: str, now: float, seconds: float) -> Grant:
     """Reopen a lease that an earlier process granted. The clocks stay as they are."""
     if seconds <= 0:
-        return Grant(engine, scope, url, now, now, scope.basis, (), told=True, open=False)
+        return Grant(engine, scope, url, now, now, scope.basis, (), head_reported=True, open=False)
     clocks = [(one, one.basis, one.interval) for one in (scope, *scope.shared)]
     grant = engine.grant_at_any_time(scope, now, url, seconds)
     for one, basis, interval in clocks:
         one.basis, one.interval = basis, interval
     if engine.remote is not None:
-        grant.book(engine.remote.adopt(tuple(one.name for one, _, _ in clocks)))
+        grant.attach_hold(engine.remote.adopt(tuple(one.name for one, _, _ in clocks)))
     return grant
 
 
@@ -329,8 +329,8 @@ def received(grant: Grant, size: int) -> None:
     scope.count(grant.start_at, size=size)
     if grant.hold is not None:
         grant.hold.size += size
-    if engine.keeper is not None:
-        engine.keeper.remember(scope, engine.now())
+    if engine.promises is not None:
+        engine.promises.remember(scope, engine.now())
 
 
 _ANSWER = re.compile(r"\A(?:[0-9]{3}|no status)\b")
@@ -373,11 +373,11 @@ def explain(scope: Scope, clock: Clock, pacing: PacingConfig) -> tuple[ClockView
     """Return everything that delays requests of a host's scope and of its shared scopes."""
     views: list[ClockView] = []
     for one in (scope, *scope.shared):
-        views.extend(_clocks(one, clock, pacing))
+        views.extend(_clock_views(one, clock, pacing))
     return tuple(views)
 
 
-def _clocks(scope: Scope, clock: Clock, pacing: PacingConfig) -> list[ClockView]:
+def _clock_views(scope: Scope, clock: Clock, pacing: PacingConfig) -> list[ClockView]:
     now, wall = clock.monotonic(), clock.wall()
     views: list[ClockView] = []
     found, history = None if scope.derived is UNDERIVED else scope.derived, scope.history
@@ -394,7 +394,7 @@ def _clocks(scope: Scope, clock: Clock, pacing: PacingConfig) -> list[ClockView]
             why = f"{scope.settings.default_source} {scope.interval:g} s"
         views.append(ClockView(scope.name, "next", why, due - now, utc(wall + due - now)))
     if found is not None:
-        views.extend(_intervals(scope, found, refused))
+        views.extend(_interval_views(scope, found, refused))
         if history is not None and history.back_off is not None:
             drawn = utc(wall + history.back_off.when - now)
             views = [replace(v, since=drawn) if v.source == refused else v for v in views]
@@ -408,11 +408,13 @@ def _clocks(scope: Scope, clock: Clock, pacing: PacingConfig) -> list[ClockView]
             text = f"{budget.sentence(used)}{'; no more until then' if spent else ''}"
             until = utc(wall + left) if spent else None  # No lease waits for it before that.
             views.append(ClockView(scope.name, "budget", text, left, until))
-        views.extend(_held_against(scope.name, history, now, wall))
+        views.extend(_history_views(scope.name, history, now, wall))
     return views
 
 
-def _held_against(name: str, history: ScopeHistory, now: float, wall: float) -> Iterator[ClockView]:
+def _history_views(
+    name: str, history: ScopeHistory, now: float, wall: float
+) -> Iterator[ClockView]:
     failed_at = utc(wall + history.failed_at - now) if history.failures else None
     if (left := history.blocked_until - now) > 0:
         drawn = failed_at if _ANSWER.match(history.reason) else None
@@ -427,7 +429,7 @@ def _held_against(name: str, history: ScopeHistory, now: float, wall: float) -> 
         yield ClockView(name, "probe", "after a block: one request at a time until one succeeds")
 
 
-def _intervals(scope: Scope, found: Interval, refused: str) -> list[ClockView]:
+def _interval_views(scope: Scope, found: Interval, refused: str) -> list[ClockView]:
     """Return one view for each part of an interval. `refused` replaces the source `REFUSED`."""
     return [
         ClockView(
@@ -478,7 +480,7 @@ def needs(memory: ScopeMemory, host: str, near: Iterable[str] = ()) -> list[Need
     return found
 
 
-def asked_for_robots(scope: Scope, asked: RobotsInterval | None) -> RobotsInterval:
+def robots_interval(scope: Scope, asked: RobotsInterval | None) -> RobotsInterval:
     """Return the interval for fetching a robots.txt. If its text is not known, use the interval of
     an earlier run's clock: that run was killed after it read the text, but before it stored it."""
     if asked is None or asked is NO_RATE or asked is UNKNOWN:
@@ -500,10 +502,10 @@ def take_robots(
             return None
         memory.admit(host)
         scope = memory.new_host(host)
-    grant = engine.take(url, host, asked_for_robots(scope, asked), scope=scope)
+    grant = engine.take(url, host, robots_interval(scope, asked), scope=scope)
     if grant is not None:
         engine.counters.robots += 1
-        engine.count_out(grant, grant.start_at)
+        engine.release_unproven(grant, grant.start_at)
     return grant
 
 

@@ -47,7 +47,7 @@ def test_what_fell_due_unnoticed_goes_before_what_becomes_ready_now(queues: Queu
 
 def test_one_that_fell_due_unnoticed_is_ready_once(queues: Queues) -> None:
     scope = _waited_for(queues, "a", 1.0)
-    queues.look_again(scope, 5.0)
+    queues.reposition(scope, 5.0)
     queues.fall_due(5.0)
     assert _ready(queues) == ["a"]
 
@@ -56,7 +56,7 @@ def test_one_that_comes_back_to_a_moment_falls_due_once(queues: Queues) -> None:
     scope = _waited_for(queues, "a", 1.0)
     for due in (2.0, 1.0, 3.0, 1.0):
         scope.interval = due
-        queues.look_again(scope, 0.0)
+        queues.reposition(scope, 0.0)
     queues.fall_due(10.0)
     assert _ready(queues) == ["a"]
     assert queues.next_due() == INF
@@ -67,8 +67,10 @@ def test_moments_that_count_no_more_are_swept_out(queues: Queues) -> None:
     for step in range(40):
         for scope in scopes:
             scope.interval += 0.25  # Slower each time, so every entry becomes stale.
-            queues.look_again(scope, 0.0)
-        entries = sum(len(found) if isinstance(found, list) else 1 for found in queues._at.values())
+            queues.reposition(scope, 0.0)
+        entries = sum(
+            len(found) if isinstance(found, list) else 1 for found in queues._by_moment.values()
+        )
         assert entries <= 500 + 1024 + 500, step
         assert len(queues.moments) <= entries + 1
     queues.fall_due(INF)
@@ -80,10 +82,10 @@ def test_moments_that_count_no_more_are_swept_out(queues: Queues) -> None:
 def test_a_queue_that_waits_for_an_event_has_no_moment(queues: Queues) -> None:
     scope = _waited_for(queues, "a", 1.0)
     scope.past().paused = True
-    queues.look_again(scope, 0.0)
+    queues.reposition(scope, 0.0)
     assert scope.queue.place is QueuePlace.HELD
     queues.fall_due(10.0)
     assert _ready(queues) == []
     scope.past().paused = False
-    queues.look_again(scope, 10.0)
+    queues.reposition(scope, 10.0)
     assert _ready(queues) == ["a"]

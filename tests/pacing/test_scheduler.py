@@ -829,9 +829,9 @@ async def test_whoever_brings_a_block_about_those_it_outlasts_are_told(
     if how == "operator":
         scheduler.block(A, clock.wall() + 7200.0)
     elif how == "ledger":
-        scheduler._heard(ScopeClock(A, 5.0, 1.0, 7200.0, "503"))
+        scheduler._clock_heard(ScopeClock(A, 5.0, 1.0, 7200.0, "503"))
     elif how == "pushed":
-        scheduler._reported(Report(A, 7200.0, "503"))
+        scheduler._report_heard(Report(A, 7200.0, "503"))
     else:
         [shared] = [name for name in scheduler.hosts() if name not in (A, B)]
         scheduler.block(shared, clock.wall() + 7200.0)

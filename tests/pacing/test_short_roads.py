@@ -20,7 +20,7 @@ SECOND = RobotsInterval(1.0, "a second")
 
 
 class Recorder:
-    """A keeper that only records its calls."""
+    """A stand-in for `Promises` that records its calls."""
 
     def __init__(self) -> None:
         self.promises: list[tuple[str, float, float, int]] = []
@@ -52,8 +52,8 @@ class Crawl:
 
     def __init__(self, scheduler: Scheduler, *, every_step: bool) -> None:
         self.scheduler = scheduler
-        self.keeper = Recorder()
-        scheduler._engine.keeper = self.keeper  # type: ignore[assignment]
+        self.recorder = Recorder()
+        scheduler._engine.promises = self.recorder  # type: ignore[assignment]
         self.every_step = every_step
         # So that each report is evaluated, and each end of a lease looks for waiters.
         scheduler._engine.learns_latency = every_step
@@ -61,7 +61,7 @@ class Crawl:
 
     def step(self, kind: int, host: str, wish: RobotsInterval, pick: float, status: int) -> Any:
         if self.every_step:
-            self.scheduler._engine.behind = True
+            self.scheduler._engine.overdue = True
             wish = RobotsInterval(wish.seconds, wish.source)  # never the same object
         if kind < 3:
             self.scheduler._memory.host(host)
@@ -93,7 +93,7 @@ class Crawl:
                 )
                 for one in self.scheduler._memory.scopes.values()
             ],
-            self.keeper.promises,
+            self.recorder.promises,
             self.scheduler.stats(),
             len(engine.leases),
         )

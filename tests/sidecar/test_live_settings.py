@@ -332,9 +332,9 @@ async def test_another_default_interval_holds_for_hosts_in_memory(service: Any) 
 async def test_more_leases_at_once_are_granted_to_those_who_wait(service: Any) -> None:
     await reread(service, changed(service.config, "pacing.max_in_flight", 1))
     first = await service.gate.acquire("http://a.test/page")
-    assert service.gate._scheduler._engine._room == 1
+    assert service.gate._scheduler._engine._capacity == 1
     await reread(service, changed(service.config, "pacing.max_in_flight", 5))
-    assert service.gate._scheduler._engine._room == 5
+    assert service.gate._scheduler._engine._capacity == 5
     first.end()
 
 
