@@ -517,7 +517,7 @@ class Gatekeeper:
             self._ledger.overrides.say(rule)
 
     def _follow(self, rule: HostRule) -> None:
-        self._scheduler.say(rule)
+        self._scheduler.add_rule(rule)
         self._decider.forget()
         for follower in self._followers:
             follower.rules_changed()

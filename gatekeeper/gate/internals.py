@@ -180,7 +180,7 @@ class GateInternals:
 
     def rules(self) -> list[HostRule]:
         """Return the operator's rules about hosts, including those added at run time."""
-        return self._gate._overrides.everyone()
+        return self._gate._overrides.entries()
 
     def count(
         self, decisions: Mapping[tuple[Verdict, Reason], int], refused: Mapping[str, int]
@@ -298,7 +298,7 @@ class GateInternals:
         if guard is not None and config.guard != old.guard:
             Guard(config)  # validates, so that nothing below can raise
         if config.host != old.host:
-            self._scheduler.replace_words(config.host)
+            self._scheduler.replace_rules(config.host)
         if config.pacing != old.pacing:
             self._scheduler.adjust(config.pacing)
             gate._waits.adjust(config.pacing.own_wait)

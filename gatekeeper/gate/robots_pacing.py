@@ -123,7 +123,7 @@ class RobotsPacing:
                 left = record.expires - self._clock.monotonic()
                 self._park(host, self._clock.wall() + left)
         else:
-            turn = self._scheduler.told(
+            turn = self._scheduler.robots_read(
                 host, lambda: self._decider.interval(record, self._agent, self._moment())
             )
             now = self._clock.monotonic()

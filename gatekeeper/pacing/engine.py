@@ -207,7 +207,7 @@ class Engine:
         seconds = self.derive(scope, asked, now)
         taught = None if scope.history is None else scope.history.back_off
         if known and taught is not None and taught.guessed:
-            taught.found(scope.derived.usual, self.pacing)
+            taught.interval_known(scope.derived.usual, self.pacing)
             seconds = self.derive(scope, asked, now)
         if seconds > scope.interval:
             self._lengthen(scope, seconds, now)
@@ -237,7 +237,7 @@ class Engine:
             self._lengthen(scope, seconds, now)
             return False
         if seconds <= DURABLE < scope.interval < LONGEST and not same_text:
-            self._memory.longer[scope.name] = scope.interval
+            self._memory.longer_intervals[scope.name] = scope.interval
         scope.interval = jittered(seconds, self._jitter, self._rng)
         return True
 
@@ -565,18 +565,20 @@ class Engine:
         if rate_limit is not None:
             spread = http_fields.spread_of(rate_limit) or spread
         # Sent before the last refusal arrived: a burst that is refused counts as one refusal.
-        under_way = past is not None and grant.refusals < past.refusals
-        report = RequestReport(status, elapsed, wait, size, *spread, under_way)
+        sent_before_refusal = past is not None and grant.refusals < past.refusals
+        report = RequestReport(status, elapsed, wait, size, *spread, sent_before_refusal)
         if not self._learn(scope, report, now):
             return
         history = scope.past()
-        if status in REFUSALS and not under_way and _log.isEnabledFor(logging.INFO):
-            _log.info("%s: %s", scope.name, history.slowed(now, self.clock.wall(), self.pacing))
+        if status in REFUSALS and not sent_before_refusal and _log.isEnabledFor(logging.INFO):
+            _log.info(
+                "%s: %s", scope.name, history.describe_back_off(now, self.clock.wall(), self.pacing)
+            )
         self.counters.blocks += 1
         self._blocked(scope, now)
         for other in grant.others:
             # Two hosts of one address refused requests: the machine is overloaded.
-            if other.name.startswith("address:") and other.past().accused_by(scope.name):
+            if other.name.startswith("address:") and other.past().is_second_refused(scope.name):
                 other.past().block(history.blocked_until, f"{scope.name}: {history.reason}")
                 self._blocked(other, now)
 
@@ -607,7 +609,11 @@ class Engine:
     def forget_if_clear(self, scope: Scope, now: float) -> None:
         """Drop the history of a scope if nothing in it matters any longer."""
         history = scope.history
-        if history is not None and history.latency is None and not history.owes(now, self.pacing):
+        if (
+            history is not None
+            and history.latency is None
+            and not history.matters(now, self.pacing)
+        ):
             scope.history, scope.derived = None, UNDERIVED
 
     def _blocked(self, scope: Scope, now: float) -> None:

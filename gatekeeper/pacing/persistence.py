@@ -25,7 +25,7 @@ import msgspec
 from gatekeeper.clock import Clock, Stamp, boot_of
 from gatekeeper.errors import LeaseTimeout, StorageError
 from gatekeeper.pacing.ledger import ScopeClock
-from gatekeeper.pacing.rules import DAY, SHARED, BudgetSpent, Rules, ScopeSettings, Usage
+from gatekeeper.pacing.rules import DAY, SHARED_PREFIXES, BudgetSpent, Rules, ScopeSettings, Usage
 from gatekeeper.pacing.scopes import DURABLE, INF, LONGEST, BackOff, Scope, clock_of
 from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage.base import ClockRecord, Storage
@@ -34,12 +34,12 @@ RUNNING = "gatekeeper:running"
 """Name of a record that exists while a scheduler runs. Found at the start, it shows a crash."""
 _CLOCK = re.compile(r"(in flight, )?interval ([0-9.e+-]+)(?:; (.*))?\Z", re.DOTALL)
 """Start of a record's reason: the interval within `next_at`, and whether a lease was open."""
-_JUMP = 1.0
+_JUMP_SECONDS = 1.0
 """Seconds by which the wall clock must have moved against the monotonic one to be a jump."""
-_RECENT = 10.0
+_RECENT_SECONDS = 10.0
 """At a clean end, hosts asked within this many seconds are stored whatever their interval: the next
 run may learn that they ask for a longer one, which counts from that last request."""
-_MOMENTS = ("next_at", "blocked_until", "last_failure_at", "said_until", "refused_at", "day_at")
+_TIME_FIELDS = ("next_at", "blocked_until", "last_failure_at", "said_until", "refused_at", "day_at")
 """The fields of a record that are wall seconds; 0: not set."""
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Promises:
         self._memory = memory
         self._offset = clock.wall() - clock.monotonic()
         self._boot_id, counted = boot_of(clock)
-        self._asleep = counted - clock.monotonic()
+        self._suspended = counted - clock.monotonic()
         """Seconds since boot that `monotonic` does not count, such as suspend. It is not read each
         time: whenever it grows, the wall clock moves on as well, which `check_wall` notices."""
         self.unwritten: set[str] = set()
@@ -70,7 +70,7 @@ class Promises:
         Returns how many hosts were left in the storage because there is no room for them.
         """
         if (watch := getattr(self._storage, "watch", None)) is not None:
-            watch(self._look)
+            watch(self._check_exhausted)
         try:
             records = await self._storage.load_clocks()
         except StorageError:
@@ -87,13 +87,13 @@ class Promises:
                 continue
             if len(self._memory.scopes) < self._memory.rules.pacing.max_hosts or _is_shared(record):
                 scope = self.restore(record, now)
-                if moved and (scope.history is not None or self._owed(scope, now)):
+                if moved and (scope.history is not None or self._matters(scope, now)):
                     # The storage's upkeep forgets old records, by the wall clock.
                     self.keep(scope, now)
             else:
                 left += 1
                 if moved:
-                    self._storage.put_clock(self._restated(record))
+                    self._storage.put_clock(self._reconverted(record))
         with contextlib.suppress(StorageError):
             self.mark()
         return left
@@ -129,7 +129,7 @@ class Promises:
         """True if kill -9 would lose the effects of further responses."""
         return bool(getattr(self._storage, "exhausted", False))
 
-    def unkept(self, scope: Scope) -> bool:
+    def is_unwritten(self, scope: Scope) -> bool:
         """Return True if a record of the scope is still unwritten, as far as is known here."""
         if not self.unwritten:
             return False
@@ -146,9 +146,9 @@ class Promises:
             stamps, key=lambda one: (one.boot_id == boot, one.boot_at, one.wall), default=None
         )
         moved = None if latest is None else latest.wall_shift(self._clock)
-        if moved is None or abs(moved) <= _JUMP:
+        if moved is None or abs(moved) <= _JUMP_SECONDS:
             return False
-        _tell_of_jump(moved, "while no gatekeeper ran here, ")
+        _log_jump(moved, "while no gatekeeper ran here, ")
         return True
 
     def _stamped(self, record: ClockRecord) -> ClockRecord:
@@ -157,10 +157,10 @@ class Promises:
             record, made_at=self._clock.wall(), boot_id=boot.id, boot_at=boot.seconds
         )
 
-    def _restated(self, record: ClockRecord) -> ClockRecord:
+    def _reconverted(self, record: ClockRecord) -> ClockRecord:
         """Return the record with its times converted to the present wall clock."""
         shift = self._shift(record, self._clock.wall())
-        moments = {name: getattr(record, name) for name in _MOMENTS}
+        moments = {name: getattr(record, name) for name in _TIME_FIELDS}
         return self._stamped(
             msgspec.structs.replace(
                 record, **{name: then + shift for name, then in moments.items() if then}
@@ -223,7 +223,7 @@ class Promises:
             history.paused = record.paused
             history.errors, history.latency = record.errors, record.latency
             if said_until > now:
-                history.said, history.said_until = record.said_interval, said_until
+                history.rate_limit, history.rate_limit_until = record.said_interval, said_until
             if record.day_at:
                 began = min(record.day_at + shift, now)
                 history.usage = Usage(began, record.day_pages, record.day_bytes)
@@ -260,10 +260,10 @@ class Promises:
                 block_reason=made_of,
                 made_at=wall,
                 boot_id=self._boot_id,
-                boot_at=now + self._asleep,
+                boot_at=now + self._suspended,
             )
         blocked = history.blocked_until > now
-        said = history.said_until > now
+        said = history.rate_limit_until > now
         reason = history.reason if blocked else ""
         taught, used = history.back_off, history.usage
         return ClockRecord(
@@ -275,17 +275,17 @@ class Promises:
             last_failure_at=history.failed_at + shift if history.failures else 0.0,
             safe_interval=taught.slowed or taught.refused if taught else 0.0,
             refused_interval=taught.refused if taught else 0.0,
-            refused_at=taught.when + shift if taught else 0.0,
+            refused_at=taught.refused_at + shift if taught else 0.0,
             refused_status=taught.status if taught else 0,
             retry_wait=taught.wait if taught else 0.0,
             paused=history.paused,
             errors=history.errors,
             latency=history.latency,
-            said_interval=history.said if said else 0.0,
-            said_until=history.said_until + shift if said else 0.0,
+            said_interval=history.rate_limit if said else 0.0,
+            said_until=history.rate_limit_until + shift if said else 0.0,
             made_at=wall,
             boot_id=self._boot_id,
-            boot_at=now + self._asleep,
+            boot_at=now + self._suspended,
             day_at=used.began + shift if used is not None and used.began > -INF else 0.0,
             day_pages=used.pages if used is not None else 0,
             day_bytes=used.bytes if used is not None else 0,
@@ -301,14 +301,14 @@ class Promises:
         """Make durable what is in force already because of a response, and can't be undone. If it
         can't be written now it will be as soon as possible; until then the scope gets no lease."""
         self.check_wall(now)
-        self._write_anyhow(self.record(scope, now))
+        self._write_or_owe(self.record(scope, now))
 
-    def _write_anyhow(self, record: ClockRecord) -> None:
+    def _write_or_owe(self, record: ClockRecord) -> None:
         with contextlib.suppress(StorageError):
             self._write(record, getattr(self._storage, "owe", self._storage.promise))
-        self._look()
+        self._check_exhausted()
 
-    def _look(self) -> None:
+    def _check_exhausted(self) -> None:
         """Stop all leases while nothing can be written, as a block that they cause could not be."""
         if self.exhausted:
             self.unwritten.add(RUNNING)
@@ -320,7 +320,7 @@ class Promises:
             (write or self._storage.promise)(record)
         except (StorageError, OSError) as error:
             self.unwritten.add(record.scope)
-            self._look()
+            self._check_exhausted()
             if isinstance(error, StorageError):
                 raise
             raise StorageError(f"a clock can't be kept: {error}") from error
@@ -337,32 +337,32 @@ class Promises:
         """If the wall clock jumped, log it and write all records again that still matter: after a
         reboot they are read by the wall clock."""
         offset = self._clock.wall() - now
-        if abs(offset - self._offset) <= _JUMP:
+        if abs(offset - self._offset) <= _JUMP_SECONDS:
             return
-        asleep = boot_of(self._clock).seconds - now
-        moved = offset - self._offset - (asleep - self._asleep)
-        self._offset, self._asleep = offset, asleep
-        if abs(moved) > _JUMP:
-            _tell_of_jump(moved)
+        suspended = boot_of(self._clock).seconds - now
+        moved = offset - self._offset - (suspended - self._suspended)
+        self._offset, self._suspended = offset, suspended
+        if abs(moved) > _JUMP_SECONDS:
+            _log_jump(moved)
         for scope in self._memory.scopes.values():
             # Also blocks that are over: after a jump back they would lie ahead again.
-            if scope.history is not None or self._owed(scope, now):
-                self._write_anyhow(self.record(scope, now))
+            if scope.history is not None or self._matters(scope, now):
+                self._write_or_owe(self.record(scope, now))
 
-    def _owed(self, scope: Scope, now: float) -> bool:
+    def _matters(self, scope: Scope, now: float) -> bool:
         history, interval = scope.history, self._memory.longest_of(scope)
         return (
             (bool(scope.unheaded) and interval > DURABLE)
             or scope.clock_at(interval) > now + DURABLE
-            or (history is not None and history.owes(now, self._memory.rules.pacing))
+            or (history is not None and history.matters(now, self._memory.rules.pacing))
         )
 
     async def close(self) -> None:
         """Store everything that still matters, and note that this is not a crash."""
         now = self._clock.monotonic()
         for scope in self._memory.scopes.values():
-            recent = max(scope.promised_at(), scope.basis + _RECENT) > now
-            if recent or scope.unheaded or self._owed(scope, now):
+            recent = max(scope.promised_at(), scope.basis + _RECENT_SECONDS) > now
+            if recent or scope.unheaded or self._matters(scope, now):
                 self.keep(scope, now)
         if self._memory.floor_until <= now:
             self._storage.forget_clock(RUNNING)
@@ -381,7 +381,7 @@ def _stamp_of(record: ClockRecord) -> Stamp | None:
     return Stamp(record.made_at, record.boot_id, record.boot_at)
 
 
-def _tell_of_jump(seconds: float, when: str = "") -> None:
+def _log_jump(seconds: float, when: str = "") -> None:
     _log.warning(
         "%sthe wall clock was set %s by %.0f s: clocks and blocks go on as they were promised",
         when,
@@ -391,12 +391,12 @@ def _tell_of_jump(seconds: float, when: str = "") -> None:
 
 
 def _is_shared(record: ClockRecord) -> bool:
-    return record.scope.startswith(SHARED)
+    return record.scope.startswith(SHARED_PREFIXES)
 
 
-_SHARE = 16
+_EVICTED_SHARE = 16
 """At the limit, one in this many scopes is removed, so that the limit is not met each time."""
-_REST = 1e-5
+_SEARCH_PAUSE = 1e-5
 """After a search without success, the next one waits this many seconds per scope in memory."""
 
 
@@ -420,7 +420,7 @@ class ScopeMemory:
         self.promises: Promises | None = None if storage is None else Promises(storage, clock, self)
         self.floor_until: float = -INF
         """After a crash: no unknown host is asked before this monotonic time."""
-        self.longer: dict[str, float] = {}
+        self.longer_intervals: dict[str, float] = {}
         """For hosts whose origins ask for different intervals: the longer one in seconds. The next
         process has to observe it if it asks that origin first."""
         self.evicted: int = 0
@@ -431,7 +431,7 @@ class ScopeMemory:
         self._clock = clock
         self._storage = storage
         self._open = False
-        self._left = 0
+        self._left_in_storage = 0
         """Clocks of earlier processes for which there was no room at the start."""
         self._loading: Counter[str] = Counter()
         """Scopes whose records are being read from the storage. They are not moved there meanwhile,
@@ -442,7 +442,7 @@ class ScopeMemory:
     async def open(self) -> None:
         """Read what earlier processes stored."""
         if self.promises is not None:
-            self._left = await self.promises.load()
+            self._left_in_storage = await self.promises.load()
         self._open = True
 
     async def close(self) -> None:
@@ -462,10 +462,10 @@ class ScopeMemory:
             or ((past := scope.history) is not None and (past.paused or past.usage is not None))
         ]
 
-    def heard(self, clock: ScopeClock) -> Scope | None:
+    def apply_clock(self, clock: ScopeClock) -> Scope | None:
         """Apply another member's clock here as well, and store it, since the ledger may lose it.
         Return the scope if it is blocked, otherwise None."""
-        if (scope := self.known(clock.scope)) is None:
+        if (scope := self.find(clock.scope)) is None:
             return None
         now = self._clock.monotonic()
         if clock.age is not None and now - clock.age > scope.basis:
@@ -481,13 +481,13 @@ class ScopeMemory:
 
     def names(self, host: str) -> tuple[str, ...]:
         """Return the names of the host's scope and of the scopes that it is known to share."""
-        scope = self.known(host)
+        scope = self.find(host)
         return (host, *(() if scope is None else (one.name for one in scope.shared)))
 
     def budget_spent(self, host: str) -> BudgetSpent | None:
         """Return why no page of the host may be requested today; None if it may, as far as this
         process knows."""
-        scope = self.known(host)
+        scope = self.find(host)
         try:
             if scope is not None:
                 scope.budget_left(self._clock.monotonic())
@@ -519,7 +519,7 @@ class ScopeMemory:
         """Return the scope of a host, with the scopes that it shares: from memory, or else from the
         storage, or else a new one. It is not limited: see `admit`.
         """
-        scope = self.known(name)
+        scope = self.find(name)
         if scope is None:
             self.make_room()
             scope = self.new_host(name)
@@ -527,29 +527,29 @@ class ScopeMemory:
             self.share(scope, extra)
         return scope
 
-    def known(self, name: str) -> Scope | None:
+    def find(self, name: str) -> Scope | None:
         """Return the scope of this name from memory or storage, or None."""
         scope = self.scopes.get(name)
-        if scope is None and self._open and self.may_know:
+        if scope is None and self._open and self.may_be_stored:
             self.make_room()
-            scope = self._back(name)
+            scope = self._restore_nowait(name)
         return scope
 
     @property
-    def may_know(self) -> bool:
+    def may_be_stored(self) -> bool:
         """True if some scopes are only in the storage."""
-        return self._storage is not None and (self.spilled > 0 or self._left > 0)
+        return self._storage is not None and (self.spilled > 0 or self._left_in_storage > 0)
 
-    def heard_of(self, name: str, *, blocked: bool) -> Scope | None:
-        """Return what `known` returns; if that is None, a new scope for a block, if there is room:
+    def find_or_block(self, name: str, *, blocked: bool) -> Scope | None:
+        """Return what `find` returns; if that is None, a new scope for a block, if there is room:
         the member that was refused may be gone when the ledger loses its data."""
-        scope = self.known(name)
+        scope = self.find(name)
         if scope is None and blocked and self.make_room():
-            new = self.new_shared if name.startswith(SHARED) else self.new_host
+            new = self.new_shared if name.startswith(SHARED_PREFIXES) else self.new_host
             scope = new(name)
         return scope
 
-    def told(self, name: str, moment: float) -> None:
+    def count_from(self, name: str, moment: float) -> None:
         """Note that a ledger counts the scope's clock from this moment, or a later one."""
         scope = self.scopes.get(name)
         if scope is not None and moment > scope.basis:
@@ -562,7 +562,7 @@ class ScopeMemory:
             scope.shared = tuple(map(self._shared, names))
 
     def _shared(self, name: str) -> Scope:
-        return self.scopes.get(name) or self._back(name) or self.new_shared(name)
+        return self.scopes.get(name) or self._restore_nowait(name) or self.new_shared(name)
 
     def new_host(self, name: str) -> Scope:
         """Create the scope of a host that is unknown, or about to be restored from a record."""
@@ -589,18 +589,18 @@ class ScopeMemory:
         promises = self.promises
         return (
             scope.interval > DURABLE
-            or scope.name in self.longer
+            or scope.name in self.longer_intervals
             or (scope.history is not None and scope.history.usage is not None)
-            or (promises is not None and bool(promises.unwritten) and promises.unkept(scope))
+            or (promises is not None and bool(promises.unwritten) and promises.is_unwritten(scope))
         )
 
     def longest_of(self, scope: Scope) -> float:
         """Return its interval in seconds, or the longer one of another origin of the host."""
-        return max(scope.interval, self.longer.get(scope.name, 0.0))
+        return max(scope.interval, self.longer_intervals.get(scope.name, 0.0))
 
     async def _load(self, names: tuple[str, ...]) -> list[ClockRecord]:
         """Read the records of scopes that may be only in the storage."""
-        if self._storage is None or not self.may_know:
+        if self._storage is None or not self.may_be_stored:
             return []
         self._loading.update(names)
         try:
@@ -614,13 +614,13 @@ class ScopeMemory:
                     del self._loading[name]
         return [record for record in found if record is not None]
 
-    def _back(self, name: str) -> Scope | None:
+    def _restore_nowait(self, name: str) -> Scope | None:
         """Restore a scope from the storage without awaiting. Return None if it is not only there.
         Raises StorageError.
         """
         if not self._open or self._storage is None or self.promises is None:
             return None
-        record = self._storage.load_clock_nowait(name) if self.may_know else None
+        record = self._storage.load_clock_nowait(name) if self.may_be_stored else None
         return None if record is None else self.promises.restore(record, self._clock.monotonic())
 
     # --- room ---------------------------------------------------------------------------
@@ -642,7 +642,7 @@ class ScopeMemory:
         now = self._clock.monotonic()
         if now < self._in_vain_until:
             return False
-        goal = most - max(1, most // _SHARE)
+        goal = most - max(1, most // _EVICTED_SHARE)
         shared = {other for scope in scopes.values() for other in scope.shared}
         owed = []
         for scope in list(scopes.values()):
@@ -653,7 +653,7 @@ class ScopeMemory:
                 or scope.name in self._loading
             ):
                 continue
-            if self._owed(scope, now):
+            if self._matters(scope, now):
                 owed.append(scope)
             else:
                 self._drop(scope)
@@ -664,17 +664,17 @@ class ScopeMemory:
                 self._drop(scope)
                 self.spilled += 1
         if len(scopes) > goal:
-            self._in_vain_until = now + len(scopes) * _REST
+            self._in_vain_until = now + len(scopes) * _SEARCH_PAUSE
         return len(scopes) < most
 
     def _drop(self, scope: Scope) -> None:
         del self.scopes[scope.name]
         if self.changes is not None:
             self.changes.append(scope)
-        self.longer.pop(scope.name, None)
+        self.longer_intervals.pop(scope.name, None)
 
-    def _owed(self, scope: Scope, now: float) -> bool:
+    def _matters(self, scope: Scope, now: float) -> bool:
         due = max(scope.promised_at(), scope.clock_at(self.longest_of(scope)))
         if due > now or self.rules.overridden(scope.name):
             return True
-        return scope.history is not None and scope.history.owes(now, self.rules.pacing)
+        return scope.history is not None and scope.history.matters(now, self.rules.pacing)

@@ -20,9 +20,9 @@ import msgspec
 from gatekeeper.config import Config, HostRule, PacingConfig, match_named
 from gatekeeper.errors import ConfigError, GatekeeperError
 
-CONFIGURED = ("domain:", "group:")
+CONFIGURED_PREFIXES = ("domain:", "group:")
 """Prefixes of the names of scopes that hosts share by configuration."""
-SHARED = (*CONFIGURED, "address:")
+SHARED_PREFIXES = (*CONFIGURED_PREFIXES, "address:")
 """Prefixes of the names of all shared scopes."""
 _UNLIMITED = 1 << 60
 
@@ -130,23 +130,23 @@ class HostRules:
         """Of two rules with the same match the first counts. Raises ConfigError for a bad match."""
         self._rules: dict[str, HostRule] = {}
         """Rules by their match: a host, `*.` and a domain, or `*`."""
-        self._domains = False
+        self._has_domains = False
         """True if any rule matches a domain."""
         for rule in reversed(tuple(rules)):
-            self.say(rule)
+            self.add(rule)
 
-    def say(self, rule: HostRule) -> None:
+    def add(self, rule: HostRule) -> None:
         """Add a rule, or replace the rule with the same match. Raises ConfigError."""
         match = match_named(rule.match)
         self._rules[match] = rule
-        self._domains = self._domains or match.startswith("*.")
+        self._has_domains = self._has_domains or match.startswith("*.")
 
     def replace(self, rules: Iterable[HostRule]) -> None:
         """Replace all rules with these. If it raises ConfigError, nothing has changed."""
         new = HostRules(rules)
-        self._rules, self._domains = new._rules, new._domains
+        self._rules, self._has_domains = new._rules, new._has_domains
 
-    def everyone(self) -> list[HostRule]:
+    def entries(self) -> list[HostRule]:
         """Return all rules, in no particular order."""
         return list(self._rules.values())
 
@@ -154,7 +154,7 @@ class HostRules:
         """Return the most specific rule for this host, or None."""
         rules = self._rules
         rule = rules.get(host)
-        dot = host.find(".") if self._domains and rule is None else -1
+        dot = host.find(".") if self._has_domains and rule is None else -1
         while dot >= 0:
             if (rule := rules.get("*" + host[dot:])) is not None:
                 break
@@ -168,10 +168,10 @@ class Rules:
     def __init__(self, config: Config) -> None:
         self.pacing: PacingConfig = config.pacing
         self.hosts: HostRules = HostRules(config.host)
-        self._kept: dict[HostRule | None, ScopeSettings] = {}
-        self._said: set[str] = set()
+        self._by_rule: dict[HostRule | None, ScopeSettings] = {}
+        self._added: set[str] = set()
         self._groups = {group.name: group for group in config.group}
-        self._shared: dict[str, ScopeSettings] = {}
+        self._by_kind: dict[str, ScopeSettings] = {}
         pacing = config.pacing
         self._domain_of: Callable[[str], str | None] | None = None
         if pacing.domain_interval is not None:
@@ -188,15 +188,15 @@ class Rules:
     def budgeted(self) -> bool:
         """True if any host has a budget."""
         return _budget(self.pacing, None) is not None or any(
-            _budget(self.pacing, rule) is not None for rule in self.hosts.everyone()
+            _budget(self.pacing, rule) is not None for rule in self.hosts.entries()
         )
 
     def for_host(self, host: str) -> ScopeSettings:
         """Return the settings of a host's own scope: one object for all hosts of a rule."""
         rule = self.hosts.find(host)
-        settings = self._kept.get(rule)
+        settings = self._by_rule.get(rule)
         if settings is None:
-            settings = self._kept[rule] = self._settings(rule)
+            settings = self._by_rule[rule] = self._settings(rule)
         return settings
 
     def _settings(self, rule: HostRule | None) -> ScopeSettings:
@@ -231,9 +231,9 @@ class Rules:
         """Return the settings of a shared scope: `domain:`, `address:`, `group:` or a caller's."""
         kind, _, rest = name.partition(":")
         key = name if kind == "group" else kind
-        settings = self._shared.get(key)
+        settings = self._by_kind.get(key)
         if settings is None:
-            settings = self._shared[key] = self._shared_settings(kind, rest)
+            settings = self._by_kind[key] = self._shared_settings(kind, rest)
         return settings
 
     def _shared_settings(self, kind: str, rest: str) -> ScopeSettings:
@@ -247,33 +247,33 @@ class Rules:
             limit = group.concurrency or _UNLIMITED
         return ScopeSettings(default=seconds, default_source=f"{kind} interval", limit=limit)
 
-    def say(self, rule: HostRule) -> None:
+    def add(self, rule: HostRule) -> None:
         """Add a rule at run time, or replace the rule with the same match.
 
         If it raises ConfigError, nothing has changed.
         """
         self._check_group(rule)
-        self.hosts.say(rule)
-        self._said.add(match_named(rule.match))
-        self._kept.clear()
+        self.hosts.add(rule)
+        self._added.add(match_named(rule.match))
+        self._by_rule.clear()
 
     def replace(self, rules: tuple[HostRule, ...]) -> None:
         """Replace all rules with these. If it raises ConfigError, nothing has changed."""
         for rule in rules:
             self._check_group(rule)
         self.hosts.replace(rules)
-        self._said.clear()
-        self._kept.clear()
+        self._added.clear()
+        self._by_rule.clear()
 
     def adjust(self, pacing: PacingConfig) -> None:
         """Apply changed settings of `[pacing]`. They must not change which scopes exist."""
         self.pacing = pacing
-        self._kept.clear()
-        self._shared.clear()
+        self._by_rule.clear()
+        self._by_kind.clear()
 
     def overridden(self, host: str) -> bool:
         """Return True if a rule for exactly this host was added at run time."""
-        return host in self._said
+        return host in self._added
 
     def _check_group(self, rule: HostRule) -> None:
         if rule.group is not None and rule.group not in self._groups:

@@ -25,7 +25,13 @@ from gatekeeper.pacing.ledger import Ledger, Report, ScopeClock, ScopeView
 from gatekeeper.pacing.ledger_calls import Hold, LedgerAnswers, LedgerCalls
 from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.queues import ROBOTS, ScopeQueue
-from gatekeeper.pacing.rules import CONFIGURED, SHARED, BudgetSpent, HostRules, Rules
+from gatekeeper.pacing.rules import (
+    CONFIGURED_PREFIXES,
+    SHARED_PREFIXES,
+    BudgetSpent,
+    HostRules,
+    Rules,
+)
 from gatekeeper.pacing.scopes import INF, UNDERIVED, Scope, learn, report_of
 from gatekeeper.pacing.waiting import (
     MAX_PER_ITERATION,
@@ -241,7 +247,7 @@ class Scheduler:
         return LedgerAnswers(
             deliver=self._deliver,
             run=lambda: self._engine.run(self._clock.monotonic()),
-            told=self._memory.told,
+            told=self._memory.count_from,
             heard=self._clock_heard,
             reported=self._report_heard,
             paused=self._pause_heard,
@@ -261,12 +267,12 @@ class Scheduler:
             self._refuse_late(waiter, now, spent)
 
     def _clock_heard(self, clock: ScopeClock) -> None:
-        if (scope := self._memory.heard(clock)) is not None:
+        if (scope := self._memory.apply_clock(clock)) is not None:
             self._queues.blocked(scope, self._clock.monotonic())
 
     def _report_heard(self, report: Report) -> None:
         """Apply another process's report about a scope that was refused or blocked."""
-        if (scope := self._memory.heard_of(report.scope, blocked=report.seconds > 0)) is None:
+        if (scope := self._memory.find_or_block(report.scope, blocked=report.seconds > 0)) is None:
             return
         learn(scope, report, now := self._clock.monotonic(), self._pacing)
         self._queues.blocked(scope, now)
@@ -276,7 +282,7 @@ class Scheduler:
         self._ask_again(now)
 
     def _pause_heard(self, name: str, paused: bool) -> None:
-        scope = self._memory.known(name) if not paused else self._memory.host(name)
+        scope = self._memory.find(name) if not paused else self._memory.host(name)
         if scope is not None and (scope.history is not None or paused):
             scope.past().paused = paused
             with contextlib.suppress(StorageError):
@@ -520,7 +526,7 @@ class Scheduler:
         """Return the least time in seconds until the host's next turn, and the end of an error
         message about it."""
         recovers = self._remote is not None and self._remote.recovers
-        scope = self._memory.known(host)
+        scope = self._memory.find(host)
         return (0.0, "") if scope is None else late(scope, self._clock.monotonic(), recovers)
 
     async def _dry_run(
@@ -597,15 +603,15 @@ class Scheduler:
         finally:
             self._engine.changed(scope, now)
 
-    def say(self, rule: HostRule) -> None:
+    def add_rule(self, rule: HostRule) -> None:
         """Apply a rule about hosts, like a `[[host]]` table of the configuration, from now on.
 
         It replaces the rule with the same match. If it raises ConfigError, nothing has changed.
         """
-        self._rules.say(rule)
+        self._rules.add(rule)
         self._rules_changed(match_named(rule.match))
 
-    def replace_words(self, rules: tuple[HostRule, ...]) -> None:
+    def replace_rules(self, rules: tuple[HostRule, ...]) -> None:
         """Replace all rules by another configuration's `[[host]]` tables, in one step.
 
         If the rules changed one by one, a lease could be granted between two of them, at an
@@ -624,7 +630,7 @@ class Scheduler:
         self._rules.adjust(pacing)
         self._engine.adjust()
         for scope in self._memory.scopes.values():
-            if scope.name.startswith(SHARED):
+            if scope.name.startswith(SHARED_PREFIXES):
                 scope.settings = self._rules.for_shared(scope.name)
         self._rules_changed("*")
 
@@ -633,13 +639,13 @@ class Scheduler:
         self._engine.follow_budgets()
         scopes = self._memory.scopes
         if "*" in match:
-            concerned = [one for one in scopes.values() if not one.name.startswith(SHARED)]
+            concerned = [one for one in scopes.values() if not one.name.startswith(SHARED_PREFIXES)]
         else:
             concerned = [scopes[match]] if match in scopes else []
         now = self._clock.monotonic()
         for scope in concerned:
             scope.settings = self._rules.for_host(scope.name)
-            told = tuple(o.name for o in scope.shared if not o.name.startswith(CONFIGURED))
+            told = tuple(o.name for o in scope.shared if not o.name.startswith(CONFIGURED_PREFIXES))
             self._memory.share(scope, told)
             if scope.derived is not UNDERIVED:
                 scope.derived = UNDERIVED
@@ -662,7 +668,7 @@ class Scheduler:
 
     def forgive(self, host: str) -> None:
         """Undo the effect of one request without a response, since the fault was local."""
-        scope = self._memory.known(host)
+        scope = self._memory.find(host)
         history = None if scope is None else scope.history
         if scope is None or history is None or not history.errors:
             return
@@ -674,14 +680,14 @@ class Scheduler:
             scope.interval = seconds
             self._changed(scope)
 
-    def told(self, host: str, asked: Callable[[], RobotsInterval]) -> float:
+    def robots_read(self, host: str, asked: Callable[[], RobotsInterval]) -> float:
         """Note that a host's robots.txt was just read. What it asks for counts from the last
         request on, durably, whether or not there are waiters. `asked` returns that, and is called
         only if the host is known.
 
         Returns the seconds after which the next lease can be granted at the latest.
         """
-        scope = self._memory.known(host)
+        scope = self._memory.find(host)
         if scope is None:
             return 0.0
         now = self._clock.monotonic()
@@ -700,7 +706,7 @@ class Scheduler:
 
     def why(self, host: str) -> tuple[ClockView, ...]:
         """Return every clock of the host with its source; empty for an unknown host."""
-        scope = self._memory.known(host)
+        scope = self._memory.find(host)
         return () if scope is None else explain(scope, self._clock, self._pacing)
 
     async def look(self, host: str) -> list[ScopeView]:
@@ -710,7 +716,7 @@ class Scheduler:
 
     def due_at(self, host: str) -> float:
         """Return when the next lease may be granted (monotonic); inf: not before an event."""
-        scope = self._memory.known(host)
+        scope = self._memory.find(host)
         return max((one.due_at() for one in (scope, *scope.shared)) if scope else (-INF,))
 
     def needs(self, host: str, near: Iterable[str] = ()) -> list[Need]:
@@ -719,7 +725,7 @@ class Scheduler:
 
     def blocked(self, host: str) -> tuple[float, str] | None:
         """Return until when (wall seconds) and why a host is blocked; None if it is not."""
-        scope = self._memory.known(host)
+        scope = self._memory.find(host)
         history = None if scope is None else scope.history
         if history is None or history.blocked_until <= (now := self._clock.monotonic()):
             return None
@@ -729,7 +735,7 @@ class Scheduler:
         """Return for how many seconds a block of the host, or of a scope that it shares, allows
         no lease, and why; None if nothing does. (inf, "paused"): until the operator resumes it.
         """
-        scope = self._memory.known(host)
+        scope = self._memory.find(host)
         if scope is None:
             return None
         now, longest = self._clock.monotonic(), None
@@ -779,7 +785,7 @@ class Scheduler:
 
     def paused(self, host: str) -> bool:
         """Return True if the operator paused the host."""
-        scope = self._memory.known(host)
+        scope = self._memory.find(host)
         return scope is not None and scope.history is not None and scope.history.paused
 
     def watch(self) -> tuple[Mapping[str, Scope], list[Scope]]:

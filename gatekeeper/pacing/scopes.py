@@ -33,7 +33,7 @@ and so outlive the process. One record that a process was running covers the sho
 PROVEN = 2
 """Number of requests in a row that a host has to answer to count as one that answers."""
 _MAX_INTERVALS = 10_000
-_EVEN = 1.0 + 1e-9
+_ROUNDING = 1.0 + 1e-9
 """Relative tolerance of comparisons: halving what was doubled may be off by a rounding error."""
 
 
@@ -77,9 +77,9 @@ class BackOff:
     """Interval in force instead of the usual one, in seconds; 0: the usual one is in force."""
     status: int = 0
     """Status of the last refusal; 0 if an earlier version did not store it."""
-    when: float = -INF
+    refused_at: float = -INF
     """When the last refusal came."""
-    calm_from: float = -INF
+    block_end: float = -INF
     """When the block by the last refusal ends."""
     served: bool = True
     """A good response came since the last refusal."""
@@ -91,7 +91,7 @@ class BackOff:
     """When the trial started; inf: it has not."""
     since: float = -INF
     """The latest of: the end of the last refusal's block, the start of the trial, a halving."""
-    good: int = 0
+    good_responses: int = 0
     """Good responses since `since`."""
     guessed: bool = False
     """The refused interval was the default: the host's own interval was not known then."""
@@ -124,18 +124,18 @@ class BackOff:
         elif counts and self.trial < INF:
             again = 2.0 * self.wait if now < self._believed_at(pacing) else pacing.backoff_retry
             self.wait = min(again, pacing.backoff_retry_max)
-        elif counts and now >= self.calm_from + pacing.forgive_after:
+        elif counts and now >= self.block_end + pacing.forgive_after:
             self.wait = min(pacing.backoff_retry, pacing.backoff_retry_max)
         level = self.refused
         if counts:
             level = max(usual, self.slowed) or pacing.backoff_floor
-            soon = now - self.when < pacing.backoff_initial
+            soon = now - self.refused_at < pacing.backoff_initial
             if first or self.served or self.trial < INF or soon:
                 self.refused = level
             self.guessed, self.served = guessed, False
         self._slow_to(2.0 * level, pacing)
-        self.status, self.when, self.forgotten = status, now, False
-        self.since = self.calm_from = max(now, until)
+        self.status, self.refused_at, self.forgotten = status, now, False
+        self.since = self.block_end = max(now, until)
         # Time spent in a block does not count as good conduct: after it the slower interval
         # applies for a while.
         self.try_at = max(now + self.wait, until + pacing.backoff_quiet)
@@ -146,11 +146,11 @@ class BackOff:
         self.served = True
         if not self._eases():
             return
-        self.good += 1
-        if self.good >= pacing.backoff_answers:
+        self.good_responses += 1
+        if self.good_responses >= pacing.backoff_answers:
             self._halve(now, pacing)
 
-    def found(self, usual: float, pacing: PacingConfig) -> None:
+    def interval_known(self, usual: float, pacing: PacingConfig) -> None:
         """Note that the host's own interval is known now. If the refused interval was a guess,
         lower it to the host's own."""
         if self.guessed:
@@ -172,10 +172,10 @@ class BackOff:
         """Restore the state after the last refusal that an earlier process recorded. What was
         learnt since that refusal is lost. `slowed`: the interval that was in force then.
         """
-        self.refused, self.status, self.when = refused, status, when
+        self.refused, self.status, self.refused_at = refused, status, when
         self.wait = min(wait or pacing.backoff_retry, pacing.backoff_retry_max)
         self._slow_to(max(2.0 * refused, slowed), pacing)
-        self.since = self.calm_from = max(when, until)
+        self.since = self.block_end = max(when, until)
         self.try_at = max(when + self.wait, until + pacing.backoff_quiet)
 
     # --- consequences -------------------------------------------------------------------
@@ -190,7 +190,7 @@ class BackOff:
         self._settle(self._usual, now, pacing)
         return self.forgotten
 
-    def sentence(self, now: float, wall: float, pacing: PacingConfig) -> str:
+    def describe(self, now: float, wall: float, pacing: PacingConfig) -> str:
         """Describe the interval in force, with its cause and its next trial, in one line; empty if
         it is the usual one. `wall` is the wall time at `now`; times are printed in UTC.
         """
@@ -208,9 +208,9 @@ class BackOff:
         goal = "the usual rate" if self._usual_enough(less, pacing) else f"one in {number(less)} s"
         again = f"{goal} is tried again at {_clock(self._eases_by(pacing) - now, wall)}"
         if self._eases():
-            again += f", or after {pacing.backoff_answers - self.good} good answers"
+            again += f", or after {pacing.backoff_answers - self.good_responses} good answers"
         what = f"a {self.status}" if self.status else "a refusal"
-        return f"{pace} since {what} at {_clock(self.when - now, wall)}; {again}"
+        return f"{pace} since {what} at {_clock(self.refused_at - now, wall)}; {again}"
 
     def _settle(self, usual: float, now: float, pacing: PacingConfig) -> None:
         """Apply the transitions that are due by time alone."""
@@ -227,7 +227,7 @@ class BackOff:
 
     def _eases(self) -> bool:
         """Return True if good responses and quiet time shorten the interval in force."""
-        return self.slowed > (2.0 * self.refused * _EVEN if self.trial == INF else 0.0)
+        return self.slowed > (2.0 * self.refused * _ROUNDING if self.trial == INF else 0.0)
 
     def _eases_by(self, pacing: PacingConfig) -> float:
         """Return when time alone next shortens the interval."""
@@ -242,7 +242,7 @@ class BackOff:
 
     def _slow_to(self, seconds: float, pacing: PacingConfig) -> None:
         self.slowed = max(self.refused, min(seconds, pacing.backoff_max))
-        self.trial, self.good = INF, 0
+        self.trial, self.good_responses = INF, 0
 
     def _halve(self, at: float, pacing: PacingConfig) -> None:
         less = self.slowed / 2.0
@@ -250,10 +250,10 @@ class BackOff:
             less = max(less, 2.0 * self.refused)
         self.slowed = 0.0 if self._usual_enough(less, pacing) else less
         self.since = at
-        self.good = 0
+        self.good_responses = 0
 
     def _usual_enough(self, seconds: float, pacing: PacingConfig) -> bool:
-        return seconds <= (self._usual or pacing.backoff_floor) * _EVEN
+        return seconds <= (self._usual or pacing.backoff_floor) * _ROUNDING
 
 
 def _clock(ahead: float, wall: float) -> str:
@@ -284,7 +284,7 @@ class RequestReport(msgspec.Struct, frozen=True, gc=False):
     draft-ietf-httpapi-ratelimit-headers (HTTP-11)."""
     spread_for: float = 0.0
     """Seconds for which `spread` is valid."""
-    under_way: bool = False
+    sent_before_refusal: bool = False
     """The request was sent before the host's last refusal arrived, so it does not show whether
     the slower interval helps."""
 
@@ -328,36 +328,36 @@ class ScopeHistory:
     """Moving average of the time to a response head, in seconds; None: not measured."""
     paused: bool = False
     """Paused by the operator."""
-    said: float = 0.0
+    rate_limit: float = 0.0
     """Interval of the last RateLimit field, in seconds."""
-    said_until: float = -INF
-    """When `said` stops being valid."""
-    accuser: str = ""
+    rate_limit_until: float = -INF
+    """When `rate_limit` stops being valid."""
+    last_refused: str = ""
     """For an address: its host that was refused last."""
     usage: Usage | None = None
     """Pages and bytes of the current day, if the scope has a budget."""
 
-    def accused_by(self, host: str) -> bool:
+    def is_second_refused(self, host: str) -> bool:
         """For an address: note that a host was refused; True if another host was the last one."""
-        other = self.accuser
-        self.accuser = host
+        other = self.last_refused
+        self.last_refused = host
         return other not in ("", host)
 
-    def owes(self, now: float, pacing: PacingConfig) -> bool:
+    def matters(self, now: float, pacing: PacingConfig) -> bool:
         """Return True if anything here must not be forgotten yet."""
         return bool(
             self.paused
             or now < self.blocked_until
-            or now < self.said_until
+            or now < self.rate_limit_until
             or (self.usage is not None and now < self.usage.began + DAY)
             or (self.back_off is not None and not self.back_off.over(now, pacing))
             or self.errors
             or ((self.failures or self.probing) and not self._forgiven(now, pacing))
         )
 
-    def slowed(self, now: float, wall: float, pacing: PacingConfig) -> str:
+    def describe_back_off(self, now: float, wall: float, pacing: PacingConfig) -> str:
         """Describe in one line how far refusals slow the host; empty if they do not."""
-        return "" if self.back_off is None else self.back_off.sentence(now, wall, pacing)
+        return "" if self.back_off is None else self.back_off.describe(now, wall, pacing)
 
     def error_pause(self) -> float:
         """Return the interval for errors in a row, in seconds: 0 up to two, then 1, 2, 4 ... 60."""
@@ -393,14 +393,14 @@ class ScopeHistory:
         """
         self._note_latency(report, pacing)
         if report.spread:
-            self.said = report.spread
-            self.said_until = now + report.spread_for
+            self.rate_limit = report.spread
+            self.rate_limit_until = now + report.spread_for
         if report.status in REFUSALS or (
             # RFC 9110 section 10.2.3 (HTTP-08): redirects and refusals may have it as well.
             report.retry_after is not None and (report.status is None or report.status >= 300)
         ):
-            self._turned_away(report, now, pacing, rng)
-            if report.status in REFUSALS and not (report.under_way and self.back_off):
+            self._refused(report, now, pacing, rng)
+            if report.status in REFUSALS and not (report.sent_before_refusal and self.back_off):
                 if self.back_off is None:
                     self.back_off = BackOff()
                 self.back_off.refuse(
@@ -418,12 +418,12 @@ class ScopeHistory:
             self._succeeded(report, now, usual, pacing)
         return False
 
-    def _turned_away(
+    def _refused(
         self, report: RequestReport, now: float, pacing: PacingConfig, rng: random.Random
     ) -> None:
         if self._forgiven(now, pacing):
             self.failures = 0
-        if not (report.under_way and self.failures):
+        if not (report.sent_before_refusal and self.failures):
             # Requests that were in flight together are refused for one reason.
             self.failures += 1
             self.refusals += 1
@@ -444,7 +444,7 @@ class ScopeHistory:
         self, report: RequestReport, now: float, usual: float, pacing: PacingConfig
     ) -> None:
         self.errors = 0
-        if report.under_way:
+        if report.sent_before_refusal:
             return
         self.probing = False
         if self._forgiven(now, pacing):
@@ -557,8 +557,10 @@ def _for_now(
             parts.append((slowed, REFUSED))
     if (pause := history.error_pause()) > 0:
         parts.append((pause, f"{history.errors} errors in a row"))
-    if history.said > 0 and now < history.said_until:
-        parts.append((history.said, f"RateLimit field: one in {number(history.said)} s"))
+    if history.rate_limit > 0 and now < history.rate_limit_until:
+        parts.append(
+            (history.rate_limit, f"RateLimit field: one in {number(history.rate_limit)} s")
+        )
     return parts
 
 
@@ -595,7 +597,7 @@ def learn(scope: Scope, report: Report, now: float, pacing: PacingConfig) -> Non
         history.block(now + report.seconds, report.reason)
         history.probing = True
     known = 0.0 if history.back_off is None else history.back_off.slowed
-    if report.seconds > 0 and report.interval > known * _EVEN:
+    if report.seconds > 0 and report.interval > known * _ROUNDING:
         history.back_off = BackOff()
         history.back_off.restore(
             report.interval / 2.0, 0, now, report.interval_for, history.blocked_until, pacing

@@ -384,7 +384,9 @@ def _clock_views(scope: Scope, clock: Clock, pacing: PacingConfig) -> list[Clock
     if found is not None and history is not None:
         # The interval that was in force at the last request may have changed since.
         found = interval_for(scope.asked, scope.settings, history, pacing, now)
-    refused = (history.slowed(now, wall, pacing) if history is not None else "") or REFUSED
+    refused = (
+        history.describe_back_off(now, wall, pacing) if history is not None else ""
+    ) or REFUSED
 
     due = scope.clock_at()
     if now < due < INF:
@@ -396,7 +398,7 @@ def _clock_views(scope: Scope, clock: Clock, pacing: PacingConfig) -> list[Clock
     if found is not None:
         views.extend(_interval_views(scope, found, refused))
         if history is not None and history.back_off is not None:
-            drawn = utc(wall + history.back_off.when - now)
+            drawn = utc(wall + history.back_off.refused_at - now)
             views = [replace(v, since=drawn) if v.source == refused else v for v in views]
     if scope.in_flight:
         waits = f", {scope.unheaded} before the head of the response" if scope.unheaded else ""
@@ -498,7 +500,7 @@ def take_robots(
     that is not possible. Raises LeaseTimeout if there is no room for the host."""
     scope = memory.scopes.get(host)
     if scope is None:
-        if memory.may_know:
+        if memory.may_be_stored:
             return None
         memory.admit(host)
         scope = memory.new_host(host)

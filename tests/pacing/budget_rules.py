@@ -140,15 +140,15 @@ class DailyBudgets:
         await sent(one)
         await sent(one)
         await spent(one)
-        one.say(HostRule(match=HOST, max_pages_per_day=3))
+        one.add_rule(HostRule(match=HOST, max_pages_per_day=3))
         await sent(one)
         await spent(one)
-        one.say(HostRule(match="*.example", max_bytes_per_day=5))  # a less specific match
+        one.add_rule(HostRule(match="*.example", max_bytes_per_day=5))  # a less specific match
         await spent(one)
-        one.replace_words(())
+        one.replace_rules(())
         one.adjust(PacingConfig())
         await sent(one)
-        one.say(HostRule(match=HOST, max_pages_per_day=1))
+        one.add_rule(HostRule(match=HOST, max_pages_per_day=1))
         assert await spent(one) > 0
 
     async def test_what_waits_is_deferred_when_its_turn_comes(

@@ -223,7 +223,7 @@ NOON = 12 * HOUR + 180.0
 
 
 def said(host: Host) -> str:
-    return host.back_off.sentence(host.now, NOON + host.now, host.pacing)
+    return host.back_off.describe(host.now, NOON + host.now, host.pacing)
 
 
 def test_one_line_says_how_slow_since_when_and_until_when() -> None:
@@ -281,19 +281,21 @@ def test_an_error_never_speeds_us_up(
     def found() -> tuple[float, float]:
         return interval_for(wish, kept, history, pacing, now).seconds, history.blocked_until
 
-    for status, passed, retry_after, times, under_way in told:
+    for status, passed, retry_after, times, sent_before_refusal in told:
         now += passed
         for _ in range(times):
             before = found()
             interval = interval_for(wish, kept, history, pacing, now)
-            report = RequestReport(status, 0.2, retry_after, under_way=under_way)
+            report = RequestReport(
+                status, 0.2, retry_after, sent_before_refusal=sent_before_refusal
+            )
             history.observe(report, now, interval.usual, pacing, random.Random(1))
             after = found()
             if status is None or status >= 400:
                 assert after >= before
                 assert after[0] >= before[0]
                 assert after[1] >= before[1]
-            if status in (429, 503) and not under_way:
+            if status in (429, 503) and not sent_before_refusal:
                 back_off = history.back_off
                 assert back_off is not None
                 assert after[0] >= min(
@@ -499,13 +501,13 @@ async def test_a_robots_txt_that_can_not_be_had_says_nothing_of_the_pace_of_page
             grant = await scheduler.acquire_robots("r", HOST, asked=UNKNOWN)
             grant.report(503, 0.1, retry_after=300.0)
             grant.release()
-            scheduler.told(HOST, lambda: UNKNOWN)
+            scheduler.robots_read(HOST, lambda: UNKNOWN)
         grant = await scheduler.acquire_robots("r", HOST, asked=UNKNOWN)
         grant.report(200, 0.1)
         grant.release()
 
     await drive(clock, maintenance())
-    scheduler.told(HOST, lambda: FAST)
+    scheduler.robots_read(HOST, lambda: FAST)
     assert await leases(scheduler, clock, 11, FAST) == pytest.approx(1.1, abs=0.11)
 
 
@@ -517,10 +519,10 @@ async def test_the_rate_of_a_text_is_worked_out_only_for_a_host_with_a_clock(mak
         looked.append(HOST)
         return FAST
 
-    assert scheduler.told(HOST, asked) == 0.0
+    assert scheduler.robots_read(HOST, asked) == 0.0
     assert looked == []
     (await scheduler.acquire_robots("r", HOST, asked=UNKNOWN)).release()
-    scheduler.told(HOST, asked)
+    scheduler.robots_read(HOST, asked)
     assert looked == [HOST]
 
 

@@ -16,9 +16,9 @@ def tell(
     now: float = 0.0,
     *,
     retry_after: float | None = None,
-    under_way: bool = False,
+    sent_before_refusal: bool = False,
 ) -> bool:
-    report = RequestReport(status, 0.1, retry_after, under_way=under_way)
+    report = RequestReport(status, 0.1, retry_after, sent_before_refusal=sent_before_refusal)
     return history.observe(report, now, 1.0, PACING, random.Random(5))
 
 
@@ -92,7 +92,7 @@ def test_half_open_until_a_success() -> None:
 def test_an_answer_that_was_under_way_does_not_end_the_probe() -> None:
     history = ScopeHistory()
     tell(history, 503)
-    tell(history, 200, 1.0, under_way=True)
+    tell(history, 200, 1.0, sent_before_refusal=True)
     assert history.probing
 
 
@@ -100,7 +100,7 @@ def test_refusals_that_were_under_way_together_are_one_failure() -> None:
     history = ScopeHistory()
     tell(history, 503)
     for _ in range(9):
-        tell(history, 503, 1.0, under_way=True)
+        tell(history, 503, 1.0, sent_before_refusal=True)
     assert (history.failures, history.refusals) == (1, 1)
     assert history.blocked_until == 61.0
 
@@ -108,7 +108,7 @@ def test_refusals_that_were_under_way_together_are_one_failure() -> None:
 def test_a_redirect_loop_of_successes_owes_nothing() -> None:
     history = ScopeHistory()
     tell(history, 200)
-    assert not history.owes(0.0, PACING)
+    assert not history.matters(0.0, PACING)
 
 
 def test_an_address_is_tired_when_two_of_its_hosts_are_turned_away() -> None:

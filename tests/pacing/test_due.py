@@ -25,7 +25,7 @@ def test_only_the_scope_itself_adds_an_interval_to_its_basis() -> None:
         and path.name not in ("scopes.py", "simulation.py", "ledger.py", "scripts.py")
     }
     # What is stored of the last seconds at a clean end does not depend on the interval.
-    assert {line for line in found if "_RECENT" not in line} == set()
+    assert {line for line in found if "_RECENT_SECONDS" not in line} == set()
 
 
 @pytest.mark.parametrize(

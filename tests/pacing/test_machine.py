@@ -206,7 +206,7 @@ class Politeness(RuleBasedStateMachine):
         self.accounts[host].interval = default if seconds is None else seconds
         if self.asking[host]:
             # Its robots.txt request waits with the interval of the previous text.
-            self.scheduler.told(host, lambda: self.wishes[host])
+            self.scheduler.robots_read(host, lambda: self.wishes[host])
 
     @rule(host=hosts)
     def text_expires(self, host: str) -> None:

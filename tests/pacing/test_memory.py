@@ -56,9 +56,11 @@ ROADS: dict[str, Callable[[Scheduler], object]] = {
     "none": lambda scheduler: None,
     "when_due": lambda scheduler: scheduler.when_due(VICTIM, lambda: None),
     "pause": _pause_and_resume,
-    "override": lambda scheduler: scheduler.say(HostRule(match=VICTIM, interval=0.5)),
+    "override": lambda scheduler: scheduler.add_rule(HostRule(match=VICTIM, interval=0.5)),
     "block": lambda scheduler: scheduler.block(VICTIM, scheduler._clock.wall() + 0.001),
-    "told": lambda scheduler: scheduler.told(VICTIM, lambda: RobotsInterval(0.1, "crawl-delay")),
+    "robots_read": lambda scheduler: scheduler.robots_read(
+        VICTIM, lambda: RobotsInterval(0.1, "crawl-delay")
+    ),
     "why": lambda scheduler: scheduler.why(VICTIM),
 }
 

@@ -34,9 +34,9 @@ def test_one_object_for_all_hosts_of_a_rule() -> None:
 
 def test_a_word_at_run_time_replaces_the_configured_one_whole() -> None:
     rules = Rules(Config(host=(HostRule(match="a.example", interval=3.0, concurrency=4),)))
-    rules.say(HostRule(match="A.example.", interval=9.0))
+    rules.add(HostRule(match="A.example.", interval=9.0))
     assert (rules.for_host("a.example").own, rules.for_host("a.example").limit) == (9.0, 1)
-    rules.say(HostRule(match="a.example", robots="deny"))
+    rules.add(HostRule(match="a.example", robots="deny"))
     assert rules.for_host("a.example").own is None
     assert rules.overridden("a.example")
 
@@ -47,7 +47,7 @@ def test_other_tables_take_every_word_back_the_configured_one_too() -> None:
             host=(HostRule(match="a.example", interval=3.0), HostRule(match="*", interval=2.0)),
         )
     )
-    rules.say(HostRule(match="a.example", interval=9.0))
+    rules.add(HostRule(match="a.example", interval=9.0))
     rules.replace((HostRule(match="*", interval=2.0),))
     assert rules.for_host("a.example").own == 2.0
     assert not rules.overridden("a.example")
@@ -63,7 +63,7 @@ def test_of_two_tables_for_one_match_the_first_counts() -> None:
 def test_a_word_that_names_no_group_changes_nothing() -> None:
     rules = Rules(Config(host=(HostRule(match="a.example", interval=3.0),)))
     with pytest.raises(ConfigError, match=r"no \[\[group\]\] named 'x'"):
-        rules.say(HostRule(match="a.example", group="x"))
+        rules.add(HostRule(match="a.example", group="x"))
     assert rules.for_host("a.example").own == 3.0
 
 

@@ -548,7 +548,7 @@ async def test_block_and_lift(visitor: Visitor, clock: VirtualClock) -> None:
 
 
 async def test_an_override_counts_from_now_on(visitor: Visitor, clock: VirtualClock) -> None:
-    visitor.scheduler.say(HostRule(match=A, interval=4.0))
+    visitor.scheduler.add_rule(HostRule(match=A, interval=4.0))
     for name in "xy":
         visitor.ask(name)
     await clock.elapse(20.0)

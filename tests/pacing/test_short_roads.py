@@ -30,7 +30,7 @@ class Recorder:
     def mark(self) -> None:
         """True."""
 
-    def unkept(self, scope: Scope) -> bool:
+    def is_unwritten(self, scope: Scope) -> bool:
         return False
 
     def remember(self, scope: Scope, now: float) -> None:

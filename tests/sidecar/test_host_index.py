@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gatekeeper.clock import VirtualClock
-from gatekeeper.pacing.rules import SHARED, ScopeSettings
+from gatekeeper.pacing.rules import SHARED_PREFIXES, ScopeSettings
 from gatekeeper.pacing.scopes import Scope
 from gatekeeper.sidecar.pages.host_index import DEEPEST, HostIndex, HostOrder, SortedNames, state_of
 from tests.internet import FakeInternet
@@ -62,7 +62,7 @@ async def index_of(count: int, clock: VirtualClock) -> AsyncIterator[tuple[Any, 
         scope = scopes[f"h{n:07d}.test"] = Scope(f"h{n:07d}.test", plain)
         scope.basis, scope.interval = -100.0, 1.0
     scopes["group:x"] = Scope("group:x", plain)
-    index = HostIndex(scopes, changes, clock, shared=SHARED)
+    index = HostIndex(scopes, changes, clock, shared=SHARED_PREFIXES)
     try:
         yield index, scopes, changes
     finally:

@@ -12,7 +12,7 @@ import msgspec
 
 from gatekeeper.clock import utc
 from gatekeeper.fetching.records import Moment
-from gatekeeper.pacing.rules import SHARED
+from gatekeeper.pacing.rules import SHARED_PREFIXES
 from gatekeeper.pacing.scopes import INF
 from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.sidecar.pages.feeds import DecisionFeed, Series, retrievals
@@ -153,7 +153,7 @@ class OperatorState:
         """The index of the hosts in memory."""
         if self._hosts is None:
             scopes, changes = self._service.internals.watch_hosts()
-            self._hosts = HostIndex(scopes, changes, self.clock, shared=SHARED)
+            self._hosts = HostIndex(scopes, changes, self.clock, shared=SHARED_PREFIXES)
         return self._hosts
 
     # --- hosts --------------------------------------------------------------------------
