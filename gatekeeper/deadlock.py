@@ -35,16 +35,16 @@ from gatekeeper.urls import mask
 
 _log = logging.getLogger(__name__)
 
-_FEW = 64
-_WARN_AFTER = 5.0
+_SWEEP_SLACK = 64
+_WARN_SECONDS = 5.0
 """Seconds for which an inherited lease blocks a wait before a warning is logged; also the time
 between two examinations of a wait."""
-_MOST = 1000
+_MAX_FOLLOWED = 1000
 """Most waits that one search follows. Beyond that the wait counts as not stuck until the next
 examination."""
-_CHILDREN = 8
+_MAX_CHILDREN = 8
 """Most waiting tasks examined of those that were started under one lease."""
-_AT_ONCE = 500
+_MAX_PER_ITERATION = 500
 """Most waits examined in one iteration of the loop."""
 
 Task = asyncio.Task[object]
@@ -111,12 +111,12 @@ class Holdings(Generic[H]):
         self.first: dict[Task, H] = {}
         """One lease of each task. Most tasks hold one at a time; further ones are in `_more`."""
         self._more: dict[Task, dict[H, None]] = {}
-        self._beside = 0
+        self._more_count = 0
         """Number of leases in `_more`."""
-        self._crowded = _FEW
+        self._sweep_above = _SWEEP_SLACK
 
     def __len__(self) -> int:
-        return len(self.first) + self._beside
+        return len(self.first) + self._more_count
 
     def everybody(self) -> list[H]:
         """Return all recorded leases. Some may have ended."""
@@ -134,7 +134,7 @@ class Holdings(Generic[H]):
             self.first[owner] = lease
         else:
             self._more.setdefault(owner, {})[lease] = None
-            self._beside += 1
+            self._more_count += 1
 
     def drop(self, lease: H) -> None:
         """Remove a lease of its owner. Unknown leases are ignored."""
@@ -153,7 +153,7 @@ class Holdings(Generic[H]):
             self.first[owner] = lease = next(iter(more))
         if more is not None and lease in more:
             del more[lease]
-            self._beside -= 1
+            self._more_count -= 1
             if not more:
                 del self._more[owner]
 
@@ -174,16 +174,16 @@ class Holdings(Generic[H]):
 
     def _sweep(self) -> None:
         """Remove expired leases, once there may be many."""
-        if len(self) <= self._crowded:
+        if len(self) <= self._sweep_above:
             return
         everybody = self.everybody()
         self.first.clear()
         self._more.clear()
-        self._beside = 0
+        self._more_count = 0
         for lease in everybody:
             if not lease.ended:
                 self.add(lease)
-        self._crowded = 2 * len(self) + _FEW
+        self._sweep_above = 2 * len(self) + _SWEEP_SLACK
 
 
 Obstacles = list[tuple[int, list[H]]]
@@ -211,19 +211,19 @@ class TurnWait(msgspec.Struct, Generic[H], eq=False):
     several: Choices | None = None
     origin: str | None = None
     """The origin for whose robots.txt it waits now, if any."""
-    in_the_way: H | None = None
+    blocking: H | None = None
     """The lease that blocked it at the last examination."""
-    since: float = 0.0
+    blocked_since: float = 0.0
     """Since when that lease has blocked it."""
     warned: bool = False
     over: bool = False
     refusal: WaitsForItself | None = None
-    _before: int = 0
+    _cancellations_before: int = 0
     _limit: Deadline | None = None
 
     def __post_init__(self) -> None:
-        self.since = self.began
-        self._before = self._runner.cancelling()
+        self.blocked_since = self.began
+        self._cancellations_before = self._runner.cancelling()
 
     def choices(self) -> Iterable[Choice | None]:
         """Return the turns of which any one would end the wait."""
@@ -242,15 +242,15 @@ class TurnWait(msgspec.Struct, Generic[H], eq=False):
         """Handle a cancellation of the wait. If `refuse` caused it, undo it and raise the refusal.
         A cancellation from elsewhere at the same moment remains in effect.
         """
-        if self._took_back() and self.refusal is not None:
+        if self._uncancel() and self.refusal is not None:
             raise self.refusal from None
 
-    def _took_back(self) -> bool:
+    def _uncancel(self) -> bool:
         limit, self._limit = self._limit, None
         if limit is None:
             return False
         limit.end()
-        return limit.fired and self._runner.uncancel() <= self._before
+        return limit.fired and self._runner.uncancel() <= self._cancellations_before
 
 
 class WaitGraph(Generic[H]):
@@ -281,10 +281,10 @@ class WaitGraph(Generic[H]):
         """Waits for any of several turns."""
         self._files: dict[str, tuple[str, tuple[str, ...]]] = {}
         """For origins whose robots.txt waits for a turn: the host, and further shared scopes."""
-        self._looks: list[tuple[float, int, TurnWait[H]]] = []
+        self._examinations: list[tuple[float, int, TurnWait[H]]] = []
         self._order = itertools.count()
         self._alive = 0
-        self._timer = SingleTimer(clock, self._look)
+        self._timer = SingleTimer(clock, self._examine_due)
 
     def adjust(self, own_wait: float) -> None:
         """Apply a changed `pacing.own_wait` to future waits."""
@@ -296,7 +296,7 @@ class WaitGraph(Generic[H]):
     def close(self) -> None:
         """Stop examining waits."""
         self._timer.cancel()
-        self._looks.clear()
+        self._examinations.clear()
 
     # --- begin and end ------------------------------------------------------------------
 
@@ -364,7 +364,7 @@ class WaitGraph(Generic[H]):
         except WaitsForItself:
             self.end(wait)
             raise
-        self._look_later(wait, self._clock.monotonic() + min(_WARN_AFTER, self._own_wait))
+        self._examine_later(wait, self._clock.monotonic() + min(_WARN_SECONDS, self._own_wait))
         return wait
 
     def current(self, task: Task | None) -> TurnWait[H] | None:
@@ -374,7 +374,7 @@ class WaitGraph(Generic[H]):
 
     def check(self, wait: TurnWait[H]) -> None:
         """Raise WaitsForItself if the wait could never end."""
-        if wait.own and (found := self._behind(wait, soft=False)) is not None:
+        if wait.own and (found := self._find_blocker(wait, soft=False)) is not None:
             raise self._refusal(wait, *found)
 
     def for_file(self, wait: TurnWait[H], origin: str) -> None:
@@ -394,7 +394,7 @@ class WaitGraph(Generic[H]):
         if wait.over:
             return
         wait.over = True
-        wait._took_back()  # The task may have caught our cancellation and continued.
+        wait._uncancel()  # The task may have caught our cancellation and continued.
         self._alive -= 1
         self.for_turn(wait)
         self._for_several.pop(wait, None)
@@ -422,67 +422,67 @@ class WaitGraph(Generic[H]):
 
     # --- periodic examination -----------------------------------------------------------
 
-    def _look_later(self, wait: TurnWait[H], moment: float) -> None:
-        heapq.heappush(self._looks, (moment, next(self._order), wait))
-        if len(self._looks) > 2 * self._alive + _FEW:
-            self._looks = [entry for entry in self._looks if not entry[2].over]
-            heapq.heapify(self._looks)
+    def _examine_later(self, wait: TurnWait[H], moment: float) -> None:
+        heapq.heappush(self._examinations, (moment, next(self._order), wait))
+        if len(self._examinations) > 2 * self._alive + _SWEEP_SLACK:
+            self._examinations = [entry for entry in self._examinations if not entry[2].over]
+            heapq.heapify(self._examinations)
         self._timer.set_no_later(moment)
 
-    def _look(self) -> None:
+    def _examine_due(self) -> None:
         now = self._clock.monotonic()
-        for _ in range(_AT_ONCE):
-            if not self._looks or self._looks[0][0] > now:
+        for _ in range(_MAX_PER_ITERATION):
+            if not self._examinations or self._examinations[0][0] > now:
                 break
-            wait = heapq.heappop(self._looks)[2]
+            wait = heapq.heappop(self._examinations)[2]
             if not wait.over and wait.refusal is None:
-                self._look_at(wait, now)
-        while self._looks and self._looks[0][2].over:
-            heapq.heappop(self._looks)
-        if self._looks:
-            self._timer.set_no_later(self._looks[0][0])
+                self._examine(wait, now)
+        while self._examinations and self._examinations[0][2].over:
+            heapq.heappop(self._examinations)
+        if self._examinations:
+            self._timer.set_no_later(self._examinations[0][0])
 
-    def _look_at(self, wait: TurnWait[H], now: float) -> None:
+    def _examine(self, wait: TurnWait[H], now: float) -> None:
         """Log a warning, or refuse the wait, if the same lease has blocked it for long enough."""
-        found = self._behind(wait, soft=False) if wait.own else None
+        found = self._find_blocker(wait, soft=False) if wait.own else None
         if found is not None:  # Stuck without a new wait: the number of slots was reduced.
             wait.refuse(self._clock, self._refusal(wait, *found))
             return
         found = self._note(wait, now)
-        following = now + _WARN_AFTER
+        following = now + _WARN_SECONDS
         if found is not None:
-            waited = now - wait.since
+            waited = now - wait.blocked_since
             # Not `waited`, which by rounding may stay just below the limit for ever.
-            if now >= wait.since + self._own_wait:
+            if now >= wait.blocked_since + self._own_wait:
                 wait.refuse(self._clock, self._refusal(wait, *found, waited))
                 return
-            if waited >= _WARN_AFTER and not wait.warned:
+            if waited >= _WARN_SECONDS and not wait.warned:
                 wait.warned = True
-                _log.warning("%s", self._words(wait, *found, "waits"))
-            following = min(following, wait.since + self._own_wait)
-        self._look_later(wait, following)
+                _log.warning("%s", self._message(wait, *found, "waits"))
+            following = min(following, wait.blocked_since + self._own_wait)
+        self._examine_later(wait, following)
 
     def _note(self, wait: TurnWait[H], now: float) -> tuple[H, H] | None:
         """Note which lease blocks the wait, in the soft sense, and since when."""
-        found = self._behind(wait, soft=True)
+        found = self._find_blocker(wait, soft=True)
         lease = None if found is None else found[0]
-        if lease is not wait.in_the_way:
+        if lease is not wait.blocking:
             # A lease that it was started under was open before the wait began. But a wait for
             # several turns may have been blocked only since another host became blocked.
-            began = wait.in_the_way is None and wait.several is None and lease in wait.inherited
-            wait.since = wait.began if began else now
-            wait.in_the_way = lease
+            began = wait.blocking is None and wait.several is None and lease in wait.inherited
+            wait.blocked_since = wait.began if began else now
+            wait.blocking = lease
             wait.warned = False
         return found
 
     # --- obstacles ----------------------------------------------------------------------
 
-    def _behind(self, start: TurnWait[H], *, soft: bool) -> tuple[H, H] | None:
+    def _find_blocker(self, start: TurnWait[H], *, soft: bool) -> tuple[H, H] | None:
         """Return the lease that blocks the wait for good, and the own lease for whose end that
         lease waits in turn; None if the wait can end. With `soft`, leases that the task was
         started under count like own ones."""
         obstacles = self.obstacles(start)
-        return _Search(self, start, obstacles, soft=soft).found() if obstacles else None
+        return _Search(self, start, obstacles, soft=soft).run() if obstacles else None
 
     def waits_of(self, lease: H) -> Collection[TurnWait[H]]:
         """Return the waits of the task that owns a lease."""
@@ -490,8 +490,8 @@ class WaitGraph(Generic[H]):
         return () if owner is None else tuple(self._waits.get(owner, ()))
 
     def waits_under(self, lease: H) -> Iterator[TurnWait[H]]:
-        """Yield waits of other tasks that were started under a lease: at most `_CHILDREN`."""
-        children = itertools.islice(self._by_lease.get(lease, ()), _CHILDREN)
+        """Yield waits of other tasks that were started under a lease: at most `_MAX_CHILDREN`."""
+        children = itertools.islice(self._by_lease.get(lease, ()), _MAX_CHILDREN)
         return (wait for wait in children if wait.task is not lease.owner)
 
     def obstacles(self, wait: TurnWait[H]) -> list[Obstacles[H]]:
@@ -500,7 +500,7 @@ class WaitGraph(Generic[H]):
         result = list[Obstacles[H]]()
         for choice in wait.choices():
             found = None if choice is None else self._obstacles_of(choice)
-            if not found or len(result) >= _MOST:
+            if not found or len(result) >= _MAX_FOLLOWED:
                 return []
             result.append(found)
         return result
@@ -531,19 +531,19 @@ class WaitGraph(Generic[H]):
         self, wait: TurnWait[H], lease: H, mine: H, waited: float | None = None
     ) -> WaitsForItself:
         verb = "would wait" if waited is None else f"waited {waited:.0f} s (pacing.own_wait)"
-        text = self._words(wait, lease, mine, verb)
-        return WaitsForItself(wait.url, text, lease.url, self._whose(wait, lease, mine))
+        text = self._message(wait, lease, mine, verb)
+        return WaitsForItself(wait.url, text, lease.url, self._holder_text(wait, lease, mine))
 
-    def _words(self, wait: TurnWait[H], lease: H, mine: H, verb: str) -> str:
+    def _message(self, wait: TurnWait[H], lease: H, mine: H, verb: str) -> str:
         turns = [one for one in wait.choices() if one is not None]
         kept = (one for one in turns if any(lease in got for _, got in self._obstacles_of(one)))
         wanted = next(kept, turns[0])
         return (
-            f"{mask(wanted.url)} {verb} for {lease.url}, {self._whose(wait, lease, mine)}: "
+            f"{mask(wanted.url)} {verb} for {lease.url}, {self._holder_text(wait, lease, mine)}: "
             f"read or close that response first (host {wanted.host})"
         )
 
-    def _whose(self, wait: TurnWait[H], lease: H, mine: H) -> str:
+    def _holder_text(self, wait: TurnWait[H], lease: H, mine: H) -> str:
         holder = "this task" if mine.owner is wait.task else "the task that started this one"
         if lease is mine:
             return f"which {holder} still holds"
@@ -565,69 +565,69 @@ class _Search(Generic[H]):
         self._graph = graph
         self._start = start
         self._soft = soft
-        self._known = {start: obstacles}
+        self._obstacles = {start: obstacles}
         """The obstacles of each wait that was reached, in the order of reaching them."""
-        self._asked_by: dict[TurnWait[H], list[TurnWait[H]]] = {}
+        self._dependents: dict[TurnWait[H], list[TurnWait[H]]] = {}
         """For each wait, the waits that may end once that one can."""
         self._stuck: set[TurnWait[H]] = set()
 
-    def found(self) -> tuple[H, H] | None:
-        """See `WaitGraph._behind`."""
-        if not self._meet_all():
+    def run(self) -> tuple[H, H] | None:
+        """See `WaitGraph._find_blocker`."""
+        if not self._reach_all():
             return None
-        self._stuck = set(self._known)
-        again = deque(reversed(self._known))
+        self._stuck = set(self._obstacles)
+        again = deque(reversed(self._obstacles))
         while again:
             wait = again.popleft()
             if wait in self._stuck and not self._is_stuck(wait):
                 self._stuck.discard(wait)
-                again.extend(self._asked_by.get(wait, ()))
-        return self._circle() if self._start in self._stuck else None
+                again.extend(self._dependents.get(wait, ()))
+        return self._find_cycle() if self._start in self._stuck else None
 
-    def _meet_all(self) -> bool:
+    def _reach_all(self) -> bool:
         """Reach every wait on which the first one may depend; return False if they are too many."""
-        known = self._known
+        known = self._obstacles
         order = [self._start]
         for wait in order:  # It grows meanwhile.
             for _, leases in itertools.chain.from_iterable(known[wait]):
                 for other in self._waiting_with(leases):
-                    self._asked_by.setdefault(other, []).append(wait)
+                    self._dependents.setdefault(other, []).append(wait)
                     if other not in known:
-                        if len(order) >= _MOST:
+                        if len(order) >= _MAX_FOLLOWED:
                             return False
                         known[other] = self._graph.obstacles(other)
                         order.append(other)
         return True
 
-    def _firm(self, lease: H) -> bool:
+    def _is_fixed(self, lease: H) -> bool:
         """Return True if the lease can't end while the first wait lasts."""
         return lease.owner is self._start.task or (self._soft and lease in self._start.inherited)
 
     def _waiting_with(self, leases: Iterable[H]) -> Iterator[TurnWait[H]]:
         """Yield the waits that keep those leases open which could end during the first wait."""
         for lease in leases:
-            if not self._firm(lease):
+            if not self._is_fixed(lease):
                 yield from self._graph.waits_of(lease)
                 if self._soft:
                     yield from self._graph.waits_under(lease)
 
     def _is_stuck(self, wait: TurnWait[H]) -> bool:
-        turns = self._known[wait]
+        turns = self._obstacles[wait]
         return bool(turns) and all(
-            any(sum(map(self._lasts, leases)) >= slots for slots, leases in obstacles)
+            any(sum(map(self._cannot_end, leases)) >= slots for slots, leases in obstacles)
             for obstacles in turns
         )
 
-    def _lasts(self, lease: H) -> bool:
+    def _cannot_end(self, lease: H) -> bool:
         """Return True if the lease can't end while the stuck waits last."""
-        if self._firm(lease):
+        if self._is_fixed(lease):
             return True
         waits = self._graph.waits_of(lease)
         if waits and all(wait in self._stuck for wait in waits):
             return True
         return self._soft and any(wait in self._stuck for wait in self._graph.waits_under(lease))
 
-    def _circle(self) -> tuple[H, H] | None:
+    def _find_cycle(self) -> tuple[H, H] | None:
         """Return the first lease that blocks the wait, and the own lease at the end of the chain.
         Return None if the wait is stuck only because of a cycle of others, which they have to end.
         """
@@ -635,12 +635,12 @@ class _Search(Generic[H]):
         order: deque[tuple[TurnWait[H], H | None]] = deque([(self._start, None)])
         while order:
             wait, first = order.popleft()
-            for slots, leases in itertools.chain.from_iterable(self._known[wait]):
-                lasting = [one for one in leases if self._lasts(one)]
+            for slots, leases in itertools.chain.from_iterable(self._obstacles[wait]):
+                lasting = [one for one in leases if self._cannot_end(one)]
                 if len(lasting) < slots:
                     continue
                 for lease in lasting:
-                    if self._firm(lease):
+                    if self._is_fixed(lease):
                         return first or lease, lease
                 for lease in lasting:
                     for other in self._waiting_with((lease,)):

@@ -31,7 +31,7 @@ from gatekeeper.urls import host_of
 
 _log = logging.getLogger("gatekeeper.queue")
 
-_LOOKS = 64
+_LOOKS_PER_ITERATION = 64
 """Origins that `join` examines before it yields to the event loop."""
 IN_MEMORY = 32
 """URLs of one origin that stay in memory; further ones wait in a file."""
@@ -45,7 +45,15 @@ class Backlog:
     The first of them are in memory: every entry in the file comes after all entries in memory.
     """
 
-    __slots__ = ("_arrivals", "_away", "_here", "_limit", "_number", "_overflow", "_worst")
+    __slots__ = (
+        "_arrivals",
+        "_entries",
+        "_file",
+        "_first_in_file",
+        "_in_file",
+        "_limit",
+        "_number",
+    )
 
     def __init__(
         self,
@@ -57,15 +65,15 @@ class Backlog:
         """`arrivals` numbers the URLs of all backlogs of a queue."""
         self._number = number
         self._arrivals = _arrivals if arrivals is None else arrivals
-        self._overflow = overflow
+        self._file = overflow
         self._limit = limit
-        self._here: list[Entry] = []
-        self._away = 0
-        self._worst: tuple[float, int] | None = None
+        self._entries: list[Entry] = []
+        self._in_file = 0
+        self._first_in_file: tuple[float, int] | None = None
         """No entry in the file comes before this; None while the file has none."""
 
     def __len__(self) -> int:
-        return len(self._here) + self._away
+        return len(self._entries) + self._in_file
 
     def put(
         self, url: str, priority: float, data: Any = None, keep: KeptEntries | None = None
@@ -73,59 +81,59 @@ class Backlog:
         """Add a URL after those of the same priority. If it raises StorageError, or what `keep.add`
         raises, the URL was not added."""
         entry = (-priority, next(self._arrivals), url, data)
-        late = self._is_late(entry)
-        if late or len(self._here) >= 2 * self._limit:
-            self._overflow.make_room(data)
+        in_file = self._belongs_in_file(entry)
+        if in_file or len(self._entries) >= 2 * self._limit:
+            self._file.make_room(data)
         if keep is not None:
             keep.add(entry)
-        self._add(entry, late=late)
+        self._add(entry, in_file=in_file)
 
     def put_back(self, entry: Entry) -> None:
         """Put an entry that was popped back in its old place. Can't fail."""
-        self._add(entry, late=self._is_late(entry))
+        self._add(entry, in_file=self._belongs_in_file(entry))
 
-    def _is_late(self, entry: Entry) -> bool:
+    def _belongs_in_file(self, entry: Entry) -> bool:
         """Return True if the entry belongs in the file: after all entries in memory, of which there
         are enough."""
-        if self._worst is not None:
-            return entry[:2] > self._worst
-        return len(self._here) >= self._limit and entry >= max(self._here)
+        if self._first_in_file is not None:
+            return entry[:2] > self._first_in_file
+        return len(self._entries) >= self._limit and entry >= max(self._entries)
 
-    def _add(self, entry: Entry, *, late: bool) -> None:
-        if late:
-            self._put_away(entry)
+    def _add(self, entry: Entry, *, in_file: bool) -> None:
+        if in_file:
+            self._spill(entry)
             return
-        heapq.heappush(self._here, entry)
-        if len(self._here) > 2 * self._limit:
-            self._here.sort()
-            for other in self._here[self._limit :]:
-                self._put_away(other)
-            del self._here[self._limit :]
+        heapq.heappush(self._entries, entry)
+        if len(self._entries) > 2 * self._limit:
+            self._entries.sort()
+            for other in self._entries[self._limit :]:
+                self._spill(other)
+            del self._entries[self._limit :]
 
-    def _put_away(self, entry: Entry) -> None:
-        self._overflow.add(self._number, entry)
-        self._away += 1
-        if self._worst is None or entry[:2] < self._worst:
-            self._worst = entry[:2]
+    def _spill(self, entry: Entry) -> None:
+        self._file.add(self._number, entry)
+        self._in_file += 1
+        if self._first_in_file is None or entry[:2] < self._first_in_file:
+            self._first_in_file = entry[:2]
 
     def pop(self) -> Entry:
         """Remove and return the first entry. Raises IndexError if there is none, or StorageError,
         which removes nothing."""
-        if not self._here and self._away:
-            self._here = self._overflow.take(self._number, self._limit)
-            self._away -= len(self._here)
-            self._worst = None if not self._away else self._here[-1][:2]
-        return heapq.heappop(self._here)
+        if not self._entries and self._in_file:
+            self._entries = self._file.take(self._number, self._limit)
+            self._in_file -= len(self._entries)
+            self._first_in_file = None if not self._in_file else self._entries[-1][:2]
+        return heapq.heappop(self._entries)
 
     def rank(self) -> float:
         """Return the rank of the first entry, its negative priority; 0 if there is none."""
-        if self._here:
-            return self._here[0][0]
-        return 0.0 if self._worst is None else self._worst[0]
+        if self._entries:
+            return self._entries[0][0]
+        return 0.0 if self._first_in_file is None else self._first_in_file[0]
 
     def first(self) -> str | None:
         """Return the first entry's URL; None if there is none, or it is in the file."""
-        return self._here[0][2] if self._here else None
+        return self._entries[0][2] if self._entries else None
 
 
 class QueueLease(Protocol):
@@ -204,7 +212,7 @@ class QueueGate(GrantingGate, Protocol):
 def is_distant(gate: object) -> bool:
     """Return True if the gate is in another process. Raises TypeError if it is not a gate."""
     distant = not getattr(gate, "at_a_glance", True)
-    wanted = ("clock", "look", "acquire") if distant else _WANTED
+    wanted = ("clock", "look", "acquire") if distant else _LOCAL_GATE_NAMES
     missing = [name for name in wanted if not hasattr(gate, name)]
     if missing:
         raise TypeError(
@@ -214,10 +222,10 @@ def is_distant(gate: object) -> bool:
     return distant
 
 
-_WANTED = ("clock", "peek", "check", "take", "acquire", "when_due")
+_LOCAL_GATE_NAMES = ("clock", "peek", "check", "take", "acquire", "when_due")
 
 
-_ALL = 1 << 62
+_BEFORE_ALL = 1 << 62
 """More than the number of URLs that will ever be put."""
 
 
@@ -361,7 +369,7 @@ class OriginQueues:
         queued.announced = announced
         held = queued.turn_held  # An acquired turn expires: it goes before others of its rank.
         rank = queued.backlog.rank() if held is None else held.entry[0]
-        order = next(self._order) - (0 if held is None else _ALL)
+        order = next(self._order) - (0 if held is None else _BEFORE_ALL)
         heapq.heappush(self._ready, (rank, order, queued))
         self._joiners.readied(queued)
 
@@ -421,7 +429,7 @@ class WaitingTasks:
     """
 
     def __init__(self, nothing_to_do: Callable[[], bool]) -> None:
-        self._in_vain = nothing_to_do
+        self._nothing_to_do = nothing_to_do
         self.futures: OrderedDict[asyncio.Future[None], None] = OrderedDict()
         """The futures that the tasks await. Read-only for others."""
         self._departures = Departures(Counters())
@@ -455,7 +463,7 @@ class WaitingTasks:
 
     def wake(self) -> None:
         """Wake the first task, unless that would be in vain."""
-        if self.futures and not self._in_vain():
+        if self.futures and not self._nothing_to_do():
             while self.futures:
                 future, _ = self.futures.popitem(last=False)
                 if not future.done():
@@ -500,21 +508,21 @@ class Joiners:
         self.turns_out = 0
         """Turns that were given out and not left."""
         self._tasks = self._ends = 0
-        self._news = asyncio.Event()
+        self._event = asyncio.Event()
         """Set at the end, or when an origin is ready."""
         self._unseen: dict[OriginQueue, None] = {}
 
     def finish(self) -> None:
         """Note that every URL is done."""
         self._ends += 1
-        self._news.set()
+        self._event.set()
 
     def readied(self, queued: OriginQueue) -> None:
         """Note that an origin is ready. A waiting `get` has precedence over `join`."""
         if self._tasks:
             self._unseen[queued] = None
             if not self.turns_out or self._putters.futures:
-                self._news.set()
+                self._event.set()
         self._wake()
 
     def emptied(self, queued: OriginQueue) -> None:
@@ -525,7 +533,7 @@ class Joiners:
         """Let `join` examine the origins that became ready, now that no turn is out or a `put`
         waits for room."""
         if self._unseen:
-            self._news.set()
+            self._event.set()
 
     async def wait(
         self, queues: Iterable[OriginQueue], look: Callable[[OriginQueue], Awaitable[bool]]
@@ -538,7 +546,7 @@ class Joiners:
         self._unseen.update((one, None) for one in queues if one.state is QueueState.READY)
         try:
             while self._ends == ends:
-                self._news.clear()
+                self._event.clear()
                 await asyncio.sleep(0)  # A `get` that was woken goes first.
                 while self._unseen and (not self.turns_out or self._putters.futures):
                     queued = self._unseen.popitem()[0]
@@ -547,16 +555,16 @@ class Joiners:
                     if not queued.turn_held and not await look(queued):
                         self._unseen.pop(queued, None)
                     looked += 1
-                    if looked % _LOOKS == 0:
+                    if looked % _LOOKS_PER_ITERATION == 0:
                         await asyncio.sleep(0)
                 if self._ends == ends:
-                    await self._news.wait()
+                    await self._event.wait()
         finally:
             self._tasks -= 1
             if not self._tasks:
                 self._unseen.clear()
             elif self._unseen:  # The remaining origins are for the other tasks in `join`.
-                self._news.set()
+                self._event.set()
 
 
 _MAX_CALLS = 100
@@ -607,11 +615,11 @@ class DenialCallbacks:
         if inspect.isawaitable(told):
             task = asyncio.get_running_loop().create_task(_finish(told))
             self._tasks.add(task)
-            task.add_done_callback(self._told)
+            task.add_done_callback(self._call_ended)
         else:
             self._done()
 
-    def _told(self, task: asyncio.Task[None]) -> None:
+    def _call_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:

@@ -47,7 +47,7 @@ __all__ = ["PoliteQueue", "QueueGate", "QueueStats", "Turn"]
 
 _log = logging.getLogger(__name__)
 
-_MANY = 64
+_MAX_REFUSED_IN_ROW = 64
 """URLs refused in a row after which a `get` yields to the event loop."""
 MAX_ASKING = 4_000
 """Most origins whose robots.txt is asked for at the same time: as many as the gate has room for, or
@@ -74,7 +74,7 @@ RETRY = 60.0
 _DOUBLINGS = 16
 
 
-_Told = Callable[[Decision], object]
+_Listener = Callable[[Decision], object]
 
 
 class Turn:
@@ -181,8 +181,8 @@ class PoliteQueue:
         gate: Gatekeeper | QueueGate | DistantGate,
         *,
         maxsize: int = 0,
-        on_denied: _Told | None = None,
-        on_deferred: _Told | None = None,
+        on_denied: _Listener | None = None,
+        on_deferred: _Listener | None = None,
         path: str | Path | None = None,
         in_memory: int = IN_MEMORY,
         keep: str | Path | None = None,
@@ -190,9 +190,9 @@ class PoliteQueue:
         if isinstance(gate, Gatekeeper):
             gate = internals(gate)
         distant = is_distant(gate)
-        self._near = None if distant else cast("QueueGate", gate)
+        self._local = None if distant else cast("QueueGate", gate)
         """The gate, if it is in this process and can answer without a round trip."""
-        self._far = cast("DistantGate", gate) if distant else None
+        self._distant = cast("DistantGate", gate) if distant else None
         self._graph: WaitGraph[Any] | None = getattr(gate, "waits", None)
         self._maxsize = maxsize
         self._getters = WaitingTasks(nothing_to_do=self._nothing_to_get)
@@ -205,7 +205,7 @@ class PoliteQueue:
         self._closed = False
         self._size = 0
         self._unfinished = 0
-        self._got = self._denied = self._missed = self._told_done = 0
+        self._got = self._denied = self._missed = self._task_done_calls = 0
         self._kept = None if keep is None else KeptEntries(keep)
         if self._kept is not None:
             kept = self._kept.load()
@@ -288,7 +288,7 @@ class PoliteQueue:
             raise
         self._size += 1
         self._unfinished += 1
-        self._joined(queued, before, -priority, new=new)
+        self._url_added(queued, before, -priority, new=new)
 
     def _put_back(self, origin: str, entry: Entry) -> None:
         if self._closed:
@@ -298,9 +298,9 @@ class PoliteQueue:
         before = queued.rank()
         queued.backlog.put_back(entry)
         self._size += 1
-        self._joined(queued, before, entry[0], new=new)
+        self._url_added(queued, before, entry[0], new=new)
 
-    def _joined(self, queued: OriginQueue, before: float, rank: float, *, new: bool) -> None:
+    def _url_added(self, queued: OriginQueue, before: float, rank: float, *, new: bool) -> None:
         if new:
             # The first try shows whether the file is cached and the host due.
             self._queues.ready(queued)
@@ -328,7 +328,7 @@ class PoliteQueue:
         try:
             while True:
                 if self._closed or self._callbacks.errors or self._callbacks.busy:
-                    self._raise_what_there_is()
+                    self._raise_pending()
                     await self._callbacks.wait()
                     continue
                 # A late task goes after the waiting ones, one of which was woken for what is ready.
@@ -345,10 +345,10 @@ class PoliteQueue:
                 denied = self._denied
                 entry, lease = self._try(queued)
                 if lease is None and queued.state is QueueState.TRIED:
-                    lease = await self._insist(queued, entry)
+                    lease = await self._ask_scheduler(queued, entry)
                 if lease is not None:
                     return self._taken(queued, entry, lease)
-                if self._denied > denied and self._denied % _MANY == 0:
+                if self._denied > denied and self._denied % _MAX_REFUSED_IN_ROW == 0:
                     await asyncio.sleep(0)  # Many refused URLs must not block the loop.
         except asyncio.CancelledError:
             if waiting is not None:
@@ -371,9 +371,9 @@ class PoliteQueue:
         What can't be decided without waiting is looked up in the background, so calling it again
         later may succeed as long as `empty()` is false.
         """
-        refusals = self._denied + _MANY
+        refusals = self._denied + _MAX_REFUSED_IN_ROW
         while True:
-            self._raise_what_there_is()
+            self._raise_pending()
             busy = self._callbacks.busy or self._denied >= refusals
             queued = None if busy else self._queues.next_ready()
             if queued is None:
@@ -387,7 +387,7 @@ class PoliteQueue:
     def _nothing_to_get(self) -> bool:
         return not (self._callbacks.errors or self._closed or self._queues.any_ready())
 
-    def _raise_what_there_is(self) -> None:
+    def _raise_pending(self) -> None:
         self._refuse_if_closed()
         if self._callbacks.errors:
             raise self._callbacks.errors.popleft()
@@ -409,7 +409,7 @@ class PoliteQueue:
         except BaseException:
             self._waits.back_off(queued)
             raise
-        near = self._near
+        near = self._local
         if near is None:
             return entry, None
         try:
@@ -426,7 +426,7 @@ class PoliteQueue:
             self._refused(queued, entry, decision)
         return entry, lease
 
-    async def _insist(
+    async def _ask_scheduler(
         self, queued: OriginQueue, entry: Entry, check: Any = None
     ) -> QueueLease | None:
         """Ask the scheduler for the turn without waiting for it, or only `check` the URL."""
@@ -436,10 +436,10 @@ class PoliteQueue:
                 decision = await check(entry[2])
                 if decision.verdict is not Verdict.ALLOW:
                     raise Denied(decision)
-            elif self._far is not None:
-                lease = await self._far.look(entry[2], priority=round(-entry[0]))
-            elif self._near is not None:
-                lease = await self._near.acquire(
+            elif self._distant is not None:
+                lease = await self._distant.look(entry[2], priority=round(-entry[0]))
+            elif self._local is not None:
+                lease = await self._local.acquire(
                     entry[2], priority=round(-entry[0]), timeout=0.0, owned=False
                 )
         except Denied as error:
@@ -506,9 +506,9 @@ class PoliteQueue:
 
         Raises ValueError if called more often than turns were given out.
         """
-        if self._told_done >= self._got:
+        if self._task_done_calls >= self._got:
             raise ValueError("task_done() called more often than turns were had")
-        self._told_done += 1
+        self._task_done_calls += 1
 
     async def join(self) -> None:
         """Wait until every URL that was put is done: left, denied, or dropped by `close`.
@@ -523,13 +523,13 @@ class PoliteQueue:
         """For `join`: check the next URL of a ready origin. Return False if it needs a `get`."""
         while self._callbacks.busy:
             await self._callbacks.wait()
-        check = getattr(self._far, "check", None)
-        if queued.state is not QueueState.READY or not (self._near or check):
+        check = getattr(self._distant, "check", None)
+        if queued.state is not QueueState.READY or not (self._local or check):
             return False
         queued.state = QueueState.TRIED
         entry, _ = self._try(queued, turn=False)
         if check is not None:
-            await self._insist(queued, entry, check)
+            await self._ask_scheduler(queued, entry, check)
         if queued.state is not QueueState.TRIED:
             return True
         queued.backlog.put_back(entry)
@@ -556,10 +556,10 @@ class QueueWaits:
     nothing has changed."""
 
     def __init__(
-        self, gate: QueueGate | DistantGate, queues: OriginQueues, on_deferred: _Told | None
+        self, gate: QueueGate | DistantGate, queues: OriginQueues, on_deferred: _Listener | None
     ) -> None:
         self._gate = gate
-        self._near = None if is_distant(gate) else cast("QueueGate", gate)
+        self._local = None if is_distant(gate) else cast("QueueGate", gate)
         self._is_due: Callable[[str], bool] | None = getattr(gate, "is_due", None)
         self._clock = gate.clock
         self._queues = queues
@@ -593,7 +593,7 @@ class QueueWaits:
         queued.setbacks, queued.asked, queued.missed = 0, False, False
         if not len(queued.backlog):
             self._queues.forget(queued)
-        elif queued.turns_by_waiting > 0 and self._room:
+        elif queued.turns_by_waiting > 0 and self._may_wait:
             queued.turns_by_waiting -= 1
             try:
                 entry = queued.backlog.pop()
@@ -618,7 +618,7 @@ class QueueWaits:
         """Let the scheduler call back when the host is due."""
         if self._closed:
             return
-        if self._near is None:  # A distant gate can't call back.
+        if self._local is None:  # A distant gate can't call back.
             self._queues.ready(queued)
             return
         queued.state = QueueState.WATCHED
@@ -629,7 +629,7 @@ class QueueWaits:
                 self._queues.ready(queued, announced=True)
 
         try:
-            unwatch = self._near.when_due(queued.host, due, priority=-queued.rank())
+            unwatch = self._local.when_due(queued.host, due, priority=-queued.rank())
         except (LeaseTimeout, StorageError):  # No room for the host, or the storage failed.
             self.back_off(queued)
             return
@@ -639,7 +639,7 @@ class QueueWaits:
     # --- waiting in the scheduler -------------------------------------------------------
 
     @property
-    def _room(self) -> bool:
+    def _may_wait(self) -> bool:
         return len(self._waiting) + self._held_turns < MAX_WAITING
 
     def missed(self, queued: OriginQueue, entry: Entry, retry_at: datetime | None = None) -> None:
@@ -649,10 +649,10 @@ class QueueWaits:
         queued.missed = True
         if self._far_off(queued, entry, retry_at):
             return
-        if self._near is not None and not queued.announced:
+        if self._local is not None and not queued.announced:
             queued.backlog.put_back(entry)
             self.watch(queued)  # It may not have been due.
-        elif self._room:
+        elif self._may_wait:
             queued.turns_by_waiting = TURNS_BY_WAITING
             self._wait_for_turn(queued, entry)
         else:
@@ -663,7 +663,7 @@ class QueueWaits:
         """Return True if a distant gate says that the turn is not soon. The origin then waits here,
         not in the sidecar's queue."""
         left = 0.0 if retry_at is None else retry_at.timestamp() - self._clock.wall()
-        if self._near is not None or left <= NEAR:
+        if self._local is not None or left <= NEAR:
             return False
         queued.backlog.put_back(entry)
         self._queues.defer(queued, self._clock.monotonic() + left - NEAR / 2)
@@ -677,7 +677,7 @@ class QueueWaits:
 
     def _wait_for_turn(self, queued: OriginQueue, entry: Entry) -> None:
         queued.state = QueueState.WAITING
-        patience = PATIENCE if self._near is not None else FAR_PATIENCE
+        patience = PATIENCE if self._local is not None else FAR_PATIENCE
         turn = self._gate.acquire(
             entry[2], priority=round(-entry[0]), timeout=patience, owned=False
         )
@@ -686,14 +686,14 @@ class QueueWaits:
         self._waiting.add(task)
         # A callback, not code after an await: a task may be cancelled before it starts.
         began = self._clock.monotonic()
-        task.add_done_callback(partial(self._waited, queued, entry, began))
+        task.add_done_callback(partial(self._wait_ended, queued, entry, began))
 
-    def _waited(
+    def _wait_ended(
         self, queued: OriginQueue, entry: Entry, began: float, task: asyncio.Task[QueueLease]
     ) -> None:
         self._waiting.discard(task)
         queued.waiting = None
-        if self._near is None and self._clock.monotonic() - began > NEAR:
+        if self._local is None and self._clock.monotonic() - began > NEAR:
             queued.turns_by_waiting = 0  # Its next turn is as far off; it will be deferred.
         error = None if task.cancelled() else task.exception()
         lease = None if task.cancelled() or error is not None else task.result()
@@ -716,7 +716,7 @@ class QueueWaits:
         """Hold an acquired turn for the next `get`, if one comes soon."""
         left = lease.expires_at.timestamp() - self._clock.wall()
         end = self._clock.monotonic() + min(HOLD, left / 2)
-        queued.turn_held = HeldTurn(entry, lease, self._clock.call_at(end, self._unused, queued))
+        queued.turn_held = HeldTurn(entry, lease, self._clock.call_at(end, self._hold_over, queued))
         self._held_turns += 1
         self._queues.ready(queued)
 
@@ -729,7 +729,7 @@ class QueueWaits:
         self._held_turns -= 1
         return turn_held.entry, turn_held.lease
 
-    def _unused(self, queued: OriginQueue) -> None:
+    def _hold_over(self, queued: OriginQueue) -> None:
         """Give a held turn back, since no `get` came for it."""
         had = self.take_held_turn(queued)
         if had is not None:
@@ -753,15 +753,15 @@ class QueueWaits:
         self._ask_more()
 
     def _ask_more(self) -> None:
-        near = self._near
+        near = self._local
         while near and self._cold and len(self._asking) < MAX_ASKING and not self._closed:
             asking = self._ask_for(self._cold.popleft(), near)
             # In an empty context: the task in `get` may hold leases, and does not wait for this.
             task = asyncio.get_running_loop().create_task(asking, context=Context())
             self._asking.add(task)
-            task.add_done_callback(self._asked)
+            task.add_done_callback(self._asking_ended)
 
-    def _asked(self, task: asyncio.Task[None]) -> None:
+    def _asking_ended(self, task: asyncio.Task[None]) -> None:
         self._asking.discard(task)
         self._ask_more()
 

@@ -1,7 +1,9 @@
-"""A storage that can lose its last second, for the tests of pacing."""
+"""For tests of pacing: a storage that can lose its last second, and views of a scheduler."""
 
 from __future__ import annotations
 
+from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.scopes import INF
 from gatekeeper.storage.base import ClockRecord
 
 
@@ -49,3 +51,18 @@ class FakeStorage:
         """What a new process finds."""
         self.dead = True
         return FakeStorage(self.durable)
+
+
+def is_paused(scheduler: Scheduler, host: str) -> bool:
+    return scheduler.held(host) == (INF, "paused")
+
+
+def due_at(scheduler: Scheduler, host: str) -> float:
+    """The monotonic time before which no lease is granted; inf: not before an event."""
+    scope = scheduler._memory.find(host)
+    return max((one.due_at() for one in (scope, *scope.shared)) if scope else (-INF,))
+
+
+def hosts_of(scheduler: Scheduler) -> tuple[str, ...]:
+    """The names of all scopes in memory."""
+    return tuple(scheduler._memory.scopes)

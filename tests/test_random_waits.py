@@ -215,7 +215,7 @@ async def test_a_wait_is_refused_at_own_wait_whatever_the_moment_rounds_to(
             assert clock.monotonic() == began
             looks = 0
             waits = gate._waits
-            look_at = waits._look_at
+            look_at = waits._examine
 
             def counted(wait: Any, now: float) -> None:
                 nonlocal looks
@@ -223,7 +223,7 @@ async def test_a_wait_is_refused_at_own_wait_whatever_the_moment_rounds_to(
                 assert looks < 50
                 look_at(wait, now)
 
-            monkeypatch.setattr(waits, "_look_at", counted)
+            monkeypatch.setattr(waits, "_examine", counted)
             await clock.elapse(20.5)
             assert task.done()
             await task

@@ -18,6 +18,7 @@ from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.gate import internals
 from gatekeeper.storage import ClockRecord, SqliteStorage, journal
 from tests.internet import FakeInternet
+from tests.pacing_support import is_paused
 
 SLOW = "http://slow.test/page"
 QUICK = "http://quick.test/page"
@@ -305,7 +306,7 @@ async def test_what_the_operator_says_is_in_force_and_he_is_told(
             with full_disk():
                 with pytest.raises(StorageError, match="No space left"):
                     await it.gate.pause("quick.test")
-                assert it.gate._scheduler.paused("quick.test")
+                assert is_paused(it.gate._scheduler, "quick.test")
             await it.recovered()
             await it.gate.resume("quick.test")
 

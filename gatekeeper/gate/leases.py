@@ -212,7 +212,7 @@ class Lease(msgspec.Struct, eq=False):
         if self._answer.__class__ is Decision and not grant.reported:
             manager.questions.note_page(self._answer.origin, ok=200 <= status < 400)
         elapsed = (now if self._head_at is None else self._head_at) - grant.start_at
-        grant.report(status, elapsed, retry_after, None, rate_limit, now)
+        grant.report(status, elapsed, retry_after, rate_limit, now)
 
     def report(
         self,
@@ -257,7 +257,7 @@ class Lease(msgspec.Struct, eq=False):
             if self._head_at is None:  # else `head` reported the answer
                 now = manager.now()
                 manager.faults.answered(answer.origin, now)
-        grant.report(status, elapsed, retry_after, size, rate_limit, now)
+        grant.report(status, elapsed, retry_after, rate_limit, now)
         if status is None and elapsed is not None and self._head_at is None:
             self._manager.uplink.unanswered(self.origin, self.host, grant.start_at)
 

@@ -47,7 +47,6 @@ from gatekeeper.pacing.queues import (
 )
 from gatekeeper.pacing.scopes import (
     DURABLE,
-    INF,
     LONGEST,
     REFUSALS,
     UNDERIVED,
@@ -409,8 +408,9 @@ class Engine:
             self._on_idle()
 
     def next_due(self) -> float:
-        """Return when the next queue falls due; inf: not before a lease ends."""
-        return INF if self.overdue else self.queues.next_due()
+        """Return when the next queue falls due or lease expires; inf: not before an event."""
+        expiry = self.leases.next_expiry()
+        return expiry if self.overdue else min(expiry, self.queues.next_due())
 
     def freed(self, grant: Grant, now: float) -> None:
         """Reconsider the waiters for the scopes of a lease, and grant what is due."""
@@ -551,7 +551,6 @@ class Engine:
         status: int | None,
         elapsed: float | None,
         retry_after: float | str | None,
-        size: int | None,
         rate_limit: str | None,
         now: float,
     ) -> None:
@@ -566,7 +565,7 @@ class Engine:
             spread = http_fields.spread_of(rate_limit) or spread
         # Sent before the last refusal arrived: a burst that is refused counts as one refusal.
         sent_before_refusal = past is not None and grant.refusals < past.refusals
-        report = RequestReport(status, elapsed, wait, size, *spread, sent_before_refusal)
+        report = RequestReport(status, elapsed, wait, *spread, sent_before_refusal)
         if not self._learn(scope, report, now):
             return
         history = scope.past()

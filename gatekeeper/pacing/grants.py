@@ -111,7 +111,6 @@ class Grant(msgspec.Struct, eq=False):
         status: int | None = None,
         elapsed: float | None = None,
         retry_after: float | str | None = None,
-        size: int | None = None,
         rate_limit: str | None = None,
         now: float | None = None,
     ) -> None:
@@ -135,7 +134,7 @@ class Grant(msgspec.Struct, eq=False):
             or engine.learns_latency
         ):
             now = engine.now() if now is None else now
-            self._observe(status, elapsed, retry_after, size, rate_limit, now)
+            self._observe(status, elapsed, retry_after, rate_limit, now)
         elif (
             not self.head_reported
         ):  # The usual report: the head arrived, and nothing else to note.
@@ -163,7 +162,6 @@ class Grant(msgspec.Struct, eq=False):
         status: int | None,
         elapsed: float | None,
         retry_after: float | str | None,
-        size: int | None,
         rate_limit: str | None,
         now: float,
     ) -> None:
@@ -178,7 +176,7 @@ class Grant(msgspec.Struct, eq=False):
         elif status is None:
             elapsed = None  # A response had started: its end is not counted as a failed request.
         try:
-            self.engine.observe(self, status, elapsed, retry_after, size, rate_limit, now)
+            self.engine.observe(self, status, elapsed, retry_after, rate_limit, now)
         finally:
             self._after_head(now, began)
 

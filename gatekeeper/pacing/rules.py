@@ -20,9 +20,9 @@ import msgspec
 from gatekeeper.config import Config, HostRule, PacingConfig, match_named
 from gatekeeper.errors import ConfigError, GatekeeperError
 
-CONFIGURED_PREFIXES = ("domain:", "group:")
+CONFIG_PREFIXES = ("domain:", "group:")
 """Prefixes of the names of scopes that hosts share by configuration."""
-SHARED_PREFIXES = (*CONFIGURED_PREFIXES, "address:")
+SHARED_PREFIXES = (*CONFIG_PREFIXES, "address:")
 """Prefixes of the names of all shared scopes."""
 _UNLIMITED = 1 << 60
 

@@ -25,13 +25,7 @@ from gatekeeper.pacing.ledger import Ledger, Report, ScopeClock, ScopeView
 from gatekeeper.pacing.ledger_calls import Hold, LedgerAnswers, LedgerCalls
 from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.queues import ROBOTS, ScopeQueue
-from gatekeeper.pacing.rules import (
-    CONFIGURED_PREFIXES,
-    SHARED_PREFIXES,
-    BudgetSpent,
-    HostRules,
-    Rules,
-)
+from gatekeeper.pacing.rules import CONFIG_PREFIXES, SHARED_PREFIXES, BudgetSpent, HostRules, Rules
 from gatekeeper.pacing.scopes import INF, UNDERIVED, Scope, learn, report_of
 from gatekeeper.pacing.waiting import (
     MAX_PER_ITERATION,
@@ -217,7 +211,7 @@ class Scheduler:
         try:
             now = self._clock.monotonic()
             engine.expire(now)
-            for waiter in self._deadlines.pop_expired(now, MAX_PER_ITERATION):
+            for waiter in self._deadlines.pop_expired(now):
                 self._refuse_late(waiter, now)
             for outlasted in self._queues.pop_outlasted(MAX_PER_ITERATION):
                 if isinstance(outlasted, TaskWaiter):
@@ -229,12 +223,8 @@ class Scheduler:
             if self._memory.promises is not None:
                 self._memory.promises.check_wall(now)
         finally:
-            moments = (
-                engine.next_due(),
-                engine.leases.next_expiry(),
-                self._deadlines.next_deadline(),
-            )
-            self._timer.set(now if self._queues.any_outlasted else min(moments))
+            later = min(engine.next_due(), self._deadlines.next())
+            self._timer.set(now if self._queues.any_outlasted else later)
             self._set_housekeeping()
 
     def _set_housekeeping(self) -> None:
@@ -645,7 +635,7 @@ class Scheduler:
         now = self._clock.monotonic()
         for scope in concerned:
             scope.settings = self._rules.for_host(scope.name)
-            told = tuple(o.name for o in scope.shared if not o.name.startswith(CONFIGURED_PREFIXES))
+            told = tuple(o.name for o in scope.shared if not o.name.startswith(CONFIG_PREFIXES))
             self._memory.share(scope, told)
             if scope.derived is not UNDERIVED:
                 scope.derived = UNDERIVED
@@ -714,11 +704,6 @@ class Scheduler:
         error of the ledger."""
         return [] if self._remote is None else await self._remote.look(self._memory.names(host))
 
-    def due_at(self, host: str) -> float:
-        """Return when the next lease may be granted (monotonic); inf: not before an event."""
-        scope = self._memory.find(host)
-        return max((one.due_at() for one in (scope, *scope.shared)) if scope else (-INF,))
-
     def needs(self, host: str, near: Iterable[str] = ()) -> list[Need]:
         """Return the scopes of which a lease of the host takes a slot; see `waiting.needs`."""
         return needs(self._memory, host, near)
@@ -783,21 +768,12 @@ class Scheduler:
             return None
         return why if any(map(self._memory.must_keep, (scope, *scope.shared))) else None
 
-    def paused(self, host: str) -> bool:
-        """Return True if the operator paused the host."""
-        scope = self._memory.find(host)
-        return scope is not None and scope.history is not None and scope.history.paused
-
     def watch(self) -> tuple[Mapping[str, Scope], list[Scope]]:
         """Return the scopes in memory, read-only, and a list to which scopes that are added or
         removed from now on are appended. The caller has to empty the list."""
         if self._memory.changes is None:
             self._memory.changes = []
         return self._memory.scopes, self._memory.changes
-
-    def hosts(self) -> tuple[str, ...]:
-        """Return the names of all scopes in memory."""
-        return tuple(self._memory.scopes)
 
     def host_states(self) -> Counter[str]:
         """Count the scopes that are paused, blocked, waiting or idle. It reads every scope and

@@ -271,14 +271,13 @@ ERROR_CEILING = 60.0
 
 
 class RequestReport(msgspec.Struct, frozen=True, gc=False):
-    """How one request went, in seconds and bytes. All None: nothing is known."""
+    """How one request went, in seconds. All None: nothing is known."""
 
     status: int | None = None
     elapsed: float | None = None
     """Seconds from the start of the request to the head of the response."""
     retry_after: float | None = None
     """Seconds to wait that the response asked for."""
-    size: int | None = None
     spread: float = 0.0
     """Seconds between requests that the RateLimit field allows, 0 without such a field:
     draft-ietf-httpapi-ratelimit-headers (HTTP-11)."""

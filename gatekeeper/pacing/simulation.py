@@ -288,7 +288,7 @@ class _Simulation:
         engine, clock, leases = self.engine, self.clock, self.engine.leases
         while True:
             engine.run(clock.monotonic())
-            when = min(engine.next_due(), self._next_event(), leases.next_expiry())
+            when = min(engine.next_due(), self._next_event())
             if when == INF:
                 return
             clock.advance(max(0.0, when - clock.monotonic()))
@@ -329,7 +329,7 @@ class _Simulation:
                 if grant.others:
                     for other in grant.others:
                         judge.end(accounts[other], now, headed)
-                grant.report(200, 0.1, None, None, None, now)
+                grant.report(200, 0.1, None, None, now)
                 grant.release(now)
 
     def _trouble(self, grant: Grant, site: _Site, now: float) -> None:

@@ -161,16 +161,16 @@ class Deadlines:
             self._heap = [entry for entry in self._heap if not entry[2].gone]
             heapq.heapify(self._heap)
 
-    def pop_expired(self, now: float, most: int) -> list[TaskWaiter]:
-        """Take out up to `most` waiters whose deadline has passed, earliest first."""
+    def pop_expired(self, now: float) -> list[TaskWaiter]:
+        """Take out waiters whose deadline has passed, earliest first: at most MAX_PER_ITERATION."""
         found: list[TaskWaiter] = []
-        while self._heap and self._heap[0][0] <= now and len(found) < most:
+        while self._heap and self._heap[0][0] <= now and len(found) < MAX_PER_ITERATION:
             waiter = heapq.heappop(self._heap)[2]
             if not waiter.gone:
                 found.append(waiter)
         return found
 
-    def next_deadline(self) -> float:
+    def next(self) -> float:
         """Return the next deadline, inf if there is none."""
         return self._heap[0][0] if self._heap else INF
 

@@ -113,6 +113,6 @@ def test_a_redirect_loop_of_successes_owes_nothing() -> None:
 
 def test_an_address_is_tired_when_two_of_its_hosts_are_turned_away() -> None:
     history = ScopeHistory()
-    assert not history.accused_by("a")
-    assert not history.accused_by("a")
-    assert history.accused_by("b")
+    assert not history.is_second_refused("a")
+    assert not history.is_second_refused("a")
+    assert history.is_second_refused("b")

@@ -10,6 +10,7 @@ from gatekeeper.errors import ConfigError, LeaseTimeout
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiting import late
 from gatekeeper.robots.timing import RobotsInterval
+from tests.pacing_support import hosts_of
 
 A = "a.example"
 DELAY = RobotsInterval(10.0, "crawl-delay 10 s from robots.txt line 2")
@@ -84,7 +85,7 @@ async def test_who_waits_for_no_more_than_an_interval_is_told_when_it_ends(
 async def test_a_block_until_no_moment_is_refused(scheduler: Scheduler) -> None:
     with pytest.raises(ConfigError, match=r"block of a\.example: until=nan"):
         scheduler.block(A, float("nan"))
-    assert scheduler.hosts() == ()
+    assert hosts_of(scheduler) == ()
 
 
 async def test_a_fleet_that_tells_what_it_knows_is_named_where_nothing_else_holds_a_host_up(

@@ -17,6 +17,7 @@ from gatekeeper.pacing.ledger import Report, ScopeClock
 from gatekeeper.pacing.queues import REFETCH
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots.timing import RobotsInterval
+from tests.pacing_support import hosts_of, is_paused
 
 A, B = "a.example", "b.example"
 Make = Callable[..., Coroutine[Any, Any, Scheduler]]
@@ -528,7 +529,7 @@ async def test_pause_and_resume(visitor: Visitor, clock: VirtualClock) -> None:
     visitor.scheduler.pause(A)
     visitor.ask("page")
     await clock.elapse(100.0)
-    assert visitor.scheduler.paused(A)
+    assert is_paused(visitor.scheduler, A)
     assert visitor.names == []
     visitor.scheduler.resume(A)
     await clock.settle()
@@ -833,7 +834,7 @@ async def test_whoever_brings_a_block_about_those_it_outlasts_are_told(
     elif how == "pushed":
         scheduler._report_heard(Report(A, 7200.0, "503"))
     else:
-        [shared] = [name for name in scheduler.hosts() if name not in (A, B)]
+        [shared] = [name for name in hosts_of(scheduler) if name not in (A, B)]
         scheduler.block(shared, clock.wall() + 7200.0)
     visitor.grants["first"].release()
     await clock.elapse(0.0 if how != "domain" else 1.0)

@@ -13,6 +13,7 @@ from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import Scope
 from gatekeeper.robots.timing import RobotsInterval
+from tests.pacing_support import due_at
 
 Make = Callable[..., Awaitable[Scheduler]]
 URL, HOST = "https://a.example/", "a.example"
@@ -220,4 +221,4 @@ async def test_a_report_at_a_given_moment_counts_from_there(
     grant.report(200, 0.25, now=1000.25)
     assert grant.headed
     grant.release()
-    assert scheduler.due_at(HOST) == 1001.25
+    assert due_at(scheduler, HOST) == 1001.25

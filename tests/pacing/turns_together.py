@@ -16,6 +16,7 @@ from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.rules import DAY, BudgetSpent
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots.timing import RobotsInterval
+from tests.pacing_support import due_at, is_paused
 
 HOST = "a.example"
 PATIENCE = 20.0
@@ -157,7 +158,7 @@ class TurnsTogether:
         await time.tick(1.0)
         waiting = starting(other)
         await time.tick(1.0)
-        due = other.due_at(HOST) - 30.0
+        due = due_at(other, HOST) - 30.0
         # A question may be sent one round trip early.
         assert earliest - 0.05 <= due <= latest + 0.1
         assert "a.example" in " ".join(map(str, other.why(HOST)))
@@ -171,12 +172,12 @@ class TurnsTogether:
         waiting = starting(other)
         await time.tick(100.0)
         assert not waiting.done()
-        assert other.paused(HOST)
+        assert is_paused(other, HOST)
         other.resume(HOST)
         await time.tick(0.1)
         await until(waiting.done)
         (await waiting).release()
-        await until(lambda: not one.paused(HOST))
+        await until(lambda: not is_paused(one, HOST))
 
     @pytest.mark.parametrize("how", ["pause", "block"])
     async def test_what_an_operator_lifts_is_lifted_for_those_who_never_heard_of_it(

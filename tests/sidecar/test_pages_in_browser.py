@@ -21,6 +21,7 @@ from gatekeeper.sidecar.exchange import Role
 from gatekeeper.sidecar.routes import operators
 from gatekeeper.sidecar.security import Token, Tokens
 from tests.internet import FakeInternet
+from tests.pacing_support import is_paused
 from tests.sidecar.demo import Demo, demo, furnish, waiter
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -184,7 +185,7 @@ async def test_everything_is_reached_by_the_keyboard(
         await page.keyboard.press("Tab")
         await page.keyboard.press("Enter")
         await page.wait_for_selector("#main .badge:has-text('paused')")
-        assert shop.service.internals._scheduler.paused("shop.test")
+        assert is_paused(shop.service.internals._scheduler, "shop.test")
 
 
 async def test_a_page_keeps_up_and_keeps_what_was_opened(

@@ -21,6 +21,7 @@ from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.sidecar.leases import LeaseJournal
 from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage import SqliteStorage
+from tests.pacing_support import due_at, is_paused
 from tests.storage.data.make import TEXT, WALL
 
 DATA = Path(__file__).with_name("data")
@@ -53,12 +54,12 @@ async def test_every_clock_and_block_is_found(
     await scheduler.open()
     now = clock.monotonic()
     names = ("slow.test", "late.test", "blocked.test")
-    due = {name: scheduler.due_at(name) - now for name in names}
+    due = {name: due_at(scheduler, name) - now for name in names}
     assert due == pytest.approx({"slow.test": 3.0, "late.test": 15.0, "blocked.test": 595.0})
     blocked = scheduler.blocked("blocked.test")
     assert blocked is not None
     assert blocked[1] == "429, Retry-After 600"
-    assert scheduler.paused("paused.test")
+    assert is_paused(scheduler, "paused.test")
     await scheduler.close()
 
 
