@@ -316,13 +316,10 @@ class WaitGraph(Generic[H]):
         own = self.holdings.of(task)
         if not own and not inherited:
             return None
-        wait = TurnWait(
-            *(task, asyncio.current_task() or task, url, host, near),
-            own=tuple(own),
-            inherited=tuple(inherited),
-            began=self._clock.monotonic(),
+        runner, now = asyncio.current_task() or task, self._clock.monotonic()
+        return self._begin(
+            TurnWait(task, runner, url, host, near, tuple(own), tuple(inherited), now)
         )
-        return self._begin(wait)
 
     def begin_any(
         self, wait: TurnWait[H] | None, open_leases: Iterable[Any], several: Choices

@@ -36,8 +36,6 @@ _LOOKS_PER_ITERATION = 64
 IN_MEMORY = 32
 """URLs of one origin that stay in memory; further ones wait in a file."""
 
-_arrivals = itertools.count()
-
 
 class Backlog:
     """The URLs of one origin, the highest priority first, then first come, first served.
@@ -56,15 +54,11 @@ class Backlog:
     )
 
     def __init__(
-        self,
-        number: int,
-        overflow: OverflowFile,
-        limit: int,
-        arrivals: Iterator[int] | None = None,
+        self, number: int, overflow: OverflowFile, limit: int, arrivals: Iterator[int]
     ) -> None:
         """`arrivals` numbers the URLs of all backlogs of a queue."""
         self._number = number
-        self._arrivals = _arrivals if arrivals is None else arrivals
+        self._arrivals = arrivals
         self._file = overflow
         self._limit = limit
         self._entries: list[Entry] = []
@@ -589,7 +583,7 @@ class DenialCallbacks:
         self._listener = listener
         self._done = done
         self._failed = failed
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Future[object]] = set()
         self.errors: deque[BaseException] = deque()
         """Errors of asynchronous calls; a `get` takes them out."""
 
@@ -613,13 +607,13 @@ class DenialCallbacks:
             self._done()
             raise
         if inspect.isawaitable(told):
-            task = asyncio.get_running_loop().create_task(_finish(told))
+            task = asyncio.ensure_future(told)
             self._tasks.add(task)
             task.add_done_callback(self._call_ended)
         else:
             self._done()
 
-    def _call_ended(self, task: asyncio.Task[None]) -> None:
+    def _call_ended(self, task: asyncio.Future[object]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
@@ -633,7 +627,3 @@ class DenialCallbacks:
         await asyncio.gather(*tasks, return_exceptions=True)
         while self.errors:
             _log.error("on_denied failed", exc_info=self.errors.popleft())
-
-
-async def _finish(told: Awaitable[object]) -> None:
-    await told

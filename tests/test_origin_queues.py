@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from gatekeeper.decision import Reason
 from gatekeeper.errors import StorageError
 from gatekeeper.origin_queues import Backlog
 from gatekeeper.storage.sqlite import OverflowFile
+
+ARRIVALS = itertools.count()
 
 
 @pytest.fixture
@@ -24,7 +27,7 @@ def drain(backlog: Backlog) -> list[str]:
 
 
 def test_first_come_first_served_through_the_file(overflow: OverflowFile) -> None:
-    backlog = Backlog(1, overflow, limit=4)
+    backlog = Backlog(1, overflow, 4, ARRIVALS)
     urls = [f"u{number}" for number in range(2000)]
     for url in urls:
         backlog.put(url, 0)
@@ -34,7 +37,7 @@ def test_first_come_first_served_through_the_file(overflow: OverflowFile) -> Non
 
 
 def test_lanes_are_kept_apart(overflow: OverflowFile) -> None:
-    lanes = [Backlog(number, overflow, limit=2) for number in range(3)]
+    lanes = [Backlog(number, overflow, 2, ARRIVALS) for number in range(3)]
     for number in range(30):
         lanes[number % 3].put(f"u{number}", 0)
     assert drain(lanes[1]) == [f"u{number}" for number in range(1, 30, 3)]
@@ -43,7 +46,7 @@ def test_lanes_are_kept_apart(overflow: OverflowFile) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_any_mixture_comes_out_in_order(overflow: OverflowFile, seed: int) -> None:
     rng = random.Random(seed)
-    backlog = Backlog(7, overflow, limit=3)
+    backlog = Backlog(7, overflow, 3, ARRIVALS)
     waiting: list[tuple[float, int, str]] = []
     number = 0
     for _ in range(3000):
@@ -67,7 +70,7 @@ def test_any_mixture_comes_out_in_order(overflow: OverflowFile, seed: int) -> No
 def test_the_file_goes_where_it_is_told_and_goes_away(tmp_path: Path) -> None:
     path = tmp_path / "scratch.sqlite"
     overflow = OverflowFile(path)
-    backlog = Backlog(1, overflow, limit=1)
+    backlog = Backlog(1, overflow, 1, ARRIVALS)
     for number in range(1000):
         backlog.put(f"u{number}", 0)
     assert path.exists()
@@ -78,7 +81,7 @@ def test_the_file_goes_where_it_is_told_and_goes_away(tmp_path: Path) -> None:
 
 def test_a_full_disk_costs_nothing_and_can_be_tried_again(tmp_path: Path) -> None:
     overflow = OverflowFile(tmp_path / "scratch.sqlite")
-    backlog = Backlog(1, overflow, limit=2)
+    backlog = Backlog(1, overflow, 2, ARRIVALS)
     urls = [f"https://a.example/{number}/" + "x" * 500 for number in range(3000)]
     for url in urls[:600]:
         backlog.put(url, 0)
@@ -107,7 +110,7 @@ def test_a_full_disk_costs_nothing_and_can_be_tried_again(tmp_path: Path) -> Non
 
 def test_a_chunk_that_can_not_be_read_stays_where_it_is(tmp_path: Path) -> None:
     overflow = OverflowFile(tmp_path / "scratch.sqlite")
-    backlog = Backlog(1, overflow, limit=1)
+    backlog = Backlog(1, overflow, 1, ARRIVALS)
     for number in range(600):
         backlog.put(f"u{number}", 0)
     connection = overflow._connection
@@ -125,7 +128,7 @@ def test_a_chunk_that_can_not_be_read_stays_where_it_is(tmp_path: Path) -> None:
 
 def test_an_entry_that_is_put_back_needs_no_file(tmp_path: Path) -> None:
     overflow = OverflowFile(tmp_path / "missing" / "scratch.sqlite")
-    backlog = Backlog(1, overflow, limit=1)
+    backlog = Backlog(1, overflow, 1, ARRIVALS)
     backlog.put("first", 0)
     backlog.put("second", 0)
     entry = backlog.pop()
@@ -136,7 +139,7 @@ def test_an_entry_that_is_put_back_needs_no_file(tmp_path: Path) -> None:
 
 def test_an_empty_backlog_has_nothing(overflow: OverflowFile) -> None:
     with pytest.raises(IndexError):
-        Backlog(1, overflow, limit=1).pop()
+        Backlog(1, overflow, 1, ARRIVALS).pop()
 
 
 class Thing:
@@ -159,7 +162,7 @@ OBJECTS = [
 
 
 def test_payloads_come_back_with_their_urls_as_what_they_were(overflow: OverflowFile) -> None:
-    backlog = Backlog(1, overflow, limit=2)
+    backlog = Backlog(1, overflow, 2, ARRIVALS)
     given = [*PLAIN, *OBJECTS] * 100
     for number, data in enumerate(given):
         backlog.put(f"u{number}", 0, data)
@@ -177,7 +180,7 @@ def test_payloads_come_back_with_their_urls_as_what_they_were(overflow: Overflow
 
 
 def test_a_payload_that_holds_itself_stays_in_memory(overflow: OverflowFile) -> None:
-    backlog = Backlog(1, overflow, limit=1)
+    backlog = Backlog(1, overflow, 1, ARRIVALS)
     endless: list[object] = []
     endless.append(endless)
     for _ in range(3):

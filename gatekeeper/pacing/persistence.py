@@ -26,7 +26,7 @@ from gatekeeper.clock import Clock, Stamp, boot_of
 from gatekeeper.errors import LeaseTimeout, StorageError
 from gatekeeper.pacing.ledger import ScopeClock
 from gatekeeper.pacing.rules import DAY, SHARED_PREFIXES, BudgetSpent, Rules, ScopeSettings, Usage
-from gatekeeper.pacing.scopes import DURABLE, INF, LONGEST, BackOff, Scope, clock_of
+from gatekeeper.pacing.scopes import DURABLE, INF, LONGEST, BackOff, Scope, ScopeHistory, clock_of
 from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage.base import ClockRecord, Storage
 
@@ -41,6 +41,8 @@ _RECENT_SECONDS = 10.0
 run may learn that they ask for a longer one, which counts from that last request."""
 _TIME_FIELDS = ("next_at", "blocked_until", "last_failure_at", "said_until", "refused_at", "day_at")
 """The fields of a record that are wall seconds; 0: not set."""
+
+_NO_HISTORY = ScopeHistory()
 
 _log = logging.getLogger(__name__)
 
@@ -251,17 +253,8 @@ class Promises:
         interval = self._memory.longest_of(scope)
         clock = scope.clock_at(interval)
         next_at = clock + shift if clock > -INF else 0.0
-        history = scope.history
+        history = scope.history or _NO_HISTORY
         made_of = f"{'in flight, ' if scope.unheaded else ''}interval {interval!r}"
-        if history is None:
-            return ClockRecord(
-                scope=scope.name,
-                next_at=next_at,
-                block_reason=made_of,
-                made_at=wall,
-                boot_id=self._boot_id,
-                boot_at=now + self._suspended,
-            )
         blocked = history.blocked_until > now
         said = history.rate_limit_until > now
         reason = history.reason if blocked else ""

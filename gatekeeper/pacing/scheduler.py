@@ -427,8 +427,7 @@ class Scheduler:
 
     def _join(self, waiter: TaskWaiter, now: float, end: float) -> None:
         """Add a waiter for its host until `end`. Raises if waiting would be in vain."""
-        if not self._open:
-            self._check_open()
+        self._check_open()
         if self._remote is not None and self._remote.away:
             raise LedgerLost("the ledger can't be reached")
         queues = self._queues

@@ -67,11 +67,7 @@ class TaskWaiter(Waiter):
     def __init__(
         self, scope: Scope, url: str, priority: float, ttl: float | None, admit: Admit
     ) -> None:
-        # `Waiter.__init__` inlined: there may be very many waiters.
-        self.url = url
-        self.priority = priority
-        self.ttl = ttl
-        self.gone = self.fetching = self.stays = False
+        super().__init__(url, priority, ttl)
         self.no_wait: bool = False
         """It does not wait for a turn, only for the ledger's answer."""
         self.leaving: bool = False
