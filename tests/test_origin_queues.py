@@ -195,7 +195,7 @@ def put_many(backlog: Backlog, count: int) -> None:
 
 def test_what_can_t_be_written_down_is_bounded(overflow: OverflowFile) -> None:
     few = OverflowFile(max_objects=10)
-    backlog = Backlog(1, few, limit=2)
+    backlog = Backlog(1, few, 2, ARRIVALS)
     with pytest.raises(StorageError, match=r"keeps 10 payloads .* this Thing can't: give plain"):
         put_many(backlog, 100)
     before = len(backlog)
