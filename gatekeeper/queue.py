@@ -323,8 +323,8 @@ class PoliteQueue:
         entrance, getters = self._entrance, self._getters
         entered = late = entrance.crowded
         if entered:  # First of all, since many tasks may start in one iteration of the loop.
-            await entrance.line_up()
-            entrance.come_in()
+            await entrance.queue_up()
+            entrance.entered()
         try:
             while True:
                 if self._closed or self._callbacks.errors or self._callbacks.busy:
@@ -340,7 +340,8 @@ class PoliteQueue:
                     if before is None:
                         waiting = self._begin_wait(waiting)
                     await (before or getters.wait())
-                    entrance.come_in(late)
+                    if late:
+                        entrance.entered()
                     continue
                 denied = self._denied
                 entry, lease = self._try(queued)

@@ -202,7 +202,7 @@ async def test_who_was_let_in_and_is_cancelled_keeps_nobody_outside(gate: Gateke
         entrance = gate._opened.leases.entrance
         await asyncio.sleep(0)
         assert entrance.crowded
-        while entrance._outside:  # the last of them were let in, and have not come in
+        while entrance._waiting:  # the last of them were let in, and have not come in
             await asyncio.sleep(0)
         for task in crowd:
             task.cancel()

@@ -428,8 +428,8 @@ class Gatekeeper:
         so another lease of the task for the same host waits instead of raising LeaseTimeout.
         Raises as entering `lease` does.
         """
-        leases = self._open.leases
-        return LeaseRequest(leases, url, priority, timeout, user_agent, owned).__aenter__()
+        opened = self._opened or self._open  # `_open` raises GateClosed
+        return opened.leases.acquire(url, priority, timeout, user_agent, owned=owned)
 
     async def try_acquire(
         self,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from yarl import URL
@@ -357,96 +357,26 @@ def _as_sent(url: str) -> URL | None:
 
 
 class LeaseRequest(msgspec.Struct, eq=False):
-    """The result of `gate.lease()`: entering waits for the turn, leaving ends the lease.
-
-    Very many requests may begin in one iteration of the loop. One that has to wait at the entrance
-    is itself awaited; the coroutine, three times as large, is made when it is let in.
-    """
+    """The result of `gate.lease()`: entering waits for the turn, leaving ends the lease."""
 
     _manager: LeaseManager
     _url: str
     _priority: int
     _timeout: float | None
     _agent: str | None
-    _owned: bool | None = None
-    """None for `async with`; for `acquire`, whether the lease belongs to the current task."""
-    _held: Any = None
-    """The lease. Before that, if the request itself is awaited: None at first, False at the
-    entrance, and then the coroutine that waits for the turn."""
+    _lease: Lease | None = None
 
-    if TYPE_CHECKING:  # this form makes it a context manager for type checkers
-
-        async def __aenter__(self) -> Lease: ...
-
-    else:
+    if not TYPE_CHECKING:
         report = renew = give_back = end = decision = expires_at = Unentered()
 
-        def __aenter__(self):
-            outside = self._manager.entrance.crowded and self._timeout is None
-            return self if outside else self._wait()
+    def __aenter__(self) -> Coroutine[Any, Any, Lease]:
+        return self._manager.acquire(
+            self._url, self._priority, self._timeout, self._agent, request=self
+        )
 
     async def __aexit__(self, *error: object) -> None:
-        if self._held is not None:
-            self._held.leave()
-
-    async def _wait(self, *, entered: bool = False) -> Lease:
-        """Wait for the lease."""
-        manager, owned = self._manager, self._owned
-        owner = None if owned is False else asyncio.current_task(manager.loop)
-        lease = manager.take(self._url, owner) if self._agent is None else None
-        if lease is None:
-            timeout = self._timeout
-            if timeout and manager.entrance.crowded:
-                end = manager.now() + timeout
-                await manager.entrance.line_up()
-                entered, timeout = True, max(0.0, end - manager.now())
-            lease = await manager.wait(
-                self._url,
-                owner,
-                priority=self._priority,
-                timeout=timeout,
-                user_agent=self._agent,
-                entered=entered,
-            )
-        lease._by_hand = True
-        if owned is None:
-            self._held = lease
-            open_leases.set((*open_leases.get(), lease))
-        elif owner is not None:
-            hold_in_context(lease)
-        return lease
-
-    def __await__(self) -> Self:
-        self._held = None
-        return self
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> object:
-        """Return the future that the task waits for next; raise StopIteration with the lease."""
-        if self._held is None:
-            self._held = False
-            # The future itself, marked as awaited.
-            return next(self._manager.entrance.line_up().__await__())
-        if self._held is False:
-            self._held = self._wait(entered=True)
-        return self._held.send(None)
-
-    def send(self, _: None) -> object:
-        """Resume it. With `throw` and `close` this makes it a coroutine, which a task can run."""
-        return next(self)
-
-    def throw(self, *error: Any) -> object:
-        """Raise the error in it: the task is cancelled."""
-        if not self._held:
-            raise error[0]
-        return self._held.throw(*error)
-
-    def close(self) -> None:
-        """Close it: the task is dropped."""
-        if self._held:
-            self._held.close()
+        if self._lease is not None:
+            self._lease.leave()
 
 
 class _Asked(msgspec.Struct, eq=False):
@@ -568,6 +498,45 @@ class LeaseManager:
             self.holdings.add(lease)
         return lease
 
+    async def acquire(
+        self,
+        url: str,
+        priority: int,
+        timeout: float | None,
+        user_agent: str | None,
+        *,
+        owned: bool = True,
+        request: LeaseRequest | None = None,
+    ) -> Lease:
+        """Wait for a lease with which the caller sends a request. See `Gatekeeper.acquire`.
+
+        `request`: the one whose `async with` block the lease belongs to, if there is one.
+        """
+        entered = self.entrance.crowded and timeout != 0
+        if entered:  # First of all, since many tasks may start in one iteration of the loop.
+            end = None if timeout is None else self.now() + timeout
+            await self.entrance.queue_up()
+            self.entrance.entered()
+            timeout = None if end is None else max(0.0, end - self.now())
+        owner = asyncio.current_task(self.loop) if owned else None
+        lease = None if entered or user_agent is not None else self.take(url, owner)
+        if lease is None:
+            lease = await self.wait(
+                url,
+                owner,
+                priority=priority,
+                timeout=timeout,
+                user_agent=user_agent,
+                entered=entered,
+            )
+        lease._by_hand = True
+        if request is not None:
+            request._lease = lease
+            open_leases.set((*open_leases.get(), lease))
+        elif owned:
+            hold_in_context(lease)
+        return lease
+
     async def wait(
         self,
         url: str,
@@ -586,9 +555,8 @@ class LeaseManager:
         end = None if timeout is None else self.clock.monotonic() + timeout
         if not entered and timeout != 0 and (before := self.entrance.enter()) is not None:
             await before
-            before, entered = None, True  # drop the future: many waiters below would keep theirs
-        if entered:
-            self.entrance.come_in()
+            before = None  # drop the future: many waiters below would keep theirs
+            self.entrance.entered()
         target = urls.parse(url)
         waiting = None if owner is None else await self.questions.begin_wait(target, owner)
         try:

@@ -174,23 +174,23 @@ class Deadlines:
 class Entrance:
     """Admits a bounded number of tasks in each iteration of the loop, first come, first served."""
 
-    def __init__(self, most: int = _MAX_ADMITTED) -> None:
-        """`most`: tasks that are admitted in one iteration."""
+    def __init__(self, limit: int = _MAX_ADMITTED) -> None:
+        """`limit`: tasks that are admitted in one iteration."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._most = most
-        self._let_in = 0
+        self._limit = limit
+        self._admitted = 0
         """Tasks admitted in this iteration."""
-        self._outside: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[asyncio.Future[None]] = deque()
         """The futures of the tasks that wait for admission."""
-        self._called = 0
-        """Tasks that were admitted at the start of this iteration and have not run yet."""
+        self._expected = 0
+        """Tasks that were admitted from the queue for this iteration and have not run yet."""
         self.crowded: bool = False
         """Tasks wait for admission, or were admitted and have not run: no task may overtake."""
         self._armed = False
 
     def enter(self) -> asyncio.Future[None] | None:
-        """Return None if the task is admitted immediately, the usual case. Otherwise return a
-        future to await; then the task has to call `come_in`.
+        """Return None if the task is admitted immediately. Otherwise return a future to await,
+        after which the task has to call `entered`.
 
         Not a coroutine: each costs memory, and there may be very many.
         """
@@ -199,35 +199,34 @@ class Entrance:
             if self._loop is None:  # A system call before Python 3.12.
                 self._loop = asyncio.get_running_loop()
             self._loop.call_soon(self._next_iteration)
-        if not self.crowded and self._let_in < self._most:
-            self._let_in += 1
+        if not self.crowded and self._admitted < self._limit:
+            self._admitted += 1
             return None
-        return self.line_up()
+        return self.queue_up()
 
-    def line_up(self) -> asyncio.Future[None]:
-        """Return a future to await before `come_in`. For an entrance that is `crowded`."""
+    def queue_up(self) -> asyncio.Future[None]:
+        """Return a future to await before `entered`. For an entrance that is `crowded`."""
         self.crowded = True
         future: asyncio.Future[None] = asyncio.Future(loop=self._loop)
-        self._outside.append(future)
+        self._waiting.append(future)
         return future  # A cancelled future stays in the deque, done, and is passed over.
 
-    def come_in(self, late: bool = True) -> None:
-        """Note that an admitted task runs. `late` False: it did not have to wait. A task that was
-        admitted and then cancelled never calls this."""
-        self._called -= late
-        self.crowded = self._called > 0 or bool(self._outside)
+    def entered(self) -> None:
+        """Note that a task runs that was admitted from the queue. One that is cancelled after its
+        admission never calls this."""
+        self._expected -= 1
+        self.crowded = self._expected > 0 or bool(self._waiting)
 
     def _next_iteration(self) -> None:
         # The tasks that were admitted in the last iteration have run by now.
-        self._let_in = 0
-        outside = self._outside
-        while outside and self._let_in < self._most:
-            future = outside.popleft()
+        self._admitted = 0
+        while self._waiting and self._admitted < self._limit:
+            future = self._waiting.popleft()
             if not future.done():
                 future.set_result(None)
-                self._let_in += 1
-        self._called = self._let_in
-        self.crowded = self._armed = self._let_in > 0
+                self._admitted += 1
+        self._expected = self._admitted
+        self.crowded = self._armed = self._admitted > 0
         if self._armed and self._loop is not None:
             self._loop.call_soon(self._next_iteration)
 

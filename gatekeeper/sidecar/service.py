@@ -372,7 +372,7 @@ class Service:
         """
         if (turn := self._entrance.enter()) is not None:
             await turn
-            self._entrance.come_in()
+            self._entrance.entered()
 
     def answer_inline(
         self,
