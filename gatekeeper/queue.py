@@ -340,8 +340,7 @@ class PoliteQueue:
                     if before is None:
                         waiting = self._begin_wait(waiting)
                     await (before or getters.wait())
-                    if late:
-                        entrance.entered()
+                    entrance.entered(late)
                     continue
                 denied = self._denied
                 entry, lease = self._try(queued)

@@ -451,7 +451,7 @@ class Engine:
             try:
                 grant.release()
             except GatekeeperError:
-                _log.exception("the end of a lease of %s was not kept", grant.scope.name)
+                _log.exception("the end of a lease of %s could not be stored", grant.scope.name)
 
     def _serve(self, queue: ScopeQueue, now: float) -> None:
         """Offer one lease to the queue's waiters, and leave the queue in its next place."""

@@ -376,7 +376,7 @@ def _stamp_of(record: ClockRecord) -> Stamp | None:
 
 def _log_jump(seconds: float, when: str = "") -> None:
     _log.warning(
-        "%sthe wall clock was set %s by %.0f s: clocks and blocks go on as they were promised",
+        "%sthe wall clock was set %s by %.0f s: clocks and blocks keep their lengths",
         when,
         "forward" if seconds > 0 else "back",
         abs(seconds),
@@ -623,7 +623,7 @@ class ScopeMemory:
         if name not in self.scopes and not self.make_room():
             raise LeaseTimeout(
                 name,
-                f"{name}: {len(self.scopes)} hosts are owed something already (pacing.max_hosts)",
+                f"{name}: {len(self.scopes)} other hosts have clocks to keep (pacing.max_hosts)",
             )
 
     def make_room(self) -> bool:

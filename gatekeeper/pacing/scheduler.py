@@ -434,7 +434,7 @@ class Scheduler:
         if queues.waiting - self._departures.count >= self._pacing.max_waiters:
             raise LeaseTimeout(
                 waiter.url,
-                f"{waiter.url}: {self._waiting} already wait (pacing.max_waiters)",
+                f"{waiter.url}: {self._waiting} requests already wait (pacing.max_waiters)",
             )
         if end < INF and waiter.scope.promised_at() > end:
             raise self._timeout_error(waiter)

@@ -211,10 +211,10 @@ class Entrance:
         self._waiting.append(future)
         return future  # A cancelled future stays in the deque, done, and is passed over.
 
-    def entered(self) -> None:
-        """Note that a task runs that was admitted from the queue. One that is cancelled after its
-        admission never calls this."""
-        self._expected -= 1
+    def entered(self, queued: bool = True) -> None:
+        """Note that a task runs that was admitted from the queue, or, with `queued` False,
+        immediately. A task that is cancelled after its admission never calls this."""
+        self._expected -= queued
         self.crowded = self._expected > 0 or bool(self._waiting)
 
     def _next_iteration(self) -> None:
@@ -529,5 +529,5 @@ def late(scope: Scope, now: float, recovers: bool) -> tuple[float, str]:
         blocked = history is not None and history.blocked_until == due
         why = f" ({history.reason})" if history is not None and blocked and history.reason else ""
         return due - now, f"; the next turn is due in {number(due - now)} s{why}"
-    why = "; the fleet's store has just come back, and its members tell it what they know"
+    why = "; the fleet's store has just come back, and its members are restoring its data"
     return due - now, why if recovers else ""
