@@ -339,7 +339,7 @@ class Engine:
             grant.refusals = history.refusals
         if counts_as_page:
             grant.counts_as_page = True
-            scope.count(now, pages=1)
+            scope.count_usage(now, pages=1)
         self.granted += 1
         if ttl is None:
             self.usual[grant] = None
@@ -528,7 +528,7 @@ class Engine:
                 return None
             if self._has_conditions:
                 if self.budgeted and waiter.priority != ROBOTS:
-                    budget = scope.budget_left(now)
+                    budget = scope.check_budget(now)
                 if (remote := self.remote) is not None:
                     seconds = self.derive(scope, asked, now)
                     if not remote.holds(queue, seconds, asked is UNKNOWN, now, budget):
@@ -568,7 +568,7 @@ class Engine:
         report = RequestReport(status, elapsed, wait, *spread, sent_before_refusal)
         if not self._learn(scope, report, now):
             return
-        history = scope.past()
+        history = scope.ensure_history()
         if status in REFUSALS and not sent_before_refusal and _log.isEnabledFor(logging.INFO):
             _log.info(
                 "%s: %s", scope.name, history.describe_back_off(now, self.clock.wall(), self.pacing)
@@ -577,14 +577,18 @@ class Engine:
         self._blocked(scope, now)
         for other in grant.others:
             # Two hosts of one address refused requests: the machine is overloaded.
-            if other.name.startswith("address:") and other.past().is_second_refused(scope.name):
-                other.past().block(history.blocked_until, f"{scope.name}: {history.reason}")
+            if other.name.startswith("address:") and other.ensure_history().is_second_refused(
+                scope.name
+            ):
+                other.ensure_history().block(
+                    history.blocked_until, f"{scope.name}: {history.reason}"
+                )
                 self._blocked(other, now)
 
     def _learn(self, scope: Scope, report: RequestReport, now: float) -> bool:
         """Evaluate a report for its host's scope; return True if it blocks the scope. A longer
         interval counts from this request on: the clock changes immediately, and durably."""
-        history = scope.past()
+        history = scope.ensure_history()
         pause, slowed = history.error_pause(), history.back_off is not None
         usual, guessed = 0.0, scope.asked is UNKNOWN
         if slowed or report.status in REFUSALS:

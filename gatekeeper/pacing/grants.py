@@ -261,7 +261,7 @@ class Grant(msgspec.Struct, eq=False):
         self.head_reported = self.reported = True
         self._end_hold(outcome)
         if self.counts_as_page:
-            self.scope.count(self.start_at, pages=-1)
+            self.scope.count_usage(self.start_at, pages=-1)
         for scope in (self.scope, *self.others):
             scope.unheaded -= 1
         self.engine.release_unproven(self, self.engine.now())

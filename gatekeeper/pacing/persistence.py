@@ -214,7 +214,7 @@ class Promises:
             or record.latency is not None
             or (record.day_at and record.day_at + shift + DAY > now)
         ):
-            history = scope.past()
+            history = scope.ensure_history()
             if blocked > now:
                 history.block(blocked, reason)
             history.failures = record.failures
@@ -465,9 +465,9 @@ class ScopeMemory:
             scope.basis = now - clock.age
             scope.interval = max(scope.interval, min(clock.interval, LONGEST))
         if blocked := clock.blocked > 0:
-            scope.past().block(now + clock.blocked, clock.reason)
+            scope.ensure_history().block(now + clock.blocked, clock.reason)
         if clock.day is not None:
-            scope.past().usage = Usage(now - clock.day, clock.pages, clock.bytes)
+            scope.ensure_history().usage = Usage(now - clock.day, clock.pages, clock.bytes)
         if self.promises is not None and (blocked or scope.clock_at() > now + DURABLE):
             self.promises.remember(scope, now)
         return scope if blocked else None
@@ -483,7 +483,7 @@ class ScopeMemory:
         scope = self.find(host)
         try:
             if scope is not None:
-                scope.budget_left(self._clock.monotonic())
+                scope.check_budget(self._clock.monotonic())
         except BudgetSpent as spent:
             return spent
         return None

@@ -26,7 +26,7 @@ from gatekeeper.pacing.ledger_calls import Hold, LedgerAnswers, LedgerCalls
 from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.queues import ROBOTS, ScopeQueue
 from gatekeeper.pacing.rules import CONFIG_PREFIXES, SHARED_PREFIXES, BudgetSpent, HostRules, Rules
-from gatekeeper.pacing.scopes import INF, UNDERIVED, Scope, learn, report_of
+from gatekeeper.pacing.scopes import INF, UNDERIVED, Scope, apply_report, report_of
 from gatekeeper.pacing.waiting import (
     MAX_PER_ITERATION,
     Admit,
@@ -264,7 +264,7 @@ class Scheduler:
         """Apply another process's report about a scope that was refused or blocked."""
         if (scope := self._memory.find_or_block(report.scope, blocked=report.seconds > 0)) is None:
             return
-        learn(scope, report, now := self._clock.monotonic(), self._pacing)
+        apply_report(scope, report, now := self._clock.monotonic(), self._pacing)
         self._queues.blocked(scope, now)
         if self._memory.promises is not None:
             self._memory.promises.remember(scope, now)
@@ -274,7 +274,7 @@ class Scheduler:
     def _pause_heard(self, name: str, paused: bool) -> None:
         scope = self._memory.find(name) if not paused else self._memory.host(name)
         if scope is not None and (scope.history is not None or paused):
-            scope.past().paused = paused
+            scope.ensure_history().paused = paused
             with contextlib.suppress(StorageError):
                 self._changed(scope)
         if not paused:
@@ -560,7 +560,7 @@ class Scheduler:
         self._pause(host, False)
 
     def _pause(self, host: str, paused: bool) -> None:
-        self._memory.host(host).past().paused = paused
+        self._memory.host(host).ensure_history().paused = paused
         if self._remote is not None:
             self._remote.pause(host, paused)
         self._changed(self._memory.host(host))
@@ -575,7 +575,7 @@ class Scheduler:
         now = self._clock.monotonic()
         until = now + (until_wall - self._clock.wall())
         if until > now:
-            scope.past().block(until, reason)
+            scope.ensure_history().block(until, reason)
             self._queues.blocked(scope, now)
         elif scope.history is not None:
             scope.history.unblock()

@@ -565,7 +565,7 @@ def _for_now(
 
 def report_of(scope: Scope, now: float) -> Report:
     """Return the report for other processes about a scope that was refused or blocked."""
-    history = scope.past()
+    history = scope.ensure_history()
     taught, seconds = history.back_off, max(0.0, history.blocked_until - now)
     if taught is None or not taught.slowed:
         return Report(scope.name, seconds, history.reason)
@@ -585,13 +585,13 @@ def clock_of(scope: Scope, now: float) -> ScopeClock:
     return clock._replace(day=now - used.began, pages=used.pages, bytes=used.bytes)
 
 
-def learn(scope: Scope, report: Report, now: float, pacing: PacingConfig) -> None:
+def apply_report(scope: Scope, report: Report, now: float, pacing: PacingConfig) -> None:
     """Apply another process's report about a scope as if the response had come to this one."""
     if not (report.seconds or report.interval):
         if scope.history is not None:
             scope.history.unblock()
         return
-    history = scope.past()
+    history = scope.ensure_history()
     if report.seconds > 0:
         history.block(now + report.seconds, report.reason)
         history.probing = True
@@ -675,22 +675,22 @@ class Scope:
         self.interval = LONGEST
         self.basis = moment - LONGEST
 
-    def past(self) -> ScopeHistory:
+    def ensure_history(self) -> ScopeHistory:
         """Return the scope's history; create it if there is none."""
         if self.history is None:
             self.history = ScopeHistory()
         return self.history
 
-    def budget_left(self, now: float) -> DailyBudget | None:
+    def check_budget(self, now: float) -> DailyBudget | None:
         """Return the budget that a page would count against. Raises BudgetSpent if it is spent."""
         budget, past = self.settings.budget, self.history
         if budget is not None and past is not None and past.usage is not None:
             past.usage.check(self.name, budget, now)
         return budget
 
-    def count(self, start: float, pages: int = 0, size: int = 0) -> None:
+    def count_usage(self, start: float, pages: int = 0, size: int = 0) -> None:
         """Add pages and bytes to the day's usage. See `Usage.count`."""
-        past = self.past()
+        past = self.ensure_history()
         past.usage = past.usage or Usage()
         past.usage.count(start, pages, size)
 

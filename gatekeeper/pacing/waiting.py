@@ -321,7 +321,7 @@ def received(grant: Grant, size: int) -> None:
     scope, engine = grant.scope, grant.engine
     if scope.settings.budget is None:
         return
-    scope.count(grant.start_at, size=size)
+    scope.count_usage(grant.start_at, size=size)
     if grant.hold is not None:
         grant.hold.size += size
     if engine.promises is not None:

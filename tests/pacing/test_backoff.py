@@ -464,7 +464,7 @@ async def test_latency_and_refusals_slow_beside_each_other(make: Make, clock: Vi
     grant = await scheduler.acquire("u", HOST, admit=lambda: FAST)
     grant.report(429, elapsed=0.2, retry_after=1)
     grant.release()
-    back_off = scheduler._memory.scopes[HOST].past().back_off
+    back_off = scheduler._memory.scopes[HOST].ensure_history().back_off
     assert back_off is not None
     assert back_off.refused == 0.05  # The latency did not apply to that request.
     (view,) = [view for view in scheduler.why(HOST) if view.decides]
@@ -584,7 +584,7 @@ async def test_what_was_learnt_and_when_it_is_tried_again_survive(
     assert await leases(scheduler, clock, 21, FAST) == pytest.approx(1.0, abs=0.25)
     await refuse(scheduler, clock, FAST, retry_after=1)
     scheduler = await runs.again(crash=crash)
-    back_off = scheduler._memory.scopes[HOST].past().back_off
+    back_off = scheduler._memory.scopes[HOST].ensure_history().back_off
     assert back_off is not None
     assert back_off.wait == 2 * HOUR  # The trial was refused immediately.
 

@@ -51,11 +51,11 @@ def test_a_scope_is_due_by_clock_slots_and_heads(
 def test_a_block_and_a_pause_put_it_off() -> None:
     scope = Scope("a.example", ScopeSettings(limit=3))
     scope.basis, scope.interval = 10.0, 0.0
-    scope.past().block(50.0, "503")
+    scope.ensure_history().block(50.0, "503")
     assert scope.due_at() == scope.promised_at() == 50.0
-    scope.past().probing, scope.in_flight = True, 1  # half open: one at a time
+    scope.ensure_history().probing, scope.in_flight = True, 1  # half open: one at a time
     assert scope.due_at() == INF
     assert scope.promised_at() == 50.0
     scope.in_flight = 0
-    scope.past().paused = True
+    scope.ensure_history().paused = True
     assert scope.due_at() == INF

@@ -81,11 +81,11 @@ def test_moments_that_count_no_more_are_swept_out(queues: Queues) -> None:
 
 def test_a_queue_that_waits_for_an_event_has_no_moment(queues: Queues) -> None:
     scope = _waited_for(queues, "a", 1.0)
-    scope.past().paused = True
+    scope.ensure_history().paused = True
     queues.reposition(scope, 0.0)
     assert scope.queue.place is QueuePlace.HELD
     queues.fall_due(10.0)
     assert _ready(queues) == []
-    scope.past().paused = False
+    scope.ensure_history().paused = False
     queues.reposition(scope, 10.0)
     assert _ready(queues) == ["a"]

@@ -72,8 +72,8 @@ async def index_of(count: int, clock: VirtualClock) -> AsyncIterator[tuple[Any, 
 async def test_pages_by_state_name_and_key() -> None:
     clock = VirtualClock()
     async with index_of(100, clock) as (index, scopes, _):
-        scopes["h0000007.test"].past().paused = True
-        scopes["h0000009.test"].past().block(600.0, "429")
+        scopes["h0000007.test"].ensure_history().paused = True
+        scopes["h0000009.test"].ensure_history().block(600.0, "429")
         scopes["h0000011.test"].in_flight = 1
         scopes["h0000013.test"].basis = 10.0
         for state, number in (("paused", 7), ("blocked", 9), ("busy", 11), ("waiting", 13)):
@@ -100,7 +100,7 @@ async def test_hosts_that_come_and_go_are_followed() -> None:
         for n in range(2500):
             changes.append(scopes.pop(f"h{n:07d}.test"))
         again = scopes["h0000001.test"] = Scope("h0000001.test", ScopeSettings())
-        again.past().paused = True
+        again.ensure_history().paused = True
         changes.append(again)
         found = await index.page(count=2)
         assert found == (["h0000001.test", "h0002500.test"], 501, True)
@@ -125,7 +125,7 @@ async def least_time(work: Callable[[], Awaitable[None]]) -> float:
 async def test_a_page_of_very_many_hosts_neither_waits_nor_holds_up_the_loop() -> None:
     """Measured in iterations of the loop and CPU time, not by the wall clock."""
     async with index_of(200_000, VirtualClock()) as (index, scopes, _):
-        scopes["h0100000.test"].past().paused = True
+        scopes["h0100000.test"].ensure_history().paused = True
         index.follow()
         while index.behind:
             await asyncio.sleep(0)
@@ -154,7 +154,7 @@ async def test_what_was_found_answers_while_it_is_looked_for_anew() -> None:
             await asyncio.sleep(0)
         while not (await index.page(state="paused")).complete:
             pass
-        scopes["h0000007.test"].past().paused = True
+        scopes["h0000007.test"].ensure_history().paused = True
         assert await index.page(state="paused") == ([], 0, True)
         clock.advance(5.0)
         assert await index.page(state="paused") == ([], 0, True)
@@ -163,7 +163,7 @@ async def test_what_was_found_answers_while_it_is_looked_for_anew() -> None:
             await asyncio.sleep(0)
         assert found == (["h0000007.test"], 1, True)
         clock.advance(100.0)
-        scopes["h0000008.test"].past().paused = True
+        scopes["h0000008.test"].ensure_history().paused = True
         while not (found := await index.page(state="paused")).complete:
             pass
         assert found.total == 2
@@ -210,9 +210,9 @@ def test_the_state_of_a_host_is_that_of_what_it_shares_too() -> None:
     assert state_of(scope, 0.0) == "waiting"
     shared.in_flight = 1
     assert state_of(scope, 0.0) == "busy"
-    shared.past().block(9.0, "429")
+    shared.ensure_history().block(9.0, "429")
     assert state_of(scope, 0.0) == "blocked"
-    scope.past().paused = True
+    scope.ensure_history().paused = True
     assert state_of(scope, 0.0) == "paused"
 
 
