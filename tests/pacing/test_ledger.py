@@ -30,6 +30,7 @@ from gatekeeper.pacing.simulation import Account, Judge
 from gatekeeper.robots.timing import RobotsInterval
 from tests.pacing.ledger_rules import LedgerRules
 from tests.pacing.turns_together import Member, TurnsTogether, VirtualTime
+from tests.pacing_support import due_at
 
 HOSTS = ("a.example", "b.example", "c.example")
 
@@ -428,7 +429,7 @@ async def test_an_end_in_the_same_flight_implies_the_head(clock: VirtualClock, m
     assert [kind for _, kind, _ in ledger.left] == ["take", "end"]
     (view,) = await ledger.book.look(HOSTS[:1])
     assert view.clock.age == pytest.approx(0.2)
-    assert scheduler.due_at(HOSTS[0]) == pytest.approx(clock.monotonic() - 0.3 + 1.0)
+    assert due_at(scheduler, HOSTS[0]) == pytest.approx(clock.monotonic() - 0.3 + 1.0)
 
 
 async def test_who_leaves_while_the_question_is_under_way_ends_it_by_its_answer(

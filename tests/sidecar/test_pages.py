@@ -32,6 +32,7 @@ from gatekeeper.sidecar.pages.views import overview_page
 from gatekeeper.sidecar.routes.pages import _inside
 from gatekeeper.sidecar.security import Admission, Token, Tokens
 from tests.internet import FakeInternet
+from tests.pacing_support import is_paused
 from tests.sidecar.demo import demo, furnish
 
 PAGES = ("", "hosts", "hosts/a.test", "explain", "waiting", "live", "history", "config")
@@ -369,13 +370,13 @@ async def test_a_form_acts_only_with_its_word(internet: FakeInternet) -> None:
         crossing = {"Origin": "http://evil.test"}
         answer, _ = await post(shop.base, "hosts/shop.test/pause", {"form": word}, headers=crossing)
         assert answer.status == 403
-        assert not shop.service.internals._scheduler.paused("shop.test")
+        assert not is_paused(shop.service.internals._scheduler, "shop.test")
 
         answer, _ = await post(shop.base, "hosts/shop.test/pause", {"form": word})
         assert (answer.status, answer.headers["Location"]) == (303, "../shop.test")
-        assert shop.service.internals._scheduler.paused("shop.test")
+        assert is_paused(shop.service.internals._scheduler, "shop.test")
         await post(shop.base, "hosts/shop.test/resume", {"form": word})
-        assert not shop.service.internals._scheduler.paused("shop.test")
+        assert not is_paused(shop.service.internals._scheduler, "shop.test")
         block = {"form": word, "seconds": "600", "reason": "calm"}
         await post(shop.base, "hosts/shop.test/block", block)
         assert shop.service.internals._scheduler.blocked("shop.test")[1] == "calm"  # type: ignore[index]
