@@ -21,25 +21,18 @@ import msgspec
 
 from gatekeeper.config import Config, HostRule
 from gatekeeper.sidecar.pages.feeds import DecisionNote
+from gatekeeper.sidecar.security import Token
 
 
 class _TaggedMessage(msgspec.Struct, frozen=True, array_like=True, tag=True):
     pass
 
 
-class TokenText(msgspec.Struct, frozen=True, array_like=True):
-    """A bearer token; see `security.Token`."""
-
-    value: bytes
-    name: str
-    roles: list[str]
-
-
 class Configure(_TaggedMessage, frozen=True):
     """To a worker: the configuration in force. Sent first, and again after each change."""
 
     config: Config
-    tokens: list[TokenText]
+    tokens: tuple[Token, ...]
     rules: list[HostRule]
     """The operator's rules about hosts."""
     identity: str

@@ -196,8 +196,8 @@ def _put_in_force(service: Service, plan: _Plan) -> Reloaded:
     """Apply a plan without awaiting or reading files, so that nothing sees half of it (T17)."""
     applied, restart = plan.applied, plan.restart
     if service.certificates is not None and plan.certificates is not None:
-        own, rest = service.certificates.apply(plan.certificates)
-        applied, restart = [*applied, *own], [*restart, *rest]
+        own_applied, own_restart = service.certificates.apply(plan.certificates)
+        applied, restart = [*applied, *own_applied], [*restart, *own_restart]
     service.internals.adjust(plan.merged)
     service.apply_config(plan.merged, plan.tokens, restart_required=restart)
     return Reloaded(applied=applied, needs_restart=restart)

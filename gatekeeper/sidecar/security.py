@@ -622,14 +622,14 @@ def tls_context(server: ServerConfig, authorities: str | None = None) -> ssl.SSL
 
 def _load_pair(context: ssl.SSLContext, cert: str, key: str) -> None:
     """Load certificate and key into a context. Raises ConfigError that names the wrong file."""
-    shown, secret = _read_pem("tls_cert", cert), _read_pem("tls_key", key)
-    if _CERTIFICATE not in shown and _CERTIFICATE in secret and _KEY in shown:
+    cert_pem, key_pem = _read_pem("tls_cert", cert), _read_pem("tls_key", key)
+    if _CERTIFICATE not in cert_pem and _CERTIFICATE in key_pem and _KEY in cert_pem:
         raise ConfigError(
             f"server.tls_*: tls_cert {cert} holds the key and tls_key {key} the certificate: "
-            "change them about"
+            "swap them"
         )
-    _demand_pem("tls_cert", cert, shown, _CERTIFICATE)
-    _demand_pem("tls_key", key, secret, _KEY)
+    _demand_pem("tls_cert", cert, cert_pem, _CERTIFICATE)
+    _demand_pem("tls_key", key, key_pem, _KEY)
     encrypted: list[bool] = []
 
     def passphrase() -> str:

@@ -47,7 +47,6 @@ from gatekeeper.sidecar.channel import (
     Synced,
     WorkerCounts,
 )
-from gatekeeper.sidecar.exchange import Role
 from gatekeeper.sidecar.listening import (
     QUESTION_PATH,
     QUESTION_STARTS,
@@ -58,7 +57,7 @@ from gatekeeper.sidecar.listening import (
     raise_file_limit,
 )
 from gatekeeper.sidecar.logs import set_up_logging
-from gatekeeper.sidecar.security import Token, Tokens
+from gatekeeper.sidecar.security import Tokens
 from gatekeeper.sidecar.service import Service
 
 _log = logging.getLogger(__name__)
@@ -347,9 +346,7 @@ class _WorkerProcess:
     def _configure(self, message: Configure) -> None:
         """Put a configuration in force; the first one starts the service."""
         config = message.config
-        tokens = Tokens(
-            Token(one.value, one.name, frozenset(map(Role, one.roles))) for one in message.tokens
-        )
+        tokens = Tokens(message.tokens)
         if self._service is None:
             self._start(message, tokens)
         else:

@@ -49,7 +49,6 @@ from gatekeeper.sidecar.channel import (
     Stop,
     Sync,
     Synced,
-    TokenText,
     WorkerCounts,
 )
 from gatekeeper.sidecar.listening import NO_DESCRIPTOR
@@ -301,14 +300,10 @@ class Workers:
         server = service.config.server
         log_rate = max(1, server.log_rate // (self._count + 1))  # a share of the whole
         server = msgspec.structs.replace(server, log_rate=log_rate)
-        tokens = [
-            TokenText(one.value, one.name, [str(role) for role in one.roles])
-            for one in service.admission.tokens.tokens
-        ]
         worker.send(
             Configure(
                 config=msgspec.structs.replace(service.config, server=server),
-                tokens=tokens,
+                tokens=service.admission.tokens.tokens,
                 rules=service.internals.rules(),
                 identity=service.gate.user_agent,
                 version=service.version,

@@ -105,7 +105,7 @@ def test_a_key_of_another_certificate_is_told_in_words(
 
 def test_files_that_are_changed_about_are_told(server: ServerConfig) -> None:
     turned = ServerConfig(tls_cert=server.tls_key, tls_key=server.tls_cert)
-    assert said(turned).endswith(": change them about")
+    assert said(turned).endswith(": swap them")
 
 
 @pytest.mark.parametrize(

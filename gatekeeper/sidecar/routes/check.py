@@ -82,8 +82,8 @@ async def check_batch(service: Service, call: Call) -> web.StreamResponse:
     decisions = service.internals.write_many(batch.urls, user_agent=batch.user_agent)
     decided: list[Decision] = []
     if missing := decisions.missing():
-        asked = [batch.urls[place] for place in missing]
-        decided = await service.gate.check_all(asked, user_agent=batch.user_agent)
+        missing_urls = [batch.urls[place] for place in missing]
+        decided = await service.gate.check_all(missing_urls, user_agent=batch.user_agent)
     return json_response(b"".join(_finish_batch(service, call, decisions, decided)))
 
 
@@ -96,11 +96,11 @@ def check_batch_inline(service: Service, call: InlineCall) -> list[bytes] | None
     decisions = internals.write_many(batch.urls, user_agent=agent)
     decided: list[Decision] = []
     if missing := decisions.missing():
-        asked = [batch.urls[place] for place in missing]
+        missing_urls = [batch.urls[place] for place in missing]
         # Asked for all before the first is decided, since each decision is counted.
-        if not all(internals.knows(url, user_agent=agent) for url in asked):
+        if not all(internals.knows(url, user_agent=agent) for url in missing_urls):
             return None
-        found = (internals.decide(url, user_agent=agent) for url in asked)
+        found = (internals.decide(url, user_agent=agent) for url in missing_urls)
         decided = [decision for decision in found if decision is not None]
     return _finish_batch(service, call, decisions, decided)
 
@@ -233,26 +233,26 @@ async def what_if(service: Service, call: Call) -> web.StreamResponse:
 
     Nothing is fetched, stored, counted or logged.
     """
-    asked = await read_body(call.request, WhatIf, limit=service.config.server.max_body)
+    question = await read_body(call.request, WhatIf, limit=service.config.server.max_body)
     # Half a megabyte takes a tenth of a second, during which the loop goes on.
-    answer = await asyncio.to_thread(what_if_explanation, service, asked)
+    answer = await asyncio.to_thread(what_if_explanation, service, question)
     return json_response(answer)
 
 
-def what_if_explanation(service: Service, asked: WhatIf) -> Explanation:
+def what_if_explanation(service: Service, question: WhatIf) -> Explanation:
     """Build the answer of `POST /v1/explain`. Raises InvalidURL or ConfigError."""
     limit = service.config.fetch.max_body
-    body = asked.robots_txt.encode("utf-8", "surrogatepass")
+    body = question.robots_txt.encode("utf-8", "surrogatepass")
     outcome = Outcome.NOT_TEXT
     if not is_binary(body):
         outcome = classify_body(Outcome.RULES, body[: limit + 1], truncated=len(body) > limit)
     text = as_read(service, body)
     decision, policy = service.internals.what_if(
-        asked.url, text, outcome.row, user_agent=asked.user_agent
+        question.url, text, outcome.row, user_agent=question.user_agent
     )
-    candidates = policy.match(asked.url).candidates if outcome.row.verdict is None else ()
+    candidates = policy.match(question.url).candidates if outcome.row.verdict is None else ()
     return Explanation(
-        decision=decision, robots_txt=asked.robots_txt, candidates=candidates, fetch=None
+        decision=decision, robots_txt=question.robots_txt, candidates=candidates, fetch=None
     )
 
 
@@ -284,8 +284,8 @@ async def robots(service: Service, call: Call) -> web.StreamResponse:
     return json_response(answer)
 
 
-def _describe_file(robots: RobotsTxt | None, policy: Policy, **known: Any) -> RobotsFile:
-    """Describe a file as it was parsed. `known`: the fields that do not follow from the text."""
+def _describe_file(robots: RobotsTxt | None, policy: Policy, **fields: Any) -> RobotsFile:
+    """Describe a file as it was parsed. `fields`: the fields that do not follow from the text."""
     text = robots or NO_TEXT
     return RobotsFile(
         size=None if robots is None else robots.size,
@@ -297,7 +297,7 @@ def _describe_file(robots: RobotsTxt | None, policy: Policy, **known: Any) -> Ro
         timing=Timing.of(policy),
         content_signal=dict(policy.content_signal),
         findings=() if robots is None else robots.findings,
-        **known,
+        **fields,
     )
 
 
@@ -308,7 +308,7 @@ async def past_version(service: Service, origin: str, query: RobotsQuery) -> Rob
     entry = next((one for one in reversed(entries) if one.body_hash == digest), None)
     body = None if entry is None else await service.internals.text_of(digest)
     if entry is None or body is None:
-        raise Problem(404, "not-found", f"no such version of {origin} is kept; see /v1/history")
+        raise Problem(404, "not-found", f"no such version of {origin} is stored; see /v1/history")
     robots = as_read(service, body)
     agent = query.user_agent or service.gate.user_agent
     return _describe_file(

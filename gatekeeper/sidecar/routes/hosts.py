@@ -133,19 +133,19 @@ async def resume(service: Service, call: Call) -> web.StreamResponse:
 
 async def refresh(service: Service, call: Call) -> web.StreamResponse:
     """Fetch robots.txt again: of one origin, or of each origin of the host that is cached."""
-    asked = await read_body(call.request, RefreshBody, limit=service.config.server.max_body)
+    request = await read_body(call.request, RefreshBody, limit=service.config.server.max_body)
     host = _host_in_path(call)
-    if asked.origin is not None:
-        target = urls.parse(asked.origin)
+    if request.origin is not None:
+        target = urls.parse(request.origin)
         if target.host != host:
             raise Problem(400, "bad-request", "body: `origin` belongs to another host")
-        wanted = [target.origin]
+        origins = [target.origin]
     else:
         name = f"[{host}]" if ":" in host else host
         schemes = (f"https://{name}", f"http://{name}")
         known = [o for o in schemes if service.gate.peek(o + "/") is not None]
-        wanted = known or [f"https://{name}"]
-    started = [service.background(service.gate.refresh(origin)) for origin in wanted]
+        origins = known or [f"https://{name}"]
+    started = [service.background(service.gate.refresh(origin)) for origin in origins]
     tasks = {task for task in started if task is not None}
     if not tasks:
         raise Problem(
@@ -160,15 +160,15 @@ async def refresh(service: Service, call: Call) -> web.StreamResponse:
 
 async def block(service: Service, call: Call) -> web.StreamResponse:
     """Send no request to the host before a given moment."""
-    asked = await read_body(call.request, BlockBody, limit=service.config.server.max_body)
-    if (asked.seconds is None) == (asked.until is None):
+    request = await read_body(call.request, BlockBody, limit=service.config.server.max_body)
+    if (request.seconds is None) == (request.until is None):
         raise Problem(400, "bad-request", "body: one of `seconds` and `until` is needed")
     until = (
-        asked.until.timestamp()
-        if asked.until is not None
-        else service.clock.wall() + (asked.seconds or 0.0)
+        request.until.timestamp()
+        if request.until is not None
+        else service.clock.wall() + (request.seconds or 0.0)
     )
-    await service.gate.block(_host_in_path(call), until, asked.reason)
+    await service.gate.block(_host_in_path(call), until, request.reason)
     return json_response(await host_of(service, _host_in_path(call)))
 
 

@@ -34,8 +34,8 @@ _lease_report = msgspec.json.Decoder(LeaseReport)
 async def acquire(service: Service, call: Call) -> web.StreamResponse:
     """Grant a lease once the host's turn has come, or answer 429 if it does not within `wait`."""
     server = service.config.server
-    asked = await read_body(call.request, LeaseRequestBody, limit=server.max_body)
-    if asked.wait > server.max_wait:
+    body = await read_body(call.request, LeaseRequestBody, limit=server.max_body)
+    if body.wait > server.max_wait:
         raise Problem(
             400,
             "bad-request",
@@ -47,7 +47,7 @@ async def acquire(service: Service, call: Call) -> web.StreamResponse:
     try:
         held = await service.leases.acquire(
             service.gate,
-            asked,
+            body,
             call.client,
             hung_up=lambda: transport is None or transport.is_closing(),
         )
@@ -62,11 +62,11 @@ async def acquire(service: Service, call: Call) -> web.StreamResponse:
 def acquire_inline(service: Service, call: InlineCall) -> bytes | None:
     """`acquire`, if the host is due and nobody waits for it. Return None otherwise."""
     server = service.config.server
-    asked = read_inline_body(call, _lease_wanted, limit=server.max_body)
-    if asked is None or asked.user_agent is not None or asked.wait > server.max_wait:
+    body = read_inline_body(call, _lease_wanted, limit=server.max_body)
+    if body is None or body.user_agent is not None or body.wait > server.max_wait:
         return None
     held = service.leases.acquire_nowait(
-        service.internals, asked.url, asked.ttl, call.client, asked.id
+        service.internals, body.url, body.ttl, call.client, body.id
     )
     if held is None:
         return None

@@ -262,15 +262,15 @@ def document(routes: Iterable[Route], *, version: str, tokens: bool = False) -> 
 
     `tokens`: whether the service requires tokens. If not, no operation mentions them.
     """
-    shown = [route for route in routes if route.method != ANY and not for_people(route)]
-    kinds = sorted(_structs(shown), key=lambda kind: kind.__name__)
+    listed = [route for route in routes if route.method != ANY and not for_people(route)]
+    kinds = sorted(_structs(listed), key=lambda kind: kind.__name__)
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
-    bodies = {route.body for route in shown if route.body is not None}
+    bodies = {route.body for route in listed if route.body is not None}
     for kind in kinds:
         _complete_schema(msgspec.inspect.type_info(kind), components, bodies)
     names = dict(zip(kinds, schemas, strict=True))
     paths: dict[str, Any] = {}
-    for route in shown:
+    for route in listed:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, names, tokens)
     schemes = {"token": {"type": "http", "scheme": "bearer", "description": _ROLES}}
     return {
