@@ -247,9 +247,9 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         agent = f" for {self.user_agent}" if self.user_agent else ""
         text = f"{self.verdict} {self.url}{agent}: {self.reason}"
         if self.rule is not None:
-            text += f" (line {self.rule.line}: {printable(self.rule.text, _SHOWN)})"
+            text += f" (line {self.rule.line}: {printable(self.rule.text, _MAX_SHOWN)})"
         if self.note:
-            text += f" ({printable(self.note, _SHOWN)})"
+            text += f" ({printable(self.note, _MAX_SHOWN)})"
         if self.retry_at is not None:
             text += f"; ask again at {self.retry_at:%Y-%m-%dT%H:%M:%SZ}"
         return text
@@ -287,7 +287,7 @@ def not_yet(
     return NotYet(due_at or utc(wall + 1.0), str(why), decision)
 
 
-_SHOWN = 200
+_MAX_SHOWN = 200
 """Characters of a rule or note that `explain` shows."""
 
 

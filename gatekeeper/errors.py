@@ -19,6 +19,7 @@ where a request has to be stopped.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from gatekeeper.speedups import lazily
@@ -124,3 +125,64 @@ class SidecarError(GatekeeperError):
 
 class GateClosed(GatekeeperError, RuntimeError):
     """The gate was used before `async with` opened it, or after it was closed."""
+
+
+# --- wrong argument types, for callers that use no type checker -----------------------------
+
+
+def refuse_single_text(urls: Iterable[str]) -> None:
+    """Raise TypeError for a single text, which would yield a URL per character, and for anything
+    that is not iterable.
+
+    >>> refuse_single_text("https://example.org/")
+    Traceback (most recent call last):
+    TypeError: urls must be a list of URLs, not one str: give [url], or ask check(url)
+    """
+    if isinstance(urls, str | bytes | bytearray):
+        kind = type(urls).__name__
+        raise TypeError(
+            f"urls must be a list of URLs, not one {kind}: give [url], or ask check(url)"
+        )
+    if not isinstance(urls, Iterable):
+        raise TypeError(
+            f"urls must be a list of URLs, or another iterable, not {type(urls).__name__}"
+        )
+
+
+_REPORT_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "status": ((int,), "an int such as 200"),
+    "elapsed": ((float, int), "seconds such as 0.25"),
+    "size": ((int,), "bytes such as 1024"),
+    "retry_after": ((str, float, int), "seconds such as 120, or the Retry-After field"),
+}
+_INTEGER = frozenset({type(None), int})
+_NUMBER = _INTEGER | {float}
+_NUMBER_OR_TEXT = _NUMBER | {str}
+
+
+def report_type_error(
+    status: object, elapsed: object, retry_after: object, size: object
+) -> TypeError | None:
+    """Return a TypeError that describes the wrong argument of a report. None if all are right.
+
+    >>> report_type_error("200", None, None, None)
+    TypeError("status must be an int such as 200, not the str '200': give int(status)")
+    """
+    # The classes first, as that is fast: each request has a report, and nearly all are right.
+    if (
+        status.__class__ in _INTEGER
+        and elapsed.__class__ in _NUMBER
+        and size.__class__ in _INTEGER
+        and retry_after.__class__ in _NUMBER_OR_TEXT
+    ):
+        return None
+    given = {"status": status, "elapsed": elapsed, "size": size, "retry_after": retry_after}
+    for name, value in given.items():
+        kinds, wanted = _REPORT_TYPES[name]
+        if value is None or (isinstance(value, kinds) and not isinstance(value, bool)):
+            continue
+        text = f"{name} must be {wanted}, not the {type(value).__name__} {f'{value!r}'[:40]}"
+        if isinstance(value, str | bytes):
+            text += f": give {kinds[0].__name__}({name})"
+        return TypeError(text)
+    return None

@@ -37,7 +37,7 @@ DIRECTORY_TYPE = "application/http-message-signatures-directory+json"
 TAG = "web-bot-auth"
 LABEL = "sig1"
 """The signature's label in all three headers."""
-_NONCE = 64
+_NONCE_BYTES = 64
 """Bytes of a nonce, as in the drafts' test vectors."""
 
 
@@ -236,7 +236,7 @@ class Signer:
         components: Iterable[str],
         lifetime: float,
         wall: Callable[[], float],
-        nonce: Callable[[], bytes] = lambda: secrets.token_bytes(_NONCE),
+        nonce: Callable[[], bytes] = lambda: secrets.token_bytes(_NONCE_BYTES),
     ) -> None:
         """`components`: those that are signed beside the agent; `lifetime`: seconds for which a
         signature is valid; `wall`: returns POSIX seconds; `nonce`: returns random bytes."""

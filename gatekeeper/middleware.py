@@ -12,8 +12,9 @@ import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
+from datetime import datetime
 from functools import lru_cache, partial
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 from weakref import ref
 
 import msgspec
@@ -170,18 +171,18 @@ class Gate(Protocol):
 class RequestDeadline(msgspec.Struct, eq=False):
     """The seconds that one request, with its redirects, may still spend on the network."""
 
-    among: SharedTimer
+    timer: SharedTimer
     """The timer of all requests of the session."""
-    left: float | None
+    seconds_left: float | None
     """Seconds left while the deadline is stopped; None: no limit; zero or less: the time is over.
     """
     ends: float = math.inf
     """While the deadline runs: the monotonic time at which it fires."""
-    _under_way: int = 0
+    _hops_under_way: int = 0
     """Hops that were sent and whose connection is not free; more than one if the request is
     retried while the body of the first response is still being read."""
     _task: asyncio.Task[object] | None = None
-    _before: int = 0
+    _cancelling_before: int = 0
     """The task's pending cancellations when the hop began."""
     _deadline: Deadline | None = None
     _response: Callable[[], ClientResponse | None] | None = None
@@ -189,16 +190,16 @@ class RequestDeadline(msgspec.Struct, eq=False):
 
     def begin(self, task: asyncio.Task[object] | None) -> None:
         """Start counting: the task sends a hop."""
-        left = self.left
-        if left is None or task is None:
+        seconds_left = self.seconds_left
+        if seconds_left is None or task is None:
             return
         self._task = task
-        self._before = task.cancelling()
-        self._under_way += 1
-        if self._under_way > 1:
+        self._cancelling_before = task.cancelling()
+        self._hops_under_way += 1
+        if self._hops_under_way > 1:
             return  # it is running already
-        among = self.among
-        among.set(self, among.clock.monotonic() + left)
+        timer = self.timer
+        timer.set(self, timer.clock.monotonic() + seconds_left)
 
     def watch(self, response: ClientResponse) -> None:
         """Watch the body of a response: the deadline runs until `stop`, when its connection is
@@ -207,7 +208,7 @@ class RequestDeadline(msgspec.Struct, eq=False):
         if self._deadline is not None and self._fired():
             self.due(self.ends)  # the handler caught our cancellation and went on
 
-    def let_go(self) -> None:
+    def release_previous(self) -> None:
         """Release the connection of an earlier attempt, whose response is read no further: the
         next attempt would wait for its slot."""
         held, self._response = self._response, None
@@ -217,13 +218,13 @@ class RequestDeadline(msgspec.Struct, eq=False):
     def stop(self) -> None:
         """End a hop; with the last one the deadline stops."""
         self._response = None
-        if self._under_way > 1:
-            self._under_way -= 1
+        if self._hops_under_way > 1:
+            self._hops_under_way -= 1
             return
-        self._under_way = 0
-        among = self.among
-        if among.drop(self):
-            self.left = self.ends - among.clock.monotonic()
+        self._hops_under_way = 0
+        timer = self.timer
+        if timer.drop(self):
+            self.seconds_left = self.ends - timer.clock.monotonic()
 
     def ran_out(self, error: BaseException) -> bool:
         """End a hop that failed with the error. Return True if the deadline caused the error.
@@ -235,7 +236,7 @@ class RequestDeadline(msgspec.Struct, eq=False):
         return (
             task is not None
             and self._fired()
-            and task.cancelling() <= self._before
+            and task.cancelling() <= self._cancelling_before
             and isinstance(error, asyncio.CancelledError)
         )
 
@@ -252,48 +253,25 @@ class RequestDeadline(msgspec.Struct, eq=False):
 
     def due(self, now: float) -> None:
         """Called by the timer when the time is over: end the hop, or the reading of its body."""
-        self.among.drop(self)
-        self.left = 0.0
+        self.timer.drop(self)
+        self.seconds_left = 0.0
         if self._response is not None:
             response = self._response()
             if response is not None:
                 response.content.set_exception(TimeoutError())
                 response.close()
         elif self._task is not None:
-            self._deadline = Deadline(self.among.clock, self._task)
+            self._deadline = Deadline(self.timer.clock, self._task)
             self._deadline.fire()
-
-
-class Unlimited:
-    """Used instead of a `RequestDeadline` for a session whose timeouts only aiohttp keeps."""
-
-    def begin(self, task: asyncio.Task[object] | None) -> None:
-        """Do nothing when a hop is sent."""
-
-    def watch(self, response: ClientResponse) -> None:
-        """Do nothing when the head arrives."""
-
-    def let_go(self) -> None:
-        """Do nothing before another attempt: its caller releases the earlier connection."""
-
-    def stop(self) -> None:
-        """Do nothing when a hop ends."""
-
-    def ran_out(self, error: BaseException) -> bool:
-        """Return False: no error comes from a deadline."""
-        return False
-
-
-UNLIMITED = Unlimited()
 
 
 # --- the middleware -------------------------------------------------------------------------
 
-_SWITCHING = 101  # a websocket stays open for as long as it likes, without a deadline
-_MAX_OFFERED = 256
+_SWITCHING_PROTOCOLS = 101  # a websocket stays open for as long as it likes, without a deadline
+_MAX_CREDENTIALS = 256
 _RATE_LIMIT = type(RETRY_AFTER)("RateLimit")  # an istr: its case is folded once, not per look-up
 
-open_leases: ContextVar[tuple[HeldLease, ...]] = ContextVar("gatekeeper_open_leases", default=())
+open_leases: ContextVar[tuple[Any, ...]] = ContextVar("gatekeeper_open_leases", default=())
 """The leases that `async with gate.lease(...)` holds open in this context, oldest first."""
 
 
@@ -303,12 +281,7 @@ held_leases: ContextVar[tuple[Any, ...]] = ContextVar("gatekeeper_held_leases", 
 
 def hold_in_context(lease: Any) -> None:
     """Make a lease without a block visible to tasks that are started from this context."""
-    before = held_leases.get()
-    if before:  # most tasks hold one lease at a time
-        before = tuple(one for one in before if not one.ended) if len(before) > 1 else before
-        if len(before) == 1 and before[0].ended:
-            before = ()
-    held_leases.set((*before, lease))
+    held_leases.set((*(one for one in held_leases.get() if not one.ended), lease))
 
 
 def inherited(task: asyncio.Task[object] | None) -> list[Any]:
@@ -325,10 +298,117 @@ def inherited(task: asyncio.Task[object] | None) -> list[Any]:
 
 def adopt(url: str) -> HeldLease | None:
     """Claim and return the open lease of this context for the URL. None if there is none."""
-    for lease in reversed(open_leases.get()):
+    held: tuple[HeldLease, ...] = open_leases.get()
+    for lease in reversed(held):
         if lease.claim(url):
             return lease
     return None
+
+
+class LeaseBase(msgspec.Struct, eq=False, kw_only=True):
+    """The part that the leases of both gates share: entering, and ending with a connection."""
+
+    url: str
+    host: str
+    owner: asyncio.Task[object] | None
+    """The task that holds the lease, which would wait for itself if it asked for another one of
+    the host; None if no task does."""
+    data: Any = None
+    """The payload of a URL from a `PoliteQueue`; otherwise free for the caller's use."""
+    user_agent: str | None = None
+    """The name that the lease was requested for, as given; None: the gate's own."""
+    _head_at: float | None = None
+    """Monotonic time at which the head of the response arrived."""
+    _claimed: bool = False
+    _block_left: bool = False
+    """Whether its block was left while the connection was in use."""
+    _on_free: Callable[[], None] | None = None
+    """Called when the connection is free."""
+
+    if TYPE_CHECKING:  # each kind of lease defines these
+
+        @property
+        def expires_at(self) -> datetime:
+            """When the lease expires."""
+
+        @property
+        def ended(self) -> bool:
+            """Whether the slot was given back, or the lease expired."""
+
+        @property
+        def holdings(self) -> Any:
+            """The open leases of its gate, by owner."""
+
+        def _hold_while(self, connection: ConnectionInUse | None) -> None: ...
+
+        def end(self) -> None:
+            """End the lease."""
+
+    def __repr__(self) -> str:
+        state = "ended" if self.ended else f"until {self.expires_at:%H:%M:%SZ}"
+        return f"<{type(self).__name__} {self.url} {state}>"
+
+    def enter(self) -> None:
+        """Let requests of this context adopt the lease, and make the current task its owner.
+
+        For a lease that one task requested and another one uses; the context of the first task is
+        left unchanged.
+        """
+        if self.ended:
+            return
+        self.holdings.own(self, asyncio.current_task())
+        held = open_leases.get()
+        if self not in held:
+            open_leases.set((*held, self))
+
+    def ends_with(
+        self, connection: ConnectionInUse | None, then: Callable[[], None] | None = None
+    ) -> None:
+        """Hold the slot until the connection is free, then end the lease; None: end it now.
+
+        `then` is called at that moment, before the slot is passed on.
+        """
+        self._on_free = then
+        if connection is None:
+            self._end_when_free()
+            return
+        self._hold_while(connection)
+        connection.add_callback(self.end if then is None else self._end_when_free)
+        if self.owner is not None:
+            hold_in_context(self)
+
+    def lasts_with(
+        self, connection: ConnectionInUse | None, then: Callable[[], None] | None = None
+    ) -> None:
+        """Hold the slot until both the connection is free and the lease's block is left.
+
+        `then` is called when the connection is free; immediately if `connection` is None.
+        """
+        if connection is not None:
+            self._on_free = then
+            self._hold_while(connection)
+            connection.add_callback(self._free_in_block)
+        elif then is not None:
+            then()
+
+    def _free_in_block(self) -> None:
+        """Connection callback of `lasts_with`: the block may still be open."""
+        self._hold_while(None)
+        if self._block_left:
+            self._end_when_free()
+            return
+        then, self._on_free = self._on_free, None
+        if then is not None:
+            then()
+
+    def _end_when_free(self) -> None:
+        """Connection callback of `ends_with`: call `then`, and end the lease."""
+        then, self._on_free = self._on_free, None
+        try:
+            if then is not None:
+                then()
+        finally:
+            self.end()
 
 
 TakeLease = Callable[[str, "asyncio.Task[object] | None"], HeldLease | None]
@@ -348,16 +428,16 @@ class WaitForLease(Protocol):
 
 
 DeadlineMiddleware = Callable[
-    [RequestDeadline | Unlimited, ClientRequest, ClientHandlerType],
+    [RequestDeadline | None, ClientRequest, ClientHandlerType],
     Coroutine[Any, Any, ClientResponse],
 ]
 
 
-def _nothing_at_once(_url: str, _owner: asyncio.Task[object] | None) -> None:
+def _take_nothing(_url: str, _owner: asyncio.Task[object] | None) -> None:
     """Grant no lease without waiting: the default `take`, for a gate that has to be asked."""
 
 
-def _unheard(_lease: HeldLease, _error: BaseException) -> None:
+def _ignore_failure(_lease: HeldLease, _error: BaseException) -> None:
     """Ignore a failed request: the default `unreached`."""
 
 
@@ -381,15 +461,15 @@ def gate_middleware(gate: Gate) -> ClientMiddlewareType:
     ) -> Coroutine[Any, Any, HeldLease]:
         return enter_detached(gate.lease(url, user_agent=user_agent))
 
-    return partial(gate_middleware_with(gate, wait), UNLIMITED)
+    return partial(gate_middleware_with(gate, wait), None)
 
 
 def gate_middleware_with(
     gate: Gate,
     wait: WaitForLease,
-    take: TakeLease = _nothing_at_once,
+    take: TakeLease = _take_nothing,
     url_cache: UrlCache | None = None,
-    unreached: Callable[[HeldLease, BaseException], object] = _unheard,
+    unreached: Callable[[HeldLease, BaseException], object] = _ignore_failure,
     lapsed: Callable[[HeldLease], bool] | None = None,
     signer: Signer | None = None,
 ) -> DeadlineMiddleware:
@@ -399,54 +479,54 @@ def gate_middleware_with(
     that parsed the requests' URLs, if any did. `unreached` is called with a lease and the error of
     its failed request; `lapsed` gives back a lease whose hold ended; `signer` signs requests.
     """
-    offered, spelt, current_task = _Offered(), url_cache or UrlCache(), asyncio.current_task
+    credentials, known_urls = _RedirectCredentials(), url_cache or UrlCache()
 
     async def pass_gate(
-        own: RequestDeadline | Unlimited, request: ClientRequest, handler: ClientHandlerType
+        limit: RequestDeadline | None, request: ClientRequest, handler: ClientHandlerType
     ) -> ClientResponse:
         loop, url = request.loop, request.url  # `get_running_loop` is a system call before 3.12
-        task = current_task(loop)
+        task = asyncio.current_task(loop)
         sent = request.headers.get(USER_AGENT)
-        ours = sent is not None and sent == gate.user_agent
-        agent = None if ours else other_agent(sent, gate.user_agent)
-        read_before = url is spelt.last and not offered
-        text = spelt.text if read_before else offered.taken_by(request) or sendable(url)
+        own_name = sent is not None and sent == gate.user_agent
+        agent = None if own_name else other_agent(sent, gate.user_agent)
+        read_before = url is known_urls.last and not credentials
+        text = known_urls.text if read_before else credentials.pop_for(request) or sendable(url)
         lease = adopted = adopt(text) if open_leases.get() else None
         if lease is not None:
-            if not (ours and lease.user_agent is None):
+            if not (own_name and lease.user_agent is None):
                 await judge_adopted(lease, sent, gate, text)
         elif agent is None:
             lease = take(text, task)
         if lease is None:
-            own.let_go()
+            if limit is not None:
+                limit.release_previous()
             lease = await wait(text, task, user_agent=agent)
-        if not ours or signer is not None:
-            _identify(request, lease, None if ours else gate, signer)
+        if not own_name or signer is not None:
+            _identify(request, lease, None if own_name else gate, signer)
         started = loop.time()
         try:
-            own.begin(task)
-            send = handler if lapsed is None else partial(_in_time, handler, lapsed, lease)
+            if limit is not None:
+                limit.begin(task)
+            send = handler if lapsed is None else partial(_send_while_held, handler, lapsed, lease)
             response = await send(request)
-            _tell(lease, response)
+            _report_head(lease, response)
         except HoldLapsed:  # nothing was sent, and the lease has ended
-            return await pass_gate(own, request, handler)
+            return await pass_gate(limit, request, handler)
         except BaseException as error:
             unreached(lease, error)
-            if _failed(error, lease, own, started):
+            if _report_failure(error, lease, limit, started):
                 raise TimeoutError from None
             raise
         redirected = response.status in REDIRECTS
-        # The next hop takes a turn of its own, which must not wait for this lease. Without a
-        # redirect, an adopted lease lasts until both its block and its connection have ended.
-        _until_free(response, own, lease, in_block=adopted is not None and not redirected)
+        _hold_until_free(response, limit, lease, in_block=adopted is not None and not redirected)
         if redirected:
-            offered.note(response)
+            credentials.note(response)
         return response
 
     return pass_gate
 
 
-def _tell(lease: HeldLease, response: ClientResponse) -> None:
+def _report_head(lease: HeldLease, response: ClientResponse) -> None:
     """Report the head of the response."""
     headers = response.headers
     lease.answered(
@@ -456,7 +536,7 @@ def _tell(lease: HeldLease, response: ClientResponse) -> None:
     )
 
 
-async def _in_time(
+async def _send_while_held(
     handler: ClientHandlerType,
     lapsed: Callable[[HeldLease], bool],
     lease: HeldLease,
@@ -475,7 +555,7 @@ async def _in_time(
 
 
 # Default User-Agents of libraries, sent if the caller set none.
-_LIBRARY = re.compile(
+_LIBRARY_DEFAULT = re.compile(
     r"Python/[0-9.]+ aiohttp/\S+|python-(?:httpx2?|requests|urllib3)/\S+|Python-urllib/\S+"
     r"|Scrapy/\S+ \(\+https?://scrapy\.org\)"
 )
@@ -483,7 +563,7 @@ _LIBRARY = re.compile(
 
 def unnamed(sent: str | None) -> bool:
     """Return True if a User-Agent is missing or a library's default, which names no crawler."""
-    return sent is None or _LIBRARY.fullmatch(sent) is not None
+    return sent is None or _LIBRARY_DEFAULT.fullmatch(sent) is not None
 
 
 @lru_cache(maxsize=1024)
@@ -524,26 +604,31 @@ def _identify(
         signer.sign(request)
 
 
-def _until_free(
-    response: ClientResponse, own: RequestDeadline | Unlimited, lease: HeldLease, *, in_block: bool
+def _hold_until_free(
+    response: ClientResponse,
+    limit: RequestDeadline | None,
+    lease: HeldLease,
+    *,
+    in_block: bool,
 ) -> None:
     """Keep the deadline running and the lease open until the response's connection is free.
 
-    `in_block`: the lease belongs to a block, which may be left later than that.
+    `in_block`: the lease belongs to a block, which may be left later than that. For a redirect it
+    must be False: the next hop takes a turn of its own, which would wait for the lease.
     """
     connection = response.connection
-    counted = connection is not None and response.status != _SWITCHING
-    stop = own.stop if counted else None
+    timed = None if connection is None or response.status == _SWITCHING_PROTOCOLS else limit
+    stop = None if timed is None else timed.stop
     if lease.counts_bytes:
         stop = counting_bytes(lease, response, stop)
     if in_block:
         lease.lasts_with(connection, stop)
     else:
         lease.ends_with(connection, stop)
-    if counted:
-        own.watch(response)  # last, as it may close the connection
-    else:
-        own.stop()
+    if timed is not None:
+        timed.watch(response)  # last, as it may close the connection
+    elif limit is not None:
+        limit.stop()
 
 
 def counting_bytes(
@@ -561,7 +646,7 @@ def counting_bytes(
     return count
 
 
-class _Offered(dict[tuple[str | None, str], str]):
+class _RedirectCredentials(dict[tuple[str | None, str], str]):
     """URLs with credentials that redirects led to, by host and Authorization header.
 
     aiohttp removes the credentials from a Location and sends them as Authorization, so neither a
@@ -584,20 +669,20 @@ class _Offered(dict[tuple[str | None, str], str]):
                 self[url.raw_host, sent] = str(url)
         except ValueError:
             pass  # aiohttp can't follow such a redirect either
-        while len(self) > _MAX_OFFERED:
+        while len(self) > _MAX_CREDENTIALS:
             del self[next(iter(self))]
 
-    def taken_by(self, request: ClientRequest) -> str | None:
+    def pop_for(self, request: ClientRequest) -> str | None:
         """Return the URL whose credentials the request carries, if a redirect gave them."""
         sent = request.headers.get(AUTHORIZATION)
         return None if sent is None else self.pop((request.url.raw_host, sent), None)
 
 
-def _failed(
-    error: BaseException, lease: HeldLease, own: RequestDeadline | Unlimited, started: float
+def _report_failure(
+    error: BaseException, lease: HeldLease, limit: RequestDeadline | None, started: float
 ) -> bool:
     """Report the failure and end the lease. Return True if its deadline caused the failure."""
-    late = own.ran_out(error)
+    late = limit is not None and limit.ran_out(error)
     # The request may have been sent, so the clock runs from the failure. A refusal of the guard or
     # a cancellation by the caller proves nothing about the host.
     failed = late or (isinstance(error, ClientError | OSError) and not isinstance(error, Denied))
@@ -640,72 +725,6 @@ def signals(response: ClientResponse, *, user_agent: str | None = None) -> PageS
     named = user_agent or response.request_info.headers.get(USER_AGENT) or ""
     agent, url = product_token(named) or "*", str(response.url)
     return page_signals(response.headers, agent, url=url, status=response.status)
-
-
-# --- wrong argument types, for callers that use no type checker -----------------------------
-
-
-def refuse_one_text(urls: Iterable[str]) -> None:
-    """Raise TypeError for a single text, which would yield a URL per character, and for anything
-    that is not iterable.
-
-    >>> refuse_one_text("https://example.org/")
-    Traceback (most recent call last):
-    TypeError: urls must be a list of URLs, not one str: give [url], or ask check(url)
-    """
-    if isinstance(urls, str | bytes | bytearray):
-        kind = type(urls).__name__
-        raise TypeError(
-            f"urls must be a list of URLs, not one {kind}: give [url], or ask check(url)"
-        )
-    if not isinstance(urls, Iterable):
-        raise TypeError(
-            f"urls must be a list of URLs, or another iterable, not {type(urls).__name__}"
-        )
-
-
-_WHOLE = frozenset({type(None), int})
-_NUMBER = _WHOLE | {float}
-_FIELD = _NUMBER | {str}
-
-
-def wrong_report(
-    status: object, elapsed: object, retry_after: object, size: object
-) -> TypeError | None:
-    """Return a TypeError that describes the wrong argument of a report. None if all are right.
-
-    >>> wrong_report("200", None, None, None)
-    TypeError("status must be an int such as 200, not the str '200': give int(status)")
-    """
-    # The classes first, as that is fast: each request has a report, and nearly all are right.
-    if (
-        status.__class__ in _WHOLE
-        and elapsed.__class__ in _NUMBER
-        and size.__class__ in _WHOLE
-        and retry_after.__class__ in _FIELD
-    ):
-        return None
-    if not (status is None or _is(status, int)):
-        return _wrong("status", status, "an int such as 200", "int")
-    if not (elapsed is None or _is(elapsed, int, float)):
-        return _wrong("elapsed", elapsed, "seconds such as 0.25", "float")
-    if not (size is None or _is(size, int)):
-        return _wrong("size", size, "bytes such as 1024", "int")
-    if not (retry_after is None or _is(retry_after, int, float, str)):
-        return _wrong(
-            "retry_after", retry_after, "seconds such as 120, or the Retry-After field", "str"
-        )
-    return None
-
-
-def _is(value: object, *kinds: type) -> bool:
-    return isinstance(value, kinds) and not isinstance(value, bool)
-
-
-def _wrong(name: str, value: object, wanted: str, kind: str) -> TypeError:
-    shown = f"{value!r}"[:40]
-    text = f"{name} must be {wanted}, not the {type(value).__name__} {shown}"
-    return TypeError(f"{text}: give {kind}({name})" if isinstance(value, str | bytes) else text)
 
 
 class Unentered:

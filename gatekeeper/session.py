@@ -92,10 +92,10 @@ async def polite_session(
     """
     config = as_config(config)
     clock = clock or SystemClock()
-    _refuse_ways_round(config, session_arguments)
-    base = _base_of(session_arguments.get("base_url"))
-    headers = _signed(user_agent, session_arguments.pop("headers", None))
-    inner = tuple(session_arguments.pop("middlewares", ()))
+    _refuse_bypass(config, session_arguments)
+    base = _parsed_base_url(session_arguments.get("base_url"))
+    headers = _session_headers(user_agent, session_arguments.pop("headers", None))
+    outer = tuple(session_arguments.pop("middlewares", ()))
     gate = Gatekeeper(user_agent, config=config, storage=storage, clock=clock, resolver=resolver)
     inside = internals(gate)
     async with gate:
@@ -104,7 +104,7 @@ async def polite_session(
             connector=inside.connector,
             connector_owner=False,
             headers=headers,
-            middlewares=(*inner, gate.middleware),
+            middlewares=(*outer, gate.middleware),
             **session_arguments,
         )
         if not isinstance(session, aiohttp.ClientSession):
@@ -112,14 +112,14 @@ async def polite_session(
                 f"session_factory made a {type(session).__name__}, which is no ClientSession: wrap "
                 "the session of polite_session in it instead"
             )
-        times = SharedTimer(clock)
-        _keep_to_the_gate(session, gate, times, inner, base)
+        timer = SharedTimer(clock)
+        _gate_requests(session, gate, timer, outer, base)
         _gates[session] = gate
         try:
             async with session:
                 yield session
         finally:
-            times.cancel()
+            timer.cancel()
 
 
 def plain_session(
@@ -158,9 +158,9 @@ def plain_session(
     ...                 lease.report(status=response.status)
     """
     config = as_config(config) if gate is None else gate.config
-    _refuse_ways_round(config, session_arguments)
-    headers = _signed(user_agent, session_arguments.pop("headers", None))
-    inner = tuple(session_arguments.pop("middlewares", ()))
+    _refuse_bypass(config, session_arguments)
+    headers = _session_headers(user_agent, session_arguments.pop("headers", None))
+    outer = tuple(session_arguments.pop("middlewares", ()))
     signer = Signer.of(config.identity, SystemClock())
     signing = () if signer is None else (signer.middleware,)
     connector: aiohttp.BaseConnector
@@ -171,14 +171,14 @@ def plain_session(
     else:
         connector = internals(gate).connector
     if config.guard.mode == "url-only" or "response_class" in session_arguments:
-        inner = (*inner, *signing, send_once)
+        outer = (*outer, *signing, send_once)
     else:  # cheaper, and equivalent unless a proxy answers first
-        inner, session_arguments["response_class"] = (*inner, *signing), FirstAnswer
+        outer, session_arguments["response_class"] = (*outer, *signing), FirstAnswer
     return aiohttp.ClientSession(
         connector=connector,
         connector_owner=gate is None,
         headers=headers,
-        middlewares=inner,
+        middlewares=outer,
         **session_arguments,
     )
 
@@ -206,7 +206,7 @@ def guarded_connector(
     return GuardedConnector(guard or Guard(config), resolver, deny=refused_request, **options)
 
 
-def _signed(user_agent: str, headers: Any) -> list[tuple[str, str]]:
+def _session_headers(user_agent: str, headers: Any) -> list[tuple[str, str]]:
     """Return the session's headers with the User-Agent. Raises ConfigError if they differ in it."""
     given = list(headers.items() if hasattr(headers, "items") else headers or ())
     for name, value in given:
@@ -221,7 +221,7 @@ def _signed(user_agent: str, headers: Any) -> list[tuple[str, str]]:
     ]
 
 
-def _refuse_ways_round(config: Config, arguments: dict[str, Any]) -> None:
+def _refuse_bypass(config: Config, arguments: dict[str, Any]) -> None:
     """Raise ConfigError for arguments that would bypass the guard (T1, T19)."""
     if "connector" in arguments:
         raise ConfigError(
@@ -233,11 +233,11 @@ def _refuse_ways_round(config: Config, arguments: dict[str, Any]) -> None:
     refuse_proxy(config.guard.mode, arguments.get("proxy"))
 
 
-def _keep_to_the_gate(
+def _gate_requests(
     session: aiohttp.ClientSession,
     gate: Gatekeeper,
-    times: SharedTimer,
-    inner: tuple[Any, ...],
+    timer: SharedTimer,
+    outer: tuple[Any, ...],
     base: URL | None,
 ) -> None:
     """Wrap the session's requests, to handle their timeout, proxy and middlewares before aiohttp.
@@ -246,13 +246,13 @@ def _keep_to_the_gate(
     them, and a request's own `middlewares` replace the session's. Both are handled here, on this
     one session object; its class stays aiohttp's.
     """
-    usual, usual_unhurried = session.timeout, _unhurried(session.timeout)
-    usual_total = usual.total or None  # 0 means no limit, too
+    default, default_without_total = session.timeout, _without_total(session.timeout)
+    default_total = default.total or None  # 0 means no limit, too
     inside = internals(gate)
-    read, decide = inside.url_cache.read, inside.deadline_middleware()
+    read, decide = inside.url_cache.read, inside.deadline_middleware
 
-    def kept(plain: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(plain)
+    def gated(send: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(send)
         def request(
             method: str,
             url: Any,
@@ -265,36 +265,36 @@ def _keep_to_the_gate(
             if proxy is not None:
                 refuse_proxy(gate.config.guard.mode, proxy)
                 arguments["proxy"] = proxy
-            total, unhurried = usual_total, usual_unhurried
+            total, without_total = default_total, default_without_total
             if timeout is not _NOT_GIVEN:
-                wanted = _as_timeout(timeout, usual)
-                total, unhurried = wanted.total or None, _unhurried(wanted)
+                wanted = _as_timeout(timeout, default)
+                total, without_total = wanted.total or None, _without_total(wanted)
             if url.__class__ is not str or base is not None or "@" in url:
-                refused = _refused_text(url, base)
-                if refused is not None:
-                    return _denied(gate, refused)
+                text = _text_with_credentials(url, base)
+                if text is not None:
+                    return _raise_denied(gate, text)
             if url.__class__ is str:
                 try:  # noqa: SIM105 - each request comes this way
                     url = read(url)
                 except ValueError:
                     pass  # aiohttp raises its own error
-            ours = partial(decide, RequestDeadline(times, total))
-            outer = inner if middlewares is None else middlewares
-            done: Coroutine[Any, Any, ClientResponse] = plain(
+            ours = partial(decide, RequestDeadline(timer, total))
+            around = outer if middlewares is None else middlewares
+            done: Coroutine[Any, Any, ClientResponse] = send(
                 method,
                 url,
-                timeout=unhurried,
-                middlewares=(*outer, ours) if outer else (ours,),
+                timeout=without_total,
+                middlewares=(*around, ours) if around else (ours,),
                 **arguments,
             )
             return done
 
         return request
 
-    wrap_requests(session, kept)
+    wrap_requests(session, gated)
 
 
-async def _denied(gate: Gatekeeper, url: str) -> ClientResponse:
+async def _raise_denied(gate: Gatekeeper, url: str) -> ClientResponse:
     """Raise Denied for a URL with credentials, decided by its whole text.
 
     aiohttp removes credentials from a URL before a middleware sees it. Raises InvalidURL for a
@@ -303,7 +303,7 @@ async def _denied(gate: Gatekeeper, url: str) -> ClientResponse:
     raise Denied(await gate.check(url))
 
 
-def _refused_text(given: Any, base: URL | None) -> str | None:
+def _text_with_credentials(given: Any, base: URL | None) -> str | None:
     """Return the whole text of a URL that holds credentials, or may hold them and can't be parsed
     by yarl. None: aiohttp and the middlewares see the whole URL.
 
@@ -328,7 +328,7 @@ def _refused_text(given: Any, base: URL | None) -> str | None:
         return text if url.absolute else None
 
 
-def _base_of(given: str | URL | None) -> URL | None:
+def _parsed_base_url(given: str | URL | None) -> URL | None:
     """Parse a `base_url` exactly as written, as yarl drops the `@` of empty credentials.
 
     Raises InvalidURL.
@@ -350,7 +350,7 @@ def _as_timeout(given: Any, inherited: aiohttp.ClientTimeout) -> aiohttp.ClientT
     return inherited  # aiohttp's own mark for "not given"
 
 
-def _unhurried(wanted: aiohttp.ClientTimeout) -> aiohttp.ClientTimeout:
+def _without_total(wanted: aiohttp.ClientTimeout) -> aiohttp.ClientTimeout:
     """Return the timeout without its total, which a RequestDeadline enforces instead."""
     return aiohttp.ClientTimeout(
         total=None,

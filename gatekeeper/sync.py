@@ -39,16 +39,16 @@ __all__ = ["SyncGatekeeper", "SyncLease"]
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-_Asked = Gatekeeper | RemoteGatekeeper
+_AnyGate = Gatekeeper | RemoteGatekeeper
 
-_FAREWELL = 15.0
+_CLOSE_SECONDS = 15.0
 """Seconds that closing waits for the thread; the last reports to a sidecar take at most five."""
 
 
 class _Call(Generic[_T]):
     """One call of a thread. Only the loop's thread uses it, except for `future`."""
 
-    __slots__ = ("_done", "_left", "_task", "_undo", "_work", "future")
+    __slots__ = ("_abandoned", "_done", "_task", "_undo", "_work", "future")
 
     def __init__(
         self, work: Callable[[], Coroutine[Any, Any, _T]], undo: Callable[[_T], object] | None
@@ -57,19 +57,19 @@ class _Call(Generic[_T]):
         self._work = work
         self._undo = undo
         self._task: asyncio.Task[Any] | None = None
-        self._left = self._done = False
+        self._abandoned = self._done = False
 
     async def run(self) -> None:
         """Make the call, in the task of the calling thread."""
-        if self._left:
+        if self._abandoned:
             return
         self._task = task = asyncio.current_task()
         try:
             result = await self._work()
         except asyncio.CancelledError:
             self._done = True
-            if not self._left or task is None:
-                _settle(self.future, error=_gone())
+            if not self._abandoned or task is None:
+                _settle(self.future, error=_closed_error())
                 raise
             task.uncancel()  # this call was cancelled, not the thread's task
         except BaseException as error:  # noqa: BLE001 - raised in the calling thread
@@ -77,13 +77,13 @@ class _Call(Generic[_T]):
             _settle(self.future, error=error)
         else:
             self._done = True
-            if self._left and self._undo is not None:
+            if self._abandoned and self._undo is not None:
                 self._undo(result)
             _settle(self.future, result)
 
-    def leave(self) -> None:
+    def abandon(self) -> None:
         """Cancel the call, or undo its result: the thread does not wait any more."""
-        self._left = True
+        self._abandoned = True
         if not self._done:
             if self._task is not None:
                 self._task.cancel()
@@ -91,20 +91,20 @@ class _Call(Generic[_T]):
             self._undo(self.future.result())
 
 
-class _Asker:
+class _Caller:
     """The task in the loop that makes the calls of one thread. Dropped with the thread."""
 
-    def __init__(self, life: _Life) -> None:
-        self._life = life
+    def __init__(self, gate_thread: _GateThread) -> None:
+        self._gate_thread = gate_thread
         self.calls: asyncio.Queue[_Call[Any] | None] = asyncio.Queue()
-        life.loop.call_soon_threadsafe(life.serve, self.calls)
+        gate_thread.loop.call_soon_threadsafe(gate_thread.serve, self.calls)
 
     def __del__(self) -> None:
         with suppress(RuntimeError):  # the loop is closed
-            self._life.loop.call_soon_threadsafe(self.calls.put_nowait, None)
+            self._gate_thread.loop.call_soon_threadsafe(self.calls.put_nowait, None)
 
 
-class _Life:
+class _GateThread:
     """The thread, its loop and the gate in it. It has no reference to the SyncGatekeeper, which can
     therefore be garbage collected."""
 
@@ -115,8 +115,8 @@ class _Life:
         self.closed = False
         self.pending: set[Future[Any]] = set()
         """Futures that threads wait for."""
-        self._over = False
-        self._askers: set[asyncio.Task[None]] = set()
+        self._ended = False
+        self._callers: set[asyncio.Task[None]] = set()
         opened: Future[None] = Future()
         # A daemon, as the interpreter joins other threads before it closes the gate.
         self._thread = threading.Thread(
@@ -131,15 +131,15 @@ class _Life:
         try:
             asyncio.run(self._live(make, opened))
         finally:
-            self._over = True
+            self._ended = True
             for future in list(self.pending):
-                _settle(future, error=_gone())
+                _settle(future, error=_closed_error())
 
     def expect(self, future: Future[Any]) -> None:
         """Fail the future if the gate ends; a thread is about to wait for it."""
         self.pending.add(future)
-        if self._over:  # the thread may have failed its pending futures before the `add`
-            _settle(future, error=_gone())
+        if self._ended:  # the thread may have failed its pending futures before the `add`
+            _settle(future, error=_closed_error())
 
     async def _live(
         self, make: Callable[[], AbstractAsyncContextManager[Any]], opened: Future[None]
@@ -157,9 +157,9 @@ class _Life:
                 opened.set_exception(error)
         finally:
             self.closed = True
-            for task in self._askers:
+            for task in self._callers:
                 task.cancel()
-            await asyncio.gather(*self._askers, return_exceptions=True)
+            await asyncio.gather(*self._callers, return_exceptions=True)
 
     @property
     def inside(self) -> bool:
@@ -174,8 +174,8 @@ class _Life:
     def serve(self, calls: asyncio.Queue[_Call[Any] | None]) -> None:
         """Start the task of another thread."""
         task = self.loop.create_task(self._serve(calls))
-        self._askers.add(task)
-        task.add_done_callback(self._askers.discard)
+        self._callers.add(task)
+        task.add_done_callback(self._callers.discard)
 
     async def _serve(self, calls: asyncio.Queue[_Call[Any] | None]) -> None:
         while not self.closed and (call := await calls.get()) is not None:
@@ -189,7 +189,7 @@ class _Life:
         with suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(self._stop.set)
         if not self.inside:
-            self._thread.join(_FAREWELL)
+            self._thread.join(_CLOSE_SECONDS)
 
 
 class SyncGatekeeper:
@@ -210,7 +210,7 @@ class SyncGatekeeper:
     def __init__(self, user_agent: str, *, config: Config | None = None, **options: Any) -> None:
         """`options`: `storage`, `resolver`, `clock`, `rng` and `ledger`, as for `Gatekeeper`."""
         agent_named(user_agent)
-        self._begin(
+        self._set_up(
             partial(Gatekeeper, user_agent, config=config, **options), user_agent, as_config(config)
         )
 
@@ -224,10 +224,10 @@ class SyncGatekeeper:
         """
         self = cls.__new__(cls)
         config = as_config(options.get("config"))
-        self._begin(partial(RemoteGatekeeper, where, user_agent, **options), user_agent, config)
+        self._set_up(partial(RemoteGatekeeper, where, user_agent, **options), user_agent, config)
         return self
 
-    def _begin(
+    def _set_up(
         self,
         make: Callable[[], Gatekeeper | RemoteGatekeeper],
         user_agent: str | None,
@@ -237,13 +237,13 @@ class SyncGatekeeper:
         """The settings; adapters guard their requests by them as well."""
         self._make = make
         self._name = user_agent
-        self._life: _Life | None = None
+        self._gate_thread: _GateThread | None = None
         self._closed = False
         self._opening, self._pid = threading.Lock(), os.getpid()
         self._threads = threading.local()
 
     def __enter__(self) -> Self:
-        self._opened()
+        self._running()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -251,9 +251,9 @@ class SyncGatekeeper:
 
     def close(self) -> None:
         """Close the gate: waiting calls raise GateClosed, and open leases end. Idempotent."""
-        life = self._life
+        gate_thread = self._gate_thread
         self._closed = True
-        if life is not None:
+        if gate_thread is not None:
             self._finalize()
 
     @property
@@ -263,8 +263,8 @@ class SyncGatekeeper:
         Without one, for a sidecar, the sidecar's own, once the gate is open; None before that, and
         if the sidecar was unreachable then.
         """
-        if self._name is None and self._life is not None:
-            return cast("str | None", self._life.gate.user_agent)
+        if self._name is None and self._gate_thread is not None:
+            return cast("str | None", self._gate_thread.gate.user_agent)
         return self._name
 
     # -- questions -------------------------------------------------------------------
@@ -293,7 +293,7 @@ class SyncGatekeeper:
                 while True:
                     try:
                         decision = self.wait(lambda _: _next(found))
-                    except _Over:
+                    except _Exhausted:
                         return
                     yield decision
             finally:
@@ -414,7 +414,7 @@ class SyncGatekeeper:
 
     def wait(
         self,
-        ask: Callable[[_Asked], Coroutine[Any, Any, _T]],
+        ask: Callable[[_AnyGate], Coroutine[Any, Any, _T]],
         *,
         undo: Callable[[_T], object] | None = None,
     ) -> _T:
@@ -423,68 +423,68 @@ class SyncGatekeeper:
         `undo(result)` is called in the loop if the thread was interrupted, so that it never gets
         the result. Raises the errors of `ask`, and GateClosed.
         """
-        life = self._opened()
-        if life.inside:
+        gate_thread = self._running()
+        if gate_thread.inside:
             raise RuntimeError("a callback of the gate can't wait for it: ask in another thread")
-        asker = getattr(self._threads, "asker", None)
-        if asker is None:
-            asker = self._threads.asker = _Asker(life)
-        call = _Call(partial(ask, life.gate), undo)
-        life.expect(call.future)
-        _post(life, asker.calls.put_nowait, call)
+        caller = getattr(self._threads, "caller", None)
+        if caller is None:
+            caller = self._threads.caller = _Caller(gate_thread)
+        call = _Call(partial(ask, gate_thread.gate), undo)
+        gate_thread.expect(call.future)
+        _post(gate_thread, caller.calls.put_nowait, call)
         try:
             return call.future.result()
         except BaseException:  # the call's own error, or an interruption of this thread
-            _post(life, call.leave, quietly=True)
+            _post(gate_thread, call.abandon, quietly=True)
             raise
         finally:
-            life.pending.discard(call.future)
+            gate_thread.pending.discard(call.future)
 
-    def do(self, work: Callable[[_Asked], _T]) -> _T:
+    def do(self, work: Callable[[_AnyGate], _T]) -> _T:
         """Call `work(gate)`, which is not awaited, in the gate's loop. Raises its errors."""
-        life = self._opened()
-        if life.inside:
-            return work(life.gate)
+        gate_thread = self._running()
+        if gate_thread.inside:
+            return work(gate_thread.gate)
         done: Future[_T] = Future()
 
         def run() -> None:
             try:
-                _settle(done, work(life.gate))
+                _settle(done, work(gate_thread.gate))
             except BaseException as error:  # noqa: BLE001 - raised in the calling thread
                 _settle(done, error=error)
 
-        life.expect(done)
-        _post(life, run)
+        gate_thread.expect(done)
+        _post(gate_thread, run)
         try:
             return done.result()
         finally:
-            life.pending.discard(done)
+            gate_thread.pending.discard(done)
 
     def post(self, work: Callable[[], object]) -> None:
         """Call `work` in the gate's loop soon, without waiting, from any thread.
 
         It is not called after the gate's end.
         """
-        life = self._life
-        if life is not None and os.getpid() == life.pid:
-            _post(life, work, quietly=True)
+        gate_thread = self._gate_thread
+        if gate_thread is not None and os.getpid() == gate_thread.pid:
+            _post(gate_thread, work, quietly=True)
 
-    def _opened(self) -> _Life:
-        life = self._life
-        if life is not None and life.usable:
-            return life
-        if life is not None and os.getpid() != life.pid:
+    def _running(self) -> _GateThread:
+        gate_thread = self._gate_thread
+        if gate_thread is not None and gate_thread.usable:
+            return gate_thread
+        if gate_thread is not None and os.getpid() != gate_thread.pid:
             raise GateClosed("this gate belongs to the process that was forked: make another one")
-        if self._closed or life is not None:
+        if self._closed or gate_thread is not None:
             raise GateClosed("the gate was closed; make another one")
         if self._pid != os.getpid():  # forked, perhaps while a thread held the lock
             self._opening, self._pid = threading.Lock(), os.getpid()
         with self._opening:
-            if self._life is None:
-                self._life = _Life(self._make)
+            if self._gate_thread is None:
+                self._gate_thread = _GateThread(self._make)
                 # `finalize` also runs when the interpreter exits.
-                self._finalize = weakref.finalize(self, self._life.close)
-            return self._life
+                self._finalize = weakref.finalize(self, self._gate_thread.close)
+            return self._gate_thread
 
 
 class SyncLease:
@@ -610,7 +610,7 @@ class SyncLease:
         return self._gate.do(lambda _: work())
 
 
-class _Over(Exception):
+class _Exhausted(Exception):
     """An async generator ended (a coroutine can't raise StopAsyncIteration)."""
 
 
@@ -618,7 +618,7 @@ async def _next(found: AsyncIterator[Decision]) -> Decision:
     try:
         return await anext(found)
     except StopAsyncIteration:
-        raise _Over from None
+        raise _Exhausted from None
 
 
 async def _close(found: AsyncIterator[Decision]) -> None:
@@ -626,7 +626,7 @@ async def _close(found: AsyncIterator[Decision]) -> None:
         await found.aclose()
 
 
-def _gone() -> GateClosed:
+def _closed_error() -> GateClosed:
     return GateClosed("the gate was closed meanwhile")
 
 
@@ -643,9 +643,9 @@ def _give_back(lease: Any) -> None:
         lease.give_back()
 
 
-def _post(life: _Life, work: Callable[..., object], *given: Any, quietly: bool = False) -> None:
+def _post(to: _GateThread, work: Callable[..., object], *given: Any, quietly: bool = False) -> None:
     try:
-        life.loop.call_soon_threadsafe(work, *given)
+        to.loop.call_soon_threadsafe(work, *given)
     except RuntimeError:
         if not quietly:
             raise GateClosed("the gate was closed; make another one") from None

@@ -123,7 +123,7 @@ class ScriptedGate(Gatekeeper):
         the error that fetching it meets, such as TimeoutError()."""
         self.robots_files.say(url, robots)
 
-    def _source(self, session: aiohttp.ClientSession) -> Any:
+    def _make_fetcher(self, session: aiohttp.ClientSession) -> Any:
         return self.robots_files
 
 

@@ -163,4 +163,4 @@ async def test_attempts_that_overlap_run_on_one_account() -> None:
     one.stop()
     await clock.elapse(1.0)
     one.stop()
-    assert (one.left, among.running) == (1.0, {})
+    assert (one.seconds_left, among.running) == (1.0, {})

@@ -53,21 +53,21 @@ from gatekeeper.urls import Target, mask, parse
 
 _log = logging.getLogger(__name__)
 
-ON_THE_WAY = 1.0
+TRANSIT_SECONDS = 1.0
 """Seconds that a granted request may take to arrive: it must be allowed at their end, too."""
 
-_SOON = 1.0
+_RETRY_SECONDS = 1.0
 """Retry delay in seconds if only the caller itself is in the way of an answer."""
 
-_AFTER_AN_ERROR = 60.0
+_ERROR_RETRY_SECONDS = 60.0
 """Retry delay in seconds after an internal error."""
 
-_AFTER_A_FULL_DISK = 5.0
+_STORAGE_RETRY_SECONDS = 5.0
 """Retry delay in seconds while the state file can't be written."""
-_AFTER_A_LOSS = 2.0
+_FLEET_RETRY_SECONDS = 2.0
 """Retry delay in seconds while the fleet's store can't be reached."""
 
-NoTurn = LedgerLost | BudgetSpent
+TurnError = LedgerLost | BudgetSpent
 """Errors, beside a state file that can't be written, for which no page of a host gets a turn."""
 
 DENY_ALL = RobotsTxt.parse("User-agent: *\nDisallow: /\n")
@@ -94,7 +94,7 @@ class DecisionIds:
         return f"{self.prefix}{next(self.numbers):x}"
 
 
-class _Judged(msgspec.Struct, frozen=True, gc=False):
+class _Ruling(msgspec.Struct, frozen=True, gc=False):
     """The verdict of a policy about a path at one moment."""
 
     verdict: Verdict
@@ -104,15 +104,15 @@ class _Judged(msgspec.Struct, frozen=True, gc=False):
     retry_at: datetime | None = None
 
 
-_ROBOTS_FILE = _Judged(Verdict.ALLOW, Reason.ROBOTS_FILE, None, False)
+_ROBOTS_FILE = _Ruling(Verdict.ALLOW, Reason.ROBOTS_FILE, None, False)
 
 
-def _judge(policy: Policy, match: Match, otherwise: Reason, walls: Sequence[float]) -> _Judged:
+def _judge(policy: Policy, match: Match, otherwise: Reason, walls: Sequence[float]) -> _Ruling:
     """Turn a match into a verdict.
 
-    `otherwise` is the reason if no rule matched: that of the file, such as no_file, empty_file or
-    soft_404. `walls` are the wall times at which Visit-time must admit a visit; empty if the policy
-    has no Visit-time.
+    `otherwise` is the reason if no rule matched: that of the file, such as no_file, empty_file
+    or soft_404. `walls` are the times at which Visit-time must admit a visit; empty if the
+    policy has no Visit-time.
     """
     verdict = Verdict.ALLOW if match.allowed else Verdict.DENY
     reason = otherwise if match.rule is None else Reason.RULE
@@ -120,8 +120,8 @@ def _judge(policy: Policy, match: Match, otherwise: Reason, walls: Sequence[floa
         for moment in map(utc, walls):
             if not policy.may_visit(moment):  # Robot Exclusion Standard 2.0, Visit-time (V2-24)
                 reason, retry_at = Reason.OUTSIDE_VISIT_TIME, policy.next_visit(moment)
-                return _Judged(Verdict.DEFER, reason, match.rule, match.conflict, retry_at)
-    return _Judged(verdict, reason, match.rule, match.conflict)
+                return _Ruling(Verdict.DEFER, reason, match.rule, match.conflict, retry_at)
+    return _Ruling(verdict, reason, match.rule, match.conflict)
 
 
 def refused_request(url: str, header: str, note: str, decision_id: str = "") -> Decision:
@@ -198,14 +198,14 @@ class Decider:
         self.texts: FileTexts = FileTexts(config)
         """The texts of all records."""
         self._counts: Counter[tuple[Verdict, Reason]] = Counter()
-        self._without_file: dict[str, Policy] = {}
+        self._policies_without_file: dict[str, Policy] = {}
         """Policies of an origin without a file, by agent."""
         self._cache = DecisionCache(
             self.records, ids.prefix, agent=agent, max_agents=config.cache.max_agents
         )
         self.numbers: itertools.count[int] = ids.numbers
         """Counter of the decision ids."""
-        self.recall_lease: Callable[[str], CachedOrigin | None] = self._cache.allowed_origin
+        self.recall_allowed: Callable[[str], CachedOrigin | None] = self._cache.allowed_origin
         """Return the cache entry of a URL's origin if the gate's own agent may fetch the URL. None
         if the URL is not plain text or not allowed."""
         self.verdict: Callable[[Record, str], bool | None] = self._cache.verdict
@@ -248,7 +248,7 @@ class Decider:
         origin, if any. Visit-time must admit a visit now and `ahead` seconds from now.
         """
         if record is None:
-            return self.outright(raw, target, agent)
+            return self.decide_without_file(raw, target, agent)
         return self.decide_by(record, raw, target, agent, moment, ahead=ahead)
 
     def decide_by(
@@ -262,16 +262,16 @@ class Decider:
         ahead: float = 0.0,
     ) -> Decision:
         """Decide as `decide` does, for an origin with a record: there is always a decision."""
-        outright = self.outright(raw, target, agent)
-        if outright is not None:
-            return outright
+        decision = self.decide_without_file(raw, target, agent)
+        if decision is not None:
+            return decision
         standing = record.standing(moment)
         decision = self._by_record(raw, target.path, agent, record, standing, moment, ahead)
         if self._cache.on and record.warm and moment.now < record.fresh_until:
-            self._keep(decision, target.path, record, agent, moment)
+            self._cache_decision(decision, target.path, record, agent, moment)
         return decision
 
-    def allowed_steadily(
+    def steady_interval(
         self, record: Record, raw: str, target: Target, moment: Moment
     ) -> RobotsInterval | None:
         """Return the file's interval if the file allows the URL to the gate's own agent at every
@@ -280,17 +280,17 @@ class Decider:
         if (
             not record.reachable
             or moment.now >= record.fresh_until
-            or self._cache.often(record)  # its decisions are cached from now on
+            or self._cache.count_question(record)  # its decisions are cached from now on
             or (rules := self._flat(record, text, self.agent)) is None
             or text is None
             or text.interval is None
-            or self.outright(raw, target, self.agent) is not None
+            or self.decide_without_file(raw, target, self.agent) is not None
         ):
             return None
         score = rules.score(target.path)
         return text.interval if score is not None and score & 1 else None
 
-    def outright(self, raw: str, target: Target, agent: str) -> Decision | None:
+    def decide_without_file(self, raw: str, target: Target, agent: str) -> Decision | None:
         """Decide by the guard and the operator's rules, without the file. None if neither does."""
         refusal = None if self._guard is None else self._guard.refuses_target(target)
         if refusal is not None:
@@ -317,21 +317,21 @@ class Decider:
         if is_robots_txt(path):
             # "/robots.txt" is implicitly allowed (RFC 9309 section 2.2.2, RFC-20; the drafts of
             # 1996 and 2.0, R96-16 and V2-34).
-            judged = _ROBOTS_FILE
-        elif standing.verdict is not None or not standing.applies:
+            ruling = _ROBOTS_FILE
+        elif standing.verdict is not None or not standing.speaks:
             # T2: everything that the guard refused is shown with the same reason.
-            ours = standing.reason is Reason.EGRESS_POLICY
-            judged = _Judged(
+            refused = standing.reason is Reason.EGRESS_POLICY
+            ruling = _Ruling(
                 standing.verdict or Verdict.DEFER,
-                Reason.BLOCKED if ours else standing.reason,
+                Reason.BLOCKED if refused else standing.reason,
                 None,
                 False,
-                _moment(standing.retry_at),
+                _utc_or_none(standing.retry_at),
             )
         else:
             return self._by_text(raw, path, agent, record, standing, moment, ahead)
-        note = BLOCKED_NOTE if judged.reason is Reason.BLOCKED else None
-        return self._told(raw, origin, agent, standing, judged, None, None, note)
+        note = BLOCKED_NOTE if ruling.reason is Reason.BLOCKED else None
+        return self._build(raw, origin, agent, standing, ruling, None, None, note)
 
     def _by_text(
         self,
@@ -347,20 +347,20 @@ class Decider:
         rules = self._flat(record, text, agent)
         score = None if rules is None else rules.score(path)
         if rules is not None and score == NO_RULE:
-            judged = _Judged(Verdict.ALLOW, standing.reason, None, False)
-            return self._told(raw, origin, agent, standing, judged, rules.crawl_delay, None, None)
+            ruling = _Ruling(Verdict.ALLOW, standing.reason, None, False)
+            return self._build(raw, origin, agent, standing, ruling, rules.crawl_delay, None, None)
         policy = self.policy(record, text, agent)
         rule = None if rules is None or score is None else policy.rule_by(rules, path, score)
         if rules is not None and score is not None and rule is not None:
             verdict = Verdict.ALLOW if score & 1 else Verdict.DENY
-            judged = _Judged(verdict, Reason.RULE, rule, False)
-            return self._told(raw, origin, agent, standing, judged, rules.crawl_delay, None, None)
+            ruling = _Ruling(verdict, Reason.RULE, rule, False)
+            return self._build(raw, origin, agent, standing, ruling, rules.crawl_delay, None, None)
         match = policy.match_path(path, origin)
         walls = (moment.wall_time, moment.wall_time + ahead)
-        judged = _judge(policy, match, standing.reason, walls)
+        ruling = _judge(policy, match, standing.reason, walls)
         clamped = self._clamped(policy, standing, moment)
-        return self._told(
-            raw, origin, agent, standing, judged, policy.crawl_delay, clamped, clamped
+        return self._build(
+            raw, origin, agent, standing, ruling, policy.crawl_delay, clamped, clamped
         )
 
     def _flat(self, record: Record, text: FileText | None, agent: str) -> FlatRules | None:
@@ -377,33 +377,33 @@ class Decider:
             rules = text.ready = policy.flat() or policy
         return rules if isinstance(rules, FlatRules) else None
 
-    def _told(
+    def _build(
         self,
         raw: str,
         origin: str,
         agent: str,
         standing: Standing,
-        judged: _Judged,
+        ruling: _Ruling,
         crawl_delay: float | None,
         clamped: str | None,
         note: str | None,
     ) -> Decision:
-        self._counts[judged.verdict, judged.reason] += 1
+        self._counts[ruling.verdict, ruling.reason] += 1
         return Decision(
-            verdict=judged.verdict,
-            reason=judged.reason,
-            url=_shown(raw),
+            verdict=ruling.verdict,
+            reason=ruling.reason,
+            url=_masked(raw),
             origin=origin,
             user_agent=agent,
             state=standing.state,
-            rule=judged.rule,
-            retry_at=judged.retry_at if judged.verdict is Verdict.DEFER else None,
+            rule=ruling.rule,
+            retry_at=ruling.retry_at if ruling.verdict is Verdict.DEFER else None,
             robots_status=standing.status,
-            fetched_at=_moment(standing.fetched_at),
-            expires_at=_moment(standing.expires_at),
+            fetched_at=_utc_or_none(standing.fetched_at),
+            expires_at=_utc_or_none(standing.expires_at),
             hops=standing.hops,
             crawl_delay=crawl_delay,
-            conflict=judged.conflict,
+            conflict=ruling.conflict,
             clamped=clamped is not None,
             note=note,
             id=self._ids(),
@@ -428,21 +428,21 @@ class Decider:
         A text in parsed form keeps its policies. A packed text is parsed for this question only,
         unless its origin was asked about lately: then it stays parsed.
         """
-        most = self._config.cache.max_agents
+        max_agents = self._config.cache.max_agents
         if text is None:  # one policy for all origins without a file
-            policy = self._without_file.get(agent)
+            policy = self._policies_without_file.get(agent)
             if policy is None:
-                if len(self._without_file) >= most:
-                    self._without_file.clear()
-                policy = self._without_file[agent] = self.policy_of(NO_TEXT, agent)
+                if len(self._policies_without_file) >= max_agents:
+                    self._policies_without_file.clear()
+                policy = self._policies_without_file[agent] = self.policy_of(NO_TEXT, agent)
             return policy
         policy = text.policy_for(agent)
         if policy is None:
             robots = text.robots
-            if text.parsed is None and self._cache.asked_lately(record):
+            if text.parsed is None and self._cache.would_cache_next(record):
                 self.texts.wake(text, robots)
             policy = self.policy_of(robots, agent)
-            text.add_policy(policy, most)
+            text.keep_policy(policy, max_agents)
         return policy
 
     def policy_of(self, robots: RobotsTxt, agent: str) -> Policy:
@@ -476,16 +476,16 @@ class Decider:
 
         `took`: seconds that its retrieval took.
         """
-        ours = text is not None and agent == self.agent
-        if text is not None and ours and text.interval is not None:
+        own_agent = agent == self.agent
+        if text is not None and own_agent and text.interval is not None:
             return text.interval
         policy = self.policy(record, text, agent)
-        steadily = policy.asks_steadily
-        quick = steadily and policy.crawl_delay is None
-        found = NO_RATE if quick else self._interval_now(policy, took, moment)
-        if text is not None and ours and steadily:
-            text.interval = found
-        return found
+        steady = policy.asks_steadily
+        no_rate = steady and policy.crawl_delay is None
+        interval = NO_RATE if no_rate else self._interval_now(policy, took, moment)
+        if text is not None and own_agent and steady:
+            text.interval = interval
+        return interval
 
     @staticmethod
     def _interval_now(policy: Policy, took: float | None, moment: Moment) -> RobotsInterval:
@@ -496,7 +496,7 @@ class Decider:
             return NO_RATE
         if policy.request_rates:
             # The hours of a slower Request-rate may begin before the request arrives.
-            later = utc(wall + ON_THE_WAY)
+            later = utc(wall + TRANSIT_SECONDS)
             then = policy.interval(later, took)
             if then is not None and then > seconds:
                 seconds, at = then, later
@@ -517,61 +517,61 @@ class Decider:
         record, path = found
         if (cached := record.cached) is not None:
             origin: CachedOrigin | None = cached.get(agent)
-            if origin is not None and origin.keeps:
-                return self.of_cached(origin, path, url, next(self.numbers))
-        if agent != self.agent or record.ready != self._cache.word:
+            if origin is not None and origin.cacheable:
+                return self.build_cached(origin, path, url, next(self.numbers))
+        if agent != self.agent or record.ready != self._cache.rules_version:
             return None
         text, moment = record.text, Moment(now, clock.wall())
         if text is not None and text.parsed is None and text.size >= LARGE:
             return None
         standing = record.standing(moment)
         decision = self._by_record(url, path, agent, record, standing, moment, 0.0)
-        self._keep(decision, path, record, agent, moment)
+        self._cache_decision(decision, path, record, agent, moment)
         return decision
 
     def find(self, url: str, agent: str, now: float) -> tuple[CachedOrigin, str] | None:
         """Return the cache entry of the URL's origin, and the URL's path, as `recall` uses them."""
         return self._cache.find(url, agent, now)
 
-    def of_cached(self, origin: CachedOrigin, path: str, url: str, number: int) -> Decision:
+    def build_cached(self, origin: CachedOrigin, path: str, url: str, number: int) -> Decision:
         """Build the decision about a URL from the cache entry of its origin; `number` becomes its
         id."""
-        cached = self._cached(origin, path)
+        cached = self._cached_decision(origin, path)
         return replace(cached.decision, url=url, id=f"{self._prefix}{number:x}")
 
-    def _cached(self, origin: CachedOrigin, path: str) -> CachedDecision:
+    def _cached_decision(self, origin: CachedOrigin, path: str) -> CachedDecision:
         """Return the cached decision about a path, made first if need be, and count it."""
         code = origin.rule_of(path)
         cached = origin.decisions.get(code)
         if cached is None:
-            cached = self._keep_rule(origin, code, path)
-        cached.count[0] += 1
+            cached = self._cache_rule(origin, code, path)
+        cached.counter[0] += 1
         return cached
 
-    def _keep_rule(self, origin: CachedOrigin, code: int, path: str) -> CachedDecision:
+    def _cache_rule(self, origin: CachedOrigin, code: int, path: str) -> CachedDecision:
         """Cache the decision of a rule that no URL matched before."""
         if code == ROBOTS_FILE:  # RFC 9309 section 2.2.2 (RFC-20)
-            judged = _ROBOTS_FILE
-            like = replace(origin.first_decision, crawl_delay=None, clamped=False, note=None)
+            ruling = _ROBOTS_FILE
+            template = replace(origin.first_decision, crawl_delay=None, clamped=False, note=None)
         else:
             match = origin.policy.match_of(code, path, origin.origin)
-            judged = _judge(origin.policy, match, origin.reason, ())
-            like = origin.first_decision
+            ruling = _judge(origin.policy, match, origin.reason, ())
+            template = origin.first_decision
         decision = replace(
-            like,
-            verdict=judged.verdict,
-            reason=judged.reason,
-            rule=judged.rule,
-            conflict=judged.conflict,
+            template,
+            verdict=ruling.verdict,
+            reason=ruling.reason,
+            rule=ruling.rule,
+            conflict=ruling.conflict,
         )
-        return self._cache.keep(origin, code, decision)
+        return self._cache.add_decision(origin, code, decision)
 
     def write(self, url: str, agent: str, now: float) -> WrittenDecision | None:
         """Recall a decision to be sent as JSON. None if the cache does not have it."""
         found = self._cache.find(url, agent, now)
         if found is None:
             return None
-        return WrittenDecision(self._cached(*found), url, next(self.numbers))
+        return WrittenDecision(self._cached_decision(*found), url, next(self.numbers))
 
     def write_many(self, urls: Sequence[str], agent: str, now: float) -> DecisionBatch:
         """Recall decisions about many URLs, to be sent as JSON.
@@ -580,43 +580,43 @@ class Decider:
         """
         return self._cache.write_many(urls, agent, now, self.numbers)
 
-    def _keep(
+    def _cache_decision(
         self, decision: Decision, path: str, record: Record, agent: str, moment: Moment
     ) -> None:
         """Cache what makes the next questions about a warm record cheaper."""
-        origin = self._cache.known(record, agent)
+        origin = self._cache.entry(record, agent)
         if origin is None:
             text = record.text
             # The decision about /robots.txt itself is not made by a rule of the file.
             if not record.reachable or decision.reason is Reason.ROBOTS_FILE:
                 return
-            often, ours = self._cache.often(record), agent == self.agent
-            if not often and (not ours or record.ready == self._cache.word):
+            frequent, own = self._cache.count_question(record), agent == self.agent
+            if not frequent and (not own or record.ready == self._cache.rules_version):
                 return
-            rules = None if often else self._flat(record, text, agent)
+            rules = None if frequent else self._flat(record, text, agent)
             if rules is None:
                 policy = self.policy(record, text, agent)
                 # With a Visit-time each decision depends on the clock: nothing can be cached.
                 if policy.timed:
                     return
-                if text is not None and ours and text.parsed is not None and text.ready is None:
+                if own and text is not None and text.parsed is not None and text.ready is None:
                     text.ready = policy
-            if ours:
-                record.ready, record.rules = self._cache.word, rules
-            if not often:
+            if own:
+                record.ready, record.rules = self._cache.rules_version, rules
+            if not frequent:
                 return
             hourly = bool(policy.request_rates)
-            origin = self._cache.add(
+            origin = self._cache.add_origin(
                 record,
                 policy,
                 agent,
                 decision,
                 interval=None if hourly else self.interval(record, agent, moment),
                 # Whether the interval is clamped, which a decision shows, depends on the hour.
-                keeps=not (hourly and self._max_interval is not None),
+                cacheable=not (hourly and self._max_interval is not None),
             )
-        if origin is not None and origin.keeps:
-            self._cache.keep(origin, origin.rule_of(path), decision)
+        if origin is not None and origin.cacheable:
+            self._cache.add_decision(origin, origin.rule_of(path), decision)
 
     # --- without a file -----------------------------------------------------------------
 
@@ -624,11 +624,11 @@ class Decider:
         """Return DENY for a malformed URL of a batch, where an exception would lose the others."""
         return self._simple(Verdict.DENY, Reason.INVALID_URL, raw, None, agent, note=problem)
 
-    def failed(self, raw: str, agent: str, error: Exception, moment: Moment) -> Decision:
+    def internal_error(self, raw: str, agent: str, error: Exception, moment: Moment) -> Decision:
         """Return DEFER for a URL whose question met an internal error, and log the error."""
         _log.error("no decision about %s", mask(raw, query=False), exc_info=error)
         note = f"an error of gatekeeper's own ({type(error).__name__}); its log says more"
-        return self._defer(Reason.INTERNAL, raw, None, agent, moment, _AFTER_AN_ERROR, note)
+        return self._defer(Reason.INTERNAL, raw, None, agent, moment, _ERROR_RETRY_SECONDS, note)
 
     def refused(self, url: str, header: str, note: str) -> Decision:
         """Return `refused_request` with an id (T20). The guard counts it."""
@@ -642,9 +642,9 @@ class Decider:
 
     def unknown(self, raw: str, target: Target, agent: str, moment: Moment) -> Decision:
         """Return DEFER: nothing usable is cached, and the question may not wait for the file."""
-        return self._defer(Reason.UNKNOWN, raw, target, agent, moment, _SOON)
+        return self._defer(Reason.UNKNOWN, raw, target, agent, moment, _RETRY_SECONDS)
 
-    def held_back(
+    def own_lease(
         self, raw: str, target: Target, agent: str, held: str, whose: str, moment: Moment
     ) -> Decision:
         """Return DEFER: the file needs a turn of a host whose lease the asking task, or the task
@@ -653,10 +653,10 @@ class Decider:
         `held` is the URL of that lease, `whose` describes its holder.
         """
         note = f"robots.txt would wait for {held}, {whose}"
-        return self._defer(Reason.OWN_LEASE, raw, target, agent, moment, _SOON, note)
+        return self._defer(Reason.OWN_LEASE, raw, target, agent, moment, _RETRY_SECONDS, note)
 
     def no_turn(
-        self, raw: str, target: Target, agent: str, why: str | NoTurn, moment: Moment
+        self, raw: str, target: Target, agent: str, why: str | TurnError, moment: Moment
     ) -> Decision:
         """Return DEFER: the host grants no turn.
 
@@ -667,9 +667,9 @@ class Decider:
         if isinstance(why, BudgetSpent):
             reason, seconds = Reason.BUDGET, why.seconds
         elif isinstance(why, LedgerLost):
-            reason, seconds = Reason.FLEET, _AFTER_A_LOSS
+            reason, seconds = Reason.FLEET, _FLEET_RETRY_SECONDS
         else:
-            reason, seconds = Reason.STORAGE, _AFTER_A_FULL_DISK
+            reason, seconds = Reason.STORAGE, _STORAGE_RETRY_SECONDS
             note = f"the clock of {target.host} can't be kept: {why}"
         return self._defer(reason, raw, target, agent, moment, seconds, note)
 
@@ -679,24 +679,24 @@ class Decider:
         """Return the decision of a hypothetical file, fetched with the outcome of `row`, at that
         wall time. It is not counted and has no id."""
         if is_robots_txt(target.path):  # RFC 9309 section 2.2.2 (RFC-20)
-            judged = _ROBOTS_FILE
+            ruling = _ROBOTS_FILE
         elif row.verdict is not None:
-            judged = _Judged(row.verdict, row.reason, None, False)
+            ruling = _Ruling(row.verdict, row.reason, None, False)
         else:
             match = policy.match_path(target.path, target.origin)
-            judged = _judge(policy, match, row.reason, (wall,))
-        spoken = row.verdict is None and judged.reason is not Reason.ROBOTS_FILE
+            ruling = _judge(policy, match, row.reason, (wall,))
+        by_rules = row.verdict is None and ruling.reason is not Reason.ROBOTS_FILE
         return Decision(
-            verdict=judged.verdict,
-            reason=judged.reason,
+            verdict=ruling.verdict,
+            reason=ruling.reason,
             url=mask(raw),
             origin=target.origin,
             user_agent=agent,
             state=row.state,
-            rule=judged.rule,
-            retry_at=judged.retry_at,
-            crawl_delay=policy.crawl_delay if spoken else None,
-            conflict=judged.conflict,
+            rule=ruling.rule,
+            retry_at=ruling.retry_at,
+            crawl_delay=policy.crawl_delay if by_rules else None,
+            conflict=ruling.conflict,
         )
 
     def _defer(
@@ -729,7 +729,7 @@ class Decider:
         return Decision(
             verdict=verdict,
             reason=reason,
-            url=mask(raw) if target is None else _shown(raw),
+            url=mask(raw) if target is None else _masked(raw),
             origin="" if target is None else target.origin,
             user_agent=agent,
             state=state,
@@ -739,10 +739,10 @@ class Decider:
         )
 
 
-def _shown(raw: str) -> str:
+def _masked(raw: str) -> str:
     """Return the URL with credentials masked; only one with an `@` can have them."""
     return mask(raw) if "@" in raw else raw
 
 
-def _moment(wall: float | None) -> datetime | None:
+def _utc_or_none(wall: float | None) -> datetime | None:
     return None if wall is None else utc(wall)

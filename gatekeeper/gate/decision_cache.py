@@ -11,9 +11,9 @@ Only plain URLs are looked up here: those whose text after the authority is the 
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -32,11 +32,11 @@ from gatekeeper.split_dict import MASK, SplitDict
 _encode = msgspec.json.Encoder().encode
 _MAX_RULES = 256
 """Cached decisions of one file; the URLs of a site match few of its rules."""
-_OFTEN = 4
+_CACHE_AFTER = 4
 """Questions about an origin after which its decisions are cached, if no more than 5,000 to 7,500
 questions about other origins lie between any two of them. A crawl that asks a hundred thousand
 origins in turn caches none."""
-_ERA, _ERAS = 2_500, 2
+_QUESTIONS_PER_ERA, _MAX_ERAS = 2_500, 2
 """Questions per era, and the most eras that may lie between two questions about an origin."""
 _MAX_ORIGINS = 5_000
 """Origins whose decisions are cached; the one that was added first is evicted."""
@@ -45,11 +45,11 @@ _MAX_ORIGINS = 5_000
 class CachedDecision:
     """The cached decision of one rule, and the counter of how often it was given."""
 
-    __slots__ = ("count", "decision", "json", "prefix")
+    __slots__ = ("counter", "decision", "json", "prefix")
 
-    def __init__(self, decision: Decision, count: list[int], prefix: str) -> None:
+    def __init__(self, decision: Decision, counter: list[int], prefix: str) -> None:
         self.decision: Decision = decision
-        self.count: list[int] = count
+        self.counter: list[int] = counter
         """A list of one counter, shared by all entries with the same verdict and reason, so that
         counting needs no look-up."""
         self.json: tuple[bytes, bytes] | None = None
@@ -109,15 +109,17 @@ class DecisionBatch(Sequence[str]):
     once none is missing.
     """
 
-    __slots__ = ("_first", "_given", "_octets")
+    __slots__ = ("_first_number", "_given", "_octets")
 
-    def __init__(self, given: list[CachedDecision | None], octets: list[bytes], first: int) -> None:
+    def __init__(
+        self, given: list[CachedDecision | None], octets: list[bytes], first_number: int
+    ) -> None:
         """`given`: the cached decision of each URL, None if it is missing; `octets`: each URL,
-        plain where its decision is given; `first`: the number in the id of the first decision, from
-        which the others count on."""
+        plain if its decision is given; `first_number`: the number in the id of the first decision,
+        from which the others count on."""
         self._given = given
         self._octets = octets
-        self._first = first
+        self._first_number = first_number
 
     def missing(self) -> list[int]:
         """Return the indexes of the URLs that have to be decided."""
@@ -129,7 +131,7 @@ class DecisionBatch(Sequence[str]):
         """Count the given decisions in the statistics; return how often each one was given."""
         tally = Counter(filter(None, self._given))
         for cached, count in tally.items():
-            cached.count[0] += count
+            cached.counter[0] += count
         return tally
 
     def add(self, decisions: Iterable[Decision]) -> None:
@@ -139,24 +141,23 @@ class DecisionBatch(Sequence[str]):
 
     def written(self) -> list[WrittenDecision]:
         """Return the decisions that were not missing."""
-        found = zip(
-            self._given, self._octets, range(self._first, self._first + len(self)), strict=True
-        )
+        numbers = itertools.count(self._first_number)
+        found = zip(self._given, self._octets, numbers, strict=False)
         return [WrittenDecision(one, url.decode(), n) for one, url, n in found if one is not None]
 
     def body(self) -> list[bytes]:
         """Encode as `{"decisions":[...]}`, in pieces: one piece of half a megabyte would be newly
         allocated each time, which costs as much as encoding."""
-        pieces = [self._text(start) for start in range(0, len(self), _PIECE)] or [b","]
+        pieces = [self._text(start) for start in range(0, len(self), _PIECE_SIZE)] or [b","]
         pieces[0] = b'{"decisions":[' + pieces[0]
         pieces[-1] = pieces[-1][:-1] + b"]}"
         return pieces
 
     def _text(self, start: int) -> bytes:
         """Encode the piece that begins at `start`, with a comma after each decision."""
-        given = self._given[start : start + _PIECE]
-        first, size = self._first + start, len(given)
-        pairs = [_LATE if one is None else one.json or one.write() for one in given]
+        given = self._given[start : start + _PIECE_SIZE]
+        first, size = self._first_number + start, len(given)
+        pairs = [_MISSING_PARTS if one is None else one.json or one.write() for one in given]
         # Formatting all numbers together takes half the time of formatting each by itself.
         ends = (b'%x"}, ' * size % (*range(first, first + size),)).split()
         if None in given:
@@ -177,11 +178,11 @@ class DecisionBatch(Sequence[str]):
         cached, text = self._given[place], self._octets[place].decode()
         if cached is None:
             return text
-        return WrittenDecision(cached, text, self._first + place % len(self)).json().decode()
+        return WrittenDecision(cached, text, self._first_number + place % len(self)).json().decode()
 
 
-_LATE: Final = b"", b""
-_PIECE: Final = 128
+_MISSING_PARTS: Final = b"", b""
+_PIECE_SIZE: Final = 128
 """Decisions that are encoded in one piece, of about 60 kB."""
 
 
@@ -189,16 +190,16 @@ class CachedOrigin:
     """Cache entry of one record for one agent."""
 
     __slots__ = (
-        *(
-            "decisions",
-            "first_decision",
-            "first_match",
-            "host",
-            "interval",
-            "keeps",
-            "origin",
-        ),
-        *("policy", "reason", "rule_of"),
+        "cacheable",
+        "decisions",
+        "first_decision",
+        "host",
+        "interval",
+        "origin",
+        "policy",
+        "quick_answer",
+        "reason",
+        "rule_of",
     )
 
     def __init__(
@@ -208,32 +209,32 @@ class CachedOrigin:
         first_decision: Decision,
         *,
         interval: RobotsInterval | None,
-        keeps: bool,
-        ours: bool,
+        cacheable: bool,
+        own_agent: bool,
     ) -> None:
         """`first_decision` was made by the record, about a URL other than /robots.txt; `interval`
-        is the file's, None if it changes with the hour; `keeps`: its decisions may be cached;
-        `ours`: it is for the gate's own agent."""
+        is the file's, None if it changes with the hour; `cacheable`: its decisions may be cached;
+        `own_agent`: it is for the gate's own agent."""
         self.origin: str = record.origin
         self.host: str = urls.host_of(record.origin)
         self.policy = policy
         self.first_decision = first_decision
         self.reason: Reason = record.current.outcome.row.reason
         """The reason if no rule matches."""
-        rule_of = policy.decider(record.origin) if keeps else None
-        self.keeps: bool = rule_of is not None
-        self.interval: RobotsInterval | None = interval if self.keeps else None
+        rule_of = policy.decider(record.origin) if cacheable else None
+        self.cacheable: bool = rule_of is not None
+        self.interval: RobotsInterval | None = interval if self.cacheable else None
         self.rule_of: Callable[[str], int] = rule_of or _no_rule
         """Returns the code of the rule that decides a path."""
         self.decisions: dict[int, CachedDecision] = {}
         """Cached decisions by the code of their rule."""
-        self.first_match: QuickAnswer | None = policy.quick_answer() if ours else None
+        self.quick_answer: QuickAnswer | None = policy.quick_answer() if own_agent else None
         """For `allowed`: decides the text after the authority, or returns None if the text has to
         be parsed as a URL first. None once the record is no longer warm."""
 
     def retire(self) -> None:
         """Stop answering: the record is no longer warm."""
-        self.first_match = None
+        self.quick_answer = None
 
 
 def _no_rule(_path: str) -> int:
@@ -241,7 +242,7 @@ def _no_rule(_path: str) -> int:
     return -4
 
 
-_Found = tuple[Callable[[str], int], Callable[[int], CachedDecision | None]]
+_RuleLookups = tuple[Callable[[str], int], Callable[[int], CachedDecision | None]]
 
 
 class DecisionCache:
@@ -253,29 +254,29 @@ class DecisionCache:
         """`records`: the directory's hot records by origin; `prefix`: that of decision ids;
         `agent`: the gate's own; `max_agents`: the most agents with cached decisions per record."""
         self.on: bool = speedups.ON
-        self.word: int = 1
+        self.rules_version: int = 1
         """Version of the operator's rules: a record is ready if `record.ready` equals it."""
         self._few, self._many = records.first, records.table
         self._prefix = prefix
         self._agent = agent
         self._max_agents = max_agents
         self._counts: dict[tuple[Verdict, Reason], list[int]] = {}
-        self._era, self._left = _ERAS + 1, _ERA
+        self._era, self._left_in_era = _MAX_ERAS + 1, _QUESTIONS_PER_ERA
         """The current era, and the questions left in it; questions about origins without cached
         decisions are counted in eras. All records asked in an era share its number, one int object:
         with the question's own number, each question would free an int far away in memory."""
-        self._taken_in: deque[Record] = deque()
+        self._cached_records: deque[Record] = deque()
         """Records with cached decisions, the oldest first."""
 
     def forget(self) -> None:
         """Drop every cached decision; the cost does not grow with the number of records."""
-        self.word += 1
-        while self._taken_in:
-            self._taken_in.pop().drop_cached()
+        self.rules_version += 1
+        while self._cached_records:
+            self._cached_records.pop().drop_cached()
 
     def counts(self) -> Counter[tuple[Verdict, Reason]]:
         """Count the decisions given from this cache, by verdict and reason."""
-        return Counter({key: count[0] for key, count in self._counts.items() if count[0]})
+        return Counter({key: counter[0] for key, counter in self._counts.items() if counter[0]})
 
     # --- looking up ---------------------------------------------------------------------
 
@@ -294,7 +295,7 @@ class DecisionCache:
         if found is None or (cached := found[0].cached) is None:
             return None
         origin: CachedOrigin | None = cached.get(agent)
-        return (origin, found[1]) if origin is not None and origin.keeps else None
+        return (origin, found[1]) if origin is not None and origin.cacheable else None
 
     def warm_record(self, url: str, now: float) -> tuple[Record, str] | None:
         """Return the warm record of a plain URL, written with its origin's exact text, and the
@@ -307,7 +308,7 @@ class DecisionCache:
         record = self._few.get(origin) or self._many[hash(origin) & MASK].get(origin)
         if record is None or cut < 0 or now >= record.fresh_until or len(url) > urls.MAX_URL:
             return None
-        if record.cached is None and record.ready != self.word:
+        if record.cached is None and record.ready != self.rules_version:
             return None
         path = url[cut:]
         return (record, path) if urls.is_sent_as_written(path) else None
@@ -320,10 +321,10 @@ class DecisionCache:
         decisions about the origin are worth caching from now on, for which one has to be built. No
         clock is read: a timer ends the time for which a record is warm.
         """
-        if record.ready != self.word or len(path) >= speedups.SURELY_SHORT:
+        if record.ready != self.rules_version or len(path) >= speedups.SURELY_SHORT:
             return None
         as_sent = "/." not in path and is_normal_path(path)
-        if (not as_sent and not urls.is_sent_as_written(path)) or self.often(record):
+        if (not as_sent and not urls.is_sent_as_written(path)) or self.count_question(record):
             return None
         rules = record.rules
         if rules is None:
@@ -338,21 +339,21 @@ class DecisionCache:
         score = rules.score_as_sent(path) if as_sent else rules.score(path)
         return None if score is None else bool(score & 1) or is_robots_txt(path)
 
-    def asked_lately(self, record: Record) -> bool:
+    def would_cache_next(self, record: Record) -> bool:
         """Return True if its decisions are worth caching with the next question."""
         if not self.on:
             return True
-        return record.asked >= _OFTEN - 1 and self._era - record.seen <= _ERAS
+        return record.asked >= _CACHE_AFTER - 1 and self._era - record.seen <= _MAX_ERAS
 
-    def often(self, record: Record) -> bool:
+    def count_question(self, record: Record) -> bool:
         """Count a question about a record. Return True if its decisions are worth caching."""
-        self._left -= 1
-        if self._left <= 0:
-            self._era, self._left = self._era + 1, _ERA
+        self._left_in_era -= 1
+        if self._left_in_era <= 0:
+            self._era, self._left_in_era = self._era + 1, _QUESTIONS_PER_ERA
         era = self._era
-        record.asked = record.asked + 1 if era - record.seen <= _ERAS else 1
+        record.asked = record.asked + 1 if era - record.seen <= _MAX_ERAS else 1
         record.seen = era
-        return record.asked >= _OFTEN
+        return record.asked >= _CACHE_AFTER
 
     def write_many(
         self, raws: Sequence[str], agent: str, now: float, numbers: Iterator[int]
@@ -363,16 +364,16 @@ class DecisionCache:
         split = None if octets is not None else urls.split_ordinary
         # By authority, the bound methods that find a path's rule and a rule's decision: looking up
         # both attributes for each URL costs as much as the dictionary. "": a URL without a slash.
-        known: dict[str, _Found | None] = {"": None}
+        lookups: dict[str, _RuleLookups | None] = {"": None}
         given: list[CachedDecision | None] = []
         for url in raws:
             cut = url.find("/", 8) + 1
             try:
-                found = known[url[:cut]]
+                found = lookups[url[:cut]]
             except KeyError:
                 origin = self.origin(url[: cut - 1], agent, now)
                 found = None if origin is None else (origin.rule_of, origin.decisions.get)
-                known[url[:cut]] = found
+                lookups[url[:cut]] = found
             if found is None or (split is not None and not split(url)):
                 given.append(None)
             else:
@@ -381,7 +382,7 @@ class DecisionCache:
             both = zip(raws, given, strict=True)
             octets = [b"" if cached is None else url.encode() for url, cached in both]
         # The numbers of missing decisions stay unused.
-        last = next(islice(numbers, len(given) - 1, None)) if given else 0
+        last = next(itertools.islice(numbers, len(given) - 1, None)) if given else 0
         return DecisionBatch(given, octets, last - len(given) + 1)
 
     def allowed_origin(self, url: str) -> CachedOrigin | None:
@@ -399,20 +400,20 @@ class DecisionCache:
         if cut < 0 or record is None or (cached := record.cached) is None:
             return None
         origin: CachedOrigin | None = cached.get(self._agent)
-        if origin is None or (first_match := origin.first_match) is None:
+        if origin is None or (quick_answer := origin.quick_answer) is None:
             return None
         path = url[cut:]
-        if first_match(path) and "#" not in path and path.isascii():
+        if quick_answer(path) and "#" not in path and path.isascii():
             return origin
         return None
 
     # --- keeping ------------------------------------------------------------------------
 
-    def known(self, record: Record, agent: str) -> CachedOrigin | None:
+    def entry(self, record: Record, agent: str) -> CachedOrigin | None:
         """Return the record's cache entry for an agent."""
         return None if record.cached is None else record.cached.get(agent)
 
-    def add(
+    def add_origin(
         self,
         record: Record,
         policy: Policy,
@@ -420,27 +421,27 @@ class DecisionCache:
         decision: Decision,
         *,
         interval: RobotsInterval | None,
-        keeps: bool,
+        cacheable: bool,
     ) -> CachedOrigin | None:
         """Add a cache entry of a warm record for an agent. None if the record has too many."""
         if record.cached is None:
-            if len(self._taken_in) >= _MAX_ORIGINS:
-                oldest = self._taken_in.popleft()
+            if len(self._cached_records) >= _MAX_ORIGINS:
+                oldest = self._cached_records.popleft()
                 oldest.drop_cached()
-            self._taken_in.append(record)
+            self._cached_records.append(record)
             record.cached = {}
-        ours = agent == self._agent
-        if len(record.cached) >= self._max_agents and not ours:
+        own_agent = agent == self._agent
+        if len(record.cached) >= self._max_agents and not own_agent:
             return None
         origin = record.cached[agent] = CachedOrigin(
-            record, policy, decision, interval=interval, keeps=keeps, ours=ours
+            record, policy, decision, interval=interval, cacheable=cacheable, own_agent=own_agent
         )
         return origin
 
-    def keep(self, origin: CachedOrigin, rule: int, decision: Decision) -> CachedDecision:
+    def add_decision(self, origin: CachedOrigin, rule: int, decision: Decision) -> CachedDecision:
         """Cache the decision of a rule for other URLs that it decides, if there is room."""
-        count = self._counts.setdefault((decision.verdict, decision.reason), [0])
-        cached = CachedDecision(decision, count, self._prefix)
+        counter = self._counts.setdefault((decision.verdict, decision.reason), [0])
+        cached = CachedDecision(decision, counter, self._prefix)
         if len(origin.decisions) < _MAX_RULES or rule in origin.decisions:
             origin.decisions[rule] = cached
         return cached

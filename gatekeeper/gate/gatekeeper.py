@@ -41,7 +41,7 @@ from gatekeeper.gate.leases import Lease, LeaseManager, LeaseRequest
 from gatekeeper.gate.questions import GateQuestions, GateStats
 from gatekeeper.gate.robots_pacing import RobotsPacing, RobotsTurn
 from gatekeeper.identity import Signer
-from gatekeeper.middleware import UNLIMITED, HeldLease, gate_middleware_with
+from gatekeeper.middleware import DeadlineMiddleware, gate_middleware_with
 from gatekeeper.pacing.ledger import Ledger
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiting import ClockView
@@ -145,23 +145,23 @@ class Gatekeeper:
         self._waits: WaitGraph[Lease] = WaitGraph(
             self._clock, config.pacing.own_wait, self._scheduler.needs
         )
-        self._pacing = self._robots_pacing()
+        self._pacing = self._make_pacing()
         self._faults = LocalFaults(self._rng, self._on_fault, self._on_answer, self._on_doubt)
         self._url_cache = UrlCache()
-        means = self._wait, self._take, self._url_cache, self._unreached, *self._checks()
-        self._middleware = partial(gate_middleware_with(self, *means), UNLIMITED)
+        self._deadline_middleware = self._make_middleware()
+        self._middleware = partial(self._deadline_middleware, None)
         self._opened: _Opened | None = None
         self._listeners: list[OnRetrieval] = []
         self._followers: list[GateFollower] = []
         self._stack = AsyncExitStack()
         # Cache of the last `allowed` call: the URL up to the slash after its authority, that
         # slash's index, and the origin's cache entry.
-        self._authority, self._cut = "\n", 0
-        self._origin: CachedOrigin | _NoOrigin = _NoOrigin()
+        self._authority, self._path_start = "\n", 0
+        self._cached_origin: CachedOrigin | _NoCachedOrigin = _NoCachedOrigin()
         self._warm_allowed = self._warm_denied = 0
         self._few, self._many = self._decider.records.first, self._decider.records.table
 
-    def _robots_pacing(self) -> RobotsPacing:
+    def _make_pacing(self) -> RobotsPacing:
         return RobotsPacing(
             self._scheduler,
             self._decider,
@@ -169,15 +169,16 @@ class Gatekeeper:
             agent=self._agent,
             waits=self._waits,
             dns=self._dns,
-            recall=self._known_of,
-            delay_setter=self._delay_setter,
+            recall=self._record_of,
+            holder=self._holder,
         )
 
-    def _checks(self) -> tuple[Callable[[HeldLease], bool] | None, Signer | None]:
-        """Return what a middleware calls before a request is sent: a test whether the ledger's
-        hold of the lease lapsed (None without a ledger), and the signer, if any."""
+    def _make_middleware(self) -> DeadlineMiddleware:
+        # With a ledger, the hold of a lease may lapse before its request is sent.
         lapsed = None if self._ledger is None else operator.methodcaller("lapsed")
-        return lapsed, self._signer
+        return gate_middleware_with(
+            self, self._wait, self._take, self._url_cache, self._unreached, lapsed, self._signer
+        )
 
     # -- life ------------------------------------------------------------------------
 
@@ -191,16 +192,16 @@ class Gatekeeper:
             if self._dns is not None:
                 stack.push_async_callback(self._dns.close)
             if isinstance(self._ledger, FleetLedger):
-                self._ledger.overrides.follow(self._follow)
+                self._ledger.overrides.follow(self._apply_rule)
             await self._scheduler.open()
             stack.callback(self._waits.close)
             stack.push_async_callback(self._scheduler.close)
             own, session = None, self._session
             if session is None:
                 session = own = await stack.enter_async_context(self._own_session())
-            fetcher = self._source(session)
+            fetcher = self._make_fetcher(session)
             directory = Directory(
-                self._shared(fetcher),
+                self._robots_source(fetcher),
                 config=self.config,
                 clock=self._clock,
                 rng=self._rng,
@@ -232,7 +233,7 @@ class Gatekeeper:
             )
             stack.push_async_callback(leases.close)
             self._opened = _Opened(own, fetcher, directory, questions, leases)
-            stack.push_async_callback(self._shut)
+            stack.push_async_callback(self._stop_answering)
             await directory.open()
             self._stack = stack.pop_all()
         return self
@@ -240,12 +241,12 @@ class Gatekeeper:
     async def __aexit__(self, kind: object = None, *error: object) -> None:
         try:
             await self._stack.aclose()
-        except StorageError as unkept:
+        except StorageError as failure:
             if kind is None:
                 raise
-            _log.error("%s", unkept)  # logged, so that the block's own exception is raised
+            _log.error("%s", failure)  # logged, so that the block's own exception is raised
 
-    def _source(self, session: aiohttp.ClientSession) -> Fetcher:
+    def _make_fetcher(self, session: aiohttp.ClientSession) -> Fetcher:
         """Make the object that fetches the files. `ScriptedGate` overrides this."""
         return Fetcher(
             session,
@@ -254,11 +255,11 @@ class Gatekeeper:
             clock=self._clock,
             take_turn=partial(RobotsTurn, self._pacing),
             refuse=None if self._guard is None else self._guard.refuses_url,
-            known=self._fresh_of,
+            known=self._fresh_retrieval,
             signer=self._signer,
         )
 
-    async def _shut(self) -> None:
+    async def _stop_answering(self) -> None:
         """Stop answering; the first step of closing."""
         opened, self._opened = self._opened, None
         if opened is not None:
@@ -280,10 +281,10 @@ class Gatekeeper:
         if user_agent is None:
             try:
                 if url.startswith(self._authority):
-                    ready = self._origin.first_match
-                    verdict = None if ready is None else ready(url[self._cut :])
+                    ready = self._cached_origin.quick_answer
+                    verdict = None if ready is None else ready(url[self._path_start :])
                 else:
-                    verdict = self._elsewhere(url)
+                    verdict = self._verdict_elsewhere(url)
             except (AttributeError, TypeError):
                 if isinstance(url, str):
                     raise
@@ -296,7 +297,7 @@ class Gatekeeper:
                 return False
         return bool(await self.check(url, user_agent=user_agent))
 
-    def _elsewhere(self, url: str) -> bool | None:
+    def _verdict_elsewhere(self, url: str) -> bool | None:
         """Decide about a URL whose authority is not that of the last call. None: `check` decides.
 
         An origin with a cache entry becomes that of the last call.
@@ -310,8 +311,8 @@ class Gatekeeper:
         known: CachedOrigin | None = None if cached is None else cached.get(self._agent)
         if known is None:
             return self._decider.verdict(record, url[cut:])
-        self._authority, self._cut, self._origin = url[: cut + 1], cut, known
-        ready = known.first_match
+        self._authority, self._path_start, self._cached_origin = url[: cut + 1], cut, known
+        ready = known.quick_answer
         return None if ready is None else ready(url[cut:])
 
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
@@ -446,7 +447,7 @@ class Gatekeeper:
         is that of `acquire`. Raises InvalidURL, and Denied for a URL that may not be fetched;
         never Deferred.
         """
-        return await self._open.leases.attempt(
+        return await self._open.leases.try_acquire(
             url, priority=priority, user_agent=user_agent, owned=owned
         )
 
@@ -512,12 +513,12 @@ class Gatekeeper:
         if not isinstance(rule, HostRule):
             remedy = "write HostRule(match=HOST, ...)"
             raise TypeError(f"rule must be a HostRule, not {type(rule).__name__}; {remedy}")
-        self._follow(rule)
+        self._apply_rule(rule)
         if isinstance(self._ledger, FleetLedger):
             self._ledger.overrides.say(rule)
 
-    def _follow(self, rule: HostRule) -> None:
-        self._scheduler.add_rule(rule)
+    def _apply_rule(self, rule: HostRule) -> None:
+        self._scheduler.say(rule)
         self._decider.forget()
         for follower in self._followers:
             follower.rules_changed()
@@ -565,13 +566,13 @@ class Gatekeeper:
         if self._opened is not None:
             self._opened.leases.uplink.unreached(lease, error)
 
-    def _known_of(self, origin: str) -> Record | None:
+    def _record_of(self, origin: str) -> Record | None:
         return self._open.directory.recall(origin)
 
     def _delay_setter(self) -> Callable[[DelayReason | None], None]:
         return self._open.directory.delay_setter()
 
-    def _adjusted(self, config: Config) -> None:
+    def _apply_config(self, config: Config) -> None:
         """Apply a changed configuration."""
         self.config = config
         self._decider.adjust(config)
@@ -600,17 +601,17 @@ class Gatekeeper:
         for listener in self._listeners:
             listener(origin, retrieval, seconds)
 
-    def _fresh_of(self, origin: str) -> Retrieval | None:
+    def _fresh_retrieval(self, origin: str) -> Retrieval | None:
         """Return the fresh retrieval of an origin whose /robots.txt a redirect leads to, if any."""
         return self._open.directory.known(origin)
 
-    def _shared(self, fetcher: Fetcher) -> RobotsSource:
+    def _robots_source(self, fetcher: Fetcher) -> RobotsSource:
         """Wrap the fetcher so that a fleet fetches each file once; alone, return it as it is."""
         if not isinstance(self._ledger, FleetLedger):
             return fetcher
-        return self._ledger.sharing(fetcher, self.config.cache, self._renew)
+        return self._ledger.sharing(fetcher, self.config.cache, self._reload_file)
 
-    def _renew(self, origin: str) -> None:
+    def _reload_file(self, origin: str) -> None:
         """Reload the file of an origin, if it is cached: another member has a newer one."""
         if self._opened is not None:
             self._opened.directory.renew(origin)
@@ -637,7 +638,7 @@ class Gatekeeper:
         )
 
 
-class _NoOrigin:
+class _NoCachedOrigin:
     """Placeholder for the cache entry of the last `allowed` call: it answers nothing."""
 
-    first_match: QuickAnswer | None = None
+    quick_answer: QuickAnswer | None = None

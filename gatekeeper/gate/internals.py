@@ -26,7 +26,7 @@ from gatekeeper.gate.decision_cache import DecisionBatch, WrittenDecision
 from gatekeeper.gate.gatekeeper import GateFollower, Gatekeeper
 from gatekeeper.gate.leases import Lease
 from gatekeeper.identity import Signer
-from gatekeeper.middleware import DeadlineMiddleware, gate_middleware_with
+from gatekeeper.middleware import DeadlineMiddleware
 from gatekeeper.pacing.ledger import ScopeView
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.urls import Target, UrlCache
@@ -47,6 +47,9 @@ class GateInternals:
         """None if the caller passed a session to the gate."""
         self.url_cache: Final[UrlCache] = gate._url_cache
         """Cache of parsed URLs, which the gate's own connector recognises."""
+        self.deadline_middleware: Final[DeadlineMiddleware] = gate._deadline_middleware
+        """`Gatekeeper.middleware` for a session that passes a deadline with each request, or None,
+        and may parse its URLs with `url_cache`."""
         self.signer: Final[Signer | None] = gate._signer
         """Signs requests; None: they are not signed."""
         self._monotonic = gate._clock.monotonic
@@ -171,7 +174,7 @@ class GateInternals:
 
         None if the text alone does not decide the next questions, or if it is a large one.
         """
-        record = self._gate._known_of(origin)
+        record = self._gate._record_of(origin)
         if record is None or not record.policy_only or self._monotonic() >= record.fresh_until:
             return None
         if record.text is not None and record.text.size >= LARGE:
@@ -240,16 +243,6 @@ class GateInternals:
         gate = self._gate
         return gate._resolver if gate._dns is None else gate._dns.resolver
 
-    def deadline_middleware(self) -> DeadlineMiddleware:
-        """Make `Gatekeeper.middleware` for a session that gives each request its own deadline and
-        may parse its URLs with `url_cache`. Raises GateClosed.
-        """
-        leases = self._gate._open.leases
-        return gate_middleware_with(
-            *(self._gate, leases.wait, leases.take, self.url_cache, leases.uplink.unreached),
-            *self._gate._checks(),
-        )
-
     def unreached(self, lease: object, error: BaseException) -> None:
         """Note that a request under the lease could not connect or resolve its host's name.
 
@@ -271,7 +264,7 @@ class GateInternals:
 
     def record(self, origin: str) -> Record | None:
         """Return the record of an origin in memory, however old. Raises GateClosed."""
-        return self._gate._known_of(origin)
+        return self._gate._record_of(origin)
 
     async def text_of(self, digest: bytes) -> bytes | None:
         """Return the text with that hash in `Gatekeeper.history`; None if it is not stored."""
@@ -306,7 +299,7 @@ class GateInternals:
         if guard is not None and config.guard != old.guard:
             guard.adjust(config.guard)
             opened.directory.void_refusals()
-        gate._adjusted(config)
+        gate._apply_config(config)
 
     @property
     def storage_failing(self) -> str | None:

@@ -22,7 +22,14 @@ from gatekeeper.clock import Clock, deadline, number, utc
 from gatekeeper.config import refuse_everybody
 from gatekeeper.deadlock import Holdings, WaitGraph
 from gatekeeper.decision import Decision, NotYet, Reason, not_yet, refuse
-from gatekeeper.errors import Deferred, GatekeeperError, LeaseTimeout, LedgerLost, StorageError
+from gatekeeper.errors import (
+    Deferred,
+    GatekeeperError,
+    LeaseTimeout,
+    LedgerLost,
+    StorageError,
+    report_type_error,
+)
 from gatekeeper.fetching.faults import LocalFaults, Uplink
 from gatekeeper.fetching.guard import HostAddresses
 from gatekeeper.fetching.records import Record
@@ -32,10 +39,10 @@ from gatekeeper.gate.questions import GateQuestions
 from gatekeeper.gate.robots_pacing import PARKED
 from gatekeeper.middleware import (
     ConnectionInUse,
+    LeaseBase,
     Unentered,
     hold_in_context,
     open_leases,
-    wrong_report,
 )
 from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.queues import REFETCH, Offer
@@ -44,16 +51,16 @@ from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiting import EVERYTHING, Entrance, received
 from gatekeeper.urls import Target, url_of
 
-_LOOK_UP = 0.5
+_DNS_SECONDS = 0.5
 """Seconds that a DNS look-up may take when a lease of an earlier process is restored."""
 
-_MOST_ASKING: Final = 4_000
+_MAX_BACKGROUND_FETCHES: Final = 4_000
 """Origins whose files are fetched in the background at the same time: as many as a gate admits."""
 _log = logging.getLogger(__name__)
-_HELD = frozenset({Reason.HOST_BLOCKED, Reason.HOST_PAUSED})
+_HOST_HELD = frozenset({Reason.HOST_BLOCKED, Reason.HOST_PAUSED})
 
 
-class Lease(msgspec.Struct, eq=False):
+class Lease(LeaseBase, eq=False):
     """The right to send one request to `url`, until `expires_at`.
 
     Report the outcome with `report`, so that the host's clock, back-off and latency are right; the
@@ -72,47 +79,30 @@ class Lease(msgspec.Struct, eq=False):
 
     _manager: LeaseManager
     _grant: Grant
-    url: str
-    host: str
-    owner: asyncio.Task[object] | None
-    """The task that holds the lease, which would wait for itself if it asked for another one of
-    the host; None if no task does."""
-    _answer: Decision | CachedOrigin | UnbuiltDecision
+    _decision_source: Decision | CachedOrigin | UnbuiltDecision
     """The decision, or what it is built from when it is first read: few callers read it."""
-    _number: int = 0
+    _decision_number: int = 0
     """Number in the id of a decision that is built later."""
-    _head_at: float | None = None
-    _claimed: bool = False
-    _left: bool = False
-    """Whether its block was left while the connection was in use."""
-    _then: Callable[[], None] | None = None
-    """Called when the connection is free."""
-    data: Any = None
-    """The payload of a URL from a `PoliteQueue`; otherwise free for the caller's use."""
-    _by_hand: bool = False
+    _sent_by_caller: bool = False
     """Whether the caller decides when the request is sent; False if the middleware sends it."""
-    user_agent: str | None = None
-    """The name that the lease was requested for, as given; None: the gate's own."""
 
     @property
     def decision(self) -> Decision:
         """The decision at the moment of the grant."""
-        answer = self._answer
+        answer = self._decision_source
         if isinstance(answer, UnbuiltDecision):
-            self._answer = answer = answer.build()
+            self._decision_source = answer = answer.build()
         elif not isinstance(answer, Decision):
             path, decider = self.url[len(answer.origin) :], self._manager.decider
-            self._answer = answer = decider.of_cached(answer, path, self.url, self._number)
+            self._decision_source = answer = decider.build_cached(
+                answer, path, self.url, self._decision_number
+            )
         return answer
-
-    def __repr__(self) -> str:
-        state = "ended" if self.ended else f"until {self.expires_at:%H:%M:%SZ}"
-        return f"<Lease {self.url} {state}>"
 
     @property
     def origin(self) -> str:
         """The origin whose robots.txt decided."""
-        return self._answer.origin
+        return self._decision_source.origin
 
     @property
     def started_at(self) -> float:
@@ -123,7 +113,7 @@ class Lease(msgspec.Struct, eq=False):
     def awaits_head(self) -> bool:
         """Whether its request is known to have been sent, and has no response yet."""
         grant = self._grant
-        return grant.open and not grant.headed and (self._claimed or not self._by_hand)
+        return grant.open and not grant.headed and (self._claimed or not self._sent_by_caller)
 
     @property
     def expires_at(self) -> datetime:
@@ -161,19 +151,6 @@ class Lease(msgspec.Struct, eq=False):
         self._claimed = url == self.url or _as_sent(url) == _as_sent(self.url)
         return self._claimed
 
-    def enter(self) -> None:
-        """Let requests of this context adopt the lease, and make the current task its owner.
-
-        For a lease that one task requested and another one uses; the context of the first task is
-        left unchanged.
-        """
-        if not self._grant.open:
-            return
-        self._manager.holdings.own(self, asyncio.current_task(self._manager.loop))
-        held = open_leases.get()
-        if self not in held:
-            open_leases.set((*held, self))
-
     def leave(self) -> None:
         """Undo `enter` and end the lease. Without a report it counts as sent and unanswered.
 
@@ -190,16 +167,19 @@ class Lease(msgspec.Struct, eq=False):
         finally:
             grant = self._grant
             if grant.held_by is not None and grant.in_use:
-                self._left = True
+                self._block_left = True
             else:
                 self.end()
+
+    def _hold_while(self, connection: ConnectionInUse | None) -> None:
+        self._grant.hold_while(connection)
 
     def head(self) -> None:
         """Note that the head of the response has arrived: the interval counts from now."""
         if self._head_at is None:
             manager = self._manager
             self._head_at = now = manager.now()
-            manager.faults.answered(self._answer.origin, now)
+            manager.faults.answered(self._decision_source.origin, now)
             self._grant.head(now)
 
     def answered(
@@ -208,9 +188,9 @@ class Lease(msgspec.Struct, eq=False):
         """Call `head` and `report` in one: the head has arrived, with this status and fields."""
         grant, manager = self._grant, self._manager
         now = manager.now()
-        manager.faults.answered(self._answer.origin, now)
-        if self._answer.__class__ is Decision and not grant.reported:
-            manager.questions.note_page(self._answer.origin, ok=200 <= status < 400)
+        manager.faults.answered(self._decision_source.origin, now)
+        if self._decision_source.__class__ is Decision and not grant.reported:
+            manager.questions.note_page(self._decision_source.origin, ok=200 <= status < 400)
         elapsed = (now if self._head_at is None else self._head_at) - grant.start_at
         grant.report(status, elapsed, retry_after, rate_limit, now)
 
@@ -238,7 +218,7 @@ class Lease(msgspec.Struct, eq=False):
             or retry_after is not None
             or size is not None
         ):
-            wrong = wrong_report(status, elapsed, retry_after, size)
+            wrong = report_type_error(status, elapsed, retry_after, size)
             if wrong is not None:
                 raise wrong
             if size and not self._grant.reported:
@@ -250,7 +230,7 @@ class Lease(msgspec.Struct, eq=False):
             elapsed = self._head_at - grant.start_at
         now = None
         if status is not None:
-            answer, manager = self._answer, self._manager
+            answer, manager = self._decision_source, self._manager
             # Without a built decision the origin's file is fresh, and pages prove nothing new.
             if answer.__class__ is Decision:
                 manager.questions.note_page(answer.origin, ok=200 <= status < 400)
@@ -286,56 +266,6 @@ class Lease(msgspec.Struct, eq=False):
         """End the lease unused: nothing was sent. The slot is freed, the host's clock stays."""
         try:
             self._grant.give_back()
-        finally:
-            self.end()
-
-    def ends_with(
-        self, connection: ConnectionInUse | None, then: Callable[[], None] | None = None
-    ) -> None:
-        """Hold the slot until the connection is free, then end the lease; None: end it now.
-
-        `then` is called at that moment, before the slot is passed on.
-        """
-        self._then = then
-        if connection is None:
-            self._freed()
-        else:
-            self._grant.hold_while(connection)
-            connection.add_callback(self._freed if then is not None else self.end)
-            if self.owner is not None:
-                hold_in_context(self)
-
-    def lasts_with(
-        self, connection: ConnectionInUse | None, then: Callable[[], None] | None = None
-    ) -> None:
-        """Hold the slot until both the connection is free and the lease's block is left.
-
-        `then` is called when the connection is free; immediately if `connection` is None.
-        """
-        if connection is None:
-            if then is not None:
-                then()
-            return
-        self._then = then
-        self._grant.hold_while(connection)
-        connection.add_callback(self._unused)
-
-    def _unused(self) -> None:
-        """Connection callback of `lasts_with`: the block may still be open."""
-        self._grant.hold_while(None)
-        if self._left:
-            self._freed()
-            return
-        then, self._then = self._then, None
-        if then is not None:
-            then()
-
-    def _freed(self) -> None:
-        """Connection callback of `ends_with`: call `then`, and end the lease."""
-        then, self._then = self._then, None
-        try:
-            if then is not None:
-                then()
         finally:
             self.end()
 
@@ -375,11 +305,70 @@ class LeaseRequest(msgspec.Struct, eq=False):
         )
 
     async def __aexit__(self, *error: object) -> None:
-        if self._lease is not None:
-            self._lease.leave()
+        if self._held is not None:
+            self._held.leave()
+
+    async def _wait(self, *, entered: bool = False) -> Lease:
+        """Wait for the lease."""
+        manager, owned = self._manager, self._owned
+        owner = None if owned is False else asyncio.current_task(manager.loop)
+        lease = manager.take(self._url, owner) if self._agent is None else None
+        if lease is None:
+            timeout = self._timeout
+            if timeout and manager.entrance.crowded:
+                end = manager.now() + timeout
+                await manager.entrance.line_up()
+                entered, timeout = True, max(0.0, end - manager.now())
+            lease = await manager.wait(
+                self._url,
+                owner,
+                priority=self._priority,
+                timeout=timeout,
+                user_agent=self._agent,
+                entered=entered,
+            )
+        lease._sent_by_caller = True
+        if owned is None:
+            self._held = lease
+            open_leases.set((*open_leases.get(), lease))
+        elif owner is not None:
+            hold_in_context(lease)
+        return lease
+
+    def __await__(self) -> Self:
+        self._held = None
+        return self
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> object:
+        """Return the future that the task waits for next; raise StopIteration with the lease."""
+        if self._held is None:
+            self._held = False
+            # The future itself, marked as awaited.
+            return next(self._manager.entrance.line_up().__await__())
+        if self._held is False:
+            self._held = self._wait(entered=True)
+        return self._held.send(None)
+
+    def send(self, _: None) -> object:
+        """Resume it. With `throw` and `close` this makes it a coroutine, which a task can run."""
+        return next(self)
+
+    def throw(self, *error: Any) -> object:
+        """Raise the error in it: the task is cancelled."""
+        if not self._held:
+            raise error[0]
+        return self._held.throw(*error)
+
+    def close(self) -> None:
+        """Close it: the task is dropped."""
+        if self._held:
+            self._held.close()
 
 
-class _Asked(msgspec.Struct, eq=False):
+class _TurnRequest(msgspec.Struct, eq=False):
     """A caller's request to the scheduler: three objects per waiter; closures would be ten."""
 
     questions: GateQuestions
@@ -428,7 +417,9 @@ class LeaseManager:
         self.faults = faults
         self.holdings: Holdings[Lease] = waits.holdings
         self.uplink: Uplink = Uplink(
-            *(faults, clock, self._unheard), busy=lambda: scheduler.busy, forgive=scheduler.forgive
+            *(faults, clock, self._awaiting_head),
+            busy=lambda: scheduler.busy,
+            forgive=scheduler.forgive,
         )
         self.entrance: Entrance = Entrance()
         # Stored, as `get_running_loop` makes a system call before Python 3.12.
@@ -437,10 +428,10 @@ class LeaseManager:
         self._dns = dns
         self._scheduler = scheduler
         self._take = scheduler.take
-        self._recall = decider.recall_lease
+        self._recall = decider.recall_allowed
         self._numbers = decider.numbers
-        self._asking: dict[str, asyncio.Task[None]] = {}
-        """Origins whose file `attempt` fetches in the background, with the task that does."""
+        self._background_fetches: dict[str, asyncio.Task[None]] = {}
+        """Origins whose file `try_acquire` fetches in the background, with the task that does."""
 
     def take(self, url: str, owner: asyncio.Task[object] | None) -> Lease | None:
         """Grant a lease without waiting, if cached data is enough to decide. Return None otherwise.
@@ -453,7 +444,7 @@ class LeaseManager:
             return None
         origin = self._recall(url)
         if origin is None or (interval := origin.interval) is None:
-            return self._take_first(url, owner)
+            return self._take_uncached(url, owner)
         host = origin.host
         try:
             grant = self._take(url, host, interval)
@@ -461,12 +452,12 @@ class LeaseManager:
             return None  # `wait` raises the deferral
         if grant is None:
             return None
-        lease = Lease(self, grant, url, host, owner, origin, next(self._numbers))
+        lease = Lease(self, grant, origin, next(self._numbers), url=url, host=host, owner=owner)
         if owner is not None and self.holdings.first.setdefault(owner, lease) is not lease:
             self.holdings.add(lease)
         return lease
 
-    def _take_first(
+    def _take_uncached(
         self, url: str, owner: asyncio.Task[object] | None, target: Target | None = None
     ) -> Lease | None:
         """Take a lease of an origin whose decisions are not cached yet: one is made, if it is the
@@ -477,23 +468,25 @@ class LeaseManager:
             if record is None or not record.warm or record.cached is not None:
                 return None
             target = urls.parse(url)
-        made: list[Decision | UnbuiltDecision] = []
-        admit = partial(self.questions.offer_allowed, url, target, made)
+        sources: list[Decision | UnbuiltDecision] = []
+        admit = partial(self.questions.offer_allowed, url, target, sources)
         try:
             grant = self._take(target.url, target.host, None, admit=admit)
         except StorageError:
             return None  # as in `take`
-        return None if grant is None else self._lease(grant, target, owner, made[0])
+        return None if grant is None else self._lease(grant, target, owner, sources[0])
 
     def _lease(
         self,
         grant: Grant,
         target: Target,
         owner: asyncio.Task[object] | None,
-        made: Decision | UnbuiltDecision,
+        source: Decision | UnbuiltDecision,
         agent: str | None = None,
     ) -> Lease:
-        lease = Lease(self, grant, target.url, target.host, owner, made, user_agent=agent)
+        lease = Lease(
+            self, grant, source, url=target.url, host=target.host, owner=owner, user_agent=agent
+        )
         if owner is not None:
             self.holdings.add(lease)
         return lease
@@ -560,24 +553,26 @@ class LeaseManager:
         target = urls.parse(url)
         waiting = None if owner is None else await self.questions.begin_wait(target, owner)
         try:
-            known = await self._known_within(url, target, end, user_agent)
-            plain = waiting is None and user_agent is None and isinstance(known, Record)
-            if plain and self._dns is None and (had := self._take_first(url, owner, target)):
-                self.uplink.wake()
-                return had
-            decision = self._welcome(url, target, known, user_agent)
+            resolved = await self._resolve_within(url, target, end, user_agent)
+            unhindered = waiting is None and user_agent is None and self._dns is None
+            if unhindered and isinstance(resolved, Record):
+                lease = self._take_uncached(url, owner, target)
+                if lease is not None:
+                    self.uplink.wake()
+                    return lease
+            decision = self._decide_before_turn(url, target, resolved, user_agent)
             scopes = () if self._dns is None else await self._locate(target, end)
             if waiting is not None:
                 self._waits.check(waiting)  # other waiters may have joined in the meantime
 
-            asked = _Asked(self.questions, url, target, user_agent, owner, decision)
+            request = _TurnRequest(self.questions, url, target, user_agent, owner, decision)
             grant = await self._scheduler.acquire(
                 target.url,
                 target.host,
                 priority=priority,
                 timeout=None if end is None else max(0.0, end - self.clock.monotonic()),
-                admit=asked.admit,
-                refetch=asked.refetch,
+                admit=request.admit,
+                refetch=request.refetch,
                 scopes=scopes,
             )
         except (StorageError, LedgerLost, BudgetSpent) as error:
@@ -593,9 +588,9 @@ class LeaseManager:
             if waiting is not None:
                 self._waits.end(waiting)
         self.uplink.wake()
-        return self._lease(grant, target, owner, asked.decision, user_agent)
+        return self._lease(grant, target, owner, request.decision, user_agent)
 
-    async def attempt(
+    async def try_acquire(
         self, url: str, *, priority: int, user_agent: str | None, owned: bool
     ) -> Lease | NotYet:
         """See `Gatekeeper.try_acquire`."""
@@ -606,7 +601,7 @@ class LeaseManager:
             target, agent = urls.parse(url), self.questions.token(user_agent)
             decision = self.questions.peek(url, target, agent)
             if decision is None or (self._dns is not None and not self._dns.knows(target)):
-                return self._look_up(url, target, agent)
+                return self._fetch_in_background(url, target, agent)
             try:
                 # File and address are cached: this waits for nothing but a fleet's store.
                 lease = await self.wait(
@@ -618,18 +613,21 @@ class LeaseManager:
                 )
             except LeaseTimeout as error:
                 return not_yet(self.clock.wall(), error.why, error.retry_at)
-        lease._by_hand = True
+        lease._sent_by_caller = True
         if owner is not None:
             hold_in_context(lease)
         return lease
 
-    def _look_up(self, url: str, target: Target, agent: str) -> NotYet:
+    def _fetch_in_background(self, url: str, target: Target, agent: str) -> NotYet:
         """Fetch the origin's file and its address in the background; return when to ask again."""
-        if target.origin not in self._asking and len(self._asking) < _MOST_ASKING:
+        if (
+            target.origin not in self._background_fetches
+            and len(self._background_fetches) < _MAX_BACKGROUND_FETCHES
+        ):
             # In an empty context: the caller may hold leases, and does not wait for the task.
             task = self.loop.create_task(self._learn(target), context=Context())
-            self._asking[target.origin] = task
-            task.add_done_callback(lambda _: self._asking.pop(target.origin, None))
+            self._background_fetches[target.origin] = task
+            task.add_done_callback(lambda _: self._background_fetches.pop(target.origin, None))
         held = self._scheduler.held(target.host)
         if held is not None and held[1] != PARKED:  # the file can't be fetched earlier, either
             why, until = self._scheduler.held_up(target.host)
@@ -645,14 +643,14 @@ class LeaseManager:
         except GatekeeperError as error:
             _log.debug("%s could not be asked in advance: %r", target.origin, error)
 
-    def _unheard(self) -> list[tuple[str, float]]:
+    def _awaiting_head(self) -> list[tuple[str, float]]:
         everybody = self.holdings.everybody()
         return [(one.origin, one.started_at) for one in everybody if one.awaits_head]
 
     async def close(self) -> None:
         """Cancel the background fetches."""
         self.uplink.close()
-        tasks = list(self._asking.values())
+        tasks = list(self._background_fetches.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -665,7 +663,7 @@ class LeaseManager:
         target = urls.parse(url)
         scopes: tuple[str, ...] = ()
         with contextlib.suppress(LeaseTimeout):  # then only the host's own slot is held
-            scopes = await self._locate(target, self.clock.monotonic() + _LOOK_UP)
+            scopes = await self._locate(target, self.clock.monotonic() + _DNS_SECONDS)
         grant = await self._scheduler.hold(target.url, target.host, seconds, scopes=scopes)
         decision, _ = self.questions.offer(url, target, user_agent)
         return self._lease(grant, target, None, decision, user_agent)
@@ -686,18 +684,18 @@ class LeaseManager:
                 target.url, f"{target.url}: the address of {target.host} did not come in time"
             ) from None
 
-    def _welcome(
-        self, url: str, target: Target, known: Decision | Record, user_agent: str | None
+    def _decide_before_turn(
+        self, url: str, target: Target, resolved: Decision | Record, user_agent: str | None
     ) -> Decision:
         """Return the decision before the turn.
 
         Raises Denied, Deferred, LeaseTimeout or BudgetSpent if it rules out a turn.
         """
         agent = self.questions.token(user_agent)
-        decision = self.questions.decide(url, target, known, agent)
+        decision = self.questions.decide(url, target, resolved, agent)
         if decision.reason is Reason.OWN_LEASE:
             raise LeaseTimeout(target.url, f"{urls.mask(target.url)}: {decision.note}")
-        if decision.reason not in _HELD or self._scheduler.held(target.host) is None:
+        if decision.reason not in _HOST_HELD or self._scheduler.held(target.host) is None:
             refuse(decision)
         # Otherwise the file waits for the end of the host's block, and so will this lease.
         if (why := self._scheduler.unkept(target.host)) is not None:
@@ -706,7 +704,7 @@ class LeaseManager:
             raise spent
         return decision
 
-    async def _known_within(
+    async def _resolve_within(
         self, url: str, target: Target, end: float | None, user_agent: str | None
     ) -> Decision | Record:
         """Return the decision or the record for the URL, fetched if need be.
@@ -720,7 +718,7 @@ class LeaseManager:
         left = None if end is None else max(0.0, end - self.now())
         try:
             async with deadline(self.clock, left):
-                return await self.questions.known(url, target, agent)
+                return await self.questions.resolve(url, target, agent)
         except TimeoutError:
             self._scheduler.refuse_unknown(target.host)  # raises if the storage is the cause
             why = self._scheduler.lateness(target.host)[1]

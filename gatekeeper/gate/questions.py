@@ -19,15 +19,15 @@ from gatekeeper.clock import Clock, utc
 from gatekeeper.config import token_of
 from gatekeeper.deadlock import TurnWait, WaitGraph, WaitsForItself
 from gatekeeper.decision import Decision, Reason, State, Verdict
-from gatekeeper.errors import GatekeeperError, InvalidURL, LeaseTimeout
+from gatekeeper.errors import GatekeeperError, InvalidURL, LeaseTimeout, refuse_single_text
 from gatekeeper.fetching.directory import Directory, DirectoryStats
 from gatekeeper.fetching.guard import HostAddresses
 from gatekeeper.fetching.guard_policy import GuardStats
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Moment, Record
 from gatekeeper.fleet import FleetStats
-from gatekeeper.gate.decider import DENY_ALL, ON_THE_WAY, Decider, NoTurn, UnbuiltDecision
-from gatekeeper.middleware import inherited, refuse_one_text
+from gatekeeper.gate.decider import DENY_ALL, TRANSIT_SECONDS, Decider, TurnError, UnbuiltDecision
+from gatekeeper.middleware import inherited
 from gatekeeper.pacing.queues import REFETCH, Offer
 from gatekeeper.pacing.scheduler import PacingStats
 from gatekeeper.pacing.scopes import NO_RATE
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 WINDOW = 1000
 """URLs that `check_many` reads ahead of the one being answered."""
 
-Known = TypeVar("Known")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,16 +101,16 @@ class GateQuestions:
 
         Call it if `Decider.recall` returned None.
         """
-        known = await self.known(url, target, agent)
-        return self.decide(url, target, known, agent)
+        resolved = await self.resolve(url, target, agent)
+        return self.decide(url, target, resolved, agent)
 
-    def decide(self, url: str, target: Target, known: Decision | Record, agent: str) -> Decision:
-        """Decide now, by the result of `self.known`."""
-        if isinstance(known, Decision):
-            return known
-        return self._decider.decide_by(known, url, target, agent, self.moment())
+    def decide(self, url: str, target: Target, resolved: Decision | Record, agent: str) -> Decision:
+        """Decide now, by the result of `resolve`."""
+        if isinstance(resolved, Decision):
+            return resolved
+        return self._decider.decide_by(resolved, url, target, agent, self.moment())
 
-    async def known(self, url: str, target: Target, agent: str) -> Decision | Record:
+    async def resolve(self, url: str, target: Target, agent: str) -> Decision | Record:
         """Return the record of the URL's origin, fetched if need be.
 
         Return a decision instead if the guard or the operator decides, or if the file could never
@@ -118,16 +118,16 @@ class GateQuestions:
         """
         directory = self._directory
         record = directory.recall(target.origin)
-        if record is not None and self._answers(record, agent):
+        if record is not None and self._is_ready(record, agent):
             return record
-        outright = self._decider.outright(url, target, agent)
-        if outright is not None:
-            return outright
+        decision = self._decider.decide_without_file(url, target, agent)
+        if decision is not None:
+            return decision
         try:
             return await self.record(target, asyncio.current_task(self._loop), agent)
         except WaitsForItself as error:
             held, whose = error.held, error.whose
-            return self._decider.held_back(url, target, agent, held, whose, self.moment())
+            return self._decider.own_lease(url, target, agent, held, whose, self.moment())
 
     def peek(self, url: str, target: Target, agent: str) -> Decision | None:
         """Decide from cached data. None if the file is needed first."""
@@ -142,9 +142,9 @@ class GateQuestions:
         agent, decider, moment = self.token(user_agent), self._decider, self.moment()
         found = decider.find(url, agent, moment.now)
         if found is not None and (interval := found[0].interval) is not None:
-            return decider.of_cached(*found, url, next(decider.numbers)), interval
+            return decider.build_cached(*found, url, next(decider.numbers)), interval
         record = self._directory.peek(target.origin)
-        decision = decider.decide(url, target, agent, record, moment, ahead=ON_THE_WAY)
+        decision = decider.decide(url, target, agent, record, moment, ahead=TRANSIT_SECONDS)
         if decision is None:
             return decider.unknown(url, target, agent, moment), REFETCH
         if record is None or decision.state in (None, State.OVERRIDE):
@@ -152,24 +152,24 @@ class GateQuestions:
         return decision, decider.interval(record, agent, moment)
 
     def offer_allowed(
-        self, url: str, target: Target, made: list[Decision | UnbuiltDecision]
+        self, url: str, target: Target, sources: list[Decision | UnbuiltDecision]
     ) -> Offer:
         """Return the interval as `offer` does if the URL is allowed, else REFETCH.
 
-        The decision, or the inputs to build it from, is appended to `made`.
+        The decision, or the inputs to build it from, is appended to `sources`.
         """
         record, moment = self._directory.peek(target.origin), self.moment()
         if record is not None:
-            asked = self._decider.allowed_steadily(record, url, target, moment)
+            asked = self._decider.steady_interval(record, url, target, moment)
             if asked is not None:
-                made.append(UnbuiltDecision(self._decider, record, url, target, moment))
+                sources.append(UnbuiltDecision(self._decider, record, url, target, moment))
                 return asked
         decision, offer = self.offer(url, target, None)
-        made.append(decision)
+        sources.append(decision)
         return offer if decision else REFETCH
 
     def no_turn(
-        self, url: str, target: Target, user_agent: str | None, why: str | NoTurn
+        self, url: str, target: Target, user_agent: str | None, why: str | TurnError
     ) -> Decision:
         """Return DEFER, as the host grants no turn; see `Decider.no_turn`."""
         return self._decider.no_turn(url, target, self.token(user_agent), why, self.moment())
@@ -187,7 +187,7 @@ class GateQuestions:
         A slow origin delays only the URLs after it. An origin is asked once for all its URLs among
         the `WINDOW` that are read ahead.
         """
-        refuse_one_text(raws)
+        refuse_single_text(raws)
         asker = asyncio.current_task(self._loop)
         waiting = iter(raws)
         window: deque[tuple[str, Decision | str]] = deque()
@@ -209,11 +209,11 @@ class GateQuestions:
                     return
                 url, found = window.popleft()
                 if isinstance(found, str):
-                    known = await asking[found]
+                    result = await asking[found]
                     users[found] -= 1
                     if not users[found]:
                         del users[found], asking[found]
-                    found = self._settle(url, agent, known)
+                    found = self._settle(url, agent, result)
                 yield found
         finally:  # a caller that stops early leaves no task behind
             for task in asking.values():
@@ -240,22 +240,22 @@ class GateQuestions:
             fresh = self.fresh(target.origin, agent)
             decision = self._decider.decide(url, target, agent, fresh, self.moment())
             return target.origin if decision is None else decision
-        except Exception as error:  # noqa: BLE001 - see `_instead`
-            return self._instead(url, agent, error)
+        except Exception as error:  # noqa: BLE001 - see `_decision_after_error`
+            return self._decision_after_error(url, agent, error)
 
-    def _settle(self, url: str, agent: str, known: Record | WaitsForItself) -> Decision:
+    def _settle(self, url: str, agent: str, result: Record | WaitsForItself) -> Decision:
         """Return the decision after the origin was asked."""
         try:
             target = urls.parse(url)
             moment = self.moment()
-            if isinstance(known, WaitsForItself):
-                held, whose = known.held, known.whose
-                return self._decider.held_back(url, target, agent, held, whose, moment)
-            return self._decider.decide_by(known, url, target, agent, moment)
-        except Exception as error:  # noqa: BLE001 - see `_instead`
-            return self._instead(url, agent, error)
+            if isinstance(result, WaitsForItself):
+                held, whose = result.held, result.whose
+                return self._decider.own_lease(url, target, agent, held, whose, moment)
+            return self._decider.decide_by(result, url, target, agent, moment)
+        except Exception as error:  # noqa: BLE001 - see `_decision_after_error`
+            return self._decision_after_error(url, agent, error)
 
-    def _instead(self, url: str, agent: str, error: Exception) -> Decision:
+    def _decision_after_error(self, url: str, agent: str, error: Exception) -> Decision:
         """Return the decision about a URL of a batch whose question failed, to keep the others.
 
         Re-raise errors that do not concern the URL: the gate is closed, or the caller passed
@@ -265,7 +265,7 @@ class GateQuestions:
             return self._decider.invalid(url, error.problem, agent)
         if isinstance(error, GatekeeperError) or not isinstance(url, str):
             raise error
-        return self._decider.failed(url, agent, error, self.moment())
+        return self._decider.internal_error(url, agent, error, self.moment())
 
     # --- files --------------------------------------------------------------------------
 
@@ -292,7 +292,7 @@ class GateQuestions:
         """See `Gatekeeper.refresh`."""
         target = urls.parse(url)
         task = asyncio.current_task(self._loop)
-        self._known(target, await self.ask(self._directory.refresh, target, task))
+        self._unless_host_held(target, await self.ask(self._directory.refresh, target, task))
 
     async def learn(self, origin: str) -> None:
         """Fetch the origin's file unless it is cached."""
@@ -324,10 +324,10 @@ class GateQuestions:
 
     async def ask(
         self,
-        get: Callable[[str], Coroutine[Any, Any, Known]],
+        get: Callable[[str], Coroutine[Any, Any, _Result]],
         target: Target,
         task: asyncio.Task[object] | None,
-    ) -> Known:
+    ) -> _Result:
         """Await `get(target.origin)`, which waits for the origin's robots.txt, for the task.
 
         Raises WaitsForItself if the file can't come before a lease of the task ends, or if a lease
@@ -352,7 +352,7 @@ class GateQuestions:
             else:
                 self._waits.for_turn(waiting)
 
-    def _under(self, task: asyncio.Task[object] | None) -> list[Any]:
+    def _inherited_leases(self, task: asyncio.Task[object] | None) -> list[Any]:
         """Return this gate's leases that the task was started under. Leases of another gate hold no
         slots of this gate's hosts."""
         found = inherited(task)
@@ -367,21 +367,21 @@ class GateQuestions:
 
         Raises WaitsForItself if the wait could never end.
         """
-        holdings, under = self._waits.holdings, self._under(task)
-        mine = bool(holdings.first) and bool(holdings.of(task))
-        if not mine and not under:
+        holdings, outer_leases = self._waits.holdings, self._inherited_leases(task)
+        holds_lease = bool(holdings.first) and bool(holdings.of(task))
+        if not holds_lease and not outer_leases:
             return None
-        near: tuple[str, ...] = ()
-        if mine and self._dns is not None:
-            near = await self._dns.scopes(target.host, target.port)
-        return self._waits.begin(task, target.url, target.host, near, under)
+        scopes: tuple[str, ...] = ()
+        if holds_lease and self._dns is not None:
+            scopes = await self._dns.scopes(target.host, target.port)
+        return self._waits.begin(task, target.url, target.host, scopes, outer_leases)
 
     def fresh(self, origin: str, agent: str) -> Record | None:
         """Return the record if it is fresh and answers about the agent without waiting."""
         record = self._directory.recall(origin)
-        return record if record is not None and self._answers(record, agent) else None
+        return record if record is not None and self._is_ready(record, agent) else None
 
-    def _answers(self, record: Record, agent: str) -> bool:
+    def _is_ready(self, record: Record, agent: str) -> bool:
         """Return True if the record is usable, fresh and prepared for the agent."""
         return (
             record.usable(now := self._monotonic())
@@ -396,9 +396,11 @@ class GateQuestions:
         of a host's block or pause.
         """
         target = urls.parse(url)
-        return self._known(target, await self.record(target, asyncio.current_task(self._loop)))
+        return self._unless_host_held(
+            target, await self.record(target, asyncio.current_task(self._loop))
+        )
 
-    def _known(self, target: Target, record: Record) -> Record:
+    def _unless_host_held(self, target: Target, record: Record) -> Record:
         if record.current.outcome not in (Outcome.HOST_BLOCKED, Outcome.HOST_PAUSED):
             return record
         retry_at = utc(self._clock.wall() + record.expires - self._monotonic())

@@ -25,13 +25,13 @@ class Replica(GateInternals):
 
     def __init__(self, identity: str, config: Config, *, wanted: Callable[[str], object]) -> None:
         """`wanted(origin)` is called when a decision needs a record. Raises ConfigError."""
-        self._config = _own(config)
-        self._refused: Counter[str] = Counter()
+        self._config = _for_replica(config)
+        self._refusals: Counter[str] = Counter()
         super().__init__(Gatekeeper(identity, config=self._config))
         self._wanted = wanted
         self._expiry = SoftExpiry(self._gate._decider.records, self.clock)
         self._records = RecordCache(self._config, stored=True, expiry=self._expiry)
-        self._told: Counter[tuple[Verdict, Reason]] = Counter()
+        self._counted: Counter[tuple[Verdict, Reason]] = Counter()
 
     @property
     def gate(self) -> Gatekeeper:
@@ -71,12 +71,12 @@ class Replica(GateInternals):
 
     def adjust(self, config: Config) -> None:
         """Apply another configuration, except its rules about hosts. Raises ConfigError."""
-        config, old = _own(config), self._config
+        config, old = _for_replica(config), self._config
         if self.guard is not None and config.guard != old.guard:
             self.guard.adjust(config.guard)
         self._config = config
         # Records stay valid: the settings that they depend on change only with a restart.
-        self._gate._adjusted(config)
+        self._gate._apply_config(config)
 
     def close(self) -> None:
         """Cancel its timer and drop its records. Idempotent."""
@@ -89,12 +89,12 @@ class Replica(GateInternals):
         `GateInternals.count`."""
         decisions = Counter(self._decider.counts())
         refused = Counter() if self.guard is None else Counter(self.guard.stats().refused)
-        found = decisions - self._told, refused - self._refused
-        self._told, self._refused = decisions, refused
+        found = decisions - self._counted, refused - self._refusals
+        self._counted, self._refusals = decisions, refused
         return found
 
 
-def _own(config: Config) -> Config:
+def _for_replica(config: Config) -> Config:
     """Return the configuration without its state file, its fleet and its signing key, which a gate
     that is never opened does not use."""
     storage = msgspec.structs.replace(config.storage, path=None)

@@ -29,11 +29,11 @@ from gatekeeper.urls import Target, host_of
 PARKED: Final = "no such name"
 """Reason of a block that was set because the host's name does not exist."""
 
-_PATIENCE: Final = 5.0
+_PATIENCE_SECONDS: Final = 5.0
 """Seconds that a question may wait for a block to end."""
-_PAUSED: Final = 60.0
+_PAUSED_RETRY_SECONDS: Final = 60.0
 """Seconds after which to ask again about a paused host, whose end is unknown."""
-_LATE: Final = 60.0
+_TURN_SLACK_SECONDS: Final = 60.0
 """Seconds that a turn may be late."""
 
 
@@ -75,16 +75,18 @@ class RobotsPacing:
         if self._dns is not None:
             scopes = await self._dns.scopes(host, target.port)
         record = self._recall(target.origin)
-        wish = UNKNOWN
+        interval = UNKNOWN
         if record is None:
             self._scheduler.refuse_unknown(host)
         elif record.text is not None:
-            wish = self._decider.interval_of(record, record.text, None, self._agent, self._moment())
+            interval = self._decider.interval_of(
+                record, record.text, None, self._agent, self._moment()
+            )
         elif record.reachable:
-            wish = NO_RATE
+            interval = NO_RATE
         self.unpark(host)  # the request shows whether the name exists again
         if not scopes:  # mostly there is no wait, and no need for a `_TurnWatch`
-            grant = self._scheduler.take_robots(target.url, host, wish)
+            grant = self._scheduler.take_robots(target.url, host, interval)
             if grant is not None:
                 return grant
         flight = current_flight.get()
@@ -93,7 +95,7 @@ class RobotsPacing:
         try:
             with _TurnWatch(self._alarm, self._delay_setter(), partial(self.held, host)):
                 return await self._scheduler.acquire_robots(
-                    target.url, host, asked=wish, scopes=scopes
+                    target.url, host, asked=interval, scopes=scopes
                 )
         finally:
             if flight is not None:
@@ -107,8 +109,8 @@ class RobotsPacing:
             return None
         seconds = found[0]
         if seconds == math.inf:
-            return Outcome.HOST_PAUSED, _PAUSED
-        return (Outcome.HOST_BLOCKED, seconds) if seconds > _PATIENCE else None
+            return Outcome.HOST_PAUSED, _PAUSED_RETRY_SECONDS
+        return (Outcome.HOST_BLOCKED, seconds) if seconds > _PATIENCE_SECONDS else None
 
     def learnt(self, record: Record) -> None:
         """Apply a new record: its interval counts from the robots.txt request, for every request.
@@ -129,7 +131,7 @@ class RobotsPacing:
             now = self._clock.monotonic()
             if record.reachable:
                 if turn > 0:
-                    record.outlive(now + turn + _LATE)
+                    record.outlive(now + turn + _TURN_SLACK_SECONDS)
             elif (blocked := self._scheduler.blocked(host)) is not None:
                 record.outlive(now + blocked[0] - self._clock.wall())
 
@@ -169,7 +171,7 @@ class _TurnWatch:
     def due(self, now: float) -> None:
         """Called by the timer: tell the waiters, and set the next look."""
         self._tell(self._why)
-        self._alarm.set(self, now + _PATIENCE)
+        self._alarm.set(self, now + _PATIENCE_SECONDS)
 
     def __exit__(self, *error: object) -> None:
         self._alarm.drop(self)
@@ -182,23 +184,23 @@ class RobotsTurn:
     It takes the host's turn and starts its clock as a page does.
     """
 
-    __slots__ = ("_grant", "_look", "_pacing", "_target")
+    __slots__ = ("_grant", "_pacing", "_previous_check", "_target")
 
     def __init__(self, pacing: RobotsPacing, target: Target) -> None:
         self._pacing = pacing
         self._target = target
         self._grant: Grant | None = None
-        self._look: Token[Callable[[], bool] | None] | None = None
+        self._previous_check: Token[Callable[[], bool] | None] | None = None
 
     async def __aenter__(self) -> Grant:
         grant = self._grant = await self._pacing.take_robots_turn(self._target)
         if grant.hold is not None:
-            self._look = before_send.set(lambda: grant.stale)
+            self._previous_check = before_send.set(lambda: grant.stale)
         return grant
 
     async def __aexit__(self, *error: object) -> None:
-        if self._look is not None:
-            before_send.reset(self._look)
+        if self._previous_check is not None:
+            before_send.reset(self._previous_check)
         if self._grant is None:
             return
         if isinstance(error[1], HoldLapsed):

@@ -40,8 +40,15 @@ from gatekeeper.config import (
 )
 from gatekeeper.deadlock import WaitGraph
 from gatekeeper.decision import Decision, NotYet, Reason, Verdict
-from gatekeeper.errors import ConfigError, GateClosed, GatekeeperError, InvalidURL, SidecarError
-from gatekeeper.middleware import gate_middleware, refuse_one_text
+from gatekeeper.errors import (
+    ConfigError,
+    GateClosed,
+    GatekeeperError,
+    InvalidURL,
+    SidecarError,
+    refuse_single_text,
+)
+from gatekeeper.middleware import gate_middleware
 from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.remote.connection import (
     Outbox,
@@ -68,13 +75,13 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 
-_ASK_AGAIN = 5.0
+_RETRY_SECONDS = 5.0
 """Retry delay in seconds of a decision made while the sidecar is unreachable."""
-_AFTER_AN_ERROR = 60.0
+_ERROR_RETRY_SECONDS = 60.0
 """Retry delay in seconds of a decision made after an internal error of the client."""
-_FAREWELL = 5.0
+_CLOSE_SECONDS = 5.0
 """Seconds that closing waits for the last reports."""
-_WINDOW = 1000
+_READ_AHEAD = 1000
 """URLs that `check_many` reads ahead of the one being answered."""
 
 
@@ -149,11 +156,10 @@ class RemoteGatekeeper:
         self._sidecars_name: str | None = None
         self.config: Config = as_config(config)
         self._fail = fail
-        self._clock = clock or SystemClock()
+        self._clock = clock = clock or SystemClock()
         rng = rng or random.Random()
-        times = {"patience": patience, "timeout": timeout}
         self._connection = SidecarConnection(
-            where, token=token, context=ssl, clock=self._clock, rng=rng, **times
+            where, token=token, ssl=ssl, patience=patience, timeout=timeout, clock=clock, rng=rng
         )
         self._tasks = OwnedTasks()
         self._answers = RememberedDecisions(self._clock, size=remember_most, cap=remember)
@@ -161,7 +167,7 @@ class RemoteGatekeeper:
             self._connection,
             self._answers,
             self._tasks,
-            self._unanswered_question,
+            self._decide_unanswered,
             self._clock,
         )
         self._outbox = Outbox(self._connection, self._clock, rng)
@@ -209,7 +215,7 @@ class RemoteGatekeeper:
             self._questions.close()
             self._leases.held.end_all()
             self._leases.waits.close()
-            await self._outbox.close(_FAREWELL)
+            await self._outbox.close(_CLOSE_SECONDS)
         finally:
             await self._connection.close()
 
@@ -230,7 +236,7 @@ class RemoteGatekeeper:
         found = self._ask(url, origin, self._name if user_agent is None else user_agent)
         decision = found if isinstance(found, Decision) else await found
         if decision.reason is Reason.INVALID_URL:
-            raise _invalid(url, decision)
+            raise _invalid_url(url, decision)
         return decision.verdict is Verdict.ALLOW
 
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
@@ -242,7 +248,7 @@ class RemoteGatekeeper:
         found = self._ask(url, origin, self._name if user_agent is None else user_agent)
         decision = found if isinstance(found, Decision) else await found
         if decision.reason is Reason.INVALID_URL:
-            raise _invalid(url, decision)
+            raise _invalid_url(url, decision)
         return decision
 
     async def check_many(
@@ -252,14 +258,14 @@ class RemoteGatekeeper:
 
         A malformed URL yields DENY with reason `invalid_url`, so there is one decision per input.
         """
-        refuse_one_text(urls)
+        refuse_single_text(urls)
         agent = self._name if user_agent is None else user_agent
         waiting = iter(urls)
         window: deque[Decision | asyncio.Future[Decision]] = deque()
         try:
             while True:
-                if len(window) < _WINDOW // 2:
-                    for raw in itertools.islice(waiting, _WINDOW - len(window)):
+                if len(window) < _READ_AHEAD // 2:
+                    for raw in itertools.islice(waiting, _READ_AHEAD - len(window)):
                         window.append(self._ask_any(raw, agent))
                     if not window:
                         return
@@ -299,16 +305,17 @@ class RemoteGatekeeper:
         and if the operator decides it follows the operator.
         """
         agent = self._name if user_agent is None else user_agent
-        told = await self._explain(url, agent)
-        robots = await robots_of(told, self.config.robots)
-        return policy_of(told, robots, agent or told.decision.user_agent, self.config.robots)
+        explanation = await self._explain(url, agent)
+        settings = self.config.robots
+        robots = await robots_of(explanation, settings)
+        return policy_of(explanation, robots, agent or explanation.decision.user_agent, settings)
 
     async def why(self, host: str) -> tuple[ClockView, ...]:
         """Return every clock of the host, each with its source.
 
         `host` is a name, an address or a URL, here and below. Raises ConfigError for anything else.
         """
-        answer = await self._must("GET", f"/v1/hosts/{_segment(host)}")
+        answer = await self._request("GET", f"/v1/hosts/{_segment(host)}")
         return read(answer, HostBody).clocks
 
     async def refresh(self, origin: str) -> None:
@@ -366,7 +373,7 @@ class RemoteGatekeeper:
 
         `owned=False`: it outlives the task that asks for it. Raises as entering `lease` does.
         """
-        self._admit(user_agent)
+        self._check_usable(user_agent)
         refuse_everybody(user_agent)
         return await self._leases.acquire(
             url,
@@ -383,10 +390,10 @@ class RemoteGatekeeper:
 
         While the sidecar is unreachable it returns NotYet with `why` gate_unreachable.
         """
-        self._admit(user_agent)
+        self._check_usable(user_agent)
         refuse_everybody(user_agent)
         agent = self._name if user_agent is None else user_agent
-        return await self._leases.attempt(url, priority=priority, user_agent=agent, owned=owned)
+        return await self._leases.try_acquire(url, priority=priority, user_agent=agent, owned=owned)
 
     at_a_glance = False
     """For a `PoliteQueue`: False, as only the sidecar knows whose turn it is."""
@@ -397,7 +404,7 @@ class RemoteGatekeeper:
         The lease belongs to no task yet. Raises as `acquire` does; the `retry_at` of LeaseTimeout
         is the earliest time at which asking again can help.
         """
-        self._admit(None)
+        self._check_usable(None)
         return await self._leases.look(url, priority=priority, user_agent=self._name)
 
     @property
@@ -431,7 +438,7 @@ class RemoteGatekeeper:
             failures=self._connection.failures,
             granted=self._leases.granted,
             held=len(self._leases.held),
-            told=self._outbox.told,
+            told=self._outbox.delivered,
             untold=len(self._outbox),
             dropped=self._outbox.dropped,
             kept=len(self._answers),
@@ -445,7 +452,7 @@ class RemoteGatekeeper:
 
     # -- inside ----------------------------------------------------------------------
 
-    def _admit(self, user_agent: str | None) -> None:
+    def _check_usable(self, user_agent: str | None) -> None:
         """Raise GateClosed or ConfigError unless a question for the agent can be sent."""
         if not self._open:
             raise GateClosed("open the gate first: async with RemoteGatekeeper(...) as gate")
@@ -459,17 +466,17 @@ class RemoteGatekeeper:
         if agent is not None:
             check_agent(agent)
             query += f"&user_agent={quote(agent, safe='')}"
-        return read(await self._must("GET", f"/v1/explain?{query}", agent=agent), Explanation)
+        return read(await self._request("GET", f"/v1/explain?{query}", agent=agent), Explanation)
 
     async def _control(self, host: str, action: str, body: bytes) -> None:
-        answer = await self._must("POST", f"/v1/hosts/{_segment(host)}/{action}", body)
+        answer = await self._request("POST", f"/v1/hosts/{_segment(host)}/{action}", body)
         read(answer, HostBody)
 
-    async def _must(
+    async def _request(
         self, method: str, path: str, body: bytes | None = None, *, agent: str | None = None
     ) -> SidecarResponse:
         """Return the sidecar's response of any status. Raises SidecarError if there is none."""
-        self._admit(agent)
+        self._check_usable(agent)
         try:
             return await self._connection.ask(method, path, body)
         except SidecarUnreachable as error:
@@ -480,7 +487,7 @@ class RemoteGatekeeper:
         try:
             origin, _ = urls.split(raw)
         except InvalidURL as error:
-            self._admit(agent)
+            self._check_usable(agent)
             return self._decision(Verdict.DENY, Reason.INVALID_URL, raw, "", agent, error.problem)
         except Exception as error:
             if not isinstance(raw, str):
@@ -489,7 +496,7 @@ class RemoteGatekeeper:
             _log.exception("%s can't be asked about", urls.mask(raw, query=False))
             note = f"an error of this client's ({type(error).__name__}); its log says more"
             return self._decision(
-                Verdict.DEFER, Reason.INTERNAL, raw, "", agent, note, _AFTER_AN_ERROR
+                Verdict.DEFER, Reason.INTERNAL, raw, "", agent, note, _ERROR_RETRY_SECONDS
             )
         return self._ask(raw, origin, agent)
 
@@ -500,15 +507,15 @@ class RemoteGatekeeper:
         try:
             found = self._answers.find(key)
         except TypeError:  # an agent that is not hashable, so not text
-            self._admit(agent)
+            self._check_usable(agent)
             raise
         if found is not None:
             self._remembered += 1
             return found
-        self._admit(agent)
+        self._check_usable(agent)
         return self._questions.ask(key, origin)
 
-    def _unanswered_question(self, question: Question, detail: str) -> Decision:
+    def _decide_unanswered(self, question: Question, detail: str) -> Decision:
         """Decide by the fail mode: DEFER, or ALLOW with `fail="open"`."""
         url, agent = question.key
         if self._fail != "open":
@@ -520,7 +527,7 @@ class RemoteGatekeeper:
     def _deferral(self, url: str, origin: str, agent: str | None, detail: str) -> Decision:
         self._unanswered += 1
         reason, note = Reason.GATE_UNREACHABLE, f"the sidecar can't be asked: {detail}"
-        return self._decision(Verdict.DEFER, reason, url, origin, agent, note, _ASK_AGAIN)
+        return self._decision(Verdict.DEFER, reason, url, origin, agent, note, _RETRY_SECONDS)
 
     def _decision(
         self,
@@ -545,7 +552,7 @@ class RemoteGatekeeper:
         )
 
 
-def _invalid(url: str, decision: Decision) -> InvalidURL:
+def _invalid_url(url: str, decision: Decision) -> InvalidURL:
     # A sidecar of another version may parse URLs more strictly than this client.
     return InvalidURL(urls.mask(url), decision.note or "no URL by the sidecar's word")
 
@@ -561,14 +568,14 @@ def _abandon(window: Iterable[Decision | asyncio.Future[Decision]]) -> None:
 # --- the sidecar's name ---------------------------------------------------------------------
 
 
-_IDENTITY = 5.0
+_IDENTITY_SECONDS = 5.0
 """Seconds that opening waits for the sidecar's name, without which a crawl can begin."""
 
 
 async def identity_of(connection: SidecarConnection) -> str | None:
     """Return the sidecar's own user agent. None if it is unreachable or does not return one."""
     try:
-        answer = await connection.request("GET", "/healthz", timeout=_IDENTITY)
+        answer = await connection.request("GET", "/healthz", timeout=_IDENTITY_SECONDS)
         return read(answer, Alive).user_agent
     except (SidecarUnreachable, GatekeeperError) as error:
         _log.info("the sidecar does not say who it is: %s", error)
@@ -622,23 +629,23 @@ class RemoteStats:
 # --- the robots.txt, sent by the sidecar and parsed here ------------------------------------
 
 
-_LARGE = 65_536
+_THREAD_SIZE = 65_536
 """Characters above which a text is parsed in a thread."""
 
 
-async def robots_of(told: Explanation, reading: RobotsConfig) -> RobotsTxt | None:
+async def robots_of(explanation: Explanation, settings: RobotsConfig) -> RobotsTxt | None:
     """Parse the file of an explanation; None if there is no text."""
-    text = told.robots_txt
+    text = explanation.robots_txt
     if text is None:
         return None
     size = max(512_000, len(text) * 4)  # no further limit: the sidecar applied its own
-    if len(text) < _LARGE:
-        return RobotsTxt.parse(text, dialect=reading.dialect, limit=size)
-    return await asyncio.to_thread(RobotsTxt.parse, text, dialect=reading.dialect, limit=size)
+    if len(text) < _THREAD_SIZE:
+        return RobotsTxt.parse(text, dialect=settings.dialect, limit=size)
+    return await asyncio.to_thread(RobotsTxt.parse, text, dialect=settings.dialect, limit=size)
 
 
 def policy_of(
-    told: Explanation, robots: RobotsTxt | None, agent: str, reading: RobotsConfig
+    explanation: Explanation, robots: RobotsTxt | None, agent: str, settings: RobotsConfig
 ) -> Policy:
     """Return the policy of the file for the agent, or a policy in place of a missing file.
 
@@ -647,28 +654,28 @@ def policy_of(
     refuses it.
     """
     if robots is None:
-        welcome = told.decision.verdict is Verdict.ALLOW
+        welcome = explanation.decision.verdict is Verdict.ALLOW
         robots = RobotsTxt.parse("" if welcome else "User-agent: *\nDisallow: /\n")
     return robots.policy(
         agent,
-        conflicts=reading.conflicts,
-        v2_semantics=reading.v2_semantics,
-        inherit_crawl_delay=reading.inherit_crawl_delay,
+        conflicts=settings.conflicts,
+        v2_semantics=settings.v2_semantics,
+        inherit_crawl_delay=settings.inherit_crawl_delay,
     )
 
 
 # --- names of agents ------------------------------------------------------------------------
 
 
-_LONGEST = 512
+_MAX_AGENT = 512
 """The most characters of a User-Agent that a sidecar accepts."""
 
 
 def check_agent(user_agent: str) -> str:
     """Return the product token of a name. Raises ConfigError if it has none or is too long."""
     token = token_of(user_agent)
-    if len(user_agent) > _LONGEST:
+    if len(user_agent) > _MAX_AGENT:
         raise ConfigError(
-            f"user agent {user_agent[:_LONGEST]!r} is longer than {_LONGEST} characters"
+            f"user agent {user_agent[:_MAX_AGENT]!r} is longer than {_MAX_AGENT} characters"
         )
     return token

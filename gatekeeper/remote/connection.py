@@ -40,12 +40,12 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-_CONNECT = 5.0
+_CONNECT_SECONDS = 5.0
 """Seconds in which a sidecar must accept the connection."""
 _JSON = {"Content-Type": "application/json"}
-_FIRST_PAUSE, _MOST_PAUSE = 0.05, 2.0
+_FIRST_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.05, 2.0
 """The first and the longest retry delay, in seconds."""
-_FORMS = (
+_ADDRESS_FORMS = (
     'give "http://127.0.0.1:8750", "https://..." with a name, or a unix socket as '
     '"unix:/run/gatekeeper/gatekeeper.sock"'
 )
@@ -83,7 +83,7 @@ class SidecarUnreachable(Exception):
 
 def backoff(attempt: int, rng: random.Random) -> float:
     """Return the seconds before the next attempt: doubled each time, half of them random."""
-    pause = min(_MOST_PAUSE, _FIRST_PAUSE * float(2 ** min(attempt, 16)))
+    pause = min(_MAX_RETRY_SECONDS, _FIRST_RETRY_SECONDS * float(2 ** min(attempt, 16)))
     return pause * (0.5 + rng.random() / 2)
 
 
@@ -100,7 +100,7 @@ class SidecarConnection:
         where: str | os.PathLike[str],
         *,
         token: str | None,
-        context: ssl.SSLContext | None,
+        ssl: ssl.SSLContext | None,
         patience: float,
         timeout: float,
         clock: Clock,
@@ -109,7 +109,7 @@ class SidecarConnection:
         base, self._socket = _parse_address(where)
         self.base: str = base
         self._headers = _authorization(token)
-        self._context = context
+        self._context = ssl
         self._patience = patience
         self._timeout = timeout
         self._clock = clock
@@ -137,7 +137,7 @@ class SidecarConnection:
             connector=connector,
             headers=self._headers,
             cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
             trust_env=False,  # T19: no proxy between a client and its sidecar
         )
 
@@ -166,17 +166,17 @@ class SidecarConnection:
             ):
                 data = await response.read()
         except aiohttp.ConnectionTimeoutError:
-            raise self._failed(f"no connection within {_CONNECT:g} s") from None
+            raise self._failure(f"no connection within {_CONNECT_SECONDS:g} s") from None
         except TimeoutError:
-            raise self._failed(f"no answer within {seconds:g} s", late=True) from None
+            raise self._failure(f"no answer within {seconds:g} s", late=True) from None
         except (aiohttp.ClientError, OSError) as error:
-            raise self._failed(self._described(error)) from None
+            raise self._failure(self._description(error)) from None
         self.down = False
         # Only seconds: a sidecar never sends a date.
         retry_after = delta_seconds(response.headers.get("Retry-After", ""))
         return SidecarResponse(response.status, data, retry_after, token=bool(self._headers))
 
-    def _described(self, error: Exception) -> str:
+    def _description(self, error: Exception) -> str:
         """Describe an error for people; aiohttp's own message prints its TLS context."""
         where = f"no connection to {self._socket or self.base}"
         if isinstance(error, aiohttp.ClientSSLError):
@@ -185,15 +185,15 @@ class SidecarConnection:
             return f"{where}: {_os_reason(error.os_error)}; is `gatekeeper serve` running there?"
         return str(error) or type(error).__name__
 
-    def _failed(self, detail: str, *, late: bool = False) -> SidecarUnreachable:
+    def _failure(self, detail: str, *, late: bool = False) -> SidecarUnreachable:
         self.failures += 1
         return SidecarUnreachable(detail, late=late)
 
-    def lost(self) -> None:
+    def mark_down(self) -> None:
         """Note that the sidecar was unreachable for as long as patience lasts."""
         self.down = True
 
-    def asked_again(self) -> None:
+    def count_retry(self) -> None:
         """Count a retry."""
         self.repeated += 1
 
@@ -215,10 +215,10 @@ class SidecarConnection:
                 why = error
                 pause = backoff(attempt, self._rng)
             if why.late or self._clock.monotonic() + pause > end:
-                self.lost()
+                self.mark_down()
                 raise why
             attempt += 1
-            self.asked_again()
+            self.count_retry()
             await self._clock.sleep(pause)
 
 
@@ -228,19 +228,19 @@ def _parse_address(where: str | os.PathLike[str]) -> tuple[str, str | None]:
     if text.startswith("unix:"):
         text = "/" + text[5:].lstrip("/") if text[5:].startswith("/") else text[5:]
         if not text:
-            raise ConfigError(f"the sidecar's address names no socket; {_FORMS}")
+            raise ConfigError(f"the sidecar's address names no socket; {_ADDRESS_FORMS}")
         return "http://localhost", text
     if text.startswith("/") or not isinstance(where, str):
         return "http://localhost", text
     try:
         url = url_of(text)
     except ValueError:
-        raise ConfigError(f"the sidecar's address can't be read; {_FORMS}") from None
+        raise ConfigError(f"the sidecar's address can't be read; {_ADDRESS_FORMS}") from None
     if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigError(f"{text!r} is no address of a sidecar; {_FORMS}")
+        raise ConfigError(f"{text!r} is no address of a sidecar; {_ADDRESS_FORMS}")
     if url.user is not None or url.password is not None or url.query_string or url.fragment:
         # The address is not shown: it may contain a secret.
-        raise ConfigError(f"the sidecar's address holds more than a place; {_FORMS}")
+        raise ConfigError(f"the sidecar's address holds more than a place; {_ADDRESS_FORMS}")
     return str(url).rstrip("/"), None
 
 
@@ -281,7 +281,7 @@ def read(answer: SidecarResponse, kind: type[_T]) -> _T:
         ) from None
 
 
-def bound_in(answer: SidecarResponse) -> float | None:
+def limit_in(answer: SidecarResponse) -> float | None:
     """Return the limit that a refusal names, if it does."""
     return getattr(_document(answer), "most", None)
 
@@ -359,11 +359,11 @@ class OwnedTasks:
 
 # --- messages to the sidecar whose response no caller waits for -----------------------------
 
-_SENDERS = 8
+_MAX_SENDERS = 8
 """The most messages that are sent at the same time."""
-_MOST = 100_000
+_MAX_MESSAGES = 100_000
 """The most messages that wait; beyond that the oldest is dropped."""
-_ANSWER = 10.0
+_ATTEMPT_SECONDS = 10.0
 """Seconds in which one attempt must be answered."""
 
 
@@ -387,7 +387,7 @@ class Outbox:
         self._queue: deque[OutboxMessage] = deque()
         self._tasks = OwnedTasks()
         self._senders = 0
-        self.told: int = 0
+        self.delivered: int = 0
         self.dropped: int = 0
 
     def __len__(self) -> int:
@@ -395,13 +395,13 @@ class Outbox:
 
     def send(self, message: OutboxMessage) -> None:
         """Queue a message, without waiting."""
-        if len(self._queue) >= _MOST:
+        if len(self._queue) >= _MAX_MESSAGES:
             self._queue.popleft()
             self.dropped += 1
         self._queue.append(message)
-        if self._senders < _SENDERS:
+        if self._senders < _MAX_SENDERS:
             self._senders += 1
-            self._tasks.start(self._go())
+            self._tasks.start(self._send_all())
 
     async def close(self, seconds: float) -> None:
         """Send the remaining messages, for at most that many seconds, then drop the rest."""
@@ -413,24 +413,24 @@ class Outbox:
             self.dropped += left
             _log.warning("%d reports did not reach the sidecar before the client closed", left)
 
-    async def _go(self) -> None:
+    async def _send_all(self) -> None:
         try:
             while self._queue:
-                await self._tell(self._queue.popleft())
+                await self._deliver(self._queue.popleft())
         finally:
             # There was no await since the queue was empty: the next message starts another task.
             self._senders -= 1
 
-    async def _tell(self, message: OutboxMessage) -> None:
+    async def _deliver(self, message: OutboxMessage) -> None:
         attempt = 0
         while True:
             pause = backoff(attempt, self._rng)
             try:
                 answer = await self._connection.request(
-                    message.method, message.path, message.body, timeout=_ANSWER
+                    message.method, message.path, message.body, timeout=_ATTEMPT_SECONDS
                 )
                 if not answer.busy and answer.status != 429:
-                    self._heard(message, answer)
+                    self._note_delivery(message, answer)
                     return
                 why, pause = answer.detail, answer.retry_after or pause
             except SidecarUnreachable as error:
@@ -442,8 +442,8 @@ class Outbox:
             attempt += 1
             await self._clock.sleep(pause)
 
-    def _heard(self, message: OutboxMessage, answer: SidecarResponse) -> None:
-        self.told += 1
+    def _note_delivery(self, message: OutboxMessage, answer: SidecarResponse) -> None:
+        self.delivered += 1
         if answer.status >= 400:
             # Mostly a lease that expired meanwhile: it counts as used.
             _log.info("%s %s: %s", message.method, message.path, answer.detail)

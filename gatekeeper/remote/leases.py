@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import ref
 
 import msgspec
@@ -33,14 +33,15 @@ from gatekeeper.errors import (
     InvalidURL,
     LeaseTimeout,
     SidecarError,
+    report_type_error,
 )
 from gatekeeper.middleware import (
     ConnectionInUse,
+    LeaseBase,
     Unentered,
     hold_in_context,
     inherited,
     open_leases,
-    wrong_report,
 )
 from gatekeeper.pacing.waiting import Need
 from gatekeeper.remote.connection import (
@@ -51,7 +52,7 @@ from gatekeeper.remote.connection import (
     SidecarResponse,
     SidecarUnreachable,
     backoff,
-    bound_in,
+    limit_in,
     problem,
     read,
     why_in,
@@ -62,14 +63,14 @@ from gatekeeper.wire import LeaseBody, LeaseReport, LeaseRequestBody, Renewal, e
 TTL = 60.0
 """Seconds after which the sidecar lets a lease expire that is not renewed: how long a host waits
 for a client that died."""
-_LONGEST = 600.0
+_MAX_HOLD_SECONDS = 600.0
 """Seconds for which a lease is renewed unless its owner renews it, as in the embedded gate."""
-_REPORTABLE = 600.0
+_REPORT_SECONDS = 600.0
 """Seconds for which sending a report is retried: a restarted sidecar still accepts it."""
-_COMPLAINTS = (429, 503)
+_BLOCKING_STATUSES = (429, 503)
 
 
-class RemoteLease(msgspec.Struct, eq=False):
+class RemoteLease(LeaseBase, eq=False):
     """The right to send one request to `url`: `gatekeeper.Lease`, held through a sidecar.
 
     The sidecar holds the slot, so reports are sent to it: a 429 or 503 immediately, as it blocks
@@ -83,32 +84,16 @@ class RemoteLease(msgspec.Struct, eq=False):
     lasts_until: float
     """The monotonic time until which it is renewed."""
     id: str
-    url: str
-    host: str
     decision: Decision
-    user_agent: str | None
-    """The name that the lease was requested for, as given; None: the sidecar's own."""
-    owner: asyncio.Task[object] | None
-    """The task that holds the lease; None if no task does."""
-    data: Any = None
-    """The payload of a URL from a `PoliteQueue`; otherwise free for the caller's use."""
     _settled: bool = False
-    _head_at: float | None = None
-    _told: LeaseReport | None = None
+    _report: LeaseReport | None = None
     _held_by: Callable[[], ConnectionInUse | None] | None = None
-    _claimed: bool = False
     _ended: bool = False
-    _left: bool = False
-    """Whether its block was left while the connection was in use."""
 
     def settle(self) -> bool:
         """Return True the first time: the outcome has to be sent to the sidecar."""
         before, self._settled = self._settled, True
         return not before
-
-    def __repr__(self) -> str:
-        state = "ended" if self.ended else f"until {self.expires_at:%H:%M:%SZ}"
-        return f"<RemoteLease {self.url} {state}>"
 
     @property
     def expires_at(self) -> datetime:
@@ -135,10 +120,10 @@ class RemoteLease(msgspec.Struct, eq=False):
         """Whether the slot was given back, or the lease expired."""
         return self._ended or self._clock.monotonic() >= self.lasts_until
 
-    def goes_on(self, now: float) -> bool:
+    def needs_renewal(self, now: float) -> bool:
         """Return True if the lease has to be renewed at the monotonic time `now`."""
         if self._in_use:
-            self.lasts_until = max(self.lasts_until, now + _LONGEST)
+            self.lasts_until = max(self.lasts_until, now + _MAX_HOLD_SECONDS)
         return now < self.lasts_until
 
     @property
@@ -158,23 +143,17 @@ class RemoteLease(msgspec.Struct, eq=False):
         self._claimed = matches
         return matches
 
-    def enter(self) -> None:
-        """Let requests of this context adopt the lease, and make the current task its owner."""
-        if self.ended:
-            return
-        self.holdings.own(self, asyncio.current_task())
-        held = open_leases.get()
-        if self not in held:
-            open_leases.set((*held, self))
-
     def leave(self) -> None:
         """Undo `enter` and end the lease, now or when the connection is free. Without a report it
         counts as sent and unanswered."""
         open_leases.set(tuple(held for held in open_leases.get() if held is not self))
         self.report()
-        self._left = self._in_use
-        if not self._left:
+        self._block_left = self._in_use
+        if not self._block_left:
             self.end()
+
+    def _hold_while(self, connection: ConnectionInUse | None) -> None:
+        self._held_by = None if connection is None else ref(connection)
 
     def head(self) -> None:
         """Note that the head of the response has arrived: `elapsed` is measured to this moment."""
@@ -198,24 +177,24 @@ class RemoteLease(msgspec.Struct, eq=False):
         rate_limit: str | None = None,
     ) -> None:
         """Report the outcome of the request; the first report is final. See `Lease.report`."""
-        wrong = wrong_report(status, elapsed, retry_after, size)
+        wrong = report_type_error(status, elapsed, retry_after, size)
         if wrong is not None:
             raise wrong
-        if self._told is not None or self._ended:
+        if self._report is not None or self._ended:
             return
         if self._head_at is not None:
             # A response began: without a status, what ended it is not a failure of the host.
             measured = self._head_at - self._granted_at
             elapsed = None if status is None else measured if elapsed is None else elapsed
-        self._told = LeaseReport(
+        self._report = LeaseReport(
             status=status if status is not None and 100 <= status <= 999 else None,
-            elapsed=_within(elapsed, 86_400.0),
-            retry_after=_header(retry_after),
+            elapsed=_clamped(elapsed, 86_400.0),
+            retry_after=_retry_after(retry_after),
             size=size if size is not None and size >= 0 else None,
             rate_limit=rate_limit if rate_limit is None or len(rate_limit) <= 200 else None,
         )
-        if status in _COMPLAINTS:
-            self._held.tell(self, self._told)
+        if status in _BLOCKING_STATUSES:
+            self._held.send_report(self, self._report)
 
     @property
     def counts_bytes(self) -> bool:
@@ -224,8 +203,8 @@ class RemoteLease(msgspec.Struct, eq=False):
 
     def received(self, size: int) -> None:
         """Add the bytes of the response to the report, if that has no `size` and was not sent."""
-        if self._told is not None and self._told.size is None:
-            self._told = msgspec.structs.replace(self._told, size=size)
+        if self._report is not None and self._report.size is None:
+            self._report = msgspec.structs.replace(self._report, size=size)
 
     def renew(self, seconds: float) -> None:
         """Move the end of the lease to `seconds` from now."""
@@ -239,54 +218,12 @@ class RemoteLease(msgspec.Struct, eq=False):
             self._ended = True
             self._held.give_back(self)
 
-    def ends_with(
-        self, connection: ConnectionInUse | None, then: Callable[[], None] | None = None
-    ) -> None:
-        """Hold the slot until the connection is free, then end the lease; None: end it now.
-
-        `then` is called at that moment, before the slot is passed on.
-        """
-        if connection is not None:
-            self._held_by = ref(connection)
-            if then is not None:
-                connection.add_callback(then)
-            connection.add_callback(self.end)
-            if self.owner is not None:
-                hold_in_context(self)
-            return
-        try:
-            if then is not None:
-                then()
-        finally:
-            self.end()
-
-    def lasts_with(
-        self, connection: ConnectionInUse | None, then: Callable[[], None] | None = None
-    ) -> None:
-        """Hold the slot until both the connection is free and the lease's block is left.
-
-        `then` is called when the connection is free; immediately if `connection` is None.
-        """
-        if connection is not None:
-            self._held_by = ref(connection)
-            if then is not None:
-                connection.add_callback(then)
-            connection.add_callback(self._unused)
-        elif then is not None:
-            then()
-
-    def _unused(self) -> None:
-        """Connection callback of `lasts_with`: the block may still be open."""
-        self._held_by = None
-        if self._left:
-            self.end()
-
     def end(self) -> None:
         """End the lease: its slot goes to the next waiter. Idempotent."""
         if not self._ended:
             self._ended = True
             # Without a report the request counts as sent and unanswered: fail closed.
-            self._held.tell(self, self._told or LeaseReport())
+            self._held.send_report(self, self._report or LeaseReport())
 
 
 class RemoteLeaseRequest:
@@ -328,16 +265,19 @@ class HeldRemoteLeases:
         return len(self._held)
 
     def take(
-        self, given: LeaseBody, host: str, user_agent: str | None, *, owned: bool
+        self, granted: LeaseBody, host: str, user_agent: str | None, *, owned: bool
     ) -> RemoteLease:
         """Hold a lease that was just granted, and requested for the name `user_agent`."""
         now = self._clock.monotonic()
         lease = RemoteLease(
-            *(self, self._clock, now, now + _LONGEST),
-            id=given.id,
-            url=given.url,
+            self,
+            self._clock,
+            now,
+            now + _MAX_HOLD_SECONDS,
+            id=granted.id,
+            url=granted.url,
             host=host,
-            decision=given.decision,
+            decision=granted.decision,
             user_agent=user_agent,
             owner=asyncio.current_task() if owned else None,
         )
@@ -346,11 +286,11 @@ class HeldRemoteLeases:
         self._renew_later(lease.id)
         return lease
 
-    def tell(self, lease: RemoteLease, told: LeaseReport) -> None:
+    def send_report(self, lease: RemoteLease, report: LeaseReport) -> None:
         """Send the report of a lease, once; that ends it in the sidecar."""
         self._drop(lease)
         if lease.settle():
-            self._send("POST", f"/v1/leases/{lease.id}/report", encode(told))
+            self._send("POST", f"/v1/leases/{lease.id}/report", encode(report))
 
     def give_back(self, lease: RemoteLease) -> None:
         """End a lease unused."""
@@ -388,7 +328,7 @@ class HeldRemoteLeases:
         now = self._clock.monotonic()
         while self._renewals and next(iter(self._renewals.values())) <= now:
             lease = self._held[next(iter(self._renewals))]
-            if lease.goes_on(now):
+            if lease.needs_renewal(now):
                 self._renew(lease, now)
             else:  # its owner never ended it: it expires in the sidecar; a report may still come
                 self._drop(lease)
@@ -399,32 +339,33 @@ class HeldRemoteLeases:
         self._send("POST", f"/v1/leases/{lease.id}/renew", encode(Renewal(seconds)), TTL / 2)
         self._renew_later(lease.id)
 
-    def _send(self, method: str, path: str, body: bytes | None, lasts: float = _REPORTABLE) -> None:
+    def _send(
+        self, method: str, path: str, body: bytes | None, lasts: float = _REPORT_SECONDS
+    ) -> None:
         self._outbox.send(OutboxMessage(method, path, body, self._clock.monotonic() + lasts))
 
 
-def _within(seconds: float | None, most: float) -> float | None:
+def _clamped(seconds: float | None, most: float) -> float | None:
     """Return the seconds within the limits of the sidecar; None for infinity and NaN."""
     if seconds is None or not math.isfinite(seconds):
         return None
     return min(max(0.0, seconds), most)
 
 
-def _header(retry_after: float | str | None) -> float | str | None:
+def _retry_after(retry_after: float | str | None) -> float | str | None:
     if isinstance(retry_after, str):
         return retry_after if len(retry_after) <= 200 else None
-    return _within(retry_after, math.inf)
+    return _clamped(retry_after, math.inf)
 
 
 # --- waiting for a turn ---------------------------------------------------------------------
 
 
-_GRACE = 15.0
+_GRACE_SECONDS = 15.0
 """Seconds that the response to a long poll may take beyond the `wait` that it asks for."""
-_LAST = 0.5
+_LAST_SECONDS = 0.5
 """Seconds that the response may take beyond the caller's timeout."""
-_INFINITE = float("inf")
-_ID = 12
+_ID_BYTES = 12
 """Random bytes in the id of a lease."""
 
 
@@ -467,18 +408,21 @@ class RemoteLeases:
     ) -> RemoteLease:
         """See `RemoteGatekeeper.acquire`."""
         target = urls.parse(url)
-        end = _INFINITE if timeout is None else self._clock.monotonic() + max(0.0, timeout)
-        asked = _WantedLease(url, target, priority, user_agent, end)
-        stuck: WaitsForItself | None = None
+        end = math.inf if timeout is None else self._clock.monotonic() + max(0.0, timeout)
+        query = _LeaseQuery(url, target, priority, user_agent, end)
+        endless: WaitsForItself | None = None
         waiting: TurnWait[RemoteLease] | None = None
         try:
             waiting = self._begin_wait(target) if owned else None
         except WaitsForItself as error:
-            stuck = error
+            endless = error
         try:
-            await self._slot(asked)
+            await self._slot(query)
             try:
-                given = await (self._given(asked) if stuck is None else self._beside(asked, stuck))
+                if endless is None:
+                    granted = await self._poll_until_granted(query)
+                else:
+                    granted = await self._poll_beside_own(query, endless)
             finally:
                 self._slots.release()
         except asyncio.CancelledError:
@@ -490,7 +434,7 @@ class RemoteLeases:
                 self.waits.end(waiting)
         self.granted += 1
         # There is no await between the response and this: every granted lease is held.
-        lease = self.held.take(given, target.host, user_agent, owned=owned)
+        lease = self.held.take(granted, target.host, user_agent, owned=owned)
         if owned:
             hold_in_context(lease)
         return lease
@@ -512,25 +456,25 @@ class RemoteLeases:
 
         `acquire` with a timeout of 0 would close a slow request, and waste the turn that it grants.
         """
-        asked = _WantedLease(url, urls.parse(url), priority, user_agent, _INFINITE)
-        given = await self._at_once(asked)
+        query = _LeaseQuery(url, urls.parse(url), priority, user_agent, math.inf)
+        granted = await self._poll_once(query)
         self.granted += 1
-        return self.held.take(given, asked.target.host, user_agent, owned=False)
+        return self.held.take(granted, query.target.host, user_agent, owned=False)
 
-    async def _at_once(self, asked: _WantedLease) -> LeaseBody:
+    async def _poll_once(self, query: _LeaseQuery) -> LeaseBody:
         """Get the lease in one round trip. Raises its refusal, or LeaseTimeout if it must wait."""
         try:
-            answer = await self._asking(asked, 0.0)
+            answer = await self._send_poll(query, 0.0)
         except SidecarUnreachable as error:
-            raise self._deferred(asked, str(error)) from None
+            raise self._deferred(query, str(error)) from None
         if answer.status == 201:
             return read(answer, LeaseBody)
-        refusal = self._refusal(asked, answer)
-        if answer.busy and not isinstance(refusal, Deferred):  # as in `_given`
-            refusal = self._deferred(asked, answer.detail)
+        refusal = self._refusal(query, answer)
+        if answer.busy and not isinstance(refusal, Deferred):  # as in `_poll_until_granted`
+            refusal = self._deferred(query, answer.detail)
         raise refusal
 
-    async def attempt(
+    async def try_acquire(
         self, url: str, *, priority: int, user_agent: str | None, owned: bool
     ) -> RemoteLease | NotYet:
         """See `RemoteGatekeeper.try_acquire`."""
@@ -546,64 +490,64 @@ class RemoteLeases:
             hold_in_context(lease)
         return lease
 
-    async def _slot(self, asked: _WantedLease) -> None:
-        left = None if asked.end == _INFINITE else asked.end - self._clock.monotonic()
+    async def _slot(self, query: _LeaseQuery) -> None:
+        left = None if query.end == math.inf else query.end - self._clock.monotonic()
         try:
             async with deadline(self._clock, left):
                 await self._slots.acquire()
         except TimeoutError:
             raise LeaseTimeout(
-                asked.target.url,
-                f"{asked.target.url}: {self._most_polls} others of this client wait already",
+                query.target.url,
+                f"{query.target.url}: {self._most_polls} others of this client wait already",
             ) from None
 
-    async def _beside(self, asked: _WantedLease, stuck: WaitsForItself) -> LeaseBody:
+    async def _poll_beside_own(self, query: _LeaseQuery, endless: WaitsForItself) -> LeaseBody:
         """Get a lease for a host of which this task, or a task that waits for it, holds one.
 
         The sidecar learns of a lease's head only when the lease ends, so a lease that is not
         granted immediately would wait for a task that waits itself.
         """
         try:
-            return await self._at_once(asked)
+            return await self._poll_once(query)
         except LeaseTimeout:
-            raise stuck from None
+            raise endless from None
 
-    async def _given(self, asked: _WantedLease) -> LeaseBody:
+    async def _poll_until_granted(self, query: _LeaseQuery) -> LeaseBody:
         """Poll until the lease is granted or refused, or the caller's timeout passes."""
         give_up = self._clock.monotonic() + (0.0 if self._connection.down else self._patience)
         attempt = 0
         while True:
             now = self._clock.monotonic()
-            wait = max(0.0, min(self._poll, asked.end - now))
+            wait = max(0.0, min(self._poll, query.end - now))
             pause = backoff(attempt, self._rng)
             try:
-                answer = await self._asking(asked, wait)
+                answer = await self._send_poll(query, wait)
             except SidecarUnreachable as error:
-                self._persist(asked, str(error), pause, give_up)
+                self._defer_if_late(query, str(error), pause, give_up)
             else:
                 if answer.status == 201:
                     return read(answer, LeaseBody)
                 if self._shortened(answer, wait):
                     continue
                 pause = max(pause, answer.retry_after or 0.0)
-                refusal = self._refusal(asked, answer)
+                refusal = self._refusal(query, answer)
                 if answer.busy and not isinstance(refusal, Deferred):
-                    self._persist(asked, answer.detail, pause, give_up)
+                    self._defer_if_late(query, answer.detail, pause, give_up)
                 else:
                     # Retry-After is rounded up to whole seconds: one less is certain.
                     soonest = now + max(wait, (answer.retry_after or 0.0) - 1.0)
-                    if not isinstance(refusal, LeaseTimeout) or soonest >= asked.end:
+                    if not isinstance(refusal, LeaseTimeout) or soonest >= query.end:
                         raise refusal
                     pause = self._until_next_poll(now, wait, pause)
                     give_up = self._clock.monotonic() + self._patience
             attempt += 1
-            self._connection.asked_again()
-            left = asked.end - self._clock.monotonic()
+            self._connection.count_retry()
+            left = query.end - self._clock.monotonic()
             await self._clock.sleep(max(0.0, min(pause, left)))
 
     def _shortened(self, answer: SidecarResponse, wait: float) -> bool:
         """Return True, and shorten polls, if the sidecar refused `wait` (server.max_wait)."""
-        most = bound_in(answer) if answer.status == 400 else None
+        most = limit_in(answer) if answer.status == 400 else None
         if most is None or not 0 < most < wait:
             return False
         self._poll = min(self._poll, most)
@@ -619,43 +563,43 @@ class RemoteLeases:
             return 0.0
         return max(1.0, named - self._poll)
 
-    def _persist(self, asked: _WantedLease, why: str, pause: float, give_up: float) -> None:
+    def _defer_if_late(self, query: _LeaseQuery, why: str, pause: float, give_up: float) -> None:
         """Raise Deferred if no time is left for another attempt."""
-        if self._clock.monotonic() + pause > min(give_up, asked.end):
-            raise self._deferred(asked, why)
+        if self._clock.monotonic() + pause > min(give_up, query.end):
+            raise self._deferred(query, why)
 
-    def _deferred(self, asked: _WantedLease, why: str) -> Deferred:
-        self._connection.lost()
-        return Deferred(self._unanswered(asked.url, asked.target.origin, asked.user_agent, why))
+    def _deferred(self, query: _LeaseQuery, why: str) -> Deferred:
+        self._connection.mark_down()
+        return Deferred(self._unanswered(query.url, query.target.origin, query.user_agent, why))
 
-    def _refusal(self, asked: _WantedLease, answer: SidecarResponse) -> GatekeeperError:
-        error = problem(answer, asked.url)
+    def _refusal(self, query: _LeaseQuery, answer: SidecarResponse) -> GatekeeperError:
+        error = problem(answer, query.url)
         if isinstance(error, SidecarError) and answer.status in (429, 503):
-            moment = self._moment(answer.retry_after)
+            moment = self._utc_in(answer.retry_after)
             why = why_in(answer)
-            return LeaseTimeout(asked.target.url, error.detail, retry_at=moment, why=why)
+            return LeaseTimeout(query.target.url, error.detail, retry_at=moment, why=why)
         return error
 
-    def _moment(self, seconds: float | None) -> datetime | None:
+    def _utc_in(self, seconds: float | None) -> datetime | None:
         return None if seconds is None else utc(self._clock.wall() + seconds)
 
-    async def _asking(self, asked: _WantedLease, wait: float) -> SidecarResponse:
+    async def _send_poll(self, query: _LeaseQuery, wait: float) -> SidecarResponse:
         """Send one long poll, in a task of its own.
 
         A cancelled caller returns immediately, and the lease that the sidecar may have granted
         meanwhile is given back by the id that the client chose for it.
         """
-        lease_id = secrets.token_urlsafe(_ID)
+        lease_id = secrets.token_urlsafe(_ID_BYTES)
         body = LeaseRequestBody(
-            url=asked.url,  # as given: the sidecar's guard must see the whole URL
+            url=query.url,  # as given: the sidecar's guard must see the whole URL
             wait=wait,
             ttl=TTL,
-            priority=min(max(asked.priority, -1000), 1000),
-            user_agent=asked.user_agent,
+            priority=min(max(query.priority, -1000), 1000),
+            user_agent=query.user_agent,
             id=lease_id,
         )
-        left = max(0.0, asked.end - self._clock.monotonic())
-        timeout = min(wait + _GRACE, left + _LAST)
+        left = max(0.0, query.end - self._clock.monotonic())
+        timeout = min(wait + _GRACE_SECONDS, left + _LAST_SECONDS)
         poll = self._tasks.start(
             self._connection.request("POST", "/v1/leases", encode(body), timeout=timeout)
         )
@@ -686,7 +630,7 @@ def _needs(host: str, _near: tuple[str, ...]) -> tuple[Need, ...]:
     return (Need(host, 1, False),)
 
 
-class _WantedLease(NamedTuple):
+class _LeaseQuery(NamedTuple):
     """Arguments of one request for a lease."""
 
     url: str

@@ -24,18 +24,18 @@ from gatekeeper.remote.connection import (
     OwnedTasks,
     SidecarConnection,
     SidecarUnreachable,
-    bound_in,
+    limit_in,
     read,
 )
 from gatekeeper.wire import MAX_BATCH, Batch, Decisions, encode
 
-_MOST_TEXT = 150_000
+_MAX_BATCH_TEXT = 150_000
 """The most characters of URLs in a batch: six bytes each at worst, within the sidecar's 1 MiB."""
-_KNOWN_AT_ONCE = 4
+_MAX_CACHED_BATCHES = 4
 """The most batches of cached origins that are under way at the same time."""
-_SHORT = 250
+_MIN_SPLIT = 250
 """URLs up to which a batch is not split: another request costs more than it saves."""
-_COLD_AT_ONCE = 64
+_MAX_COLD_BATCHES = 64
 """The most batches of other origins that are under way at the same time."""
 
 
@@ -62,42 +62,42 @@ BatchKey = tuple[str, str | None]
 class _BatchQueues(msgspec.Struct, eq=False):
     """Queues of questions, one for each key of batches that they may share."""
 
-    most: int
+    max_batches: int
     """The most batches under way at the same time."""
-    at_once: int
+    max_per_key: int
     """The most batches of one key under way at the same time."""
-    busy: dict[BatchKey, int] = {}
+    under_way: dict[BatchKey, int] = {}
     """The batches under way, by key."""
     queues: dict[BatchKey, deque[Question]] = {}
 
     def next(self) -> BatchKey | None:
         """Return the key whose next batch may be sent. None if there is none."""
-        if sum(self.busy.values()) >= self.most:
+        if sum(self.under_way.values()) >= self.max_batches:
             return None
         for key in self.queues:
-            if self.busy.get(key, 0) < self.at_once:
+            if self.under_way.get(key, 0) < self.max_per_key:
                 return key
         return None
 
-    def length(self, longest: int) -> int:
-        """Return the most URLs that a batch may have now; `longest` is the most for any batch.
+    def length(self, largest: int) -> int:
+        """Return the most URLs that a batch may have now; `largest` is the most for any batch.
 
         Questions that would fit into one batch are spread over all that may be under way, so that
         the sidecar answers one batch while the client reads another.
         """
         waiting = sum(map(len, self.queues.values()))
-        free = self.most - sum(self.busy.values())
-        if self.at_once == 1 or waiting > longest or not free:
-            return longest
-        return min(longest, max(_SHORT, -(-waiting // free)))
+        free = self.max_batches - sum(self.under_way.values())
+        if self.max_per_key == 1 or waiting > largest or not free:
+            return largest
+        return min(largest, max(_MIN_SPLIT, -(-waiting // free)))
 
-    def left(self, key: BatchKey) -> None:
-        self.busy[key] = self.busy.get(key, 0) + 1
+    def sent(self, key: BatchKey) -> None:
+        self.under_way[key] = self.under_way.get(key, 0) + 1
 
-    def came_back(self, key: BatchKey) -> None:
-        self.busy[key] -= 1
-        if not self.busy[key]:
-            del self.busy[key]
+    def answered(self, key: BatchKey) -> None:
+        self.under_way[key] -= 1
+        if not self.under_way[key]:
+            del self.under_way[key]
 
 
 class Questions:
@@ -112,17 +112,17 @@ class Questions:
         clock: Clock,
     ) -> None:
         self._connection = connection
-        self._longest = MAX_BATCH
+        self._max_batch = MAX_BATCH
         """The most URLs of a batch; lowered when the sidecar refuses one (server.max_batch)."""
         self._monotonic = clock.monotonic
-        self._turn = 0.0
+        self._iteration_start = 0.0
         """When the first question of this iteration of the loop was asked (monotonic)."""
         self._answers = answers
         self._tasks = tasks
         self._unanswered = unanswered
         self._asked: dict[Key, Question] = {}
-        self._known = _BatchQueues(_KNOWN_AT_ONCE, _KNOWN_AT_ONCE)
-        self._cold = _BatchQueues(_COLD_AT_ONCE, 1)
+        self._cached = _BatchQueues(_MAX_CACHED_BATCHES, _MAX_CACHED_BATCHES)
+        self._cold = _BatchQueues(_MAX_COLD_BATCHES, 1)
         self._scheduled = False
         self.batches: int = 0
         self.urls: int = 0
@@ -143,11 +143,11 @@ class Questions:
             return future
         if not self._scheduled:
             self._scheduled = True
-            self._turn = self._monotonic()
-            loop.call_soon(self._end_of_turn)
+            self._iteration_start = self._monotonic()
+            loop.call_soon(self._end_of_iteration)
         question = self._asked[key] = Question(key, origin, [future])
-        if not origin or self._turn < self._answers.known.get(origin, 0.0):
-            queues, name = self._known.queues, ("", key[1])
+        if not origin or self._iteration_start < self._answers.cached_origins.get(origin, 0.0):
+            queues, name = self._cached.queues, ("", key[1])
         else:
             queues, name = self._cold.queues, (origin, key[1])
         queue = queues.get(name)
@@ -156,13 +156,13 @@ class Questions:
         queue.append(question)
         return future
 
-    def _end_of_turn(self) -> None:
+    def _end_of_iteration(self) -> None:
         self._scheduled = False
-        self._start_batches(self._known)
+        self._start_batches(self._cached)
         self._start_batches(self._cold)
 
     def _start_batches(self, queues: _BatchQueues) -> None:
-        length = queues.length(self._longest)
+        length = queues.length(self._max_batch)
         while (key := queues.next()) is not None:
             batch = self._take(queues.queues[key], length)
             if not queues.queues[key]:
@@ -170,7 +170,7 @@ class Questions:
             else:  # moved to the end, so that a million questions of one agent delay no other
                 queues.queues[key] = queues.queues.pop(key)
             if batch:
-                queues.left(key)
+                queues.sent(key)
                 self.batches += 1
                 self.urls += len(batch)
                 self._tasks.start(self._send_batch(queues, key, batch))
@@ -182,7 +182,7 @@ class Questions:
             question = queue[0]
             if not question.waiters[0].done() or question.wanted:
                 text += len(question.key[0])
-                if batch and text > _MOST_TEXT:
+                if batch and text > _MAX_BATCH_TEXT:
                     break
                 batch.append(question)
             else:
@@ -199,10 +199,10 @@ class Questions:
         except Exception as error:  # noqa: BLE001 - the callers get it
             self._fail(batch, error)
         else:
-            self._answers.keep(zip(batch, decisions, strict=True))
+            self._answers.remember(zip(batch, decisions, strict=True))
             self._settle(batch, decisions)
         finally:
-            queues.came_back(key)
+            queues.answered(key)
             self._start_batches(queues)
 
     async def _post(self, urls: list[str], agent: str | None) -> list[Decision]:
@@ -213,11 +213,11 @@ class Questions:
         """
         answer = await self._connection.ask("POST", "/v1/check", encode(Batch(urls, agent)))
         if answer.status == 413 and len(urls) > 1:
-            most = bound_in(answer)
-            if most is not None:
-                self._longest = max(1, min(self._longest, int(most)))
+            limit = limit_in(answer)
+            if limit is not None:
+                self._max_batch = max(1, min(self._max_batch, int(limit)))
             # A refusal without a limit concerns the bytes of the body: server.max_body.
-            length = min(self._longest, len(urls) - 1) if most is not None else len(urls) // 2
+            length = min(self._max_batch, len(urls) - 1) if limit is not None else len(urls) // 2
             parts = [urls[at : at + length] for at in range(0, len(urls), length)]
             return [decision for part in parts for decision in await self._post(part, agent)]
         decisions = read(answer, Decisions).decisions
@@ -246,7 +246,7 @@ class Questions:
 
     def close(self) -> None:
         """Fail the remaining questions with GateClosed. Call it when no batch is under way."""
-        for queues in (self._known, self._cold):
+        for queues in (self._cached, self._cold):
             queues.queues.clear()
         left = list(self._asked.values())
         self._fail(left, GateClosed("the gate was closed before the answer came"))
@@ -255,11 +255,11 @@ class Questions:
 # --- the client's cache: decisions while they are valid, and origins that the sidecar has cached
 
 
-_OPERATORS_WORD = 5.0
+_OVERRIDE_SECONDS = 5.0
 """Seconds for which a decision of the operator or the guard is cached: it can change at any time,
 and clients are not notified."""
 _MINUTE = 60.0
-_ORIGINS = 65_536
+_MAX_ORIGINS = 65_536
 """The most origins that are remembered as cached by the sidecar."""
 Key = tuple[str, str | None]
 """URL and agent."""
@@ -274,14 +274,16 @@ class DecisionLifetimes:
     minute (2.0 draft, V2-24). A decision of the operator or the guard for five seconds.
     """
 
-    __slots__ = ("_cap", "_minute", "_short", "_soon", "_wall")
+    __slots__ = ("_cap", "_end_of_cap", "_minute_seconds", "_override_seconds", "_wall")
 
     def __init__(self, wall: float, cap: float) -> None:
         self._wall = wall
         self._cap = cap
-        self._soon = utc(wall + cap)  # comparing two datetimes is faster than subtracting them
-        self._minute = min(cap, _MINUTE - wall % _MINUTE)
-        self._short = min(cap, _OPERATORS_WORD)
+        self._end_of_cap = utc(
+            wall + cap
+        )  # comparing two datetimes is faster than subtracting them
+        self._minute_seconds = min(cap, _MINUTE - wall % _MINUTE)
+        self._override_seconds = min(cap, _OVERRIDE_SECONDS)
 
     def of(self, decision: Decision) -> float:
         """Return the seconds; zero or less if the decision may not be repeated."""
@@ -289,9 +291,9 @@ class DecisionLifetimes:
         if verdict is Verdict.DEFER:
             return self.left(decision.retry_at)
         if decision.state is None or decision.state is State.OVERRIDE:
-            return self._short
-        seconds = self._minute if verdict is Verdict.ALLOW else self._cap
-        if end is not None and end > self._soon:
+            return self._override_seconds
+        seconds = self._minute_seconds if verdict is Verdict.ALLOW else self._cap
+        if end is not None and end > self._end_of_cap:
             return seconds
         return min(seconds, self.left(end))
 
@@ -308,52 +310,52 @@ class RememberedDecisions:
         self._cap = cap
         self._size = size
         # The least recently used first. An LRUCache would add five calls to every question.
-        self._kept: OrderedDict[Key, tuple[float, Decision]] = OrderedDict()
-        self.known: dict[str, float] = {}
+        self._decisions: OrderedDict[Key, tuple[float, Decision]] = OrderedDict()
+        self.cached_origins: dict[str, float] = {}
         """Origins that the sidecar presumably has cached, with the monotonic time until which.
         Cleared when full, after which each origin has a batch of its own once; keeping it in order
         of use would cost every question a write."""
         self._monotonic = clock.monotonic
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._decisions)
 
     def find(self, key: Key) -> Decision | None:
         """Return the cached decision if it is still valid."""
-        found = self._kept.get(key)
+        found = self._decisions.get(key)
         if found is None:
             return None
         if self._monotonic() < found[0]:
-            self._kept.move_to_end(key)
+            self._decisions.move_to_end(key)
             return found[1]
-        del self._kept[key]
+        del self._decisions[key]
         return None
 
-    def keep(self, answered: Iterable[tuple[Question, Decision]]) -> None:
+    def remember(self, answered: Iterable[tuple[Question, Decision]]) -> None:
         """Cache each decision for as long as it is valid, and note that its origin is cached.
 
         All of them must have been made just now.
         """
         lifetimes, now = DecisionLifetimes(self._clock.wall(), self._cap), self._monotonic()
-        kept, prompt = self._kept if self._size else None, self.known
+        decisions, origins = self._decisions if self._size else None, self.cached_origins
         for question, decision in answered:
             seconds = lifetimes.of(decision)
             if seconds <= 0:
                 continue
-            if kept is not None:
-                kept[question.key] = (now + seconds, decision)
+            if decisions is not None:
+                decisions[question.key] = (now + seconds, decision)
             origin = question.origin
-            if now >= prompt.get(origin, 0.0):
+            if now >= origins.get(origin, 0.0):
                 if decision.verdict is not Verdict.DEFER:
                     # Longer than the decision: the sidecar caches the file until it expires.
                     seconds = max(seconds, lifetimes.left(decision.expires_at))
-                if len(prompt) >= _ORIGINS:
-                    prompt.clear()
-                prompt[origin] = now + seconds
-        while len(self._kept) > self._size:
-            self._kept.popitem(last=False)
+                if len(origins) >= _MAX_ORIGINS:
+                    origins.clear()
+                origins[origin] = now + seconds
+        while len(self._decisions) > self._size:
+            self._decisions.popitem(last=False)
 
     def forget(self) -> None:
         """Clear the cache: a file or a rule was changed through this client."""
-        self._kept.clear()
-        self.known.clear()
+        self._decisions.clear()
+        self.cached_origins.clear()

@@ -29,7 +29,7 @@ ROBOTS = "User-agent: *\nAllow: /private/open\nDisallow: /private\nDisallow: /*.
 @pytest.fixture
 def kept_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cache decisions about an origin from the first one on."""
-    monkeypatch.setattr(decision_cache, "_OFTEN", 1)
+    monkeypatch.setattr(decision_cache, "_CACHE_AFTER", 1)
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ async def test_an_expired_record_answers_nothing(
 async def test_the_operators_word_outranks_what_was_prepared(
     virtual_internet: FakeInternet, gate: Gatekeeper, monkeypatch: pytest.MonkeyPatch, often: int
 ) -> None:
-    monkeypatch.setattr(decision_cache, "_OFTEN", often)
+    monkeypatch.setattr(decision_cache, "_CACHE_AFTER", often)
     await asked(virtual_internet, gate, "/a")
     assert await gate.allowed("http://a.test/a")
     assert bool(kept_of(gate)) is (often == 1)
@@ -381,9 +381,9 @@ def kept_of(gate: Gatekeeper) -> set[str]:
 async def test_decisions_are_kept_of_origins_that_are_asked_about_often(
     virtual_internet: FakeInternet, gate: Gatekeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decision_cache, "_OFTEN", 3)
-    monkeypatch.setattr(decision_cache, "_ERA", 1)
-    gate._decider._cache._left = 1
+    monkeypatch.setattr(decision_cache, "_CACHE_AFTER", 3)
+    monkeypatch.setattr(decision_cache, "_QUESTIONS_PER_ERA", 1)
+    gate._decider._cache._left_in_era = 1
     hosts = [f"h{number}.test" for number in range(4)]
     for host in hosts:
         virtual_internet.site(host).robots(ROBOTS)
@@ -454,7 +454,7 @@ async def test_every_way_gives_one_verdict(
         whole = await verdict()
         await gate.allowed("http://a.test/a")
         kept = await verdict()
-        monkeypatch.setattr(decision_cache, "_OFTEN", 1_000)
+        monkeypatch.setattr(decision_cache, "_CACHE_AFTER", 1_000)
         record.drop_cached()  # the policy alone
         assert record.ready
         plain = await verdict()
@@ -462,7 +462,7 @@ async def test_every_way_gives_one_verdict(
         record.text.rest()  # the rules of a packed text
         assert isinstance(record.text.ready, FlatRules)
         resting = await verdict()
-        monkeypatch.setattr(decision_cache, "_OFTEN", 1)
+        monkeypatch.setattr(decision_cache, "_CACHE_AFTER", 1)
         assert whole == kept == plain == resting, path
 
 
@@ -475,7 +475,7 @@ async def test_a_text_at_rest_gives_the_decision_that_it_gives_awake(
     monkeypatch: pytest.MonkeyPatch,
     path: str,
 ) -> None:
-    monkeypatch.setattr(decision_cache, "_OFTEN", 1_000)
+    monkeypatch.setattr(decision_cache, "_CACHE_AFTER", 1_000)
     virtual_internet.site("a.test").robots(ROBOTS + "Crawl-delay: 1\n")
     await asked(virtual_internet, gate, "/b")
     awake = await asked(virtual_internet, gate, path)
@@ -491,7 +491,7 @@ async def test_a_text_at_rest_gives_the_decision_that_it_gives_awake(
 async def test_a_text_at_rest_wakes_for_an_origin_that_is_asked_about_again(
     virtual_internet: FakeInternet, gate: Gatekeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decision_cache, "_OFTEN", 4)
+    monkeypatch.setattr(decision_cache, "_CACHE_AFTER", 4)
     await asked(virtual_internet, gate, "/b")
     (record,) = gate._decider.records.values()
     assert record.text is not None
@@ -530,7 +530,7 @@ async def test_what_a_text_at_rest_asks_for_is_known_without_reading_it_again(
 async def test_the_first_check_spares_the_next_question_a_look_at_the_text(
     virtual_internet: FakeInternet, gate: Gatekeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decision_cache, "_OFTEN", 1_000)
+    monkeypatch.setattr(decision_cache, "_CACHE_AFTER", 1_000)
     await asked(virtual_internet, gate, "/a")
     (record,) = gate._decider.records.values()
     assert record.text is not None
