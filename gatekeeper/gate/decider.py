@@ -318,7 +318,7 @@ class Decider:
             # "/robots.txt" is implicitly allowed (RFC 9309 section 2.2.2, RFC-20; the drafts of
             # 1996 and 2.0, R96-16 and V2-34).
             ruling = _ROBOTS_FILE
-        elif standing.verdict is not None or not standing.speaks:
+        elif standing.verdict is not None or not standing.applies:
             # T2: everything that the guard refused is shown with the same reason.
             refused = standing.reason is Reason.EGRESS_POLICY
             ruling = _Ruling(
@@ -442,7 +442,7 @@ class Decider:
             if text.parsed is None and self._cache.would_cache_next(record):
                 self.texts.wake(text, robots)
             policy = self.policy_of(robots, agent)
-            text.keep_policy(policy, max_agents)
+            text.add_policy(policy, max_agents)
         return policy
 
     def policy_of(self, robots: RobotsTxt, agent: str) -> Policy:

@@ -170,7 +170,7 @@ class Gatekeeper:
             waits=self._waits,
             dns=self._dns,
             recall=self._record_of,
-            holder=self._holder,
+            delay_setter=self._delay_setter,
         )
 
     def _make_middleware(self) -> DeadlineMiddleware:
@@ -518,7 +518,7 @@ class Gatekeeper:
             self._ledger.overrides.say(rule)
 
     def _apply_rule(self, rule: HostRule) -> None:
-        self._scheduler.say(rule)
+        self._scheduler.add_rule(rule)
         self._decider.forget()
         for follower in self._followers:
             follower.rules_changed()

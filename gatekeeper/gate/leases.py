@@ -54,7 +54,7 @@ from gatekeeper.urls import Target, url_of
 _DNS_SECONDS = 0.5
 """Seconds that a DNS look-up may take when a lease of an earlier process is restored."""
 
-_MAX_BACKGROUND_FETCHES: Final = 4_000
+_MAX_FETCHES: Final = 4_000
 """Origins whose files are fetched in the background at the same time: as many as a gate admits."""
 _log = logging.getLogger(__name__)
 _HOST_HELD = frozenset({Reason.HOST_BLOCKED, Reason.HOST_PAUSED})
@@ -79,9 +79,9 @@ class Lease(LeaseBase, eq=False):
 
     _manager: LeaseManager
     _grant: Grant
-    _decision_source: Decision | CachedOrigin | UnbuiltDecision
+    _source: Decision | CachedOrigin | UnbuiltDecision
     """The decision, or what it is built from when it is first read: few callers read it."""
-    _decision_number: int = 0
+    _number: int = 0
     """Number in the id of a decision that is built later."""
     _sent_by_caller: bool = False
     """Whether the caller decides when the request is sent; False if the middleware sends it."""
@@ -89,20 +89,18 @@ class Lease(LeaseBase, eq=False):
     @property
     def decision(self) -> Decision:
         """The decision at the moment of the grant."""
-        answer = self._decision_source
+        answer = self._source
         if isinstance(answer, UnbuiltDecision):
-            self._decision_source = answer = answer.build()
+            self._source = answer = answer.build()
         elif not isinstance(answer, Decision):
             path, decider = self.url[len(answer.origin) :], self._manager.decider
-            self._decision_source = answer = decider.build_cached(
-                answer, path, self.url, self._decision_number
-            )
+            self._source = answer = decider.build_cached(answer, path, self.url, self._number)
         return answer
 
     @property
     def origin(self) -> str:
         """The origin whose robots.txt decided."""
-        return self._decision_source.origin
+        return self._source.origin
 
     @property
     def started_at(self) -> float:
@@ -179,7 +177,7 @@ class Lease(LeaseBase, eq=False):
         if self._head_at is None:
             manager = self._manager
             self._head_at = now = manager.now()
-            manager.faults.answered(self._decision_source.origin, now)
+            manager.faults.answered(self._source.origin, now)
             self._grant.head(now)
 
     def answered(
@@ -188,9 +186,9 @@ class Lease(LeaseBase, eq=False):
         """Call `head` and `report` in one: the head has arrived, with this status and fields."""
         grant, manager = self._grant, self._manager
         now = manager.now()
-        manager.faults.answered(self._decision_source.origin, now)
-        if self._decision_source.__class__ is Decision and not grant.reported:
-            manager.questions.note_page(self._decision_source.origin, ok=200 <= status < 400)
+        manager.faults.answered(self._source.origin, now)
+        if self._source.__class__ is Decision and not grant.reported:
+            manager.questions.note_page(self._source.origin, ok=200 <= status < 400)
         elapsed = (now if self._head_at is None else self._head_at) - grant.start_at
         grant.report(status, elapsed, retry_after, rate_limit, now)
 
@@ -230,7 +228,7 @@ class Lease(LeaseBase, eq=False):
             elapsed = self._head_at - grant.start_at
         now = None
         if status is not None:
-            answer, manager = self._decision_source, self._manager
+            answer, manager = self._source, self._manager
             # Without a built decision the origin's file is fresh, and pages prove nothing new.
             if answer.__class__ is Decision:
                 manager.questions.note_page(answer.origin, ok=200 <= status < 400)
@@ -305,67 +303,8 @@ class LeaseRequest(msgspec.Struct, eq=False):
         )
 
     async def __aexit__(self, *error: object) -> None:
-        if self._held is not None:
-            self._held.leave()
-
-    async def _wait(self, *, entered: bool = False) -> Lease:
-        """Wait for the lease."""
-        manager, owned = self._manager, self._owned
-        owner = None if owned is False else asyncio.current_task(manager.loop)
-        lease = manager.take(self._url, owner) if self._agent is None else None
-        if lease is None:
-            timeout = self._timeout
-            if timeout and manager.entrance.crowded:
-                end = manager.now() + timeout
-                await manager.entrance.line_up()
-                entered, timeout = True, max(0.0, end - manager.now())
-            lease = await manager.wait(
-                self._url,
-                owner,
-                priority=self._priority,
-                timeout=timeout,
-                user_agent=self._agent,
-                entered=entered,
-            )
-        lease._sent_by_caller = True
-        if owned is None:
-            self._held = lease
-            open_leases.set((*open_leases.get(), lease))
-        elif owner is not None:
-            hold_in_context(lease)
-        return lease
-
-    def __await__(self) -> Self:
-        self._held = None
-        return self
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> object:
-        """Return the future that the task waits for next; raise StopIteration with the lease."""
-        if self._held is None:
-            self._held = False
-            # The future itself, marked as awaited.
-            return next(self._manager.entrance.line_up().__await__())
-        if self._held is False:
-            self._held = self._wait(entered=True)
-        return self._held.send(None)
-
-    def send(self, _: None) -> object:
-        """Resume it. With `throw` and `close` this makes it a coroutine, which a task can run."""
-        return next(self)
-
-    def throw(self, *error: Any) -> object:
-        """Raise the error in it: the task is cancelled."""
-        if not self._held:
-            raise error[0]
-        return self._held.throw(*error)
-
-    def close(self) -> None:
-        """Close it: the task is dropped."""
-        if self._held:
-            self._held.close()
+        if self._lease is not None:
+            self._lease.leave()
 
 
 class _TurnRequest(msgspec.Struct, eq=False):
@@ -417,7 +356,9 @@ class LeaseManager:
         self.faults = faults
         self.holdings: Holdings[Lease] = waits.holdings
         self.uplink: Uplink = Uplink(
-            *(faults, clock, self._awaiting_head),
+            faults,
+            clock,
+            self._awaiting_head,
             busy=lambda: scheduler.busy,
             forgive=scheduler.forgive,
         )
@@ -430,7 +371,7 @@ class LeaseManager:
         self._take = scheduler.take
         self._recall = decider.recall_allowed
         self._numbers = decider.numbers
-        self._background_fetches: dict[str, asyncio.Task[None]] = {}
+        self._fetches: dict[str, asyncio.Task[None]] = {}
         """Origins whose file `try_acquire` fetches in the background, with the task that does."""
 
     def take(self, url: str, owner: asyncio.Task[object] | None) -> Lease | None:
@@ -522,7 +463,7 @@ class LeaseManager:
                 user_agent=user_agent,
                 entered=entered,
             )
-        lease._by_hand = True
+        lease._sent_by_caller = True
         if request is not None:
             request._lease = lease
             open_leases.set((*open_leases.get(), lease))
@@ -620,14 +561,11 @@ class LeaseManager:
 
     def _fetch_in_background(self, url: str, target: Target, agent: str) -> NotYet:
         """Fetch the origin's file and its address in the background; return when to ask again."""
-        if (
-            target.origin not in self._background_fetches
-            and len(self._background_fetches) < _MAX_BACKGROUND_FETCHES
-        ):
+        if target.origin not in self._fetches and len(self._fetches) < _MAX_FETCHES:
             # In an empty context: the caller may hold leases, and does not wait for the task.
             task = self.loop.create_task(self._learn(target), context=Context())
-            self._background_fetches[target.origin] = task
-            task.add_done_callback(lambda _: self._background_fetches.pop(target.origin, None))
+            self._fetches[target.origin] = task
+            task.add_done_callback(lambda _: self._fetches.pop(target.origin, None))
         held = self._scheduler.held(target.host)
         if held is not None and held[1] != PARKED:  # the file can't be fetched earlier, either
             why, until = self._scheduler.held_up(target.host)
@@ -650,7 +588,7 @@ class LeaseManager:
     async def close(self) -> None:
         """Cancel the background fetches."""
         self.uplink.close()
-        tasks = list(self._background_fetches.values())
+        tasks = list(self._fetches.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
