@@ -65,7 +65,7 @@ async def test_the_same_seconds_serve_all_hops() -> None:
         await clock.elapse(2.0)
         one.stop()
         await clock.elapse(100.0)  # waiting for a turn
-    assert one.left == 1.0
+    assert one.seconds_left == 1.0
 
 
 async def test_a_cancellation_from_elsewhere_is_none_of_ours() -> None:

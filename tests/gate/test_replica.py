@@ -12,7 +12,7 @@ from gatekeeper import Gatekeeper
 from gatekeeper.config import Config, GuardConfig, HostRule, ServerConfig
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.gate import GateInternals, Replica, internals
-from gatekeeper.sidecar.channel import Adopt
+from gatekeeper.sidecar.channel import Configure
 from tests.internet import FakeInternet
 
 CONFIG = Config(guard=GuardConfig(allow=("127.0.0.0/8", "*.test")))
@@ -142,5 +142,5 @@ def test_a_configuration_goes_from_process_to_process_as_it_is() -> None:
         server=ServerConfig(workers=3, allowed_hosts=("x",)),
         guard=GuardConfig(allow=("10.0.0.0/8",)),
     )
-    sent = Adopt(config, [], list(config.host), "a", "1.0", [("127.0.0.1", 80)])
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=Adopt) == sent
+    sent = Configure(config, [], list(config.host), "a", "1.0", [("127.0.0.1", 80)])
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=Configure) == sent
