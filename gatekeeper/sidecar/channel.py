@@ -102,15 +102,6 @@ class Synced(_TaggedMessage, frozen=True):
     number: int
 
 
-class OriginTally(msgspec.Struct, frozen=True, array_like=True):
-    """Number of decisions about the URLs of one origin, by verdict."""
-
-    origin: str
-    allow: int
-    deny: int
-    defer: int
-
-
 class BatchNote(msgspec.Struct, frozen=True, array_like=True):
     """The decisions of one batch request."""
 
@@ -128,7 +119,8 @@ class WorkerCounts(_TaggedMessage, frozen=True):
     """Route, method, status, and the number of requests."""
     decisions: list[tuple[str, str, int]]
     """Verdict, reason, and the number of decisions."""
-    origins: list[OriginTally]
+    origins: list[tuple[str, int, int, int]]
+    """Origin, and the numbers of URLs that were allowed, denied and deferred."""
     bases: list[msgspec.Raw]
     """Decisions, in MessagePack, from which notes differ only in URL and id. They stay encoded,
     since few are ever looked at."""

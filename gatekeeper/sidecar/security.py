@@ -208,7 +208,8 @@ class Admission:
     def __init__(
         self, server: ServerConfig, *, tokens: Tokens, hosts: frozenset[str] | None
     ) -> None:
-        self._tokens = tokens
+        self.tokens: Tokens = tokens
+        """The accepted tokens; empty if none are required."""
         self._certificates = server.tls_client_ca is not None
         self._hosts = hosts
 
@@ -262,8 +263,8 @@ class Admission:
 
         Return None if a token is required, and the header holds none that is valid.
         """
-        if self._tokens:
-            token = self._tokens.match(header)
+        if self.tokens:
+            token = self.tokens.match(header)
             if token is not None:
                 if token.roles.isdisjoint(needs):
                     raise _no_role(token, needs)
@@ -271,11 +272,6 @@ class Admission:
             if not self._certificates:
                 return None
         return self._by_certificate(transport) if self._certificates else remote or "local"
-
-    @property
-    def tokens(self) -> Tokens:
-        """The accepted tokens; empty if none are required."""
-        return self._tokens
 
     def check_browser(self, headers: Mapping[str, str]) -> None:
         """Raise Problem 403 for a request that a page of another site sent (T4).
@@ -298,7 +294,7 @@ class Admission:
 
     def roles(self, headers: Mapping[str, str]) -> frozenset[Role]:
         """Return the roles of a client that was admitted with these headers."""
-        token = self._tokens.match(headers.get("Authorization", "")) if self._tokens else None
+        token = self.tokens.match(headers.get("Authorization", "")) if self.tokens else None
         return ANY_ROLE if token is None else token.roles
 
     @staticmethod

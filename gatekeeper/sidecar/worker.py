@@ -38,7 +38,6 @@ from gatekeeper.sidecar.channel import (
     HandOver,
     Message,
     OperatorRules,
-    OriginTally,
     Ready,
     RecordRequest,
     SharedRecord,
@@ -476,7 +475,7 @@ class _WorkerProcess:
                 requests=[(*key, n) for key, n in service.metrics.drain_requests().items()],
                 decisions=[(str(v), str(reason), n) for (v, reason), n in decisions.items()],
                 origins=[
-                    OriginTally(origin, one.allow, one.deny, one.defer)
+                    (origin, one.allow, one.deny, one.defer)
                     for origin, one in feed.take_counts().items()
                 ],
                 bases=bases,

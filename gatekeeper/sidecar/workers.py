@@ -426,11 +426,11 @@ class Workers:
             added.refused,
         )
         feed = service.operators.feed
-        for one in added.origins:
-            counts = feed.count_of(one.origin)
-            counts.allow += one.allow
-            counts.deny += one.deny
-            counts.defer += one.defer
+        for origin, allow, deny, defer in added.origins:
+            counts = feed.count_of(origin)
+            counts.allow += allow
+            counts.deny += deny
+            counts.defer += defer
         feed.count += added.unnoted
         for note in added.notes:
             feed.merge(note, added.bases[note.base])

@@ -91,7 +91,11 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
             settings = {"GATEKEEPER_SERVER_DRAIN_GRACE": "0", "XDG_STATE_HOME": str(tmp_path)}
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "gatekeeper", "serve", "--allow-address", "127.0.0.0/8"),
+                "-m",
+                "gatekeeper",
+                "serve",
+                "--allow-address",
+                "127.0.0.0/8",
                 *where,
                 *arguments,
                 stdout=asyncio.subprocess.PIPE,

@@ -32,11 +32,20 @@ async def test_no_request_breaks_the_contract(start: Any, tmp_path: Path) -> Non
     tool = shutil.which("st", path=str(Path(sys.executable).parent)) or "st"
     run = await asyncio.create_subprocess_exec(
         tool,
-        *("--config-file", str(config), "run", f"{sidecar.base}/openapi.json"),
-        *("--checks", "all", "--phases", "examples,coverage,fuzzing,stateful"),
-        *("--exclude-path", "/v1/events"),  # a stream has no end: see test_operator_feeds
-        *("--max-examples", "4"),
-        *("--generation-deterministic", "--no-color"),
+        "--config-file",
+        str(config),
+        "run",
+        f"{sidecar.base}/openapi.json",
+        "--checks",
+        "all",
+        "--phases",
+        "examples,coverage,fuzzing,stateful",
+        "--exclude-path",
+        "/v1/events",  # a stream has no end: see test_operator_feeds
+        "--max-examples",
+        "4",
+        "--generation-deterministic",
+        "--no-color",
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )

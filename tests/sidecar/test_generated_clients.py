@@ -32,8 +32,18 @@ def client(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[An
     settings.write_text('{"post_hooks": []}', "utf-8")  # else it runs formatters
     run = subprocess.run(
         [
-            *(sys.executable, "-m", "openapi_python_client", "generate", "--meta", "none"),
-            *("--path", contract, "--config", settings, "--output-path", folder / PACKAGE),
+            sys.executable,
+            "-m",
+            "openapi_python_client",
+            "generate",
+            "--meta",
+            "none",
+            "--path",
+            contract,
+            "--config",
+            settings,
+            "--output-path",
+            folder / PACKAGE,
             "--fail-on-warning",
         ],
         capture_output=True,

@@ -48,7 +48,11 @@ async def nginx(directory: Path, config: str, sock: socket.socket) -> AsyncItera
         encoding="utf-8",
     )
     process = await asyncio.create_subprocess_exec(
-        *(NGINX, "-c", str(path), "-e", "stderr"),
+        NGINX,
+        "-c",
+        str(path),
+        "-e",
+        "stderr",
         stderr=asyncio.subprocess.DEVNULL,
         pass_fds=(sock.fileno(),),
         env={**os.environ, "NGINX": f"{sock.fileno()};"},
@@ -297,7 +301,8 @@ async def test_too_many_connections_are_told_so_and_the_service_recovers(
     limited = tmp_path / "limited"
     limited.write_text(SCARCE.format(loop=loop), encoding="utf-8")
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(limited)),
+        sys.executable,
+        str(limited),
         env={**os.environ, "GATEKEEPER_SERVER_DRAIN_GRACE": "0"},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

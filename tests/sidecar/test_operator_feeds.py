@@ -69,7 +69,9 @@ def test_totals_of_a_host_go_over_its_origins() -> None:
     feed.count_of("http://[::1]:8080").add(Verdict.DEFER)
     assert (feed.counts("a.test").deny, feed.counts("a.test").allow) == (6, 0)
     assert feed.counts("a.test").origins == (
-        *("https://a.test", "http://a.test", "http://a.test:8080"),
+        "https://a.test",
+        "http://a.test",
+        "http://a.test:8080",
     )
     assert feed.counts("::1").defer == 1
     assert feed.counts("b.test").allow == 0

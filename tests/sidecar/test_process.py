@@ -255,7 +255,10 @@ async def test_healthcheck_asks_the_configured_place(start: Any, short: Path) ->
     await start("--socket", str(short / "s"))
     check = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "gatekeeper", "healthcheck", "--ready"),
+        "-m",
+        "gatekeeper",
+        "healthcheck",
+        "--ready",
         env={**os.environ, "GATEKEEPER_SERVER_SOCKET": str(short / "s")},
         stdout=asyncio.subprocess.PIPE,
     )
@@ -297,7 +300,9 @@ async def test_systemd_hands_over_a_socket_and_is_told(start: Any, short: Path) 
     with listener, manager:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-c", script, str(listener.fileno())),
+            "-c",
+            script,
+            str(listener.fileno()),
             pass_fds=(listener.fileno(),),
             env={
                 **os.environ,

@@ -69,7 +69,10 @@ def test_it_shows_numbers_and_hosts_and_no_text_steers_the_terminal() -> None:
 async def top(*arguments: str, env: dict[str, str] | None = None) -> tuple[int | None, str]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "gatekeeper", "top", *arguments),
+        "-m",
+        "gatekeeper",
+        "top",
+        *arguments,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env=env,

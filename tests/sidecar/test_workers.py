@@ -305,7 +305,11 @@ async def test_systemd_hands_a_socket_to_a_sidecar_with_workers_and_reloads_it(
                 return (await loop.sock_recv(manager, 200)).decode().partition("\n")[0]
 
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", script, str(listener.fileno()), str(file)),
+            sys.executable,
+            "-c",
+            script,
+            str(listener.fileno()),
+            str(file),
             pass_fds=(listener.fileno(),),
             env={
                 **os.environ,
