@@ -142,5 +142,5 @@ def test_a_configuration_goes_from_process_to_process_as_it_is() -> None:
         server=ServerConfig(workers=3, allowed_hosts=("x",)),
         guard=GuardConfig(allow=("10.0.0.0/8",)),
     )
-    sent = Configure(config, [], list(config.host), "a", "1.0", [("127.0.0.1", 80)])
+    sent = Configure(config, (), list(config.host), "a", "1.0", [("127.0.0.1", 80)])
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=Configure) == sent
