@@ -13,6 +13,7 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_NO_COMPILE=1
 WORKDIR /src
 RUN python -m venv /app
 COPY pyproject.toml README.md LICENSE ./
+COPY .ci/compile.py ./.ci/
 COPY gatekeeper ./gatekeeper
 RUN /app/bin/pip install '.[speed,psl]' && /app/bin/python -m compileall -q /app/lib
 

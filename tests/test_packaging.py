@@ -66,6 +66,25 @@ def test_the_distribution_has_a_name_of_its_own(project: dict[str, Any]) -> None
     assert re.fullmatch(r"[0-9]+\.[0-9]+\.[0-9]+", gatekeeper.__version__)
 
 
+def test_the_image_has_every_file_that_the_build_reads() -> None:
+    """A wheel is built from what the Dockerfile copies, and from nothing else."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    wheel = settings["tool"]["hatch"]["build"]["targets"]["wheel"]
+    needed = {
+        "pyproject.toml",
+        settings["project"]["readme"],
+        *settings["project"]["license-files"],
+        *wheel["packages"],
+        *(hook["path"] for hook in wheel["hooks"].values()),
+    }
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    copied = {source for line in lines if line.startswith("COPY ") for source in line.split()[1:-1]}
+    assert needed <= copied
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert ignored[0] == "*"
+    assert needed <= {line.removeprefix("!") for line in ignored if line.startswith("!")}
+
+
 def test_every_message_names_that_distribution() -> None:
     """A user who follows a message must not install the other project."""
     wrong = re.compile(
