@@ -311,15 +311,12 @@ class LocalFaults:
     def _judge(self, now: float) -> bool:
         """Begin a fault if the evidence is sufficient and return True. If it is only suspected,
         choose origins that answered recently to be probed."""
-        failed = len({one.group for one in self._suspects.values()})
-        tried = failed + self._answered_sites(now)
-        if failed >= MIN_FAILED_SITES and failed >= MIN_FAILED_SHARE * tried:
-            quiet_at = self.last_answer + self._quiet
+        quiet_at = self.last_answer + self._quiet
+        if (now >= quiet_at or self._judge_at is None) and self._many_sites_fail(now):
             if now >= quiet_at:
                 return self._begin(now)
-            if self._judge_at is None:  # an answer may be about to arrive, and refute the fault
-                self._judge_at = quiet_at
-                self._on_doubt()
+            self._judge_at = quiet_at  # an answer may be about to arrive, and refute the fault
+            self._on_doubt()
         recent_groups = {one.group for one in self._suspects.values() if one.recent}
         if self._awaited is None:
             hints = {one.group for one in self._hints.values() if one.recent}
@@ -405,6 +402,13 @@ class LocalFaults:
         for name in names:
             self._group_of.setdefault(name, group)
         return group
+
+    def _many_sites_fail(self, now: float) -> bool:
+        """Return True if enough sites have failed within the window, and enough of those tried."""
+        failed = len({one.group for one in self._suspects.values()})
+        if failed < MIN_FAILED_SITES:
+            return False
+        return failed >= MIN_FAILED_SHARE * (failed + self._answered_sites(now))
 
     def _answered_sites(self, now: float) -> int:
         """Return the number of sites that answered within the window."""
