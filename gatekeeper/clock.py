@@ -519,5 +519,5 @@ def block_end(host: str, until: datetime | float) -> float:
     known = isinstance(wall, int | float) and not math.isnan(wall)
     if not known or (isinstance(until, datetime) and until.utcoffset() is None):
         remedy = "give wall seconds, or a datetime with its time zone"
-        raise ConfigError(f"block of {host}: until={until} is no moment; {remedy}")
+        raise ConfigError(f"block of {host}: until={until} is not a moment; {remedy}")
     return wall

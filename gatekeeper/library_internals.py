@@ -197,7 +197,7 @@ class _BoundedProtocol(ResponseHandler):
             return
         code = data[0].code
         if self._head_arrived:
-            self._refuse("another answer than the one that was asked for")
+            self._refuse("an answer without a request")
             return
         if 100 <= code < 200 and code != _SWITCHING_PROTOCOLS:
             self._interim_answers += 1

@@ -150,7 +150,7 @@ async def test_a_name_that_is_none_is_told_by_both_gates(name: str, raw: str) ->
 async def test_a_block_until_what_is_no_moment_is_told(until: Any) -> None:
     async with Gatekeeper("examplebot") as near, RemoteGatekeeper("http://127.0.0.1:1") as far:
         for gate in (near, far):
-            with pytest.raises(ConfigError, match=r"is no moment; give wall seconds"):
+            with pytest.raises(ConfigError, match=r"is not a moment; give wall seconds"):
                 await gate.block("a.test", until)
 
 

@@ -196,7 +196,7 @@ def put_many(backlog: Backlog, count: int) -> None:
 def test_what_can_t_be_written_down_is_bounded(overflow: OverflowFile) -> None:
     few = OverflowFile(max_objects=10)
     backlog = Backlog(1, few, 2, ARRIVALS)
-    with pytest.raises(StorageError, match=r"keeps 10 payloads .* this Thing can't: give plain"):
+    with pytest.raises(StorageError, match=r"holds 10 payloads .* this Thing: use plain values"):
         put_many(backlog, 100)
     before = len(backlog)
     backlog.put("u", 0, {"plain": 1})

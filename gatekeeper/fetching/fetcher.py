@@ -132,7 +132,7 @@ class Decoder:
         self._consumed += taken
         self._produced += len(piece)
         if self._produced > _MIN_BOMB_OCTETS and self._produced > _BOMB_RATIO * self._consumed:
-            raise BadEncoding(f"{self._produced} octets out of {self._consumed}: a bomb")
+            raise BadEncoding(f"decompression bomb: {self._produced} octets from {self._consumed}")
         if unpacker.eof:
             self._unpacker = None
             self._end_at_redirect = True
@@ -150,7 +150,7 @@ class Decoder:
     def finish(self) -> None:
         """Call at the end of the body. Raises BadEncoding if the encoded stream is incomplete."""
         if self._unpacker is not None:
-            raise BadEncoding("the encoded stream ends in the middle")
+            raise BadEncoding("the encoded stream is incomplete")
 
 
 _NO_TIMEOUTS: Final = aiohttp.ClientTimeout(total=None, sock_connect=None)
@@ -515,7 +515,7 @@ async def _read_body(
             head.close()
             return bytes(body), received, False
         if received > config.max_wire:
-            raise BadEncoding(f"{received} octets on the wire for {len(body)} of text")
+            raise BadEncoding(f"{received} octets received for {len(body)} of text")
     if decoder is not None:
         decoder.finish()
     whole = bytes(body)

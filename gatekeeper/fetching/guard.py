@@ -97,7 +97,7 @@ class _Threads:
         try:
             looking = self._loop.run_in_executor(self._executor, work)
         except RuntimeError as error:
-            raise OSError(f"names are looked up no more: {error}") from error
+            raise OSError(f"the resolver is closed: {error}") from error
         return await looking
 
     def close(self) -> None:

@@ -253,7 +253,7 @@ _MAX_ORDINARY_PATH = 8_000  # a shorter path of printable ASCII can't be malform
 _find_unprintable = re.compile(r"[^!-~]").search
 _MAX_LOGGED = 1_024  # a refusal is logged again after so many others
 _KIND_TEXTS = {
-    Kind.MALFORMED: "no canonical address",
+    Kind.MALFORMED: "not a canonical address",
     Kind.SELF: "our own listener",
     Kind.OPERATOR: "on the deny list",
 }
@@ -403,7 +403,7 @@ class Guard:
         try:
             own = ip_address(str(address).partition("%")[0] or "::")
         except ValueError:
-            raise ConfigError(f"{address!r} is no numeric address to listen on") from None
+            raise ConfigError(f"{address!r} is not a numeric address to listen on") from None
         self._listeners.add((_unmapped(own), port))
         self._verdicts.clear()
         self._passed_addresses.clear()
@@ -458,7 +458,7 @@ class Guard:
         name = _normalized(host)
         labels = name.split(".")
         if len(name) > _MAX_NAME or "" in labels or max(map(len, labels)) > _MAX_LABEL:
-            return Refusal(Kind.MALFORMED, f"{name[:_MAX_NAME]}: no possible name")
+            return Refusal(Kind.MALFORMED, f"{name[:_MAX_NAME]}: not a valid name")
         inner = is_inner_name(name)
         if _is_listed(name, self._denied_names):
             # The same note as without the list: its contents are private.
@@ -487,7 +487,7 @@ class Guard:
             shown = f"{shown!r:.200}"
         why = _KIND_TEXTS.get(kind, f"{kind} address")
         if kind in NEEDS_RANGE and _is_listed(_normalized(name), self._allowed_names):
-            why = f"{kind} address, which no name opens, but a CIDR range"
+            why = f"{kind} address, which a name does not open: list a CIDR range"
         return Refusal(kind, f"{shown}: {why}", BLOCKED_NOTE if name else ADDRESS_NOTE)
 
     def _refused_kind(self, ip: _Address, port: int, name: str) -> Kind | None:

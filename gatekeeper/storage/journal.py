@@ -137,7 +137,7 @@ class Journal:
         if self._fd < 0:
             raise OSError(errno.EBADF, "no journal is open")
         if self._growth_bounded and self.size >= self._limit * _MAX_GROWTH_FACTOR:
-            raise OSError(errno.EFBIG, "the database takes nothing, and the journal is full")
+            raise OSError(errno.EFBIG, "the database can't be written, and the journal is full")
         payload = _payload(sequence, record)
         frame = _FRAME.pack(_MAGIC, len(payload), zlib.crc32(payload)) + payload
         end = self.size + len(frame)
@@ -268,7 +268,7 @@ def read_generation(path: Path) -> tuple[list[tuple[int, ClockRecord]], int]:
         if HEADER.startswith(data):
             return [], len(data)
         raise StorageError(
-            f"{path}: in the place of the journal, but no journal of gatekeeper; "
+            f"{path}: has the name of a journal, but is not one of gatekeeper; "
             "move it away and start again"
         )
     return _frames(data)

@@ -236,7 +236,7 @@ def prepare(path: Path) -> None:
     except OSError as error:
         raise StorageError(f"{path}: can't be read ({error.strerror})") from error
     if not stat.S_ISREG(found.st_mode):
-        raise StorageError(f"{path}: not a file; give the path of one")
+        raise StorageError(f"{path}: not a file; give the path of a file")
     if found.st_size == 0:
         _create(path)
         return
@@ -396,7 +396,7 @@ def _migrate(connection: sqlite3.Connection, path: Path, version: int) -> None:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise StorageError(
-            f"{path}: can't be brought from schema {version} to {VERSION} ({error}); "
+            f"{path}: can't be migrated from schema {version} to {VERSION} ({error}); "
             "nothing was changed: make space, or move it away and start again"
         ) from error
 

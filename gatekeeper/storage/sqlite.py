@@ -216,7 +216,7 @@ class SqliteStorage:
 
     def _check_open(self) -> ThreadPoolExecutor:
         if self._readers is None or self._closing is not None:
-            raise StorageError(f"{self._path}: not open; nothing can be read before or after")
+            raise StorageError(f"{self._path}: not open; records can be read only while it is")
         if not self._writer.opened:
             raise StorageError(f"{self._path}: can't be read yet ({self._writer.failing})")
         return self._readers
@@ -311,10 +311,10 @@ class OverflowFile:
         has a place. Raises StorageError."""
         if len(self._objects) >= self._max_objects and _encode_payload(data) is None:
             raise StorageError(
-                f"the queue keeps {self._max_objects:,} payloads in memory already that can't go "
-                f"to its scratch file, as this {type(data).__name__} can't: give plain values "
-                "(None, bool, int, float, str, bytes, lists and dicts of them), or fewer URLs at "
-                "a time (maxsize)"
+                f"the queue already holds {self._max_objects:,} payloads in memory that can't be "
+                f"written to its scratch file, nor can this {type(data).__name__}: use plain "
+                "values (None, bool, int, float, str, bytes, lists and dicts of them), or fewer "
+                "URLs at a time (maxsize)"
             )
         if len(self._pending) >= _BATCH_ROWS:
             self._flush()
@@ -399,8 +399,8 @@ class KeptEntries:
             yield
         except (sqlite3.Error, OSError) as error:
             raise StorageError(
-                f"the kept queue {self._path} can't be used ({error}): one process at a time may "
-                "have it; make room there, or give PoliteQueue another `keep`"
+                f"the kept queue {self._path} can't be used ({error}): only one process at a time "
+                "may use it; make room there, or give PoliteQueue another `keep`"
             ) from error
 
     def load(self) -> list[Entry]:

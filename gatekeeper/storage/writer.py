@@ -229,7 +229,7 @@ class Writer:
                 error,
                 "turns whose clocks must be kept are refused until they can"
                 if self._refuses
-                else 'going on without (storage.on_failure = "continue"): kill -9 forgets them',
+                else 'going on without (storage.on_failure = "continue"): kill -9 loses them',
             )
             self._repair_at = time.monotonic()
             self._condition.notify()
@@ -294,7 +294,7 @@ class Writer:
 
     def _check_running(self) -> None:
         if not self._running:
-            raise StorageError(f"{self._path}: not open; nothing can be kept before or after")
+            raise StorageError(f"{self._path}: not open; records can be stored only while it is")
 
     def _schedule_commit(self) -> None:
         if self._commit_at is None:
@@ -371,7 +371,8 @@ class Writer:
             self._path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(
-                f"{self._path}: its directory can't be made ({error.strerror}); give another path"
+                f"{self._path}: its directory can't be created ({error.strerror}); "
+                "give another path"
             ) from error
         lock = FileLock(self._path.with_name(self._path.name + ".lock"), guarded=self._path)
         stack.callback(lock.release)
@@ -539,7 +540,7 @@ class Writer:
             if self._journal.closed:
                 self._journal_failed(error)
             else:
-                _log.warning("%s: no new journal can be begun: %s", self._path, error)
+                _log.warning("%s: no new journal can be created: %s", self._path, error)
 
     def _commit_batch(self, committer: Committer, batch: WriteBatch) -> Exception | None:
         began = time.monotonic()
@@ -566,13 +567,13 @@ class Writer:
         try:
             committer.upkeep()
         except sqlite3.Error as error:
-            _log.warning("%s: upkeep failed, tried again later: %s", self._path, error)
+            _log.warning("%s: upkeep failed and is retried later: %s", self._path, error)
         return None
 
     def _failed(self, batch: WriteBatch, error: Exception) -> None:
         """Put back a batch that could not be written, and schedule a retry with back-off."""
         if self._failures == 0:
-            _log.error("%s: nothing can be written, tried again later: %s", self._path, error)
+            _log.error("%s: nothing can be written, retried later: %s", self._path, error)
         with self._condition:
             self._pending.put_back(batch)
             self._writing = WriteBatch()
@@ -693,7 +694,7 @@ class Committer:
                 raise
             self._connection.execute("ROLLBACK TO one")
             self.rejected += 1
-            _log.error("a record was refused and is not kept: %s", error)
+            _log.error("a record was refused by the database and is not stored: %s", error)
             grown = 0
         self._connection.execute("RELEASE one")
         return grown

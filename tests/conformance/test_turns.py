@@ -212,7 +212,7 @@ async def test_a_block_until_no_moment_is_a_mistake(
     """A time without a time zone could end the block hours early."""
     gate = await open_gate(internet)
     await gate.block("a.test", utc(internet.clock.wall() + 1000))
-    with pytest.raises(ConfigError, match=r"block of a\.test: until=.+ is no moment"):
+    with pytest.raises(ConfigError, match=r"block of a\.test: until=.+ is not a moment"):
         await gate.block("a.test", until)
     assert any(clock.kind == "block" for clock in await gate.why("a.test"))
 

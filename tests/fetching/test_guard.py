@@ -192,7 +192,7 @@ def test_a_range_opens_them(ip: str) -> None:
 def test_the_log_says_that_a_range_is_needed(caplog) -> None:
     with caplog.at_level(logging.WARNING, "gatekeeper.guard"):
         guard_with(allow=("intranet",)).refuses_answer("127.0.0.1", 80, "intranet")
-    assert "which no name opens, but a CIDR range" in caplog.text
+    assert "which a name does not open: list a CIDR range" in caplog.text
 
 
 def test_denied_is_stronger_than_allowed() -> None:

@@ -276,6 +276,6 @@ async def test_at_retry_at_a_site_that_was_overloaded_is_asked_again(
 async def test_a_block_until_no_moment_lifts_none(clock: VirtualClock, make_gate: MakeGate) -> None:
     async with make_gate() as gate:
         gate._scheduler.block("a.test", clock.wall() + 60, PARKED)
-        with pytest.raises(ConfigError, match="is no moment"):
+        with pytest.raises(ConfigError, match="is not a moment"):
             await gate.block("a.test", float("nan"))
         assert gate._scheduler.blocked("a.test") is not None

@@ -183,7 +183,7 @@ async def test_a_migration_that_fails_changes_nothing(path: Path) -> None:
     connection.execute("CREATE TABLE history (something TEXT)")
     connection.commit()
     connection.close()
-    with pytest.raises(StorageError, match="can't be brought from schema 1"):
+    with pytest.raises(StorageError, match="can't be migrated from schema 1"):
         await opened(path)
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA user_version").fetchone() == (1,)
@@ -279,7 +279,7 @@ async def test_a_directory_in_its_place_is_refused(path: Path) -> None:
 
 async def test_a_file_where_the_directory_should_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "var").write_text("a file")
-    with pytest.raises(StorageError, match="directory can't be made"):
+    with pytest.raises(StorageError, match="directory can't be created"):
         await opened(tmp_path / "var" / "state.db")
 
 
