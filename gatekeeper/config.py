@@ -40,13 +40,13 @@ __all__ = [
     "StorageConfig",
     "agent_named",
     "as_config",
-    "explain",
+    "explain_value",
     "first_mistake",
     "host_named",
     "match_named",
     "read_file",
     "read_toml",
-    "refuse_everybody",
+    "refuse_wildcard_agent",
     "settings_of",
     "takes_list",
     "token_of",
@@ -59,15 +59,15 @@ logging.getLogger("gatekeeper").addHandler(logging.NullHandler())
 
 MEMORY = "memory"
 """The `storage.path` that stands for no file."""
-_LONGEST = 10 * 366 * 86_400.0
+_TEN_YEARS = 10 * 366 * 86_400.0
 """Ten years: dates so far ahead can still be computed. The bound also excludes `inf` and `nan`."""
-_SECONDS = {"unit": "seconds"}
+_IN_SECONDS = {"unit": "seconds"}
 """The unit that error messages name for such a setting."""
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=_LONGEST, extra=_SECONDS)]
-Positive = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST, extra=_SECONDS)]
-Number = Annotated[float, msgspec.Meta(ge=0, le=_LONGEST)]
-Rate = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST)]
-Place = Annotated[str, msgspec.Meta(min_length=1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=_TEN_YEARS, extra=_IN_SECONDS)]
+PositiveSeconds = Annotated[float, msgspec.Meta(gt=0, le=_TEN_YEARS, extra=_IN_SECONDS)]
+NonNegative = Annotated[float, msgspec.Meta(ge=0, le=_TEN_YEARS)]
+PositiveNumber = Annotated[float, msgspec.Meta(gt=0, le=_TEN_YEARS)]
+FilePath = Annotated[str, msgspec.Meta(min_length=1)]
 """The path of a file. Empty text is refused; None means that there is no file."""
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Size = Annotated[int, msgspec.Meta(ge=1, extra={"unit": "bytes"})]
@@ -105,12 +105,12 @@ class FetchConfig(_Section, frozen=True):
     max_redirects: Annotated[int, msgspec.Meta(ge=5, le=20)] = 5
     max_body: Annotated[int, msgspec.Meta(ge=512_000)] = 512_000
     max_wire: Size = 1_048_576
-    connect_timeout: Positive = 10.0
-    first_byte_timeout: Positive = 15.0
-    total_timeout: Positive = 30.0
-    min_rate: Number = 256.0
+    connect_timeout: PositiveSeconds = 10.0
+    first_byte_timeout: PositiveSeconds = 15.0
+    total_timeout: PositiveSeconds = 30.0
+    min_rate: NonNegative = 256.0
     """Bytes per second, over `min_rate_window`, below which a transfer is given up as too slow."""
-    min_rate_window: Positive = 10.0
+    min_rate_window: PositiveSeconds = 10.0
     max_concurrent: Count = 200
     conditional: bool = True
 
@@ -118,9 +118,9 @@ class FetchConfig(_Section, frozen=True):
 class CacheConfig(_Section, frozen=True):
     """How long files are cached, and how many (`[cache]`)."""
 
-    default_ttl: Positive = 86_400.0
-    min_ttl: Positive = 600.0
-    max_ttl: Positive = 86_400.0
+    default_ttl: PositiveSeconds = 86_400.0
+    min_ttl: PositiveSeconds = 600.0
+    max_ttl: PositiveSeconds = 86_400.0
     max_bytes: Size = 1_073_741_824
     hot_records: Count = 500_000
     """Origins whose records are kept hot, that is, ready to answer."""
@@ -148,37 +148,37 @@ class PacingConfig(_Section, frozen=True):
     default_interval: Seconds = 1.0
     """The interval of a host whose file gives no rate."""
     min_interval: Seconds = 0.0
-    max_interval: Positive | None = None
+    max_interval: PositiveSeconds | None = None
     """A cap on the interval that a site asks for; decisions it affects say so. None: no cap."""
     jitter: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     """Share of the interval that is added at random; never subtracted."""
-    latency_factor: Number = 0.0
+    latency_factor: NonNegative = 0.0
     """Interval = this times the smoothed time to the response head; 0 switches this off."""
     latency_floor: Seconds = 0.0
-    latency_cap: Positive = 60.0
+    latency_cap: PositiveSeconds = 60.0
     concurrency: Count = 1
     """Requests in flight for one host."""
     max_in_flight: Count = 10_000
     max_waiters: Count = 1_000_000
     max_hosts: Count = 2_000_000
-    lease_ttl: Positive = 600.0
+    lease_ttl: PositiveSeconds = 600.0
     """Seconds after which a lease that was never reported ends by itself."""
-    own_wait: Positive = 30.0
+    own_wait: PositiveSeconds = 30.0
     """Seconds that a task waits for a host while the task that started it holds a lease of it."""
-    backoff_initial: Positive = 60.0
-    backoff_max: Positive = 86_400.0
+    backoff_initial: PositiveSeconds = 60.0
+    backoff_max: PositiveSeconds = 86_400.0
     backoff_jitter: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.2
-    forgive_after: Positive = 1800.0
+    forgive_after: PositiveSeconds = 1800.0
     """Seconds without a refusal after which blocks start at `backoff_initial` again."""
-    backoff_floor: Positive = 0.1
+    backoff_floor: PositiveSeconds = 0.1
     """A 429 or 503 doubles the interval of a host, starting from this value if it has none."""
     backoff_answers: Count = 100
     """Good answers that halve it, down to twice the refused interval or, in a trial, further."""
-    backoff_quiet: Positive = 300.0
+    backoff_quiet: PositiveSeconds = 300.0
     """Seconds without a refusal that also halve it; whichever comes first."""
-    backoff_retry: Positive = 3_600.0
+    backoff_retry: PositiveSeconds = 3_600.0
     """Seconds after which a refused interval is tried again. Each new refusal doubles this ..."""
-    backoff_retry_max: Positive = 86_400.0
+    backoff_retry_max: PositiveSeconds = 86_400.0
     """... up to this."""
     address_interval: Seconds | None = None
     """Minimum time between two requests to one IP address; None: no such scope."""
@@ -194,13 +194,13 @@ class PacingConfig(_Section, frozen=True):
 class StorageConfig(_Section, frozen=True):
     """What outlives the process (`[storage]`)."""
 
-    path: Place | None = None
+    path: FilePath | None = None
     """The SQLite file. None: nothing is stored, except by the sidecar and `fetch -o`, which have a
     default path of their own. `MEMORY`: they store nothing either."""
     on_failure: Literal["refuse", "continue"] = "refuse"
     """While nothing can be written: refuse leases of hosts whose clock or block would have to
     outlive the process, or continue without storage and log a warning."""
-    flush_interval: Positive = 1.0
+    flush_interval: PositiveSeconds = 1.0
     history_versions: Count = 20
     """Distinct bodies stored for one origin."""
     history_bytes: Size = 268_435_456
@@ -208,7 +208,7 @@ class StorageConfig(_Section, frozen=True):
     """Size at which the journal is merged into SQLite and started anew."""
     max_origins: Count = 2_000_000
     """Origins stored; beyond that, the least recently used are deleted, but none with a promise."""
-    forget_after: Positive = 7_776_000.0
+    forget_after: PositiveSeconds = 7_776_000.0
     """Seconds without use after which an origin, or a clock that has run out, is deleted."""
 
 
@@ -217,16 +217,16 @@ class ServerConfig(_Section, frozen=True):
 
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8750
-    socket: Place | None = None
+    socket: FilePath | None = None
     """A unix socket to listen on instead of `host` and `port`."""
     workers: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
     """Processes that answer questions in addition to the one that owns the leases; 0: none."""
-    token_file: Place | None = None
+    token_file: FilePath | None = None
     """Bearer tokens, one per line, or `name:role:token`; at most two per client, so that one
     can be replaced (T6)."""
-    tls_cert: Place | None = None
-    tls_key: Place | None = None
-    tls_client_ca: Place | None = None
+    tls_cert: FilePath | None = None
+    tls_key: FilePath | None = None
+    tls_client_ca: FilePath | None = None
     """Certificate authorities; clients must present a certificate signed by one of them."""
     allowed_hosts: tuple[str, ...] = ()
     """Host headers accepted in addition to the listening address (T4)."""
@@ -238,24 +238,24 @@ class ServerConfig(_Section, frozen=True):
     """Leases that one client (token, or address) may hold; None: half of max_leases."""
     max_waiting: Count = 10_000
     """Requests that may wait for a lease at the same time; further ones get 503."""
-    max_wait: Positive = 300.0
+    max_wait: PositiveSeconds = 300.0
     client_concurrency: Count = 6_000
     """Concurrent requests from one client (token, or address)."""
-    client_rate: Rate | None = None
+    client_rate: PositiveNumber | None = None
     """Requests per second from one client; None: no limit."""
     max_streams: Count = 64
     """Streams of `/v1/events` that may be open at the same time; each open Live page has one."""
     client_streams: Count | None = None
     """Streams that one client (token, or address) may have open; None: half of max_streams."""
     fetch_max_body: Size = 104_857_600
-    fetch_timeout: Positive = 300.0
+    fetch_timeout: PositiveSeconds = 300.0
     proxy_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] | None = None
     """The port of a forward proxy for plain http, in addition to the API; None: no proxy."""
     proxy_connect: Literal["refuse", "host"] = "refuse"
     """Whether CONNECT, which hides the path, is refused or decided by host and port."""
     proxy_tunnels: Count = 100
     """Tunnels that may be open at the same time; further ones get 503."""
-    proxy_idle: Positive = 60.0
+    proxy_idle: PositiveSeconds = 60.0
     """Seconds without traffic after which a tunnel is closed."""
     proxy_tunnel_bytes: Size = 104_857_600
     """Bytes, both directions together, after which a tunnel is closed."""
@@ -280,14 +280,14 @@ class ServerConfig(_Section, frozen=True):
 class FleetConfig(_Section, frozen=True):
     """Several gates that share one pace (`[fleet]`)."""
 
-    url: Place | None = None
+    url: FilePath | None = None
     """The URL of a Valkey or Redis server; None: this gate is alone."""
     namespace: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9._-]{1,64}\Z")] = "gatekeeper"
     when_lost: Literal["wait", "divide"] = "wait"
     """While the store is lost: grant nothing, or let each member go on with hosts of its own."""
     sharded: bool = False
     """Spread scopes over the servers of a Valkey Cluster, and acquire them one after the other."""
-    hold: Annotated[float, msgspec.Meta(ge=1, le=300, extra=_SECONDS)] = 20.0
+    hold: Annotated[float, msgspec.Meta(ge=1, le=300, extra=_IN_SECONDS)] = 20.0
     """Seconds for which the leases of a member outlive its last heartbeat."""
     allow_lost_writes: bool = False
     """Start although a failover of the store may lose the latest grants."""
@@ -397,9 +397,9 @@ class Config(_Section, frozen=True):
         sender = config.fetch.from_address
         # The address is sent as a header field, where a line break would start another field.
         if sender is not None and not sender.isprintable():
-            raise ConfigError(f"fetch.from_address: {sender!r} holds what can't be printed")
+            raise ConfigError(f"fetch.from_address: {sender!r} contains an unprintable character")
         if not {"@authority", "@target-uri"} & set(config.identity.components):
-            raise ConfigError('identity.components: "@authority" or "@target-uri" has to be there')
+            raise ConfigError('identity.components must include "@authority" or "@target-uri"')
         cache = config.cache
         if cache.min_ttl > cache.max_ttl:
             raise ConfigError(
@@ -430,17 +430,17 @@ def read_file(path: str | Path) -> tuple[bytes, int]:
     would wait for a writer.
     """
 
-    def at_once(name: str, flags: int) -> int:
+    def open_nonblocking(name: str, flags: int) -> int:
         return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
 
-    with open(path, "rb", opener=at_once) as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode) and str(path) != os.devnull:
-            raise OSError(errno.EINVAL, "it is no regular file but a pipe or a device", str(path))
+    with open(path, "rb", opener=open_nonblocking) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) and str(path) != os.devnull:
+            raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
         body = file.read(MAX_FILE + 1)
     if len(body) > MAX_FILE:
         raise OSError(errno.EFBIG, f"it is longer than {MAX_FILE >> 20} MiB", str(path))
-    return body, stat.S_IMODE(found.st_mode)
+    return body, stat.S_IMODE(status.st_mode)
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -452,7 +452,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
             f"{path}: can't be read ({error.strerror}); give --config a readable TOML file"
         ) from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: not UTF-8; save it as that") from error
+        raise ConfigError(f"{path}: not valid TOML: not UTF-8; save it in UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
 
@@ -467,29 +467,29 @@ def as_config(value: object) -> Config:
         return Config()
     remedy = "use Config.load(path) or Config.from_dict(mapping)"
     if not isinstance(value, Config):
-        raise ConfigError(f"config must be a Config, not {_kind(value)}: {remedy}")
+        raise ConfigError(f"config must be a Config, not {_with_article(value)}: {remedy}")
     for field in msgspec.structs.fields(Config):
-        held = getattr(value, field.name)
-        if isinstance(field.type, type) and not isinstance(held, field.type):
-            wanted = field.type.__name__
+        section = getattr(value, field.name)
+        if isinstance(field.type, type) and not isinstance(section, field.type):
+            expected = field.type.__name__
             raise ConfigError(
-                f"config.{field.name} must be a {wanted}, not {_kind(held)}: {remedy}"
+                f"config.{field.name} must be a {expected}, not {_with_article(section)}: {remedy}"
             )
     for name, kind, tables in (("host", HostRule, value.host), ("group", GroupRule, value.group)):
-        if not isinstance(tables, tuple) or not all(isinstance(one, kind) for one in tables):
+        if not isinstance(tables, tuple) or not all(isinstance(table, kind) for table in tables):
             raise ConfigError(f"config.{name} must be a tuple of {kind.__name__}: {remedy}")
     return value
 
 
-def _kind(value: object) -> str:
+def _with_article(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
 # --- hosts and agents as an operator writes them --------------------------------------------
 
-_SAY_WHO = 'say who you are, such as "examplebot/1.0 (+https://example.org/bot)"'
-_EVERYBODY = "holds `*`, which means everybody in robots.txt"
-_REMEDY = "name it as in a.example, 192.0.2.1 or 2001:db8::1, or give a URL of it"
+_IDENTITY_HINT = 'say who you are, such as "examplebot/1.0 (+https://example.org/bot)"'
+_IS_WILDCARD = "contains `*`, which means everybody in robots.txt"
+_HOST_HINT = "write it as a.example, 192.0.2.1 or 2001:db8::1, or give a URL of it"
 
 
 def host_named(text: str) -> str:
@@ -503,7 +503,7 @@ def host_named(text: str) -> str:
     if "://" in text:
         url = text
     elif any(mark in text for mark in "/?#@\\"):
-        raise _no_host(text, "more than a host")
+        raise _invalid_host(text, "it is more than a host")
     elif text.count(":") > 1 and "[" not in text:
         url = f"http://[{text}]/"
     else:
@@ -511,9 +511,9 @@ def host_named(text: str) -> str:
     try:
         host = urls.parse(url).host
     except InvalidURL as error:
-        raise _no_host(text, error.problem) from error
+        raise _invalid_host(text, error.problem) from error
     if "*" in host:
-        raise _no_host(text, "a pattern, where one host is needed")
+        raise _invalid_host(text, "it is a pattern, but one host is needed")
     return host
 
 
@@ -530,7 +530,7 @@ def match_named(text: str) -> str:
     if text.startswith("*."):
         return f"*.{host_named(text[2:])}"
     if "*" in text:
-        raise _no_host(text, "a `*` that is neither alone nor in front, as in *.example.org")
+        raise _invalid_host(text, "`*` must be alone, or in front as in *.example.org")
     return host_named(text)
 
 
@@ -545,14 +545,9 @@ def agent_named(text: str) -> str:
     # The name is sent as a header field, where a line break would start another field, and where
     # only ASCII is sure to arrive unchanged.
     if not text.isascii() or not text.isprintable():
-        problem = "holds a character that is no printable ASCII"
-    elif "*" in (token := product_token(text)):
-        problem = _EVERYBODY
-    elif not token:
-        problem = "holds no product token"
-    else:
-        return token
-    raise ConfigError(f"user_agent: {printable(text, 120)!r} {problem}; {_SAY_WHO}")
+        raise _invalid_agent(text, "contains a character that is not printable ASCII")
+    refuse_wildcard_agent(text)
+    return token_of(text)
 
 
 def token_of(user_agent: str) -> str:
@@ -568,22 +563,25 @@ def token_of(user_agent: str) -> str:
 @lru_cache(maxsize=4096)  # a process asks for few agents
 def _token_of(user_agent: str) -> str:
     token = product_token(user_agent)
-    problem = "" if token else "holds no product token"
     if user_agent.encode(errors="replace").decode() != user_agent:
-        problem = "holds half of a character"
-    if problem:
-        raise ConfigError(f"user agent {user_agent!r} {problem}; {_SAY_WHO}")
+        raise _invalid_agent(user_agent, "contains half of a character")
+    if not token:
+        raise _invalid_agent(user_agent, "contains no product token")
     return token
 
 
-def refuse_everybody(user_agent: str | None) -> None:
+def refuse_wildcard_agent(user_agent: str | None) -> None:
     """Raise ConfigError for `*`, which no request can be sent as. Questions may ask about it."""
     if user_agent is not None and "*" in token_of(user_agent):
-        raise ConfigError(f"user_agent: {printable(user_agent, 120)!r} {_EVERYBODY}; {_SAY_WHO}")
+        raise _invalid_agent(user_agent, _IS_WILDCARD)
 
 
-def _no_host(text: str, problem: str) -> ConfigError:
-    return ConfigError(f"{printable(text, 120)!r} is no host: {problem}; {_REMEDY}")
+def _invalid_agent(user_agent: str, problem: str) -> ConfigError:
+    return ConfigError(f"user_agent: {printable(user_agent, 120)!r} {problem}; {_IDENTITY_HINT}")
+
+
+def _invalid_host(text: str, problem: str) -> ConfigError:
+    return ConfigError(f"{printable(text, 120)!r} is not a host: {problem}; {_HOST_HINT}")
 
 
 # --- messages about wrong settings ----------------------------------------------------------
@@ -591,29 +589,30 @@ def _no_host(text: str, problem: str) -> ConfigError:
 # msgspec validates. What follows explains its refusals to an operator, with the setting's name and
 # the values it accepts. Both come from the same types, so that each bound is written down once.
 
-_LISTED = "`gatekeeper config show` lists every one"
+_LIST_HINT = "`gatekeeper config show` lists all of them"
+_Fields = Mapping[str, inspect.Field]
 
 
-def first_mistake(whole: type[msgspec.Struct], raw: Mapping[str, Any]) -> str | None:
+def first_mistake(struct: type[msgspec.Struct], settings: Mapping[str, Any]) -> str | None:
     """Return a message about the first invalid setting of a mapping, or None if all are valid.
 
     >>> from gatekeeper.config import Config
     >>> first_mistake(Config, {"pacing": {"default_intervall": 2}})
     'pacing.default_intervall: no such setting; did you mean default_interval?'
     """
-    return next(_mistakes(whole, raw), None)
+    return next(_errors(struct, settings), None)
 
 
-def explain(field: inspect.Field, value: object) -> str | None:
+def explain_value(field: inspect.Field, value: object) -> str | None:
     """Return what a field accepts and what was given, or None if the value is valid.
 
     `field` is one of `settings_of`.
     """
-    kind = _without_none(field.type)
+    kind = _required_type(field.type)
     if value is None and kind is not field.type:
         return None
-    wanted = _wanted(kind, value, field.default)
-    return None if wanted is None else f"{wanted}, not {_shown(value)}"
+    expected = _expected(kind, value, field.default)
+    return None if expected is None else f"{expected}, not {_format(value)}"
 
 
 def settings_of(struct: type[msgspec.Struct]) -> dict[str, inspect.Field]:
@@ -624,137 +623,135 @@ def settings_of(struct: type[msgspec.Struct]) -> dict[str, inspect.Field]:
 
 def takes_list(field: inspect.Field) -> bool:
     """Return True if the value of a setting is a list."""
-    return isinstance(_without_none(field.type), inspect.VarTupleType)
+    return isinstance(_required_type(field.type), inspect.VarTupleType)
 
 
-def _mistakes(whole: type[msgspec.Struct], raw: Mapping[str, Any]) -> Iterator[str]:
-    fields = settings_of(whole)
-    for name, value in raw.items():
+def _errors(struct: type[msgspec.Struct], settings: Mapping[str, Any]) -> Iterator[str]:
+    fields = settings_of(struct)
+    for name, value in settings.items():
         field = fields.get(name)
         if field is None:
             yield _unknown_at_top(fields, name, value)
         elif isinstance(field.type, inspect.StructType):
-            yield from _in_section(fields, name, value)
-        elif (inner := _table_of(field.type)) is not None:
-            yield from _in_tables(inner, name, value)
-        elif (problem := explain(field, value)) is not None:
+            yield from _section_errors(fields, name, value)
+        elif (table := _repeated_table(field.type)) is not None:
+            yield from _table_errors(table, name, value)
+        elif (problem := explain_value(field, value)) is not None:
             yield f"{name}: {problem}"
 
 
-def _in_section(fields: Mapping[str, inspect.Field], section: str, value: object) -> Iterator[str]:
+def _section_errors(fields: _Fields, section: str, value: object) -> Iterator[str]:
     if not isinstance(value, Mapping):
-        yield f"{section}: a table, written as [{section}], not {_shown(value)}"
+        yield f"{section}: a table, written as [{section}], not {_format(value)}"
         return
-    own = _inner(fields[section])
+    known = _fields_in(fields[section])
     for name, given in value.items():
-        place = f"{section}.{_name(name)}"
-        if name not in own:
-            yield f"{place}: {_unknown(fields, own, name)}"
-        elif (problem := explain(own[name], given)) is not None:
+        place = f"{section}.{_safe_name(name)}"
+        if name not in known:
+            yield f"{place}: {_suggest(fields, known, name)}"
+        elif (problem := explain_value(known[name], given)) is not None:
             yield f"{place}: {problem}"
 
 
-def _in_tables(struct: inspect.StructType, table: str, value: object) -> Iterator[str]:
+def _table_errors(struct: inspect.StructType, table: str, value: object) -> Iterator[str]:
     if not isinstance(value, list | tuple):
-        yield f"{table}: any number of tables, each written as [[{table}]], not {_shown(value)}"
+        yield f"{table}: any number of tables, each written as [[{table}]], not {_format(value)}"
         return
     fields = {field.name: field for field in struct.fields}
-    for number, one in enumerate(value, start=1):
+    for number, entry in enumerate(value, start=1):
         place = f"[[{table}]] number {number}"
-        if not isinstance(one, Mapping):
-            yield f"{place}: a table, not {_shown(one)}"
+        if not isinstance(entry, Mapping):
+            yield f"{place}: a table, not {_format(entry)}"
             continue
-        for name, given in one.items():
+        for name, given in entry.items():
             if name not in fields:
-                yield f"{place}: {_name(name)}: {_unknown({}, fields, name)}"
-            elif (problem := explain(fields[name], given)) is not None:
+                yield f"{place}: {_safe_name(name)}: {_suggest({}, fields, name)}"
+            elif (problem := explain_value(fields[name], given)) is not None:
                 yield f"{place}: {name}: {problem}"
         for name, field in fields.items():
-            if field.required and name not in one:
+            if field.required and name not in entry:
                 yield f"{place}: {name} is missing"
 
 
-def _unknown_at_top(fields: Mapping[str, inspect.Field], name: str, value: object) -> str:
-    shown = _name(name)
+def _unknown_at_top(fields: _Fields, name: str, value: object) -> str:
+    shown = _safe_name(name)
     if isinstance(value, Mapping) or (value and isinstance(value, list)):
         if (close := _closest(name, fields)) is None:
-            return f"[{shown}]: no such section; {_LISTED}"
-        tables = _table_of(fields[close].type) is not None
+            return f"[{shown}]: no such section; {_LIST_HINT}"
+        tables = _repeated_table(fields[close].type) is not None
         meant = f"[[{close}]]" if tables else f"[{close}]"
         return f"[{shown}]: no such section; did you mean {meant}?"
-    return f"{shown}: {_unknown(fields, fields, name)}"
+    return f"{shown}: {_suggest(fields, fields, name)}"
 
 
-def _unknown(
-    fields: Mapping[str, inspect.Field], own: Mapping[str, inspect.Field], name: str
-) -> str:
-    """Return what may have been meant by a name that is not one of `own`, the valid names here.
+def _suggest(fields: _Fields, known: _Fields, name: str) -> str:
+    """Return what may have been meant by a name that is not one of `known`, the valid names here.
 
     `fields` are the top-level fields, whose sections may have a setting of this name.
     """
-    sections = [top for top, field in fields.items() if name in _inner(field)]
+    sections = [top for top, field in fields.items() if name in _fields_in(field)]
     if sections:
         return f"belongs in {' or '.join(f'[{section}]' for section in sections)}"
     if name in fields:
         return "belongs at the top, before the first [section]"
-    if (close := _closest(name, own)) is not None:
+    if (close := _closest(name, known)) is not None:
         return f"no such setting; did you mean {close}?"
-    everywhere = {
-        inner: f"{inner} in [{top}]" for top, field in fields.items() for inner in _inner(field)
+    in_sections = {
+        inner: f"{inner} in [{top}]" for top, field in fields.items() for inner in _fields_in(field)
     }
-    if (close := _closest(name, everywhere)) is not None:
-        return f"no such setting; did you mean {everywhere[close]}?"
-    return f"no such setting; {_LISTED}"
+    if (close := _closest(name, in_sections)) is not None:
+        return f"no such setting; did you mean {in_sections[close]}?"
+    return f"no such setting; {_LIST_HINT}"
 
 
-def _inner(field: inspect.Field) -> dict[str, inspect.Field]:
+def _fields_in(field: inspect.Field) -> dict[str, inspect.Field]:
     if not isinstance(field.type, inspect.StructType):
         return {}
     return {inner.name: inner for inner in field.type.fields}
 
 
-def _table_of(kind: inspect.Type) -> inspect.StructType | None:
+def _repeated_table(kind: inspect.Type) -> inspect.StructType | None:
     """Return the struct of a repeated table such as [[host]]; None for any other type."""
     if isinstance(kind, inspect.VarTupleType) and isinstance(kind.item_type, inspect.StructType):
         return kind.item_type
     return None
 
 
-def _without_none(kind: inspect.Type) -> inspect.Type:
+def _required_type(kind: inspect.Type) -> inspect.Type:
     """Return the type of a setting without the None of one that may be left unset."""
     if isinstance(kind, inspect.UnionType):
         return next(one for one in kind.types if not isinstance(one, inspect.NoneType))
     return kind
 
 
-def _wanted(kind: inspect.Type, value: object, default: object) -> str | None:
+def _expected(kind: inspect.Type, value: object, default: object) -> str | None:
     """Return what a setting of this type accepts, or None if the value is valid."""
     unit = ""
     if isinstance(kind, inspect.Metadata):
         unit = f" of {(kind.extra or {}).get('unit', '')}"
         kind = kind.type
     if isinstance(kind, inspect.FloatType | inspect.IntType):
-        return _wanted_number(kind, value, default, unit)
+        return _expected_number(kind, value, default, unit)
     if isinstance(kind, inspect.BoolType):
         return None if isinstance(value, bool) else "true or false"
     if isinstance(kind, inspect.LiteralType):
-        return None if value in kind.values else _choice(kind.values, default)
+        return None if value in kind.values else _one_of(kind.values, default)
     if isinstance(kind, inspect.VarTupleType):
-        return _wanted_list(kind, value)
+        return _expected_list(kind, value)
     if not isinstance(value, str):
-        return "text in quotes"
+        return "a string in quotes"
     empty = isinstance(kind, inspect.StrType) and kind.min_length and not value
-    return "text that is not empty" if empty else None
+    return "a string that is not empty" if empty else None
 
 
-def _wanted_number(
+def _expected_number(
     kind: inspect.FloatType | inspect.IntType, value: object, default: object, unit: str
 ) -> str | None:
-    whole = isinstance(kind, inspect.IntType)
-    fits = isinstance(value, int) if whole else isinstance(value, int | float)
+    is_whole = isinstance(kind, inspect.IntType)
+    fits = isinstance(value, int) if is_whole else isinstance(value, int | float)
     if not fits or isinstance(value, bool) or not isinstance(value, int | float):
-        example = default if isinstance(default, int | float) else 1 if whole else 2.0
-        return f"{'a whole number' if whole else 'a number'}{unit} such as {example}"
+        example = default if isinstance(default, int | float) else 1 if is_whole else 2.0
+        return f"{'a whole number' if is_whole else 'a number'}{unit} such as {example}"
     if kind.gt is not None and not value > kind.gt:
         return f"more than {kind.gt:.15g}"
     if kind.ge is not None and not value >= kind.ge:
@@ -764,35 +761,35 @@ def _wanted_number(
     return None
 
 
-def _wanted_list(kind: inspect.VarTupleType, value: object) -> str | None:
-    one, many = ("80", "whole numbers")
+def _expected_list(kind: inspect.VarTupleType, value: object) -> str | None:
+    example, items = ("80", "whole numbers")
     if not isinstance(kind.item_type, inspect.IntType):
-        one, many = ('"127.0.0.1"', "texts in quotes")
+        example, items = ('"127.0.0.1"', "strings in quotes")
     if not isinstance(value, list | tuple):
-        if _wanted(kind.item_type, value, ...) is None:
-            one = f'"{printable(value, 60)}"' if isinstance(value, str) else str(value)
-        return f"a list, such as [{one}]"
-    if all(_wanted(kind.item_type, item, ...) is None for item in value):
+        if _expected(kind.item_type, value, ...) is None:
+            example = f'"{printable(value, 60)}"' if isinstance(value, str) else str(value)
+        return f"a list, such as [{example}]"
+    if all(_expected(kind.item_type, item, ...) is None for item in value):
         return None
-    return f"a list of {many}, such as [{one}]"
+    return f"a list of {items}, such as [{example}]"
 
 
-def _choice(values: Iterable[object], default: object) -> str:
-    usual_first = sorted(values, key=lambda one: (one != default, str(one)))
-    named = ", ".join(f'"{one}"' for one in usual_first)
+def _one_of(values: Iterable[object], default: object) -> str:
+    ordered = sorted(values, key=lambda one: (one != default, str(one)))
+    named = ", ".join(f'"{one}"' for one in ordered)
     return f"one of {named}"
 
 
 def _closest(name: str, known: Iterable[str]) -> str | None:
-    found = difflib.get_close_matches(name.lower().replace("-", "_"), list(known), n=1)
-    return found[0] if found else None
+    matches = difflib.get_close_matches(name.lower().replace("-", "_"), list(known), n=1)
+    return matches[0] if matches else None
 
 
-def _name(name: object) -> str:
+def _safe_name(name: object) -> str:
     return printable(str(name), 60)
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()  # as TOML and JSON write it
     return printable(repr(value), 60)

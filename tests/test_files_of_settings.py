@@ -41,11 +41,11 @@ def long(path: Path) -> None:
 
 
 KINDS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a named pipe": (fifo, "it is no regular file but a pipe or a device"),
+    "a named pipe": (fifo, "it is a pipe or a device, not a file"),
     "a directory": (Path.mkdir, "Is a directory"),
     "an endless device": (
         lambda path: path.symlink_to("/dev/zero"),
-        "it is no regular file but a pipe or a device",
+        "it is a pipe or a device, not a file",
     ),
     "too long": (long, "it is longer than 4 MiB"),
     "absent": (lambda path: None, "No such file or directory"),
@@ -86,7 +86,7 @@ def test_no_command_waits_for_a_pipe(
     more = ["https://a.example/"] if command == "check" else []
     assert main([*command.split(), *more, "--config", str(tmp_path / "pipe")]) == 2
     said = capsys.readouterr().err
-    assert f"{tmp_path}/pipe: can't be read (it is no regular file" in said
+    assert f"{tmp_path}/pipe: can't be read (it is a pipe" in said
     assert "give --config a readable TOML file" in said
 
 

@@ -49,7 +49,7 @@ def test_a_host_has_one_spelling(text: str, host: str) -> None:
     ],
 )
 def test_what_is_no_host_is_refused_with_a_remedy(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"is no host: .*; name it as in") as caught:
+    with pytest.raises(ConfigError, match=r"is not a host: .*; write it as") as caught:
         host_named(text)
     assert repr(text) in str(caught.value)
 
@@ -69,10 +69,10 @@ def test_a_match_keeps_its_star(text: str, match: str) -> None:
 
 @pytest.mark.parametrize("text", ["*.", "a.*", "*a.test", "*.*.test", "**"])
 def test_other_patterns_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no host"):
+    with pytest.raises(ConfigError, match="is not a host"):
         match_named(text)
 
 
 def test_a_bad_match_is_refused_where_the_configuration_is_read() -> None:
-    with pytest.raises(ConfigError, match=r"mine\.toml: \[\[host\]\] match: 'a/b' is no host"):
+    with pytest.raises(ConfigError, match=r"mine\.toml: \[\[host\]\] match: 'a/b' is not a host"):
         Config.from_dict({"host": [{"match": "a/b"}]}, source="mine.toml")

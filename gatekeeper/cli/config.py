@@ -25,7 +25,7 @@ from gatekeeper.config import (
     Config,
     GuardConfig,
     agent_named,
-    explain,
+    explain_value,
     read_toml,
     settings_of,
     takes_list,
@@ -176,7 +176,7 @@ def _put(raw: dict[str, Any], name: str, value: object) -> None:
 def _from_flags(flags: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
     for name, value in flags.items():
         flag = _FLAGS.get(name, f"--{name.rpartition('.')[2].replace('_', '-')}")
-        if (problem := explain(_field(name), value)) is not None:
+        if (problem := explain_value(_field(name), value)) is not None:
             raise ConfigError(f"{flag}: {problem}")
         yield name, value, f"flag {flag}"
 
@@ -230,7 +230,9 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, st
 def meant(variable: str) -> str:
     """Return the end of a sentence about an unknown variable: the one that may be meant."""
     close = difflib.get_close_matches(variable, list(_variables()), n=1, cutoff=0.8)
-    return f"; did you mean {close[0]}?" if close else "; `gatekeeper config show` lists every one"
+    return (
+        f"; did you mean {close[0]}?" if close else "; `gatekeeper config show` lists all of them"
+    )
 
 
 def _strangers(environ: Mapping[str, str]) -> Iterator[str]:
@@ -279,7 +281,7 @@ def _from_text(text: str, name: str, kind: Any, variable: str) -> object:
             return value
     field = _field(name)
     wrong = parts if takes_list(field) else _number(text)
-    raise ConfigError(f"{variable}: {explain(field, wrong) or 'no such value'}")
+    raise ConfigError(f"{variable}: {explain_value(field, wrong) or 'no such value'}")
 
 
 def _number(text: str) -> float | str:

@@ -19,7 +19,7 @@ from yarl import URL
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, deadline, number, utc
-from gatekeeper.config import refuse_everybody
+from gatekeeper.config import refuse_wildcard_agent
 from gatekeeper.deadlock import Holdings, WaitGraph
 from gatekeeper.decision import Decision, NotYet, Reason, not_yet, refuse
 from gatekeeper.errors import (
@@ -485,7 +485,7 @@ class LeaseManager:
 
         `entered`: the caller has passed the entrance. Raises as entering `Gatekeeper.lease` does.
         """
-        refuse_everybody(user_agent)
+        refuse_wildcard_agent(user_agent)
         end = None if timeout is None else self.clock.monotonic() + timeout
         if not entered and timeout != 0 and (before := self.entrance.enter()) is not None:
             await before
@@ -538,7 +538,7 @@ class LeaseManager:
         owner = asyncio.current_task(self.loop) if owned else None
         lease = self.take(url, owner) if user_agent is None else None
         if lease is None:
-            refuse_everybody(user_agent)
+            refuse_wildcard_agent(user_agent)
             target, agent = urls.parse(url), self.questions.token(user_agent)
             decision = self.questions.peek(url, target, agent)
             if decision is None or (self._dns is not None and not self._dns.knows(target)):

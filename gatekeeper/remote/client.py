@@ -35,7 +35,7 @@ from gatekeeper.config import (
     agent_named,
     as_config,
     host_named,
-    refuse_everybody,
+    refuse_wildcard_agent,
     token_of,
 )
 from gatekeeper.deadlock import WaitGraph
@@ -374,7 +374,7 @@ class RemoteGatekeeper:
         `owned=False`: it outlives the task that asks for it. Raises as entering `lease` does.
         """
         self._check_usable(user_agent)
-        refuse_everybody(user_agent)
+        refuse_wildcard_agent(user_agent)
         return await self._leases.acquire(
             url,
             priority=priority,
@@ -391,7 +391,7 @@ class RemoteGatekeeper:
         While the sidecar is unreachable it returns NotYet with `why` gate_unreachable.
         """
         self._check_usable(user_agent)
-        refuse_everybody(user_agent)
+        refuse_wildcard_agent(user_agent)
         agent = self._name if user_agent is None else user_agent
         return await self._leases.try_acquire(url, priority=priority, user_agent=agent, owned=owned)
 

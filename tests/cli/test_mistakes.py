@@ -111,8 +111,8 @@ def test_a_file_of_tokens_that_is_not_there(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("user_agent = 'b/1'\n".encode("utf-16"), "not UTF-8; save it as that"),
-        (b"user_agent = 'b\xfc'\n", "not UTF-8; save it as that"),
+        ("user_agent = 'b/1'\n".encode("utf-16"), "not UTF-8; save it in UTF-8"),
+        (b"user_agent = 'b\xfc'\n", "not UTF-8; save it in UTF-8"),
     ],
 )
 def test_a_configuration_in_another_encoding(tmp_path: Path, text: bytes, told: str) -> None:

@@ -139,11 +139,11 @@ def test_what_is_judged_later_still_names_the_file(
         (["--host", "0.0.0.0"], "--host '0.0.0.0' can be reached from other machines"),
         (["--token-file", "/nowhere"], "--token-file: /nowhere: No such file"),
         (["--storage", "/nowhere/x"], "--storage: /nowhere/x: there is no directory /nowhere;"),
-        (["--storage", ""], "--storage: text that is not empty, not ''"),
-        (["--fleet", ""], "--fleet: text that is not empty, not ''"),
+        (["--storage", ""], "--storage: a string that is not empty, not ''"),
+        (["--fleet", ""], "--fleet: a string that is not empty, not ''"),
         (["--proxy", "-1"], "--proxy: "),
         (["--allow-address", "127.0.0.0/99"], "--allow-address: '127.0.0.0/99' does not"),
-        (["--user-agent", ""], "--user-agent: '' holds no product token"),
+        (["--user-agent", ""], "--user-agent: '' contains no product token"),
     ],
 )
 def test_a_wrong_flag_is_named_as_it_was_given(

@@ -110,9 +110,9 @@ def test_a_wrong_variable_is_named(variable: str, text: str) -> None:
         ("GATEKEEPER_FETCH_CONDITIONAL", "maybe", "true or false, not 'maybe'"),
         ("GATEKEEPER_SERVER_PRT", "80", "no such setting; did you mean GATEKEEPER_SERVER_PORT?"),
         ("GATEKEEPER_GUARD_PORTS", "[80,", "a list of whole numbers, such as [80], not ['[80']"),
-        ("GATEKEEPER_GUARD_ALLOW", "[80]", "a list of texts in quotes, such as"),
-        ("GATEKEEPER_USER_AGENT", "", "'' holds no product token"),
-        ("GATEKEEPER_STORAGE_PATH", "", "text that is not empty, not ''"),
+        ("GATEKEEPER_GUARD_ALLOW", "[80]", "a list of strings in quotes, such as"),
+        ("GATEKEEPER_USER_AGENT", "", "'' contains no product token"),
+        ("GATEKEEPER_STORAGE_PATH", "", "a string that is not empty, not ''"),
     ],
 )
 def test_a_wrong_variable_is_told_with_what_it_takes(variable: str, text: str, said: str) -> None:

@@ -59,11 +59,11 @@ async def test_what_names_no_host_is_refused(make_gate: MakeGate, internet: Fake
     async def run() -> None:
         async with make_gate() as gate:
             for method in (gate.pause, gate.resume, gate.why):
-                with pytest.raises(ConfigError, match=r"'a\.test/x' is no host"):
+                with pytest.raises(ConfigError, match=r"'a\.test/x' is not a host"):
                     await method("a.test/x")
-            with pytest.raises(ConfigError, match="is no host"):
+            with pytest.raises(ConfigError, match="is not a host"):
                 await gate.block("*", 0.0)
-            with pytest.raises(ConfigError, match="is no host"):
+            with pytest.raises(ConfigError, match="is not a host"):
                 gate.override(HostRule(match="a b"))
 
     await internet.drive(run())

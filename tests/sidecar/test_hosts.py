@@ -33,7 +33,7 @@ async def test_what_is_no_host_is_a_bad_request(door: Any) -> None:
     service = await door()
     status, problem = await service.get(f"/v1/hosts/{quote('a b', safe='')}")
     assert status == 400
-    assert "'a b' is no host" in problem["detail"]
+    assert "'a b' is not a host" in problem["detail"]
 
 
 def test_a_reload_refuses_a_word_that_needs_a_new_group() -> None:
