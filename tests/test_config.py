@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from gatekeeper import Gatekeeper, RemoteGatekeeper
-from gatekeeper.cli.config import agent_doubt
+from gatekeeper.cli.config import token_warning
 from gatekeeper.config import Config, GroupRule, HostRule, agent_named, as_config
 from gatekeeper.errors import ConfigError
 
@@ -247,7 +247,7 @@ def test_a_name_that_can_be_nobodys_is_refused_everywhere(name: str) -> None:
     ("name", "token"), [("my bot", "my"), ("my bot/1.0", "my"), ("bot;x", "bot"), ("1.0", "1.0")]
 )
 def test_a_name_that_is_cut_short_is_doubted(name: str, token: str) -> None:
-    assert agent_doubt(name) == f"user agent {name!r}: rules are chosen for {token!r}"
+    assert token_warning(name) == f"user agent {name!r}: rules are selected for {token!r}"
 
 
 @pytest.mark.parametrize(
@@ -261,4 +261,4 @@ def test_a_name_that_is_cut_short_is_doubted(name: str, token: str) -> None:
     ],
 )
 def test_a_usual_name_is_not_doubted(name: str) -> None:
-    assert agent_doubt(name) is None
+    assert token_warning(name) is None

@@ -40,17 +40,17 @@ BOM = b"\xef\xbb\xbf"
 COMMANDS = {
     "serve": "run the sidecar: the gate over HTTP",
     "check": "say whether URLs may be fetched, and which line decided",
-    "fetch": "fetch pages politely: each host in its turn, nothing that its robots.txt denies",
-    "lint": "find what is wrong in a robots.txt, with line numbers",
-    "test": "hold a robots.txt against a list of what shall be allowed and what shall not",
-    "diff": "show which verdicts change between two robots.txt, each with both deciding lines",
-    "compose": "make one robots.txt from several sources, and name their conflicts",
-    "mcp": "give agents the tools may_i_fetch, fetch and explain (MCP)",
-    "history": "show what a site's robots.txt said, and when",
-    "healthcheck": "ask the running sidecar whether it is alive",
-    "top": "watch a running sidecar: its overview, and the hosts that wait",
-    "identity": "make the key that signs requests, and what is published about the bot",
-    "config": "check the configuration, or show what is in force",
+    "fetch": "fetch pages politely: each host at its own pace, nothing that its robots.txt denies",
+    "lint": "find mistakes in a robots.txt, with line numbers",
+    "test": "check a robots.txt against a list of expected verdicts",
+    "diff": "show which verdicts change between two robots.txt files, with the deciding lines",
+    "compose": "combine several files into one robots.txt, and report their conflicts",
+    "mcp": "serve the tools may_i_fetch, fetch and explain to agents (MCP)",
+    "history": "show the past versions of a site's robots.txt",
+    "healthcheck": "check that the running sidecar is alive",
+    "top": "watch a running sidecar: its overview and its busiest hosts",
+    "identity": "create the key that signs requests, and the pages to publish about the bot",
+    "config": "check the configuration, or show the effective settings",
 }
 """Each command and its summary."""
 
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     >>> main(["check", "--help"])  # doctest: +SKIP
     """
     args = argparse.Namespace(command="", json=False, settings=None)
-    be_lenient()
+    prepare_streams()
     try:
         # Parsing is inside the `try` as well: it imports the command, and Ctrl-C may interrupt it.
         try:
@@ -72,16 +72,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:  # --help raises SystemExit, and its output has to be flushed too
             sys.stdout.flush()
     except GatekeeperError as error:
-        return fail(args, _told(error, args))
+        return report_failure(args, _error_text(error, args))
     except KeyboardInterrupt:
-        return _ended(130)
+        return _exit_code(130)
     except BrokenPipeError:  # the reader of our output has exited, such as `| head`
-        return _ended(141)
+        return _exit_code(141)
     except OSError as error:
-        return fail(args, _describe(error))
+        return report_failure(args, _os_error_text(error))
 
 
-def fail(args: argparse.Namespace, message: str) -> int:
+def report_failure(args: argparse.Namespace, message: str) -> int:
     """Print an error as one line, and return the exit code for it."""
     line = " ".join(message.split())
     with suppress(OSError):
@@ -89,10 +89,10 @@ def fail(args: argparse.Namespace, message: str) -> int:
     with suppress(OSError):
         if args.json:
             print(json.dumps({"error": line}))
-    return _ended(USAGE)
+    return _exit_code(USAGE)
 
 
-def _ended(code: int) -> int:
+def _exit_code(code: int) -> int:
     """Return the exit code after discarding output that can't be written.
 
     Otherwise the interpreter would try to write it again at exit, complain, and exit with 120.
@@ -105,14 +105,14 @@ def _ended(code: int) -> int:
     return code
 
 
-def _told(error: GatekeeperError, args: argparse.Namespace) -> str:
+def _error_text(error: GatekeeperError, args: argparse.Namespace) -> str:
     """Return the text of an error with the source of a wrong value or with a suggestion."""
     if isinstance(error, ConfigError) and args.settings is not None:
         return str(args.settings.blame(error))
-    return f"{error}{hint(error.url)}" if isinstance(error, InvalidURL) else str(error)
+    return f"{error}{url_hint(error.url)}" if isinstance(error, InvalidURL) else str(error)
 
 
-def _describe(error: OSError) -> str:
+def _os_error_text(error: OSError) -> str:
     text = error.strerror or str(error)
     return f"{error.filename}: {text}" if error.filename else text
 
@@ -128,23 +128,23 @@ def _parse(argv: Sequence[str] | None, args: argparse.Namespace) -> None:
         parser.exit(USAGE)  # a script that passed no command has not done what it was meant to do
     _, unknown = parser.parse_known_args(argv, args)
     if unknown:
-        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown, args)}")
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{_hint(unknown, args)}")
 
 
-def _meant(unknown: list[str], args: argparse.Namespace) -> str:
+def _hint(unknown: list[str], args: argparse.Namespace) -> str:
     """Return a suggestion for the first unknown option; empty if no option is similar."""
     import difflib  # noqa: PLC0415 - needed for mistakes only
 
-    known = re.findall(r"--[a-z][a-z-]+", args.parser.format_help())
-    found = difflib.get_close_matches(unknown[0].partition("=")[0], known, 1)
-    return f"; did you mean {found[0]}?" if found else ""
+    options = re.findall(r"--[a-z][a-z-]+", args.parser.format_help())
+    matches = difflib.get_close_matches(unknown[0].partition("=")[0], options, 1)
+    return f"; did you mean {matches[0]}?" if matches else ""
 
 
 def _build() -> str:
     """Return whether the performance-critical modules of this installation are compiled."""
-    found = importlib.util.find_spec("gatekeeper.robots.longest")
-    pure = found is None or (found.origin or "").endswith(".py")
-    return "pure Python" if pure else "compiled"
+    spec = importlib.util.find_spec("gatekeeper.robots.longest")
+    is_pure = spec is None or (spec.origin or "").endswith(".py")
+    return "pure Python" if is_pure else "compiled"
 
 
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
@@ -153,17 +153,17 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         prog=NAME,
         description="Ask a site's robots.txt first, then wait your turn.",
         epilog=f"example: {NAME} check https://example.org/ - "
-        f"`{NAME} COMMAND --help` says more of a command. Verdicts, findings and what fetch meets "
-        "are coloured on a terminal; NO_COLOR=1 turns that off, FORCE_COLOR=1 on.",
+        f"`{NAME} COMMAND --help` describes a command. Verdicts, findings and results of fetch "
+        "are coloured on a terminal; NO_COLOR=1 turns colours off, FORCE_COLOR=1 on.",
     )
     parser.add_argument("--version", action="version", version=f"{NAME} {__version__} ({_build()})")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    called = next((word for word in argv if word in COMMANDS), None)
+    chosen = next((word for word in argv if word in COMMANDS), None)
     for name, summary in COMMANDS.items():
         command = commands.add_parser(
             name, help=summary, description=summary[0].upper() + summary[1:] + "."
         )
-        if name == called:
+        if name == chosen:
             module = importlib.import_module(f"gatekeeper.cli.{name}")
             command.epilog = f"example: {module.EXAMPLE}"
             command.set_defaults(run=module.run, parser=command)
@@ -179,17 +179,17 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         "--config", metavar="FILE", help=f"TOML file; `{NAME} config show` lists every setting"
     )
     group.add_argument(
-        "--user-agent", metavar="NAME", help='who you are: "examplebot/1.0 (+https://...)"'
+        "--user-agent", metavar="NAME", help='your identity: "examplebot/1.0 (+https://...)"'
     )
     group.add_argument(
         "--allow-address",
         metavar="CIDR",
         action="append",
         default=[],
-        help="a private range, or a host name, that may be reached all the same (repeatable); "
-        "a range does not cover an inner name such as localhost: give the name",
+        help="a private address range or a host name that may be reached (repeatable); "
+        "a range does not include internal names such as localhost: give the name",
     )
-    group.add_argument("--json", action="store_true", help="output for machines")
+    group.add_argument("--json", action="store_true", help="print JSON")
 
 
 # --- the terminal ----------------------------------------------------------------------------
@@ -198,7 +198,7 @@ _CODES = {"red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
-def be_lenient() -> None:
+def prepare_streams() -> None:
     """Make stdout and stderr escape characters that their encoding lacks.
 
     So neither the text of a page nor the name of a file ends a command on an ASCII terminal.
@@ -229,7 +229,7 @@ def json_text(value: object, stream: TextIO | None = None) -> str:
     if text.isascii() or _is_unicode(stream or sys.stdout):
         return text
     # In JSON such characters occur in strings only, where an escape means the same.
-    return _BEYOND_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text)
+    return _BEYOND_ASCII.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
 def _is_unicode(stream: TextIO) -> bool:
@@ -255,8 +255,8 @@ def _coloured(stream: TextIO) -> bool:
 
 def log_to_stderr() -> None:
     """Print each warning of the library as one line; on a terminal with its time (UTC)."""
-    at = "%(asctime)s " if sys.stderr is not None and sys.stderr.isatty() else ""
-    formatter = logging.Formatter(f"{at}%(name)s: %(message)s", "%H:%M:%S")
+    time_field = "%(asctime)s " if sys.stderr is not None and sys.stderr.isatty() else ""
+    formatter = logging.Formatter(f"{time_field}%(name)s: %(message)s", "%H:%M:%S")
     formatter.converter = time.gmtime
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
@@ -266,7 +266,7 @@ def log_to_stderr() -> None:
 # --- shared by the commands ------------------------------------------------------------------
 
 
-def whole(text: str) -> int:
+def integer(text: str) -> int:
     """Argument type: a whole number, whose range is checked elsewhere."""
     try:
         return int(text)
@@ -278,14 +278,14 @@ def free_port(text: str) -> int:
     """Argument type: a port of 127.0.0.1 on which nothing listens."""
     import socket  # noqa: PLC0415 - `--help` does not need it
 
-    port = whole(text)
+    port = integer(text)
     try:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
     except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", "there is none")
-        raise argparse.ArgumentTypeError(f"{text!r}: {why}; give another port") from error
+        reason = getattr(error, "strerror", "no such port")
+        raise argparse.ArgumentTypeError(f"{text!r}: {reason}; give another port") from error
     return port
 
 
@@ -307,7 +307,7 @@ def seconds(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r}; give seconds, more than 0")
+        raise argparse.ArgumentTypeError(f"{text!r}; give a number of seconds above 0")
     return number
 
 
@@ -316,21 +316,21 @@ def load(args: argparse.Namespace, **flags: Any) -> Settings:
 
     `flags` are settings by their dotted name, written as `server__port`; None: not given.
     """
-    from gatekeeper.cli.config import Settings, meant  # noqa: PLC0415 - not needed by `--help`
+    from gatekeeper.cli.config import Settings, suggest  # noqa: PLC0415 - not needed by `--help`
 
-    given = {name.replace("__", "."): value for name, value in flags.items() if value is not None}
+    dotted = {name.replace("__", "."): value for name, value in flags.items() if value is not None}
     if args.user_agent is not None:
-        given["user_agent"] = args.user_agent
+        dotted["user_agent"] = args.user_agent
     settings = Settings.load(
-        args.config, flags=given | _no_socket(args), allow=tuple(args.allow_address)
+        args.config, flags=dotted | _socket_override(args), allow=tuple(args.allow_address)
     )
     args.settings = settings  # lets `main` name the source of a setting in an error message
     for variable in settings.ignored:
-        print(f"{NAME}: {variable} is no setting, and is ignored{meant(variable)}", file=sys.stderr)
+        print(f"{NAME}: ignored {variable}: no such setting{suggest(variable)}", file=sys.stderr)
     return settings
 
 
-def _no_socket(args: argparse.Namespace) -> dict[str, None]:
+def _socket_override(args: argparse.Namespace) -> dict[str, None]:
     """Return the flag that removes a configured `socket` if --host or --port is given.
 
     Raises ConfigError if --socket is given as well: only one of the two can be meant.
@@ -339,11 +339,11 @@ def _no_socket(args: argparse.Namespace) -> dict[str, None]:
     if getattr(args, "host", None) is None and port is None:
         return {}
     if getattr(args, "socket", None) is not None:
-        raise ConfigError("--socket stands instead of --host and --port: give one or the other")
+        raise ConfigError("--socket replaces --host and --port: give one or the other")
     return {"server.socket": None}
 
 
-def check_place(settings: Settings) -> None:
+def check_folder(settings: Settings) -> None:
     """Raise ConfigError if the directory of a configured state file does not exist.
 
     If it were created, a sidecar with a misspelt path would start without its state.
@@ -354,7 +354,7 @@ def check_place(settings: Settings) -> None:
     if path is None or path == MEMORY or Path(path).absolute().parent.is_dir():
         return
     folder = Path(path).absolute().parent
-    raise ConfigError(f"storage.path: {path}: there is no directory {folder}; make it first")
+    raise ConfigError(f"storage.path: {path}: there is no directory {folder}; create it first")
 
 
 def open_gate(settings: Settings) -> Gatekeeper:
@@ -366,11 +366,11 @@ def open_gate(settings: Settings) -> Gatekeeper:
 
 def warn_if_anonymous(settings: Settings) -> None:
     """Print a warning if no identity is set, or if its product token may surprise its owner."""
-    from gatekeeper.cli.config import agent_doubt  # noqa: PLC0415
+    from gatekeeper.cli.config import token_warning  # noqa: PLC0415
 
-    doubt = agent_doubt(settings.identity())
-    if doubt is not None:
-        print(f"{NAME}: {doubt}", file=sys.stderr)
+    warning = token_warning(settings.identity())
+    if warning is not None:
+        print(f"{NAME}: {warning}", file=sys.stderr)
     if settings.config.user_agent is None:
         print(
             f"{NAME}: no identity is set, so sites see {settings.identity()!r}; give them a way "
@@ -412,7 +412,7 @@ def standard_input_lines() -> Iterator[str]:
             yield url
 
 
-def hint(text: str) -> str:
+def url_hint(text: str) -> str:
     """Return the suggestion that ends an error about a host given instead of a URL; else "".
 
     >>> hint("example.org/page"), hint("page")

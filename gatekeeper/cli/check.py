@@ -16,13 +16,13 @@ from gatekeeper.cli import (
     NAME,
     OK,
     USAGE,
-    hint,
     json_text,
     load,
     log_to_stderr,
     open_gate,
     paint,
     standard_input_lines,
+    url_hint,
     warn_if_anonymous,
 )
 from gatekeeper.cli.config import Settings
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "urls",
         nargs="+",
         metavar="URL",
-        help="an http or https URL; `-` reads standard input, one a line",
+        help="an http or https URL; `-` reads standard input, one per line",
     )
 
 
@@ -78,16 +78,16 @@ async def _check(settings: Settings, urls: list[str], *, as_json: bool) -> int:
         async for decision in gate.check_many(urls):
             took = round(time.perf_counter() - started, 6)
             if decision.reason is Reason.INVALID_URL:
-                problem = f"{quoted(decision.url)}: {decision.note}{hint(decision.url)}"
+                problem = f"{quoted(decision.url)}: {decision.note}{url_hint(decision.url)}"
                 print(f"{NAME} check: {problem}", file=sys.stderr)
                 code = USAGE
             elif not decision:
                 code = max(code, DENIED)
-            answer = CheckedURL(decision=decision, timing=await _timing(gate, decision), took=took)
+            checked = CheckedURL(decision=decision, timing=await _timing(gate, decision), took=took)
             if as_json:
-                print(json_text(answer))
+                print(json_text(checked))
             elif decision.reason is not Reason.INVALID_URL:
-                print("\n".join(_lines(answer)))
+                print("\n".join(_lines(checked)))
             sys.stdout.flush()
     return code
 
@@ -102,9 +102,9 @@ async def _timing(gate: Gatekeeper, decision: Decision) -> Timing | None:
 _COLOURS = {Verdict.ALLOW: "green", Verdict.DENY: "red", Verdict.DEFER: "yellow"}
 
 
-def _lines(answer: CheckedURL) -> list[str]:
+def _lines(checked: CheckedURL) -> list[str]:
     """Format an answer for people: the verdict, then the details, indented."""
-    decision = answer.decision
+    decision = checked.decision
     verdict = paint(f"{decision.verdict:<6}", _COLOURS[decision.verdict])
     lines = [f"{verdict} {decision.url}"]
     if decision.rule is not None:
@@ -117,9 +117,9 @@ def _lines(answer: CheckedURL) -> list[str]:
         lines.append("       the declared dialect and RFC 9309 disagree; robots.conflicts decides")
     if decision.retry_at is not None:
         lines.append(f"       ask again at {decision.retry_at:%Y-%m-%d %H:%M:%S} UTC")
-    if answer.timing is not None:
-        lines.extend(f"       {text}" for text in _timing_lines(answer.timing))
-    lines.append(f"       {_file(decision)}took {answer.took * 1000:.0f} ms, id {decision.id}")
+    if checked.timing is not None:
+        lines.extend(f"       {text}" for text in _timing_lines(checked.timing))
+    lines.append(f"       {_file(decision)}took {checked.took * 1000:.0f} ms, id {decision.id}")
     return lines
 
 

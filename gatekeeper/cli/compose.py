@@ -19,9 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "fragments",
         nargs="+",
         metavar="FRAGMENT",
-        help="a file; `# compose: owner=NAME prefix=/x/` in its head says of which paths it speaks",
+        help="a file; `# compose: owner=NAME prefix=/x/` at its start limits it to these paths",
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="where to write; else to stdout")
+    parser.add_argument("-o", "--output", metavar="FILE", help="output file (default: stdout)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     log_to_stderr()
     if any(is_url(name) for name in args.fragments):
         args.parser.error(
-            "a fragment is a file; fetch others first, so that you know what is in it"
+            "a fragment must be a file; download it first, so that you know its content"
         )
     settings = load(args)
     texts = [read_text(settings, name) for name in args.fragments]

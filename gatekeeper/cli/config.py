@@ -20,7 +20,7 @@ import msgspec
 from msgspec import inspect
 
 from gatekeeper import speedups
-from gatekeeper.cli import NAME, OK, check_place, json_text, load
+from gatekeeper.cli import NAME, OK, check_folder, json_text, load
 from gatekeeper.config import (
     Config,
     GuardConfig,
@@ -37,13 +37,13 @@ from gatekeeper.urls import printable, without_credentials
 PREFIX = "GATEKEEPER_"
 DEFAULT_IDENTITY = "gatekeeper/0.1"
 
-_FLAGS = {
+_FLAG_NAMES = {
     "fleet.url": "--fleet",
     "server.proxy_port": "--proxy",
     "storage.path": "--storage",
 }
 """Flags whose name differs from the name of their setting."""
-_NAMED = re.compile(r"(?:\[\[(host|group)\]\]|(user_agent|[a-z]+\.\w+)(\*?))(: | = )?")
+_SETTING = re.compile(r"(?:\[\[(host|group)\]\]|(user_agent|[a-z]+\.\w+)(\*?))(: | = )?")
 """Matches the setting at the start of an error message."""
 
 
@@ -89,22 +89,22 @@ class Settings:
         raw: dict[str, Any] = {}
         sources: dict[str, str] = {}
         if path is not None:
-            raw = _read(path)
-            sources.update(dict.fromkeys(_names(raw), f"file {path}"))
+            raw = _read_checked(path)
+            sources.update(dict.fromkeys(_dotted_names(raw), f"file {path}"))
         for name, value, source in (*_from_environment(environ), *_from_flags(flags or {})):
-            _put(raw, name, value)
+            _set_value(raw, name, value)
             sources[name] = source
         if allow:
-            _judge_addresses(allow)
-            kept = raw.get("guard", {}).get("allow", [])
-            _put(raw, "guard.allow", [*kept, *allow])
-            before = f"{sources['guard.allow']}, " if kept else ""
-            sources["guard.allow"] = f"{before}flag --allow-address"
+            _check_addresses(allow)
+            allowed = raw.get("guard", {}).get("allow", [])
+            _set_value(raw, "guard.allow", [*allowed, *allow])
+            others = f"{sources['guard.allow']}, " if allowed else ""
+            sources["guard.allow"] = f"{others}flag --allow-address"
         try:
             config = Config.from_dict(raw, source="")
         except ConfigError as error:
-            raise ConfigError(_blamed(str(error), sources)) from error
-        return cls(config, sources, path, tuple(_strangers(environ)))
+            raise ConfigError(_with_source(str(error), sources)) from error
+        return cls(config, sources, path, tuple(_unknown_variables(environ)))
 
     def source(self, name: str) -> str:
         """Return the source of the setting with a dotted name."""
@@ -114,7 +114,7 @@ class Settings:
         """Return the effective User-Agent: the configured one or the default."""
         return self.config.user_agent or DEFAULT_IDENTITY
 
-    def obeying(self) -> Settings:
+    def without_overrides(self) -> Settings:
         """Return settings without the operator's allow and deny, to ask about the site only."""
         rules = tuple(msgspec.structs.replace(rule, robots="obey") for rule in self.config.host)
         config = msgspec.structs.replace(self.config, host=rules)
@@ -125,7 +125,7 @@ class Settings:
 
         For errors that only the code which uses a setting can detect.
         """
-        return _blamed(str(error), self.sources)
+        return _with_source(str(error), self.sources)
 
     def __iter__(self) -> Iterator[Setting]:
         """Iterate over every effective value, in the order of the sections."""
@@ -133,11 +133,11 @@ class Settings:
             yield Setting(name, value, self.source(name))
 
 
-def agent_doubt(text: str) -> str | None:
+def token_warning(text: str) -> str | None:
     """Return a warning about a valid user agent whose product token may surprise; else None.
 
     >>> agent_doubt("my bot")
-    "user agent 'my bot': rules are chosen for 'my'"
+    "user agent 'my bot': rules are selected for 'my'"
     """
     token = agent_named(text)
     rest = text.strip().partition(token)[2]
@@ -147,17 +147,17 @@ def agent_doubt(text: str) -> str | None:
     cut = text.startswith(token) and rest and not rest.lstrip().startswith(("(", "/"))
     if not cut and any(char.isalpha() for char in token):
         return None
-    return f"user agent {printable(text, 120)!r}: rules are chosen for {token!r}"
+    return f"user agent {printable(text, 120)!r}: rules are selected for {token!r}"
 
 
-def _read(path: str) -> dict[str, Any]:
+def _read_checked(path: str) -> dict[str, Any]:
     """Return the file as a mapping, after checking it alone, so that an error names the file."""
     raw = read_toml(path)
     Config.from_dict(raw, source=path)
     return raw
 
 
-def _names(raw: Mapping[str, Any]) -> Iterator[str]:
+def _dotted_names(raw: Mapping[str, Any]) -> Iterator[str]:
     for name, value in raw.items():
         if isinstance(value, dict):
             yield from (f"{name}.{inner}" for inner in value)
@@ -165,7 +165,7 @@ def _names(raw: Mapping[str, Any]) -> Iterator[str]:
             yield name
 
 
-def _put(raw: dict[str, Any], name: str, value: object) -> None:
+def _set_value(raw: dict[str, Any], name: str, value: object) -> None:
     section, _, field = name.partition(".")
     if field:
         raw.setdefault(section, {})[field] = value
@@ -175,13 +175,13 @@ def _put(raw: dict[str, Any], name: str, value: object) -> None:
 
 def _from_flags(flags: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
     for name, value in flags.items():
-        flag = _FLAGS.get(name, f"--{name.rpartition('.')[2].replace('_', '-')}")
+        flag = _FLAG_NAMES.get(name, f"--{name.rpartition('.')[2].replace('_', '-')}")
         if (problem := explain_value(_field(name), value)) is not None:
             raise ConfigError(f"{flag}: {problem}")
         yield name, value, f"flag {flag}"
 
 
-def _judge_addresses(allow: tuple[str, ...]) -> None:
+def _check_addresses(allow: tuple[str, ...]) -> None:
     """Check --allow-address alone, so that an error names the flag and not the file.
 
     Raises ConfigError.
@@ -191,28 +191,28 @@ def _judge_addresses(allow: tuple[str, ...]) -> None:
     try:
         Guard(Config(guard=GuardConfig(allow=allow)))
     except ConfigError as error:
-        blamed = _blamed(str(error), {"guard.allow": "flag --allow-address"})
+        blamed = _with_source(str(error), {"guard.allow": "flag --allow-address"})
         raise ConfigError(blamed) from error
 
 
-def _blamed(message: str, sources: Mapping[str, str]) -> str:
+def _with_source(message: str, sources: Mapping[str, str]) -> str:
     """Return the message with the source of the setting that it starts with, if there is one."""
-    found = _NAMED.match(message)
-    if found is None:
+    prefix = _SETTING.match(message)
+    if prefix is None:
         return message
-    table, name, several, joint = found.groups()
+    table, name, is_prefix, separator = prefix.groups()
     name = table or name
-    names = [one for one in sources if one.startswith(name)] if several else [name]
+    names = [each for each in sources if each.startswith(name)] if is_prefix else [name]
     # A list may have two sources. The flag's part was checked alone before, so the error is about
     # the other one, which comes first.
-    source = next((sources[one] for one in names if one in sources), "").partition(", ")[0]
-    kind, _, where = source.partition(" ")
-    if not where:
+    source = next((sources[each] for each in names if each in sources), "").partition(", ")[0]
+    kind, _, place = source.partition(" ")
+    if not place:
         return message
-    if kind == "file" or table or several:
-        return f"{where}: {message}"
-    written = {" = ": " " if kind == "flag" else "="}.get(joint, joint or "")
-    return f"{where}{written}{message[found.end() :]}"
+    if kind == "file" or table or is_prefix:
+        return f"{place}: {message}"
+    separator = {" = ": " " if kind == "flag" else "="}.get(separator, separator or "")
+    return f"{place}{separator}{message[prefix.end() :]}"
 
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
@@ -221,21 +221,23 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, st
     for variable, text in sorted(environ.items()):
         if variable in known:
             name, kind = known[variable]
-            yield name, _from_text(text, name, kind, variable), f"environment {variable}"
+            yield name, _parse_variable(text, name, kind, variable), f"environment {variable}"
         elif variable.startswith(sections):
             # Ignoring a misspelt setting silently would be worse than refusing to start.
-            raise ConfigError(f"{variable}: no such setting{meant(variable)}")
+            raise ConfigError(f"{variable}: no such setting{suggest(variable)}")
 
 
-def meant(variable: str) -> str:
+def suggest(variable: str) -> str:
     """Return the end of a sentence about an unknown variable: the one that may be meant."""
-    close = difflib.get_close_matches(variable, list(_variables()), n=1, cutoff=0.8)
+    matches = difflib.get_close_matches(variable, list(_variables()), n=1, cutoff=0.8)
     return (
-        f"; did you mean {close[0]}?" if close else "; `gatekeeper config show` lists all of them"
+        f"; did you mean {matches[0]}?"
+        if matches
+        else "; `gatekeeper config show` lists all of them"
     )
 
 
-def _strangers(environ: Mapping[str, str]) -> Iterator[str]:
+def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
     """Yield, in order, the variables with our prefix that are not settings.
 
     They are reported, not refused, since the prefix is a common word. The variables with which
@@ -266,7 +268,7 @@ def _variables() -> dict[str, tuple[str, Any]]:
     return found
 
 
-def _from_text(text: str, name: str, kind: Any, variable: str) -> object:
+def _parse_variable(text: str, name: str, kind: Any, variable: str) -> object:
     """Convert the text of a variable to the type of its setting. Raises ConfigError.
 
     A list is separated by commas, or written as in JSON.
@@ -275,13 +277,13 @@ def _from_text(text: str, name: str, kind: Any, variable: str) -> object:
     with suppress(msgspec.DecodeError):
         # A host such as `[::1]` is not JSON, and stays text.
         parts = msgspec.json.decode(text, type=list[Any])
-    for given in (text, parts):
+    for candidate in (text, parts):
         with suppress(msgspec.ValidationError):
-            value: object = msgspec.convert(given, kind, strict=False)
+            value: object = msgspec.convert(candidate, kind, strict=False)
             return value
     field = _field(name)
-    wrong = parts if takes_list(field) else _number(text)
-    raise ConfigError(f"{variable}: {explain_value(field, wrong) or 'no such value'}")
+    given = parts if takes_list(field) else _number(text)
+    raise ConfigError(f"{variable}: {explain_value(field, given) or 'no such value'}")
 
 
 def _number(text: str) -> float | str:
@@ -309,7 +311,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
         choices=("check", "show"),
-        help="check: only say whether it is right; show: every value and its origin",
+        help="check: only validate; show: print every value and its source",
     )
 
 
@@ -318,7 +320,7 @@ def run(args: argparse.Namespace) -> int:
     settings = load(args)
     verify(settings)
     if args.action == "check":
-        _say_checked(settings, as_json=args.json)
+        _print_checked(settings, as_json=args.json)
     elif args.json:
         _show_json(settings)
     else:
@@ -331,12 +333,12 @@ def verify(settings: Settings) -> None:
     from gatekeeper.sidecar.reload import check_config  # noqa: PLC0415
 
     check_config(settings.config, settings.identity())
-    check_place(settings)
+    check_folder(settings)
 
 
-def _say_checked(settings: Settings, *, as_json: bool) -> None:
-    if (doubt := agent_doubt(settings.identity())) is not None:
-        print(f"{NAME}: {doubt}", file=sys.stderr)
+def _print_checked(settings: Settings, *, as_json: bool) -> None:
+    if (warning := token_warning(settings.identity())) is not None:
+        print(f"{NAME}: {warning}", file=sys.stderr)
     if as_json:
         print('{"ok":true}')
     else:
@@ -345,43 +347,44 @@ def _say_checked(settings: Settings, *, as_json: bool) -> None:
 
 def _show_json(settings: Settings) -> None:
     values: dict[str, Any] = {
-        one.name: {"value": _shown(one), "source": one.source} for one in settings
+        setting.name: {"value": _masked_value(setting), "source": setting.source}
+        for setting in settings
     }
     print(msgspec.json.format(json_text(values), indent=2))
 
 
 def _show(settings: Settings) -> None:
     section = ""
-    for one in settings:
-        head, _, field = one.name.rpartition(".")
+    for setting in settings:
+        head, _, field = setting.name.rpartition(".")
         if head != section:
             section = head
             print(f"\n[{section}]")
-        value = json_text(_shown(one)) if one.value is not None else "(not set)"
-        notes = [] if one.source == "default" else [one.source]
-        notes.extend(_meaning(one, settings))
-        said = f"    # {'; '.join(notes)}" if notes else ""
-        print(f"{field} = {value}{said}")
+        value = json_text(_masked_value(setting)) if setting.value is not None else "(not set)"
+        notes = [] if setting.source == "default" else [setting.source]
+        notes.extend(_notes(setting, settings))
+        comment = f"    # {'; '.join(notes)}" if notes else ""
+        print(f"{field} = {value}{comment}")
 
 
-def _shown(one: Setting) -> object:
+def _masked_value(setting: Setting) -> object:
     """Return the value without secrets."""
-    if one.name == "fleet.url" and isinstance(one.value, str):
-        return without_credentials(one.value)
-    return one.value
+    if setting.name == "fleet.url" and isinstance(setting.value, str):
+        return without_credentials(setting.value)
+    return setting.value
 
 
-def _meaning(one: Setting, settings: Settings) -> list[str]:
+def _notes(setting: Setting, settings: Settings) -> list[str]:
     """Return notes about consequences of a value that it does not show."""
-    if one.name == "user_agent":
+    if setting.name == "user_agent":
         identity = settings.identity()
-        seen = [f"sites see {identity}"] if one.value is None else []
-        return [*seen, f"rules are chosen for {agent_named(identity)}"]
-    if one.name == "storage.path" and one.value is None:
+        notes = [f"sites see {identity}"] if setting.value is None else []
+        return [*notes, f"rules are selected for {agent_named(identity)}"]
+    if setting.name == "storage.path" and setting.value is None:
         from gatekeeper.sidecar.process import state_path  # noqa: PLC0415
 
         try:
-            return [f"nothing is kept, but by `{NAME} serve`: {state_path()}"]
+            return [f"nothing is stored, except by `{NAME} serve`: {state_path()}"]
         except ConfigError:
-            return ["nothing is kept"]  # a user without a home
+            return ["nothing is stored"]  # a user without a home
     return []

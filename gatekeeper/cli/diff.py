@@ -19,12 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--agents",
         metavar="NAME",
         nargs="+",
-        help="product tokens; unless given, all that either file names, and * for the rest",
+        help="product tokens (default: all that either file names, and * for the others)",
     )
     parser.add_argument(
         "--urls",
         metavar="FILE",
-        help="URLs or paths, one a line, that are judged beside those that the rules show; - is "
+        help="URLs or paths, one per line, to compare besides those derived from the rules; - is "
         "stdin",
     )
     parser.add_argument("--exit-code", action="store_true", help="exit 1 if a verdict changes")
@@ -34,16 +34,16 @@ def run(args: argparse.Namespace) -> int:
     """Exit 0; with --exit-code 1 if any verdict changes; 2 for input that can't be read."""
     log_to_stderr()
     if [args.old, args.new, args.urls].count("-") > 1:
-        args.parser.error("standard input can be read once")
+        args.parser.error("standard input can be read only once")
     settings = load(args)
     old, new = read_text(settings, args.old), read_text(settings, args.new)
     urls = _urls(args.urls) if args.urls is not None else []
-    found = diff(_robots(old), _robots(new), agents=args.agents, urls=urls)
+    difference = diff(_robots(old), _robots(new), agents=args.agents, urls=urls)
     if args.json:
-        print(json_text(found))
+        print(json_text(difference))
     else:
-        _print(old.name, new.name, found)
-    return DENIED if found.changes and args.exit_code else OK
+        _print(old.name, new.name, difference)
+    return DENIED if difference.changes and args.exit_code else OK
 
 
 def _robots(text: Text) -> RobotsTxt:
@@ -56,24 +56,24 @@ def _urls(name: str) -> list[str]:
     return [url for line in lines if (url := url_of_line(line)) is not None]
 
 
-def _print(old: str, new: str, found: Difference) -> None:
+def _print(old: str, new: str, difference: Difference) -> None:
     agents: tuple[str, ...] | None = None
-    for change in found.changes:
+    for change in difference.changes:
         if change.agents != agents:
             agents = change.agents
             print(", ".join("everybody else" if agent == "*" else agent for agent in agents))
         print("\n".join(_lines(old, new, change)))
-    changed = len(found.changes)
+    changed = len(difference.changes)
     print(f"{old} -> {new}: {changed} change{'' if changed == 1 else 's'} of a verdict")
-    if not found.complete:
+    if not difference.complete:
         print("there may be more: not every pair of lines could be compared")
 
 
 def _lines(old: str, new: str, change: Change) -> list[str]:
-    return [f"  {change.url}", _told("-", old, change.old), _told("+", new, change.new)]
+    return [f"  {change.url}", _ruling("-", old, change.old), _ruling("+", new, change.new)]
 
 
-def _told(sign: str, name: str, ruling: Ruling) -> str:
+def _ruling(sign: str, name: str, ruling: Ruling) -> str:
     verdict = paint("allow", "green") if ruling.allowed else paint("deny ", "red")
-    why = f"line {ruling.rule.line}: {ruling.rule.text.strip()}" if ruling.rule else "no rule"
-    return f"    {sign} {verdict} {name}, {why}"
+    reason = f"line {ruling.rule.line}: {ruling.rule.text.strip()}" if ruling.rule else "no rule"
+    return f"    {sign} {verdict} {name}, {reason}"

@@ -10,9 +10,9 @@ from gatekeeper.cli import NAME, load, log_to_stderr, positive, seconds, warn_if
 from gatekeeper.cli.crawl.sources import MANIFEST, Limits
 from gatekeeper.errors import ConfigError
 
-_MOST_WORKERS = 10_000
-_JSON = (
-    f"stdout: an entry a line, as in {MANIFEST}. stderr: its last line is the summary, "
+_MAX_CONCURRENCY = 10_000
+_JSON_HELP = (
+    f"stdout: one entry per line, as in {MANIFEST}. stderr: the last line is the summary, "
     '{"fetched", "denied", "failed", "skipped", "refused_before", "bytes", "unfinished", '
     '"complete", "stopped": "max_wait" or "interrupted" or null, "held_up": [{"origin", "urls", '
     '"reason", "why", "retry_at"}, ...]}; unfinished URLs have no entry, and held_up says why'
@@ -26,29 +26,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `fetch`."""
     parser.add_argument("urls", nargs="*", metavar="URL", help="`-` reads standard input")
     parser.add_argument(
-        "-i", "--input", metavar="FILE", type=_path, help="URLs, one a line; # is a comment"
+        "-i", "--input", metavar="FILE", type=_path, help="URLs, one per line; # starts a comment"
     )
     parser.add_argument(
         "-o",
         "--output",
         metavar="DIR",
         type=_path,
-        help=f"bodies and {MANIFEST}; resumes what is there",
+        help=f"folder for pages and {MANIFEST}; an interrupted crawl resumes",
     )
     parser.add_argument(
         "--warc",
         metavar="FILE",
         type=_path,
-        help="WARC 1.1; compressed if it ends in .gz; resumed by FILE.* beside it, or by -o",
+        help="WARC 1.1, compressed if it ends in .gz; resumes by FILE.* next to it, or by -o",
     )
     parser.add_argument(
         "--retry-denied",
         action="store_true",
-        help="ask again for what an earlier run was denied (what the guard or an override of the "
-        "configuration refused is asked about again in any case)",
+        help="ask again about URLs that an earlier run was denied (refusals by the guard or by an "
+        "override of the configuration are always asked about again)",
     )
     _add_limits(parser)
-    parser.add_argument_group("output with --json", _JSON)
+    parser.add_argument_group("output with --json", _JSON_HELP)
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
@@ -57,48 +57,48 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=_concurrency,
         default=100,
-        help="requests in flight over all hosts (100); one host's own limit stays in force",
+        help="requests in flight over all hosts (100); the limit of each host still applies",
     )
     parser.add_argument(
         "--max-body",
         metavar="BYTES",
         type=positive,
         default=10 * 1024 * 1024,
-        help="what is read of one body (10 MiB)",
+        help="maximum bytes to read of one body (10 MiB)",
     )
     parser.add_argument(
         "--tries",
         metavar="N",
         type=positive,
         default=3,
-        help="requests for a URL that fails or is answered 429 or 503 (3)",
+        help="attempts for a URL that fails or is answered 429 or 503 (3)",
     )
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
         type=seconds,
         default=300.0,
-        help="network time of one request (300); waiting for a turn is not counted",
+        help="network time of one request (300); waiting for the host's turn does not count",
     )
     parser.add_argument(
         "--max-wait",
         metavar="SECONDS",
         type=seconds,
         default=3600.0,
-        help="stop when no turn comes within that time of the last (3600); run again to go on",
+        help="stop if no host is due within this time after the last (3600); run again to resume",
     )
 
 
 def _path(text: str) -> str:
     if not text:  # an unset "$DIR" in a shell must not mean the current folder
-        raise argparse.ArgumentTypeError("it is empty; give a path, `.` for this folder")
+        raise argparse.ArgumentTypeError("the path is empty; use `.` for the current folder")
     return text
 
 
 def _concurrency(text: str) -> int:
     number = positive(text)
-    if number > _MOST_WORKERS:
-        raise argparse.ArgumentTypeError(f"{text!r}; give at most {_MOST_WORKERS}")
+    if number > _MAX_CONCURRENCY:
+        raise argparse.ArgumentTypeError(f"{text!r}; give at most {_MAX_CONCURRENCY}")
     return number
 
 
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     raise_file_limit()  # each silent host occupies one socket until its request times out
     log_to_stderr()
     if not args.urls and args.input is None:
-        raise ConfigError("no URL; give some, or -i FILE, or `-` for standard input")
+        raise ConfigError("no URLs; give some, or -i FILE, or `-` for standard input")
     settings = load(args)
     warn_if_anonymous(settings)
     job = Job(

@@ -11,7 +11,7 @@ import ipaddress
 import socket
 import ssl
 
-from gatekeeper.cli import DENIED, NAME, OK, json_text, load, whole
+from gatekeeper.cli import DENIED, NAME, OK, integer, json_text, load
 from gatekeeper.config import ServerConfig
 
 EXAMPLE = f"{NAME} healthcheck --ready"
@@ -19,7 +19,7 @@ EXAMPLE = f"{NAME} healthcheck --ready"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `healthcheck`."""
-    parser.add_argument("--ready", action="store_true", help="ask whether it takes questions")
+    parser.add_argument("--ready", action="store_true", help="check that it is ready for requests")
     add_address(parser)
 
 
@@ -28,12 +28,12 @@ def run(args: argparse.Namespace) -> int:
     server = server_of(args)
     path = "/readyz" if args.ready else "/healthz"
     try:
-        status, _ = ask(server, path)
+        status, _ = get_from(server, path)
     except OSError as error:
-        why, asked = str(error.strerror or error), where(server)
-        told = {"path": path, "status": None, "error": why, "asked": asked}
-        text = f"{path}: no answer from {asked} ({why}); is `{NAME} serve` running there?"
-        print(json_text(told) if args.json else text)
+        reason, address = str(error.strerror or error), address_of(server)
+        result = {"path": path, "status": None, "error": reason, "asked": address}
+        text = f"{path}: no answer from {address} ({reason}); is `{NAME} serve` running there?"
+        print(json_text(result) if args.json else text)
         return DENIED
     print(json_text({"path": path, "status": status}) if args.json else f"{path}: {status}")
     return OK if status == http.client.OK else DENIED
@@ -46,8 +46,8 @@ TIMEOUT = 2.0
 
 def add_address(parser: argparse.ArgumentParser) -> None:
     """Add --host, --port and --socket."""
-    parser.add_argument("--host", help="where it listens, if not as configured")
-    parser.add_argument("--port", type=whole, help="its port, if not as configured")
+    parser.add_argument("--host", help="its address, if not as configured")
+    parser.add_argument("--port", type=integer, help="its port, if not as configured")
     parser.add_argument("--socket", metavar="PATH", help="its unix socket")
 
 
@@ -59,16 +59,16 @@ def server_of(args: argparse.Namespace) -> ServerConfig:
     return settings.config.server
 
 
-def where(server: ServerConfig) -> str:
+def address_of(server: ServerConfig) -> str:
     """Return, for people, the address at which a sidecar with these settings is reached."""
     if server.socket is not None:
         return f"unix:{server.socket}"
-    host = _reachable(server.host)
+    host = _connectable(server.host)
     scheme = "http" if server.tls_cert is None else "https"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.port}"
 
 
-def ask(
+def get_from(
     server: ServerConfig, path: str, *, token: str | None = None, certified: bool = False
 ) -> tuple[int, bytes]:
     """Send a GET request, and return the status and the body. Raises OSError if none comes.
@@ -90,7 +90,7 @@ def ask(
 def _connection_to(server: ServerConfig, *, certified: bool) -> http.client.HTTPConnection:
     if server.socket is not None:
         return _UnixConnection(server.socket)
-    host = _reachable(server.host)
+    host = _connectable(server.host)
     if server.tls_cert is None:
         return http.client.HTTPConnection(host, server.port, timeout=TIMEOUT)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -102,7 +102,7 @@ def _connection_to(server: ServerConfig, *, certified: bool) -> http.client.HTTP
     return http.client.HTTPSConnection(host, server.port, timeout=TIMEOUT, context=context)
 
 
-def _reachable(host: str) -> str:
+def _connectable(host: str) -> str:
     """Return the address to connect to for a listening address; `0.0.0.0` is this machine."""
     try:
         address = ipaddress.ip_address(host)

@@ -61,11 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--at",
         metavar="TIME",
-        type=_moment,
-        help="print the text as it stood then (RFC 3339; UTC where no zone is given)",
+        type=_parse_time,
+        help="print the text as of this time (RFC 3339; UTC if no zone is given)",
     )
     parser.add_argument(
-        "--diff", action="store_true", help="show each change; with --at, the last one by then"
+        "--diff", action="store_true", help="show each change; with --at, the last one by that time"
     )
     parser.add_argument("--storage", metavar="PATH", help="the state file, if not as configured")
 
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _state_file(configured: str | None) -> Path:
     if configured == "memory":
-        raise ConfigError("storage.path is `memory`: nothing was kept; give --storage PATH")
+        raise ConfigError("storage.path is `memory`: nothing was stored; give --storage PATH")
     if configured is not None:
         return Path(configured)
     from gatekeeper.sidecar.process import state_path  # noqa: PLC0415
@@ -92,48 +92,48 @@ def _state_file(configured: str | None) -> Path:
     path = state_path()
     if not path.exists():
         raise StorageError(
-            f"{path}: nothing is kept yet: run `{NAME} serve`, or give --storage PATH "
-            f"(`{NAME} fetch -o DIR` keeps DIR/gatekeeper.db)"
+            f"{path}: nothing is stored yet: run `{NAME} serve`, or give --storage PATH "
+            f"(`{NAME} fetch -o DIR` stores DIR/gatekeeper.db)"
         )
     return path
 
 
-def _moment(text: str) -> datetime:
+def _parse_time(text: str) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no time; write it as 2026-11-20 or 2026-11-20T12:00:00Z"
+            f"{text!r} is not a time; write it as 2026-11-20 or 2026-11-20T12:00:00Z"
         ) from error
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def _show(connection: sqlite3.Connection, origin: str, args: argparse.Namespace) -> int:
-    spells = schema.history_of(connection, origin)
+    versions = schema.history_of(connection, origin)
     if args.at is not None:
         at = args.at.timestamp()
-        found = schema.entry_at(spells, at)
-        if found is None:
-            since = f"; first seen {_time(spells[0].first_seen)}" if spells else ""
-            return _nothing(args, origin, f"nothing is known of that moment{since}")
-        position = spells.index(found)
-        spells = spells[max(position - 1, 0) : position + 1] if args.diff else [found]
-    elif not spells:
-        return _nothing(args, origin, "nothing is known")
+        version = schema.entry_at(versions, at)
+        if version is None:
+            since = f"; first seen {_time(versions[0].first_seen)}" if versions else ""
+            return _report_nothing(args, origin, f"nothing is known about that time{since}")
+        position = versions.index(version)
+        versions = versions[max(position - 1, 0) : position + 1] if args.diff else [version]
+    elif not versions:
+        return _report_nothing(args, origin, "nothing is known")
     if args.json:
-        _print_json(connection, origin, spells, args)
+        _print_json(connection, origin, versions, args)
     elif args.diff:
-        _print_changes(connection, spells)
+        _print_changes(connection, versions)
     elif args.at is not None:
-        _print_text(connection, spells[-1], args.at.timestamp())
+        _print_text(connection, versions[-1], args.at.timestamp())
     else:
-        plural = "" if len(spells) == 1 else "s"
-        print(f"{origin}: {len(spells)} version{plural}, oldest first")
-        print("\n".join(f"  {_line(spell)}" for spell in spells))
+        plural = "" if len(versions) == 1 else "s"
+        print(f"{origin}: {len(versions)} version{plural}, oldest first")
+        print("\n".join(f"  {_line(entry)}" for entry in versions))
     return OK
 
 
-def _nothing(args: argparse.Namespace, origin: str, message: str) -> int:
+def _report_nothing(args: argparse.Namespace, origin: str, message: str) -> int:
     if args.json:
         print(json_text(HistoryReport(origin=origin, versions=[])))
     else:
@@ -144,41 +144,41 @@ def _nothing(args: argparse.Namespace, origin: str, message: str) -> int:
 def _print_json(
     connection: sqlite3.Connection,
     origin: str,
-    spells: Sequence[HistoryEntry],
+    entries: Sequence[HistoryEntry],
     args: argparse.Namespace,
 ) -> None:
-    versions = [_version(spell) for spell in spells]
+    versions = [_version(entry) for entry in entries]
     if args.diff:
-        for n, (before, after) in enumerate(itertools.pairwise(spells), start=1):
-            change = "".join(_change(connection, before, after))
-            versions[n] = msgspec.structs.replace(versions[n], diff=change)
+        for number, (before, after) in enumerate(itertools.pairwise(entries), start=1):
+            change = "".join(_unified_diff(connection, before, after))
+            versions[number] = msgspec.structs.replace(versions[number], diff=change)
     if args.at is not None:
-        spell, versions = spells[-1], versions[-1:]
-        body = schema.text_of(connection, spell.body_hash)
+        entry, versions = entries[-1], versions[-1:]
+        body = schema.text_of(connection, entry.body_hash)
         versions[0] = msgspec.structs.replace(
             versions[0],
-            confirmed=args.at.timestamp() <= spell.last_seen,
+            confirmed=args.at.timestamp() <= entry.last_seen,
             text=None if body is None else body.decode("utf-8", "replace"),
         )
     print(json_text(HistoryReport(origin=origin, versions=versions)))
 
 
-def _version(spell: HistoryEntry) -> FileVersion:
+def _version(entry: HistoryEntry) -> FileVersion:
     return FileVersion(
-        first_seen=_time(spell.first_seen),
-        last_seen=_time(spell.last_seen),
-        outcome=spell.outcome,
-        status=spell.status,
-        size=spell.size,
-        sha256=spell.body_hash.hex() or None,
+        first_seen=_time(entry.first_seen),
+        last_seen=_time(entry.last_seen),
+        outcome=entry.outcome,
+        status=entry.status,
+        size=entry.size,
+        sha256=entry.body_hash.hex() or None,
     )
 
 
-def _print_text(connection: sqlite3.Connection, spell: HistoryEntry, at: float) -> None:
+def _print_text(connection: sqlite3.Connection, entry: HistoryEntry, at: float) -> None:
     """Print the description on stderr, and the unchanged bytes of the text on stdout."""
-    confirmed = "" if at <= spell.last_seen else " (not asked again before that moment)"
-    print(_line(spell) + confirmed, file=sys.stderr)
-    body = schema.text_of(connection, spell.body_hash)
+    confirmed = "" if at <= entry.last_seen else " (not fetched again before that time)"
+    print(_line(entry) + confirmed, file=sys.stderr)
+    body = schema.text_of(connection, entry.body_hash)
     if body is None:
         return
     if sys.stdout.isatty():
@@ -189,18 +189,18 @@ def _print_text(connection: sqlite3.Connection, spell: HistoryEntry, at: float) 
         sys.stdout.buffer.flush()
 
 
-def _print_changes(connection: sqlite3.Connection, spells: Sequence[HistoryEntry]) -> None:
-    if len(spells) == 1:
-        print(f"no earlier version to compare with: {_line(spells[0])}", file=sys.stderr)
-    for before, after in itertools.pairwise(spells):
-        sys.stdout.writelines(_change(connection, before, after))
+def _print_changes(connection: sqlite3.Connection, entries: Sequence[HistoryEntry]) -> None:
+    if len(entries) == 1:
+        print(f"no earlier version to compare with: {_line(entries[0])}", file=sys.stderr)
+    for before, after in itertools.pairwise(entries):
+        sys.stdout.writelines(_unified_diff(connection, before, after))
 
 
-def _change(
+def _unified_diff(
     connection: sqlite3.Connection, before: HistoryEntry, after: HistoryEntry
 ) -> Iterable[str]:
     """Yield a unified diff; each line ends with a newline and is safe for a terminal."""
-    old, new = (_text_lines(connection, spell) for spell in (before, after))
+    old, new = (_text_lines(connection, entry) for entry in (before, after))
     names = (f"last seen {_time(before.last_seen)}", f"first seen {_time(after.first_seen)}")
     if len(old) * len(new) > MAX_COMPARED:
         # The time to compare grows with the square of the lines, and faster for hostile texts.
@@ -211,8 +211,8 @@ def _change(
     yield from difflib.unified_diff(old, new, *names)
 
 
-def _text_lines(connection: sqlite3.Connection, spell: HistoryEntry) -> list[str]:
-    body = schema.text_of(connection, spell.body_hash)
+def _text_lines(connection: sqlite3.Connection, entry: HistoryEntry) -> list[str]:
+    body = schema.text_of(connection, entry.body_hash)
     if body is None:
         return []
     text = body.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
@@ -227,11 +227,11 @@ def _printable(text: str) -> str:
     )
 
 
-def _line(spell: HistoryEntry) -> str:
-    status = "" if spell.status is None else f" {spell.status}"
-    what = f"{spell.size:,} bytes, sha256 {spell.body_hash.hex()}" if spell.body_hash else "no file"
-    seen = f"{_time(spell.first_seen)} to {_time(spell.last_seen)}"
-    return f"{seen}  {spell.outcome}{status}  {what}"
+def _line(entry: HistoryEntry) -> str:
+    status = "" if entry.status is None else f" {entry.status}"
+    what = f"{entry.size:,} bytes, sha256 {entry.body_hash.hex()}" if entry.body_hash else "no file"
+    seen = f"{_time(entry.first_seen)} to {_time(entry.last_seen)}"
+    return f"{seen}  {entry.outcome}{status}  {what}"
 
 
 def _time(wall: float) -> str:

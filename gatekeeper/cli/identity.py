@@ -33,19 +33,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
         choices=("new", "show", "directory", "page"),
-        help="new: make a key; show: who requests say they are from; directory: the file of keys "
-        f"to publish at {DIRECTORY_PATH}; page: the page about the bot that its User-Agent names",
+        help="new: make a key; show: the identity that requests show; directory: the file of keys "
+        f"to publish at {DIRECTORY_PATH}; page: the page that its User-Agent links to",
     )
     parser.add_argument(
-        "file", nargs="?", metavar="FILE", help="new: where the key is written; nothing is replaced"
+        "file", nargs="?", metavar="FILE", help="new: the file to create (never overwritten)"
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="where to write; else to stdout")
+    parser.add_argument("-o", "--output", metavar="FILE", help="output file (default: stdout)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Exit 0; 2 if a key can't be made or read, or if settings are missing."""
     if (args.action == "new") != (args.file is not None):
-        args.parser.error("`new` needs the file of the key; the others take it from [identity] key")
+        args.parser.error("`new` needs a file for the key; the other actions use [identity] key")
     if args.action in {"new", "show"} and args.output is not None:
         args.parser.error("-o is for `directory` and `page`")
     if args.action == "new":
@@ -70,12 +70,12 @@ def _new(args: argparse.Namespace) -> int:
         key = new_key(args.file).public
     except FileExistsError as error:
         raise ConfigError(
-            f"{args.file}: there is a file already; a key is never replaced"
+            f"{args.file}: the file exists already; a key is never replaced"
         ) from error
     if args.json:
         print(json_text({"file": args.file, **key.jwk}))
     else:
-        print(f"{args.file}: a key with the id {key.keyid}, for you alone to read")
+        print(f"{args.file}: created a key with the id {key.keyid}, readable only by you")
         print("publish it (`identity directory`), then set it as [identity] key", file=sys.stderr)
     return OK
 
@@ -92,25 +92,25 @@ def _show(settings: Settings, *, as_json: bool) -> int:
     config = settings.config.identity
     keys = _published(config)
     signer = Signer.of(config, SystemClock())
-    sample = signer.headers("GET", "https://example.org/") if signer is not None else {}
-    told: dict[str, Any] = {
+    example = signer.headers("GET", "https://example.org/") if signer is not None else {}
+    report: dict[str, Any] = {
         "user_agent": settings.identity(),
         "keys": [key.keyid for key in keys],
         "directory": config.directory,
-        "example": sample,
+        "example": example,
     }
     if as_json:
-        print(json_text(told))
+        print(json_text(report))
         return OK
-    print(f"User-Agent: {told['user_agent']}")
+    print(f"User-Agent: {report['user_agent']}")
     for number, key in enumerate(keys):
         signs = number == 0 and signer is not None
         print(f"key {key.keyid}: {'signs' if signs else 'published, does not sign'}")
-    print("a request for https://example.org/ would have:")
-    for name, value in sample.items():
+    print("a request for https://example.org/ would have these header fields:")
+    for name, value in example.items():
         print(f"  {name}: {value}")
     if config.directory is not None:
-        print(f"the file of `{NAME} identity directory` is to be served as {DIRECTORY_TYPE}")
+        print(f"serve the file of `{NAME} identity directory` as {DIRECTORY_TYPE}")
     return OK
 
 
@@ -137,7 +137,7 @@ def bot_page(settings: Settings) -> str:
     config = settings.config
     title = f"About {name}"
     parts = [_element("h1", title), _element("p", config.identity.about or "It fetches web pages.")]
-    parts.append(f"<p>It names itself {_element('code', agent)} in every request.</p>")
+    parts.append(f"<p>It identifies itself as {_element('code', agent)} in every request.</p>")
     if config.fetch.from_address:
         address = config.fetch.from_address
         link = f'<a href="mailto:{html.escape(address)}">{html.escape(address)}</a>'
@@ -147,8 +147,8 @@ def bot_page(settings: Settings) -> str:
         "<p>It reads robots.txt before anything else, and obeys it (RFC 9309). This keeps it out "
         "of a folder, or with <code>Disallow: /</code> of everything:</p>",
         _element("pre", f"User-agent: {name}\nDisallow: /private/"),
-        "<p>It also keeps the pace that <code>Crawl-delay</code> asks for, and answers to "
-        "<code>429</code> and <code>Retry-After</code> by staying away.</p>",
+        "<p>It also keeps the pace that <code>Crawl-delay</code> asks for, and pauses after "
+        "<code>429</code> and <code>Retry-After</code>.</p>",
     ]
     if config.identity.addresses:
         parts += [_element("h2", "Its addresses"), _list(config.identity.addresses)]

@@ -12,7 +12,7 @@ import msgspec
 from gatekeeper import __version__
 from gatekeeper.cli import DENIED, NAME, OK, json_text, load, log_to_stderr, paint
 from gatekeeper.cli.config import Settings
-from gatekeeper.cli.texts import Text, as_text, is_url, read_all, replace_file
+from gatekeeper.cli.texts import Text, is_url, parse_text, read_all, replace_file
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots import Finding, Severity
 from gatekeeper.robots.lint import CODES
@@ -29,23 +29,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="files, URLs, - for stdin, or directories: every file in them whose name ends with "
         "robots.txt",
     )
-    parser.add_argument("--strict", action="store_true", help="exit 1 on warnings, too")
+    parser.add_argument("--strict", action="store_true", help="exit 1 on warnings as well")
     parser.add_argument(
         "--ignore",
         metavar="CODE",
         action="append",
         default=[],
-        help="leave out a kind of finding (repeatable, or several with commas)",
+        help="do not report this kind of finding (repeatable, or several with commas)",
     )
     parser.add_argument(
         "--format",
         choices=("text", "json", "github", "sarif"),
-        help="for people (the default), one JSON object a file (as --json), annotations of GitHub "
+        help="text (the default), one JSON object per file (as --json), annotations of GitHub "
         "Actions, or one SARIF 2.1.0 document",
     )
-    parser.add_argument("--fix", action="store_true", help="mend files where it is certain how")
+    parser.add_argument("--fix", action="store_true", help="fix files where the fix is certain")
     parser.add_argument(
-        "--diff", action="store_true", help="with --fix: show what would change, change nothing"
+        "--diff", action="store_true", help="with --fix: show the changes without making them"
     )
 
 
@@ -56,25 +56,25 @@ def run(args: argparse.Namespace) -> int:
     """
     log_to_stderr()
     _check_call(args)
-    ignored = _ignored(args.ignore)
+    ignored = _ignored_codes(args.ignore)
     settings = load(args)
     if args.diff:
         return _show_changes(settings, args.sources, ignored)
-    form = args.format or ("json" if args.json else "text")
+    format_ = args.format or ("json" if args.json else "text")
     failing = {Severity.ERROR, Severity.WARNING} if args.strict else {Severity.ERROR}
     reports: list[LintReport] = []
     for text in read_all(settings, args.sources):
         if args.fix:
-            text = _mended(settings, text, ignored)  # noqa: PLW2901
+            text = _apply_fixes(settings, text, ignored)  # noqa: PLW2901
         report = _report(text, ignored)
         reports.append(report)
-        if form == "text":
+        if format_ == "text":
             _print_text(report, text.robots.text.split("\n") if text.robots is not None else [])
-        elif form == "json":
+        elif format_ == "json":
             print(json_text(report))
-        elif form == "github":
+        elif format_ == "github":
             _print_github(report)
-    if form == "sarif":
+    if format_ == "sarif":
         print(json_text(_sarif(reports)))
     failed = any(finding.severity in failing for report in reports for finding in report.findings)
     return DENIED if failed else OK
@@ -84,21 +84,21 @@ def _check_call(args: argparse.Namespace) -> None:
     if args.diff and not args.fix:
         args.parser.error("--diff shows what --fix would change: give both")
     if args.fix and any(source == "-" or is_url(source) for source in args.sources):
-        args.parser.error("--fix changes files, not standard input and not what stands at a URL")
+        args.parser.error("--fix changes files; it can't change standard input or a URL")
     if args.json and args.format not in {None, "json"}:
         args.parser.error("--json is --format json: give one of the two")
 
 
-def _ignored(given: Iterable[str]) -> frozenset[str]:
+def _ignored_codes(given: Iterable[str]) -> frozenset[str]:
     """Return the codes to ignore. Raises GatekeeperError for an unknown one."""
     codes = [code.strip() for each in given for code in each.split(",") if code.strip()]
     for code in codes:
         if code not in CODES:
             import difflib  # noqa: PLC0415 - needed for mistakes only
 
-            near = difflib.get_close_matches(code, CODES, 1)
-            meant = f"; did you mean {near[0]}?" if near else "; docs/lint.md lists them all"
-            raise GatekeeperError(f"--ignore {code}: there is no such code{meant}")
+            matches = difflib.get_close_matches(code, CODES, 1)
+            hint = f"; did you mean {matches[0]}?" if matches else "; docs/lint.md lists them all"
+            raise GatekeeperError(f"--ignore {code}: there is no such code{hint}")
     return frozenset(codes)
 
 
@@ -118,13 +118,13 @@ def _report(text: Text, ignored: frozenset[str]) -> LintReport:
     )
 
 
-def _mended(settings: Settings, text: Text, ignored: frozenset[str]) -> Text:
+def _apply_fixes(settings: Settings, text: Text, ignored: frozenset[str]) -> Text:
     """Apply the fixes to the text and to its file, and return the fixed text."""
     body = _fixed(settings, text, ignored)
     if body == text.body:
         return text
     replace_file(Path(text.name), body)
-    return as_text(settings, text.name, body)
+    return parse_text(settings, text.name, body)
 
 
 def _fixed(settings: Settings, text: Text, ignored: frozenset[str]) -> bytes:
@@ -137,13 +137,13 @@ def _show_changes(settings: Settings, sources: Iterable[str], ignored: frozenset
     """Print a unified diff; exit 1 if there is anything in it."""
     changed = False
     for text in read_all(settings, sources):
-        for line in _unified(text.name, text.body, _fixed(settings, text, ignored)):
+        for line in _unified_diff(text.name, text.body, _fixed(settings, text, ignored)):
             changed = True
             print(line)
     return DENIED if changed else OK
 
 
-def _unified(name: str, old: bytes, new: bytes) -> Iterator[str]:
+def _unified_diff(name: str, old: bytes, new: bytes) -> Iterator[str]:
     import difflib  # noqa: PLC0415
 
     before, after = (body.decode("utf-8", "backslashreplace").splitlines() for body in (old, new))
@@ -176,31 +176,31 @@ def _print_text(report: LintReport, lines: list[str]) -> None:
     """Print a report for people; `lines` are the lines of the text."""
     name = "stdin" if report.source == "-" else report.source
     if report.missing:
-        print(f"{name}: there is no file, so everything is welcome")
+        print(f"{name}: there is no file, so everything is allowed")
         return
     for finding in report.findings:
         place = f"{name}:{finding.line}" if finding.line else name  # 0: the file as a whole
         severity = paint(finding.severity, _COLOURS[finding.severity])
         print(f"{place}: {severity}: {finding.message} [{finding.code}]")
         if finding.column:
-            print("\n".join(_marked(finding, lines[finding.line - 1])))
+            print("\n".join(_marker_lines(finding, lines[finding.line - 1])))
     if report.findings:
         counts = _count(len(report.findings), "finding"), _count(report.errors, "error")
         print(f"{name}: {', '.join(counts)}")
     else:
-        print(f"{name}: nothing to say against it")
+        print(f"{name}: no findings")
 
 
-def _marked(finding: Finding, line: str) -> list[str]:
+def _marker_lines(finding: Finding, line: str) -> list[str]:
     """Return the line and a marker line below it; nothing if the finding marks no characters."""
     start, end = finding.column - 1, finding.end_column - 1
     if start == end:
         return []
     skipped = max(0, min(start, end - _WIDTH))
     part = line[skipped : skipped + _WIDTH]
-    told = "".join(char if char.isprintable() else "?" for char in part.replace("\t", " "))
+    text = "".join(char if char.isprintable() else "?" for char in part.replace("\t", " "))
     mark = "^" * max(1, min(end, skipped + _WIDTH) - start)
-    return [f"    {told}", "    " + " " * (start - skipped) + mark]
+    return [f"    {text}", "    " + " " * (start - skipped) + mark]
 
 
 def _count(number: int, thing: str) -> str:
@@ -213,21 +213,21 @@ _GITHUB = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: 
 def _print_github(report: LintReport) -> None:
     """Print workflow commands, which GitHub Actions shows next to the lines."""
     for finding in report.findings:
-        told = {"title": f"robots.txt ({finding.code})", "file": report.source}
+        properties = {"title": f"robots.txt ({finding.code})", "file": report.source}
         if finding.line:
-            told["line"] = str(finding.line)
+            properties["line"] = str(finding.line)
         if finding.column:
-            told |= {"col": str(finding.column), "endColumn": str(finding.end_column)}
-        properties = ",".join(f"{name}={_property(value)}" for name, value in told.items())
-        print(f"::{_GITHUB[finding.severity]} {properties}::{_data(finding.message)}")
+            properties |= {"col": str(finding.column), "endColumn": str(finding.end_column)}
+        joined = ",".join(f"{name}={_escape_property(value)}" for name, value in properties.items())
+        print(f"::{_GITHUB[finding.severity]} {joined}::{_escape_data(finding.message)}")
 
 
-def _data(text: str) -> str:
+def _escape_data(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
+def _escape_property(text: str) -> str:
+    return _escape_data(text).replace(":", "%3A").replace(",", "%2C")
 
 
 _SARIF = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
@@ -256,17 +256,17 @@ def _sarif(reports: Iterable[LintReport]) -> dict[str, Any]:
 
 
 def _result(source: str, finding: Finding) -> dict[str, Any]:
-    place: dict[str, Any] = {"artifactLocation": {"uri": _uri(source)}}
+    location: dict[str, Any] = {"artifactLocation": {"uri": _uri(source)}}
     if finding.line:
-        place["region"] = {"startLine": finding.line}
+        location["region"] = {"startLine": finding.line}
     if finding.column:
-        place["region"] |= {"startColumn": finding.column, "endColumn": finding.end_column}
+        location["region"] |= {"startColumn": finding.column, "endColumn": finding.end_column}
     return {
         "ruleId": finding.code,
         "ruleIndex": list(CODES).index(finding.code),
         "level": _SARIF[finding.severity],
         "message": {"text": finding.message},
-        "locations": [{"physicalLocation": place}],
+        "locations": [{"physicalLocation": location}],
     }
 
 

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         type=seconds,
         default=60.0,
-        help="how long one call may take, its host's turn included (60)",
+        help="maximum time of one call, waiting for the host's turn included (60)",
     )
 
 
@@ -48,11 +48,11 @@ def run(args: argparse.Namespace) -> int:
         warn_if_anonymous(settings)
 
     async def serve() -> None:
-        config, where = settings.config, args.gate
+        config, url = settings.config, args.gate
         # A sidecar has an identity of its own.
-        agent = settings.identity() if where is None else config.user_agent
+        agent = settings.identity() if url is None else config.user_agent
         token = os.environ.get(TOKEN)
-        async with serving(agent, config=config, gate=where, token=token, wait=args.wait) as server:
+        async with serving(agent, config=config, gate=url, token=token, wait=args.wait) as server:
             if args.http is None:
                 await server.run_stdio_async()
             else:

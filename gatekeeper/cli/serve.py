@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from gatekeeper.cli import NAME, OK, check_place, json_text, load, warn_if_anonymous, whole
+from gatekeeper.cli import NAME, OK, check_folder, integer, json_text, load, warn_if_anonymous
 from gatekeeper.cli.config import Settings
 from gatekeeper.config import Config
 from gatekeeper.errors import StorageError
@@ -15,17 +15,19 @@ EXAMPLE = f"{NAME} serve --socket /run/gatekeeper/gatekeeper.sock"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `serve`."""
     parser.add_argument("--host", metavar="H", help="address to listen on (127.0.0.1)")
-    parser.add_argument("--port", metavar="P", type=whole, help="port (8750); 0 takes a free one")
-    parser.add_argument("--socket", metavar="PATH", help="a unix socket instead, mode 0600")
+    parser.add_argument("--port", metavar="P", type=integer, help="port (8750); 0 takes a free one")
     parser.add_argument(
-        "--proxy", metavar="PORT", type=whole, help="a forward proxy for plain http on that port"
+        "--socket", metavar="PATH", help="listen on a unix socket (mode 0600) instead"
     )
     parser.add_argument(
-        "--workers", metavar="N", type=whole, help="further processes that answer /v1/check (0)"
+        "--proxy", metavar="PORT", type=integer, help="a forward proxy for plain http on that port"
     )
-    parser.add_argument("--token-file", metavar="FILE", help="bearer tokens, one a line")
     parser.add_argument(
-        "--storage", metavar="PATH|memory", help="where state is kept; memory: nowhere"
+        "--workers", metavar="N", type=integer, help="more processes that answer /v1/check (0)"
+    )
+    parser.add_argument("--token-file", metavar="FILE", help="bearer tokens, one per line")
+    parser.add_argument(
+        "--storage", metavar="PATH|memory", help="where state is stored; memory: nowhere"
     )
     parser.add_argument(
         "--fleet", metavar="URL", help="a Valkey or Redis that several sidecars share"
@@ -49,13 +51,13 @@ def run(args: argparse.Namespace) -> int:
         )
 
     settings = read()
-    latest = [settings]
+    current = [settings]
 
     def reread() -> Config:
-        latest[0] = read()
-        return latest[0].config
+        current[0] = read()
+        return current[0].config
 
-    check_place(settings)
+    check_folder(settings)
     from gatekeeper.sidecar.process import ServeOptions, serve  # noqa: PLC0415
 
     warn_if_anonymous(settings)
@@ -63,20 +65,20 @@ def run(args: argparse.Namespace) -> int:
         identity=settings.identity(),
         config=settings.config,
         reread=reread,
-        sources=lambda: latest[0].sources,
+        sources=lambda: current[0].sources,
         announce=_announce_json if args.json else _announce,
     )
     try:
         serve(options)
     except StorageError as error:
-        raise StorageError(f"{error} (--storage PATH says where)") from error
+        raise StorageError(f"{error} (--storage PATH sets another place)") from error
     return OK
 
 
 def _announce_json(where: str, curl: str, proxy: str | None) -> None:
     """Print the listening address as one line of JSON."""
-    said = {"listening": where, "try": curl} | ({} if proxy is None else {"proxy": proxy})
-    print(json_text(said), flush=True)
+    message = {"listening": where, "try": curl} | ({} if proxy is None else {"proxy": proxy})
+    print(json_text(message), flush=True)
 
 
 def _announce(where: str, curl: str, proxy: str | None) -> None:

@@ -67,8 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CASES.toml",
         action="append",
         default=[],
-        help="[[case]] tables with url (absolute or a path) and allowed; agent (default *) and "
-        "line, if wanted (repeatable)",
+        help="[[case]] tables with url (absolute or a path) and allowed, and optionally agent "
+        "(default *) and line (repeatable)",
     )
     parser.add_argument(
         "--sitemap",
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="every URL in it must be allowed (repeatable); one at a URL is fetched politely",
     )
     parser.add_argument(
-        "--agents", metavar="NAME", nargs="+", default=["*"], help="to whom --sitemap applies"
+        "--agents", metavar="NAME", nargs="+", default=["*"], help="agents for --sitemap (*)"
     )
 
 
@@ -86,12 +86,12 @@ def run(args: argparse.Namespace) -> int:
     """Exit 0 if all verdicts are as expected, 1 if any differs, 2 if there is nothing to test."""
     log_to_stderr()
     if not args.expect and not args.sitemap:
-        args.parser.error("nothing is expected: give --expect or --sitemap")
+        args.parser.error("nothing to check: give --expect or --sitemap")
     settings = load(args)
     cases = [each for name in args.expect for each in _cases(name)]
     text = read_text(settings, args.source)
     for name in args.sitemap:
-        cases += _of_sitemap(settings, name, args.agents)
+        cases += _sitemap_cases(settings, name, args.agents)
     robots = RobotsTxt.parse(b"") if text.robots is None else text.robots
     differing = _differing(settings, text.name, robots, cases)
     if args.json:
@@ -104,42 +104,42 @@ def run(args: argparse.Namespace) -> int:
 def _cases(name: str) -> list[tuple[str, Case]]:
     """Read a file of cases, with the source of each. Raises GatekeeperError for an invalid one."""
     try:
-        text = tomllib.loads(read_bounded(name).decode("utf-8-sig"))
-        cases = msgspec.convert(text, Cases).case
+        table = tomllib.loads(read_bounded(name).decode("utf-8-sig"))
+        cases = msgspec.convert(table, Cases).case
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise GatekeeperError(f"{name}: no TOML: {error}") from error
+        raise GatekeeperError(f"{name}: not valid TOML: {error}") from error
     except msgspec.ValidationError as error:
         raise GatekeeperError(
-            f'{name}: {error}; a case has url = "/path", allowed = true or false, and if wanted '
+            f'{name}: {error}; a case has url = "/path", allowed = true or false, and optionally '
             'agent = "NAME" and line = 3'
         ) from error
     if not cases:
-        raise GatekeeperError(f"{name}: there is no [[case]] in it")
+        raise GatekeeperError(f"{name}: it has no [[case]]")
     return [(f"{name}, case {number}", case) for number, case in enumerate(cases, 1)]
 
 
-def _of_sitemap(settings: Settings, name: str, agents: list[str]) -> Iterator[tuple[str, Case]]:
+def _sitemap_cases(settings: Settings, name: str, agents: list[str]) -> Iterator[tuple[str, Case]]:
     urls = read_sitemap(settings, name)
     if not urls:
-        raise GatekeeperError(f"{name}: there is no URL in it")
+        raise GatekeeperError(f"{name}: it has no URLs")
     for url in urls:
         if not is_url(url):
-            raise GatekeeperError(f"{name}: {url!r} is no URL; sitemaps hold absolute ones")
+            raise GatekeeperError(f"{name}: {url!r} is not a URL; sitemaps must have absolute ones")
         yield from ((name, Case(url, True, agent)) for agent in agents)
 
 
 def _differing(
     settings: Settings, source: str, robots: RobotsTxt, cases: list[tuple[str, Case]]
 ) -> list[CaseResult]:
-    given = settings.config.robots
+    options = settings.config.robots
     policies: dict[str, Policy] = {}
     origin = source.removesuffix("/robots.txt") if is_url(source) else ""
-    found = []
+    results = []
     for where, case in cases:
         policy = policies.get(case.agent)
         if policy is None:
             policy = policies[case.agent] = robots.policy(
-                case.agent, conflicts=given.conflicts, v2_semantics=given.v2_semantics
+                case.agent, conflicts=options.conflicts, v2_semantics=options.v2_semantics
             )
         try:
             match = policy.match(case.url)
@@ -147,27 +147,28 @@ def _differing(
             raise GatekeeperError(f"{where}: {error}") from error
         if origin and match.origin not in {"", origin}:
             raise GatekeeperError(
-                f"{where}: {case.url} is not of {origin}, and another host's robots.txt decides it"
+                f"{where}: {case.url} is not on {origin}; another robots.txt decides it"
             )
         line = match.rule.line if match.rule is not None else 0
         if match.allowed != case.allowed or case.line not in {None, line}:
             result = CaseResult(
                 where=where, case=case, allowed=match.allowed, rule=match.rule, passed=False
             )
-            found.append(result)
-    return found
+            results.append(result)
+    return results
 
 
 def _print(source: str, cases: int, differing: list[CaseResult]) -> None:
-    rows = [(r.case.agent, r.case.url, _expected(r), _got(r), r.where) for r in differing]
+    rows = [(r.case.agent, r.case.url, _expected(r), _actual(r), r.where) for r in differing]
     if rows:
-        head = ("agent", "URL", "expected", "is", "from")
+        head = ("agent", "URL", "expected", "actual", "from")
         widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
         for row in (head, *rows):
             cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
             print("  ".join(cells).rstrip())
-    said = paint(f"{len(differing)} differ", "red") if differing else paint("all as it is", "green")
-    print(f"{source}: {cases} case{'' if cases == 1 else 's'}, {said}")
+    text = f"{len(differing)} differ" if differing else "all as expected"
+    text = paint(text, "red" if differing else "green")
+    print(f"{source}: {cases} case{'' if cases == 1 else 's'}, {text}")
 
 
 def _expected(result: CaseResult) -> str:
@@ -178,7 +179,7 @@ def _expected(result: CaseResult) -> str:
     return f"{verdict} by line {case.line}" if case.line else f"{verdict} by no rule"
 
 
-def _got(result: CaseResult) -> str:
+def _actual(result: CaseResult) -> str:
     verdict = "allow" if result.allowed else "deny"
     rule = result.rule
     return (

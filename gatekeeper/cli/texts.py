@@ -14,7 +14,7 @@ from xml.parsers import expat
 
 import msgspec
 
-from gatekeeper.cli import hint, open_gate, standard_input, url_of_line, warn_if_anonymous
+from gatekeeper.cli import open_gate, standard_input, url_hint, url_of_line, warn_if_anonymous
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots import RobotsTxt
 
@@ -39,7 +39,7 @@ def is_url(source: str) -> bool:
     return source.startswith(("http://", "https://"))
 
 
-_MOST = 64 << 20
+_MAX_BYTES = 64 << 20
 """Maximum bytes read from a file or from standard input, which may have no end."""
 
 
@@ -52,17 +52,17 @@ def read_all(settings: Settings, sources: Iterable[str]) -> Iterator[Text]:
         if source == "-" or is_url(source) or not Path(source).is_dir():
             yield read_text(settings, source)
             continue
-        found = sorted(_in_directory(source))
-        if not found:
+        paths = sorted(_files_in(source))
+        if not paths:
             raise GatekeeperError(
-                f"{source}: no file in it is called robots.txt, or anything that ends so "
-                "(name others themselves)"
+                f"{source}: no file in it has a name that ends with robots.txt "
+                "(give other files by name)"
             )
-        for path in found:
+        for path in paths:
             yield read_text(settings, path)
 
 
-def _in_directory(directory: str) -> Iterator[str]:
+def _files_in(directory: str) -> Iterator[str]:
     for folder, folders, names in os.walk(directory):
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield from (os.path.join(folder, name) for name in names if name.endswith("robots.txt"))
@@ -77,33 +77,33 @@ def read_text(settings: Settings, source: str) -> Text:
         import asyncio  # noqa: PLC0415
 
         origin = parse(source).origin
-        robots = asyncio.run(_fetch(settings, origin))
+        robots = asyncio.run(_fetch_robots(settings, origin))
         body = b"" if robots is None else robots.octets.encode("latin-1")
         return Text(name=f"{origin}/robots.txt", body=body, robots=robots)
     try:
         body = read_bounded(source)
     except FileNotFoundError as error:
-        raise GatekeeperError(f"{source}: {error.strerror}{hint(source)}") from error
-    return as_text(settings, source, body)
+        raise GatekeeperError(f"{source}: {error.strerror}{url_hint(source)}") from error
+    return parse_text(settings, source, body)
 
 
 def read_bounded(source: str) -> bytes:
     """Return the content of a file or of standard input (`-`).
 
-    Raises OSError if it can't be read, GatekeeperError if it is longer than `_MOST`.
+    Raises OSError if it can't be read, GatekeeperError if it is longer than `_MAX_BYTES`.
     """
     if source == "-":
-        body = standard_input().read(_MOST + 1)
+        body = standard_input().read(_MAX_BYTES + 1)
     else:
         with open(source, "rb") as file:
-            body = file.read(_MOST + 1)
-    if len(body) > _MOST:
-        most = f"{_MOST >> 20} MiB"
-        raise GatekeeperError(f"{source}: more than {most}; nothing that is read here is that long")
+            body = file.read(_MAX_BYTES + 1)
+    if len(body) > _MAX_BYTES:
+        limit = f"{_MAX_BYTES >> 20} MiB"
+        raise GatekeeperError(f"{source}: longer than {limit}, the limit for input")
     return body
 
 
-def as_text(settings: Settings, name: str, body: bytes) -> Text:
+def parse_text(settings: Settings, name: str, body: bytes) -> Text:
     """Parse the body of a robots.txt with the configured dialect and size limit."""
     robots = RobotsTxt.parse(
         body, dialect=settings.config.robots.dialect, limit=settings.config.fetch.max_body
@@ -111,46 +111,44 @@ def as_text(settings: Settings, name: str, body: bytes) -> Text:
     return Text(name=name, body=body, robots=robots)
 
 
-async def _fetch(settings: Settings, origin: str) -> RobotsTxt | None:
+async def _fetch_robots(settings: Settings, origin: str) -> RobotsTxt | None:
     from gatekeeper.decision import State  # noqa: PLC0415
 
-    async with open_gate(settings.obeying()) as gate:
+    async with open_gate(settings.without_overrides()) as gate:
         robots = await gate.robots(f"{origin}/robots.txt")
         if robots is None:
             # Another path than /robots.txt, which may always be requested (RFC 9309 section 2.2.2,
             # RFC-20).
             decision = await gate.check(f"{origin}/")
             if decision.state is not State.UNAVAILABLE:
-                raise GatekeeperError(
-                    f"{origin}/robots.txt: the file can't be had ({decision.reason})"
-                )
+                raise GatekeeperError(f"{origin}/robots.txt: can't be fetched ({decision.reason})")
     return robots
 
 
-def replace_file(given: Path, body: bytes) -> None:
+def replace_file(path: Path, body: bytes) -> None:
     """Write a file atomically; an existing one keeps its mode.
 
     Raises OSError, which names the path that was given.
     """
-    path = given.resolve()
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    target = path.resolve()
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        beside.write_bytes(body)
+        temporary.write_bytes(body)
         with suppress(FileNotFoundError):
-            beside.chmod(path.stat().st_mode & 0o7777)
-        beside.replace(path)
+            temporary.chmod(target.stat().st_mode & 0o7777)
+        temporary.replace(target)
     except BaseException as error:
         with suppress(OSError):
-            beside.unlink()
+            temporary.unlink()
         if isinstance(error, OSError):
-            error.filename, error.filename2 = str(given), None
+            error.filename, error.filename2 = str(path), None
         raise
 
 
 # --- sitemaps (sitemaps.org): XML, an index of other sitemaps, or plain text; gzipped or not.
 
 
-MAX_OCTETS = 52_428_800
+MAX_SITEMAP_BYTES = 52_428_800
 """Maximum bytes of one sitemap after decompression, as sitemaps.org allows."""
 MAX_SITEMAPS = 1_000
 MAX_URLS = 1_000_000
@@ -165,7 +163,7 @@ class SitemapText:
         self.pages: list[str] = []
         self.sitemaps: list[str] = []
         """The URLs of other sitemaps, if this is an index."""
-        body = _unpacked(name, body)
+        body = _decompressed(name, body)
         if body.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
             self._read_xml(name, body)
         else:
@@ -188,7 +186,7 @@ class SitemapText:
             path.pop()
 
         def entity(*_: object) -> None:
-            raise GatekeeperError(f"{name}: a sitemap declares no entities")
+            raise GatekeeperError(f"{name}: a sitemap must not declare entities")
 
         parser = expat.ParserCreate(namespace_separator=" ")
         parser.StartElementHandler, parser.EndElementHandler = start, end
@@ -197,17 +195,17 @@ class SitemapText:
         try:
             parser.Parse(body, True)
         except expat.ExpatError as error:
-            raise GatekeeperError(f"{name}: no sitemap: {error}") from error
+            raise GatekeeperError(f"{name}: not a sitemap: {error}") from error
 
 
-def _unpacked(name: str, body: bytes) -> bytes:
+def _decompressed(name: str, body: bytes) -> bytes:
     if body.startswith(b"\x1f\x8b"):
         reader = zlib.decompressobj(wbits=31)
         try:
-            body = reader.decompress(body, MAX_OCTETS + 1)
+            body = reader.decompress(body, MAX_SITEMAP_BYTES + 1)
         except zlib.error as error:
-            raise GatekeeperError(f"{name}: broken gzip: {error}") from error
-    if len(body) > MAX_OCTETS:
+            raise GatekeeperError(f"{name}: invalid gzip data: {error}") from error
+    if len(body) > MAX_SITEMAP_BYTES:
         raise GatekeeperError(f"{name}: longer than the 50 MiB that a sitemap may have")
     return body
 
@@ -227,33 +225,33 @@ def read_sitemap(settings: Settings, source: str) -> list[str]:
     warn_if_anonymous(settings)
     import asyncio  # noqa: PLC0415 - reading a file does not need it
 
-    return asyncio.run(_read(settings, source, body))
+    return asyncio.run(_read_remote(settings, source, body))
 
 
-async def _read(settings: Settings, source: str, body: bytes | None) -> list[str]:
+async def _read_remote(settings: Settings, source: str, body: bytes | None) -> list[str]:
     from gatekeeper.session import polite_session  # noqa: PLC0415
 
     async with polite_session(settings.identity(), config=settings.config) as session:
-        fetch = partial(_fetched, session)
+        fetch = partial(_fetch_body, session)
         return await sitemap_urls(source, await fetch(source) if body is None else body, fetch)
 
 
-async def _fetched(session: ClientSession, url: str) -> bytes:
+async def _fetch_body(session: ClientSession, url: str) -> bytes:
     from aiohttp import ClientError  # noqa: PLC0415
 
     body = bytearray()
     try:
         async with session.get(url) as response:
             if response.status != 200:
-                raise GatekeeperError(f"{url}: status {response.status}, so no sitemap")
+                raise GatekeeperError(f"{url}: status {response.status} instead of a sitemap")
             async for chunk in response.content.iter_chunked(65_536):
                 body += chunk
-                if len(body) > MAX_OCTETS:
+                if len(body) > MAX_SITEMAP_BYTES:
                     break  # SitemapText refuses it for its length
     except (ClientError, TimeoutError) as error:
         if isinstance(error, GatekeeperError):
             raise
-        raise GatekeeperError(f"{url}: can't be had: {error or type(error).__name__}") from error
+        raise GatekeeperError(f"{url}: not fetched: {error or type(error).__name__}") from error
     return bytes(body)
 
 
@@ -271,7 +269,7 @@ async def sitemap_urls(
         raise GatekeeperError(f"{source}: an index of more than {MAX_SITEMAPS} sitemaps")
     for url in first.sitemaps:
         if not is_url(url):
-            raise GatekeeperError(f"{source}: {url!r} is no URL of a sitemap")
+            raise GatekeeperError(f"{source}: {url!r} is not the URL of a sitemap")
         text = SitemapText(url, await fetch(url))
         if text.sitemaps:
             raise GatekeeperError(f"{url}: an index within an index (sitemaps.org forbids it)")

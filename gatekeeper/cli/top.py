@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gatekeeper.cli import DENIED, NAME, OK, TOKEN, json_text, seconds
-from gatekeeper.cli.healthcheck import add_address, ask, server_of, where
+from gatekeeper.cli.healthcheck import add_address, address_of, get_from, server_of
 from gatekeeper.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from gatekeeper.config import ServerConfig
 
-_HOSTS = 20
-_OLD = "no answer, what follows is old"
+_MAX_HOSTS = 20
+_STALE = "no answer; the display is out of date"
 
 
 EXAMPLE = f"{NAME} top --every 5"
@@ -30,9 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `top`."""
     add_address(parser)
     parser.add_argument(
-        "--every", metavar="SECONDS", type=seconds, default=2.0, help="between two looks (2)"
+        "--every", metavar="SECONDS", type=seconds, default=2.0, help="time between two updates (2)"
     )
-    parser.add_argument("--once", action="store_true", help="one look, and no more")
+    parser.add_argument("--once", action="store_true", help="show the state once and exit")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,21 +40,21 @@ def run(args: argparse.Namespace) -> int:
     server, token = server_of(args), os.environ.get(TOKEN)
     try:
         if args.json:
-            print(json_text(seen(server, token)))
+            print(json_text(read_state(server, token)))
             return OK
         from rich.console import Console  # noqa: PLC0415 - the extra `cli`
         from rich.live import Live  # noqa: PLC0415
 
         console = Console()
         if args.once or not console.is_terminal:
-            console.print(shown(seen(server, token)))
+            console.print(render(read_state(server, token)))
             return OK
-        told = shown(seen(server, token))
-        with Live(told, console=console, screen=True, auto_refresh=False) as live:
+        display = render(read_state(server, token))
+        with Live(display, console=console, screen=True, auto_refresh=False) as live:
             while True:
                 live.refresh()
                 time.sleep(args.every)
-                live.update(told := _again(server, token, told))
+                live.update(display := _refreshed(server, token, display))
     except KeyboardInterrupt:
         return OK
     except ImportError as error:
@@ -62,47 +62,47 @@ def run(args: argparse.Namespace) -> int:
             "`top` needs rich: pip install 'robots-gatekeeper[cli]', or use --json"
         ) from error
     except OSError as error:
-        print(f"{where(server)}: {error.strerror or error}")
+        print(f"{address_of(server)}: {error.strerror or error}")
         return DENIED
 
 
-def _again(server: ServerConfig, token: str | None, before: Group) -> Group:
+def _refreshed(server: ServerConfig, token: str | None, before: Group) -> Group:
     """Return a fresh display, or the previous one, marked as old, if there is no answer."""
     from rich.console import Group  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     try:
-        return shown(seen(server, token))
+        return render(read_state(server, token))
     except OSError as error:
-        old = before.renderables[1:] if _OLD in str(before.renderables[0]) else before.renderables
-        return Group(Text(f"{_OLD}: {error.strerror or error}", style="bold red"), *old)
+        old = before.renderables[1:] if _STALE in str(before.renderables[0]) else before.renderables
+        return Group(Text(f"{_STALE}: {error.strerror or error}", style="bold red"), *old)
 
 
-def seen(server: ServerConfig, token: str | None) -> dict[str, Any]:
+def read_state(server: ServerConfig, token: str | None) -> dict[str, Any]:
     """Return the sidecar's `overview` and its `hosts`, the ones with most waiters first.
 
     Raises OSError if the sidecar does not answer or refuses to.
     """
-    path = f"/v1/hosts?sort=-waiting&per_page={_HOSTS}"
+    path = f"/v1/hosts?sort=-waiting&per_page={_MAX_HOSTS}"
     return {"overview": _ask(server, "/v1/overview", token), "hosts": _ask(server, path, token)}
 
 
 def _ask(server: ServerConfig, path: str, token: str | None) -> Any:
-    status, body = ask(server, path, token=token, certified=True)
-    told = msgspec.json.decode(body)
+    status, body = get_from(server, path, token=token, certified=True)
+    answer = msgspec.json.decode(body)
     if status != http.client.OK:
-        remedy = f"; show a token of the role admin in {TOKEN}" if status < 404 else ""
-        raise OSError(f"{path}: {status} {told.get('detail', '')}{remedy}")
-    return told
+        remedy = f"; set {TOKEN} to a token of the role admin" if status < 404 else ""
+        raise OSError(f"{path}: {status} {answer.get('detail', '')}{remedy}")
+    return answer
 
 
-def shown(told: dict[str, Any]) -> Group:
-    """Return the result of `seen` as a display. Texts of sites can't control the terminal."""
+def render(state: dict[str, Any]) -> Group:
+    """Return the result of `read_state` as a display. Texts of sites can't control the terminal."""
     from rich.console import Group  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    one = told["overview"]
+    one = state["overview"]
     rates, states = one["rates"], one["host_states"]
     ready = ("ready", "bold green") if one["ready"] else (one["state"], "bold red")
     head = Text.assemble(
@@ -116,8 +116,8 @@ def shown(told: dict[str, Any]) -> Group:
         + (f" (oldest {one['oldest_wait']:.0f} s)" if one["oldest_wait"] is not None else ""),
     )
     numbers.add_row(
-        f"robots.txt  {one['robots_ok']} had, {one['robots_failed']} not",
-        f"leases  {one['leases']} out, {one['overdue']} nearly over, {one['expired']} ran out",
+        f"robots.txt  {one['robots_ok']} fetched, {one['robots_failed']} failed",
+        f"leases  {one['leases']} out, {one['overdue']} nearly over, {one['expired']} expired",
     )
     numbers.add_row(
         f"hosts  {one['hosts']}: {states['blocked']} blocked, {states['paused']} paused, "
@@ -129,7 +129,7 @@ def shown(told: dict[str, Any]) -> Group:
         hosts.add_column(name, overflow="ellipsis", no_wrap=True)
     for name in ("in flight", "waiting", "allowed", "denied"):
         hosts.add_column(name, justify="right")
-    for host in told["hosts"]["hosts"]:
+    for host in state["hosts"]["hosts"]:
         interval = "-" if host["interval"] is None else f"{host['interval']:g} s"
         texts = (
             *(host["host"], host["state"], host["robots"] or "-", interval),

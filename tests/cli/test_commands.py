@@ -124,7 +124,7 @@ def test_who_says_no_name_is_told_how(name: str, capsys: pytest.CaptureFixture[s
 def test_a_name_that_is_cut_short_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     main(["check", "http://127.0.0.1/", "--user-agent", "my bot"])
 
-    assert "user agent 'my bot': rules are chosen for 'my'\n" in capsys.readouterr().err
+    assert "user agent 'my bot': rules are selected for 'my'\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("call", [["check"], ["lint"], ["history"]])
@@ -173,7 +173,7 @@ def linted(tmp_path: Path, text: str, *options: str) -> int:
 
 def test_lint_of_a_clean_file_exits_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert linted(tmp_path, "User-agent: *\nDisallow: /x\n") == 0
-    assert "nothing to say" in capsys.readouterr().out
+    assert "no findings" in capsys.readouterr().out
 
 
 def test_lint_names_the_line_and_exits_1(
@@ -231,7 +231,7 @@ async def test_lint_of_a_host_that_is_down_says_so(
     free_port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await command("lint", f"http://127.0.0.1:{free_port}/robots.txt") == 2
-    assert "the file can't be had (connect_failed)" in capsys.readouterr().err
+    assert "can't be fetched (connect_failed)" in capsys.readouterr().err
 
 
 async def test_lint_reads_the_file_whatever_the_operator_says_of_the_host(
@@ -276,14 +276,14 @@ def test_config_show_says_what_follows_from_what_is_not_set(
     main(["config", "show"])
     out = capsys.readouterr().out
 
-    assert "rules are chosen for gatekeeper\n" in out
+    assert "rules are selected for gatekeeper\n" in out
     path = f"{tmp_path}/gatekeeper/state.sqlite"
-    assert f"path = (not set)    # nothing is kept, but by `gatekeeper serve`: {path}\n" in out
+    assert f"path = (not set)    # nothing is stored, except by `gatekeeper serve`: {path}\n" in out
 
 
 def test_config_show_says_which_rules_a_name_chooses(capsys: pytest.CaptureFixture[str]) -> None:
     main(["config", "show", "--user-agent", "Mozilla/5.0 (compatible; examplebot/1.0)"])
-    assert "flag --user-agent; rules are chosen for examplebot\n" in capsys.readouterr().out
+    assert "flag --user-agent; rules are selected for examplebot\n" in capsys.readouterr().out
 
 
 def test_config_check_of_a_wrong_file_names_the_setting(
@@ -372,8 +372,8 @@ def test_a_wrong_call_exits_2(arguments: list[str], capsys: Any) -> None:
         ("--concurrency", "abc", "give a whole number, 1 or more"),
         ("--tries", "0", "give a whole number, 1 or more"),
         ("--concurrency", "1000000", "give at most 10000"),
-        ("--timeout", "soon", "give seconds, more than 0"),
-        ("--max-wait", "inf", "give seconds, more than 0"),
+        ("--timeout", "soon", "give a number of seconds above 0"),
+        ("--max-wait", "inf", "give a number of seconds above 0"),
     ],
 )
 def test_a_wrong_number_is_named_with_its_option_and_the_remedy(

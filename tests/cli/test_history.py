@@ -84,7 +84,7 @@ def test_what_was_only_last_known_is_said_to_be(
     assert call("https://a.example", "--at", "2026-11-03T00:00:00+01:00") == 0
     captured = capsysbinary.readouterr()
     assert captured.out == OLD
-    assert b"(not asked again before that moment)" in captured.err
+    assert b"(not fetched again before that time)" in captured.err
 
 
 def test_an_absence_is_an_answer(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,7 +196,7 @@ async def test_a_running_gate_is_not_disturbed(
         (("a.example",), "http or https"),
         (("https://a.example", "--storage", "missing.db"), "missing.db: no such file"),
         (("https://a.example", "--storage", __file__), "not a database"),
-        (("https://a.example", "--storage", "memory"), "nothing was kept"),
+        (("https://a.example", "--storage", "memory"), "nothing was stored"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(
@@ -212,7 +212,7 @@ def test_a_time_that_is_none_is_told(state: Path, capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit) as caught:
         call("https://a.example", "--at", "yesterday")
     assert caught.value.code == 2
-    assert "'yesterday' is no time" in capsys.readouterr().err
+    assert "'yesterday' is not a time" in capsys.readouterr().err
 
 
 def test_it_runs_as_a_command(state: Path) -> None:
@@ -240,6 +240,6 @@ def test_before_anything_is_kept_it_says_what_keeps_it(
 
     assert call("https://a.example") == 2
     error = capsys.readouterr().err
-    assert "nothing is kept yet" in error
+    assert "nothing is stored yet" in error
     for remedy in ("gatekeeper serve", "--storage PATH", "DIR/gatekeeper.db"):
         assert remedy in error

@@ -37,10 +37,10 @@ NUMBERS = {
     "healthcheck --port": "a whole number",
     "top --port": "a whole number",
     "mcp --http": "a whole number",
-    "mcp --wait": "seconds, more than 0",
-    "top --every": "seconds, more than 0",
+    "mcp --wait": "a number of seconds above 0",
+    "top --every": "a number of seconds above 0",
     "fetch --tries": "a whole number, 1 or more",
-    "fetch --timeout": "seconds, more than 0",
+    "fetch --timeout": "a number of seconds above 0",
 }
 
 
@@ -56,7 +56,7 @@ def test_what_is_no_number_is_told_with_what_is(capsys: Capture, option: str, te
 @pytest.mark.parametrize("text", ["0", "-1"])
 def test_a_time_is_above_nothing(capsys: Capture, option: str, text: str) -> None:
     command, name = option.split()
-    assert refused(capsys, command, f"{name}={text}").endswith("; give seconds, more than 0")
+    assert refused(capsys, command, f"{name}={text}").endswith("; give a number of seconds above 0")
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))

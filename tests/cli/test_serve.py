@@ -85,7 +85,7 @@ def test_a_variable_that_is_no_setting_is_named(
     monkeypatch.setenv("GATEKEEPER_USERAGENT", "examplebot/1.0")
 
     assert main(["config", "check"]) == 0
-    assert "GATEKEEPER_USERAGENT is no setting" in capsys.readouterr().err
+    assert "ignored GATEKEEPER_USERAGENT: no such setting" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_state_file_in_use_names_the_flag(
 
     monkeypatch.setattr(process, "serve", in_use)
     assert main(["serve"]) == 2
-    assert "a file of its own (--storage PATH says where)\n" in capsys.readouterr().err
+    assert "a file of its own (--storage PATH sets another place)\n" in capsys.readouterr().err
 
 
 def test_a_home_that_can_not_be_written_to_is_told_with_the_flag(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gatekeeper.cli import main
-from gatekeeper.cli.top import shown
+from gatekeeper.cli.top import render
 
 TOLD: dict[str, Any] = {
     "overview": {
@@ -54,7 +54,7 @@ def text_of(told: dict[str, Any]) -> str:
 
     console = Console(width=140, force_terminal=True, color_system="standard")
     with console.capture() as capture:
-        console.print(shown(told))
+        console.print(render(told))
     return capture.get()
 
 
