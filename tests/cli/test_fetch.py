@@ -160,7 +160,7 @@ async def test_an_unreachable_file_is_waited_for_no_longer_than_asked(
     assert await net.drive(run) == 1
     assert manifest(folder).keys() == {"http://b.test/y"}
     out = capsys.readouterr().out
-    assert "stopped: 1 unfinished; nobody's turn comes within --max-wait 600 s; run the" in out
+    assert "stopped: 1 unfinished; no host is due within --max-wait 600 s; run the" in out
     assert "       1  http://a.test  robots.txt: server error (500); again at 20" in out
 
 

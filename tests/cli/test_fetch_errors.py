@@ -24,7 +24,7 @@ async def test_a_location_that_is_no_url_fails_alone(
     site = internet.site("a.test").robots(OPEN).page("/x", "here")
     site.on("/old", redirect(odd.encode().decode("latin-1")))  # as octets, as sites send it
     assert await fetch(internet, "http://a.test/old", "http://a.test/x", output=folder) == 1
-    assert "redirected to no URL" in manifest(folder)["http://a.test/old"]["error"]
+    assert "redirected to an invalid URL" in manifest(folder)["http://a.test/old"]["error"]
     assert stored(folder, "http://a.test/x") == b"here"
 
 
@@ -38,7 +38,7 @@ async def test_lines_that_are_no_urls_fail_alone(
     entries = manifest(folder)
     assert entries.pop("http://a.test/x")["outcome"] == "fetched"
     assert {entry["outcome"] for entry in entries.values()} == {"failed"}
-    assert all("no URL to fetch" in entry["error"] for entry in entries.values())
+    assert all("invalid URL" in entry["error"] for entry in entries.values())
 
 
 @pytest.mark.parametrize("odd", ODD, ids=ascii)
@@ -99,7 +99,7 @@ async def test_an_error_of_ours_is_its_urls_alone(internet: FakeInternet, folder
     entries = manifest(folder)
     for url in given[:2]:
         assert entries[url]["outcome"] == "failed"
-        assert "an error of gatekeeper's own (UnicodeDecodeError)" in entries[url]["error"]
+        assert "internal error of gatekeeper (UnicodeDecodeError)" in entries[url]["error"]
     assert stored(folder, "http://a.test/x") == b"here"
 
 

@@ -39,7 +39,7 @@ async def test_nothing_is_asked_until_there_is_room(
     net, folder = virtual_internet, tmp_path / "out"
     site = net.site("a.test").robots(OPEN).page("/x", "here")
     # The writer thread uses the machine's clock, which is independent of the virtual one.
-    full.setattr(runner, "_FOR_ROOM", 1e9)
+    full.setattr(runner, "_DISK_WAIT", 1e9)
 
     async def run() -> int:
         fetching = asyncio.create_task(fetch(net, URL, output=folder))
@@ -62,7 +62,7 @@ async def test_a_disk_that_stays_full_ends_it_with_one_line(
     began = net.clock.monotonic()
     with pytest.raises(
         StorageError,
-        match=r"gatekeeper\.db: No space.*no clock of a host could be kept.*run it again",
+        match=r"gatekeeper\.db: No space.*no clock .* could be stored.*run the command again",
     ):
         await net.drive(fetch(net, URL, output=folder, max_wait=max_wait))
     assert net.clock.monotonic() - began == pytest.approx(min(300.0, max_wait), abs=40.0)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gatekeeper.cli.crawl.progress import TURN, Holdup, Plain, Told
+from gatekeeper.cli.crawl.progress import TURN, Holdup, HoldupReporter, Plain
 from gatekeeper.cli.crawl.runner import INTERRUPTED, Job, crawl
 from gatekeeper.clock import VirtualClock, utc
 from tests.cli.crawling import CONFIG, OPEN, ROBOTS, fetch, manifest
@@ -36,14 +36,14 @@ async def test_a_host_that_refuses_is_named_once_however_many_urls_wait_for_it(
     net.refusing("a.test")
     lines = await net.drive(said(net, "http://a.test/1", "http://a.test/2", max_wait=3.0))
     assert len(lines) == 1
-    assert lines[0].startswith("waiting http://a.test: robots.txt: connect failed; again at 20")
+    assert lines[0].startswith("waiting for http://a.test: robots.txt: connect failed; again at 20")
 
 
 async def test_a_page_that_asks_to_wait_is_said_to(virtual_internet: FakeInternet) -> None:
     net = virtual_internet
     net.site("a.test").robots(OPEN).on("/x", BUSY)
     lines = await net.drive(said(net, "http://a.test/x"))
-    assert lines[0].startswith("waiting http://a.test: 429, Retry-After 5; again at 20")
+    assert lines[0].startswith("waiting for http://a.test: 429, Retry-After 5; again at 20")
     assert "; then 0.2 s instead of none since a 429 at " in lines[0]
     assert lines[1:] == ["failed http://a.test/x: answered 429, try 3 of 3"]
 
@@ -67,8 +67,8 @@ async def test_the_summary_says_that_a_page_which_was_asked_for_is_unfinished(
     assert manifest(folder) == {}
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == (
-        "stopped: 1 unfinished; nobody's turn comes within --max-wait 3 s; "
-        "run the same command again to go on"
+        "stopped: 1 unfinished; no host is due within --max-wait 3 s; "
+        "run the same command again to resume"
     )
     assert lines[2].startswith("       1  http://a.test  429, Retry-After 3600; again at 20")
 
@@ -81,7 +81,7 @@ async def test_a_crawl_delay_longer_than_the_wait_is_named_in_the_summary(
     await net.drive(fetch(net, "http://a.test/1", "http://a.test/2", max_wait=3.0))
     out = capsys.readouterr().out
     assert "http://a.test  crawl-delay 60 s from robots.txt line 2; again at 20" in out
-    assert "only -o DIR or --warc FILE remembers what is done" in out
+    assert "only -o DIR or --warc FILE stores what is done" in out
 
 
 async def test_machines_read_entries_on_stdout_and_the_rest_in_the_last_line_of_stderr(
@@ -131,9 +131,9 @@ async def test_what_ctrl_c_leaves_is_unfinished_and_nobodys_fault(
 
 def told(*waits: tuple[str, Holdup], most: int = 10) -> list[str]:
     lines: list[str] = []
-    made = Told(lines.append, most=most)
+    made = HoldupReporter(lines.append, most=most)
     for origin, holdup in waits:
-        made.tell(origin, holdup)
+        made.report(origin, holdup)
     return lines
 
 
@@ -141,8 +141,8 @@ def test_another_reason_is_another_line() -> None:
     refused = Holdup("connect_failed", "connect failed")
     failing = Holdup("server_error", "server error", SOME_TIME)
     assert told(*[("http://a.test", refused), ("http://a.test", failing)] * 2) == [
-        "waiting http://a.test: connect failed",
-        f"waiting http://a.test: server error; again at {SOME_TIME:%Y-%m-%d %H:%M:%S} UTC",
+        "waiting for http://a.test: connect failed",
+        f"waiting for http://a.test: server error; again at {SOME_TIME:%Y-%m-%d %H:%M:%S} UTC",
     ]
 
 
@@ -153,7 +153,7 @@ def test_the_next_turn_is_no_line() -> None:
 def test_a_thousand_hosts_are_not_named_one_by_one() -> None:
     lines = told(*((f"http://h{n}.test", Holdup("timeout", "timeout")) for n in range(1_000)))
     assert len(lines) == 11
-    assert lines[-1] == "waiting for still more hosts, which are not named one by one"
+    assert lines[-1] == "waiting for more hosts, which are not listed"
 
 
 async def test_the_display_says_how_far_a_host_is_slowed(virtual_internet: FakeInternet) -> None:
@@ -182,4 +182,4 @@ async def test_a_host_that_always_asks_to_come_back_soon_ends_the_crawl_as_well(
     # 600 s after the last page of the healthy host, whose turn comes 1,000 s after its robots.txt.
     assert net.clock.monotonic() - began == pytest.approx(1_600.0, rel=0.2)
     assert "fetched 2" in (out := capsys.readouterr().out)
-    assert "1 unfinished; nobody's turn comes within --max-wait 600 s" in out
+    assert "1 unfinished; no host is due within --max-wait 600 s" in out

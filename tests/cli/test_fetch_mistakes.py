@@ -31,11 +31,11 @@ async def test_a_file_in_place_of_the_folder_is_named(
 ) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    with pytest.raises(ConfigError, match=r"^-o .*/file: is no directory; name another one$"):
+    with pytest.raises(ConfigError, match=r"^-o .*/file: is not a directory; name another$"):
         await fetch(internet, "http://a.test/x", output=file)
-    with pytest.raises(ConfigError, match=r"^-o .*/file/in: .*/file.* is no directory; "):
+    with pytest.raises(ConfigError, match=r"^-o .*/file/in: .*/file.* is not a directory; "):
         await fetch(internet, "http://a.test/x", output=file / "in")
-    with pytest.raises(ConfigError, match=r"^--warc .*/p\.warc: .*/file is no directory; "):
+    with pytest.raises(ConfigError, match=r"^--warc .*/p\.warc: .*/file is not a directory; "):
         await fetch(internet, "http://a.test/x", warc=file / "p.warc")
 
 
@@ -46,7 +46,9 @@ async def test_a_folder_that_cannot_be_made_is_named(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(ConfigError, match=r"^-o .* can't be made \(Permission denied\); name a "):
+    with pytest.raises(
+        ConfigError, match=r"^-o .* can't be created \(Permission denied\); choose a "
+    ):
         await fetch(internet, "http://a.test/x", output=folder)
 
 
@@ -57,7 +59,7 @@ async def test_a_bad_line_is_said_once_with_its_file_and_number(
     listed = tmp_path / "urls.txt"
     listed.write_text("http://a.test/x\n# a comment\nnot a url\nnot a url\n")
     assert await fetch(internet, input=str(listed), output=folder) == 1
-    assert f"       1  {listed}:3: 'not a url'  no URL to fetch: " in capsys.readouterr().out
+    assert f"       1  {listed}:3: 'not a url'  invalid URL: " in capsys.readouterr().out
     assert manifest(folder)["not a url"]["where"] == f"{listed}:3"
     before = (folder / "manifest.jsonl").read_bytes()
     assert await fetch(internet, input=str(listed), output=folder) == 1
@@ -76,7 +78,7 @@ async def test_a_line_that_is_not_utf_8_is_a_bad_line_and_the_rest_goes_on(
     assert site.paths == [ROBOTS, "/x"]
     out = capsys.readouterr().out
     # The problem in words, and each byte escaped once.
-    said = "no URL to fetch: is not UTF-8, or holds half of a character; write it in UTF-8"
+    said = "invalid URL: is not UTF-8, or holds half of a character; write it in UTF-8"
     assert f"{listed}:1: 'http://a.test/caf\\udce9'  {said}" in out
     assert f"{listed}:2: 'http://\\udcff.test/'  {said}" in out
     assert {entry.get("where") for entry in manifest(folder).values()} == {
@@ -91,7 +93,7 @@ def test_an_empty_path_is_not_the_folder_one_is_in(
     with pytest.raises(SystemExit, match="2"):
         main(["fetch", "http://a.test/", option, ""])
     assert f"argument {option}" in (err := capsys.readouterr().err)
-    assert "it is empty; give a path" in err
+    assert "the path is empty; use" in err
 
 
 async def test_lines_of_a_manifest_that_are_no_entries_are_said_to_be(
@@ -101,7 +103,7 @@ async def test_lines_of_a_manifest_that_are_no_entries_are_said_to_be(
     folder.mkdir()
     (folder / "manifest.jsonl").write_text("mine\nand mine\n")
     await fetch(internet, "http://a.test/x", output=folder)
-    assert "manifest.jsonl: 2 of its lines are no entries of a crawl" in caplog.text
+    assert "manifest.jsonl: 2 lines are not entries of a crawl" in caplog.text
 
 
 async def test_pages_that_are_kept_nowhere_are_said_to_be(
@@ -109,7 +111,7 @@ async def test_pages_that_are_kept_nowhere_are_said_to_be(
 ) -> None:
     internet.site("a.test").robots(OPEN).page("/x", "hello")
     await fetch(internet, "http://a.test/x")
-    assert "pages were not kept: give -o DIR or --warc FILE" in capsys.readouterr().out
+    assert "pages were not stored: use -o DIR or --warc FILE" in capsys.readouterr().out
 
 
 async def test_a_url_that_is_deferred_in_its_turn_is_asked_for_later(

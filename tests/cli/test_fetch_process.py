@@ -183,7 +183,7 @@ async def test_on_a_full_disk_it_waits_for_room_for_a_while_and_says_so(
     assert len(internet.requests) == asked
     last = err.splitlines()[-1]
     assert last.startswith(f"gatekeeper fetch: {tmp_path}")
-    assert "no clock of a host could be kept" in last
-    assert last.endswith("make room there and run it again: it goes on where it stopped")
+    assert "no clock of a host could be stored" in last
+    assert last.endswith("make room there, and run the command again to resume")
     code, out, err = await finish(await start(f"{site}/page/1", "-o", str(tmp_path)))
     assert (code, "fetched 1 (1 x 200)" in out) == (0, True), err

@@ -49,7 +49,7 @@ async def test_a_circle_of_redirects_fails(internet: FakeInternet, folder: Path)
     site.on("/1", redirect("/2")).on("/2", redirect("/1"))
     assert await fetch(internet, "http://a.test/1", output=folder) == 1
     assert site.paths == [ROBOTS, "/1", "/2"]
-    assert "in a circle" in manifest(folder)["http://a.test/1"]["error"]
+    assert "redirect loop" in manifest(folder)["http://a.test/1"]["error"]
 
 
 async def test_a_long_chain_of_redirects_fails(internet: FakeInternet, folder: Path) -> None:
@@ -74,7 +74,7 @@ async def test_two_ways_to_one_page_fetch_it_once(internet: FakeInternet, folder
 async def test_a_redirect_to_no_url_fails(internet: FakeInternet, folder: Path) -> None:
     internet.site("a.test").robots(OPEN).on("/1", redirect("mailto:ann@a.test"))
     assert await fetch(internet, "http://a.test/1", output=folder) == 1
-    assert "redirected to no URL" in manifest(folder)["http://a.test/1"]["error"]
+    assert "redirected to an invalid URL" in manifest(folder)["http://a.test/1"]["error"]
 
 
 # -- to a URL that is given too
@@ -135,7 +135,7 @@ async def test_two_urls_that_redirect_to_each_other_fail(
     assert sorted(site.paths) == ["/a", "/b", ROBOTS]
     for entry in manifest(folder).values():
         assert entry["outcome"] == "failed"
-        assert "redirected in a circle" in entry["error"]
+        assert "redirect loop" in entry["error"]
 
 
 async def test_a_ring_of_redirects_fails_however_long_it_is(

@@ -35,7 +35,7 @@ async def test_what_was_denied_is_asked_about_again_on_demand(
     assert await fetch(internet, "http://a.test/1", output=folder) == 1
     capsys.readouterr()
     assert await fetch(internet, "http://a.test/1", output=folder) == 1
-    assert "not fetched: 1 of those done before" in (out := capsys.readouterr().out)
+    assert "not fetched: 1 of the skipped URLs" in (out := capsys.readouterr().out)
     assert "--retry-denied" in out
     site.robots(OPEN)
     (folder / "gatekeeper.db").unlink()  # or the old file would speak for a day
@@ -145,8 +145,7 @@ async def test_ctrl_c_says_at_once_what_is_waited_for(
     signal.raise_signal(signal.SIGINT)
     await internet.settle()
     assert capsys.readouterr().err == (
-        "stopping: http://a.test/slow under way, at most 10 s are waited; "
-        "a second Ctrl-C ends at once\n"
+        "stopping: waiting at most 10 s for http://a.test/slow; a second Ctrl-C ends immediately\n"
     )
     hold.release()
     assert await run == INTERRUPTED

@@ -128,7 +128,7 @@ async def test_another_file_of_the_same_name_is_another_file(
     await fetch(internet, "http://a.test/1", warc=ours, output=tmp_path / "out")
     foreign.parent.mkdir()
     foreign.write_bytes(b"somebody else's archive" * 1_000)
-    with pytest.raises(ConfigError, match="not of this crawl"):
+    with pytest.raises(ConfigError, match="does not belong to this crawl"):
         await fetch(internet, "http://a.test/2", warc=foreign, output=tmp_path / "out")
     assert foreign.read_bytes() == b"somebody else's archive" * 1_000
     assert manifest(tmp_path / "out")["http://a.test/1"]["warc"]["file"] == "../x/p.warc"
@@ -146,7 +146,7 @@ async def test_the_summary_says_that_pages_done_before_are_not_in_it(
     await fetch(internet, urls[0], output=folder, warc=tmp_path / before if before else None)
     capsys.readouterr()
     assert await fetch(internet, *urls, output=folder, warc=tmp_path / "p.warc") == 0
-    said = "not in the WARC file: 1 of those done before" in capsys.readouterr().out
+    said = "not in the WARC file: 1 of the skipped pages" in capsys.readouterr().out
     assert said is (before != "p.warc")
 
 

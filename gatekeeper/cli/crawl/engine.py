@@ -18,10 +18,10 @@ from aiohttp import hdrs
 from yarl import URL
 
 from gatekeeper import urls
-from gatekeeper.cli.crawl.manifest import Entry, Folder, Manifest, Result, Trails, WarcPlace
+from gatekeeper.cli.crawl.manifest import Entry, Folder, Manifest, RedirectChains, Result, WarcPlace
 from gatekeeper.cli.crawl.output import Body, Warc, WarcHead
-from gatekeeper.cli.crawl.progress import Hosts, Tally
-from gatekeeper.cli.crawl.sources import Given, Limits
+from gatekeeper.cli.crawl.progress import Tally, WaitingHosts
+from gatekeeper.cli.crawl.sources import GivenURL, Limits
 from gatekeeper.clock import Clock, SingleTimer, deadline, utc
 from gatekeeper.decision import Decision
 from gatekeeper.errors import Deferred, Denied, GatekeeperError, InvalidURL
@@ -46,6 +46,8 @@ class Answer(msgspec.Struct, frozen=True):
 
     status: int
     headers: Any
+    decision: Decision
+    """The decision of the lease that the request was sent under."""
     at: datetime
     elapsed: float
     took: float
@@ -54,7 +56,7 @@ class Answer(msgspec.Struct, frozen=True):
     warc: WarcHead | None
 
 
-class Story(msgspec.Struct, frozen=True):
+class Attempt(msgspec.Struct, frozen=True):
     """A given URL with its redirects and the number of tries."""
 
     url: str
@@ -66,13 +68,13 @@ class Story(msgspec.Struct, frozen=True):
         """The URL to request now."""
         return self.redirects[-1][1] if self.redirects else self.url
 
-    def redirected(self, status: int, url: str) -> Story:
+    def redirected(self, status: int, url: str) -> Attempt:
         """Return the story after a redirect to another URL."""
-        return Story(self.url, (*self.redirects, (status, url)), self.tries)
+        return Attempt(self.url, (*self.redirects, (status, url)), self.tries)
 
-    def tried_again(self) -> Story:
+    def tried_again(self) -> Attempt:
         """Return the story with one more try."""
-        return Story(self.url, self.redirects, self.tries + 1)
+        return Attempt(self.url, self.redirects, self.tries + 1)
 
     def passed(self, url: str) -> bool:
         """Return True if the URL is already part of this redirect chain."""
@@ -86,16 +88,16 @@ class Story(msgspec.Struct, frozen=True):
         """Return the entry of a URL that could not be fetched."""
         return self._entry(Result.FAILED, at, error=error, **more)
 
-    def fetched(self, answer: Answer, decision: Decision, **stored: Any) -> Entry:
+    def fetched(self, response: Answer, **stored: Any) -> Entry:
         """Return the entry of a fetched URL; `stored` describes its body."""
         return self._entry(
             Result.FETCHED,
-            answer.at,
-            status=answer.status,
-            decision=decision,
-            elapsed=round(answer.elapsed, 6),
-            took=round(answer.took, 6),
-            signals=answer.signals,
+            response.at,
+            status=response.status,
+            decision=response.decision,
+            elapsed=round(response.elapsed, 6),
+            took=round(response.took, 6),
+            signals=response.signals,
             **stored,
         )
 
@@ -116,12 +118,12 @@ class Story(msgspec.Struct, frozen=True):
 
 _log = logging.getLogger(__name__)
 
-_PLAIN = re.compile(r"https?://[a-z0-9.-]+(?::[0-9]+)?(?:/(?!\.)[A-Za-z0-9._~-]*)+")
+_UNCHANGED_URL = re.compile(r"https?://[a-z0-9.-]+(?::[0-9]+)?(?:/(?!\.)[A-Za-z0-9._~-]*)+")
 """Matches URLs that yarl sends unchanged; most URLs are of this kind."""
 _ACCEPT = "text/html, application/xhtml+xml, */*;q=0.8"
 
 
-def headers_of(*, record: bool) -> dict[str, str]:
+def request_headers(*, record: bool) -> dict[str, str]:
     """Return the header fields of every request. `record`: for a WARC, with uncompressed bodies."""
     headers: dict[str, str] = {hdrs.ACCEPT: _ACCEPT}
     if record:
@@ -137,7 +139,7 @@ async def exchange(
     Raises aiohttp's errors if no response arrives or if the body of a page is incomplete.
     """
     # The session handles a plain string faster than a URL object.
-    url = lease.url if _PLAIN.fullmatch(lease.url) else URL(lease.url, encoded=True)
+    url = lease.url if _UNCHANGED_URL.fullmatch(lease.url) else URL(lease.url, encoded=True)
     started, at = clock.monotonic(), utc(clock.wall())
     # The request is sent only once: the crawl counts and times each try, and retries by its queue.
     request = session.get(url, allow_redirects=False, middlewares=(send_once,))
@@ -150,22 +152,23 @@ async def exchange(
         if location is None:
             await body.receive(response.content)
         elif record:
-            await _receive_spare(body, response.content)
+            await _receive_redirect_body(body, response.content)
         if body.cut or (location is not None and not record):
             response.close()  # the rest of the body is not needed
         return Answer(
             status=response.status,
             headers=response.headers,
+            decision=lease.decision,
             at=at,
             elapsed=elapsed,
             took=clock.monotonic() - started,
             location=location,
-            signals=_said(response),
+            signals=_signals_of(response),
             warc=head,
         )
 
 
-async def _receive_spare(body: Body, content: aiohttp.StreamReader) -> None:
+async def _receive_redirect_body(body: Body, content: aiohttp.StreamReader) -> None:
     """Receive the body of a redirect as far as it arrives; only the WARC record needs it."""
     try:
         await body.receive(content)
@@ -175,37 +178,37 @@ async def _receive_spare(body: Body, content: aiohttp.StreamReader) -> None:
         body.cut = "disconnect"
 
 
-_SILENT = page_signals({}, "")
+_NO_SIGNALS = page_signals({}, "")
 
 
-def _said(response: aiohttp.ClientResponse) -> dict[str, Any] | None:
+def _signals_of(response: aiohttp.ClientResponse) -> dict[str, Any] | None:
     """Return what the response header says about the use of the page; None if nothing."""
     if response.status != 402 and PAGE_FIELDS.isdisjoint(map(str.lower, response.headers)):
         return None
     try:
-        found = signals(response)
+        page = signals(response)
     except Exception:  # noqa: BLE001 - an error of one URL must not end the crawl
         # The page is stored even if one of its header fields can't be read.
         _log.exception("%s: its header fields can't be read", mask(str(response.url), query=False))
         return None
-    if found == _SILENT:
+    if page == _NO_SIGNALS:
         return None
-    plain: dict[str, Any] = msgspec.to_builtins(found)
+    plain: dict[str, Any] = msgspec.to_builtins(page)
     return plain
 
 
 # --- the crawl -------------------------------------------------------------------------------
 
 
-_ASKED_TO_WAIT = frozenset({429, 503})
-_PATIENCE = 0.25
+_RETRY_STATUSES = frozenset({429, 503})
+_SLOW_CONNECT = 0.25
 """Seconds of connecting after which another worker is started in place of the one that waits."""
-_STANDING_IN = 19
+_SPARES_EACH = 19
 """Maximum of such additional workers for each regular one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Outputs:
     """Where results are stored; any part may be None."""
 
     manifest: Manifest | None = None
@@ -227,56 +230,56 @@ class Crawl:
         *,
         clock: Clock,
         limits: Limits,
-        place: Place,
+        outputs: Outputs,
         on_entry: Callable[[Entry], object],
         on_setback: Callable[[str], Awaitable[object]],
     ) -> None:
         self.tally: Tally = Tally()
-        self.hosts: Hosts = Hosts()
+        self.hosts: WaitingHosts = WaitingHosts()
         self.queue: PoliteQueue = make_queue(self._on_denied)
         self._session = session
         self._clock = clock
         self._limits = limits
-        self._place = place
+        self._outputs = outputs
         self._on_entry = on_entry
         # Called with a URL that will be requested again, after its failure was reported.
         self._on_setback = on_setback
         self.stopped_by: str | None = None
         """Why the crawl ended early: the word that was passed to `stop`."""
-        self._trails = Trails(limits.redirects)
+        self._chains = RedirectChains(limits.redirects)
         # Only URLs that were redirected or tried before; the story of any other URL is the URL.
-        self._stories: dict[str, list[Story]] = {}
-        self._again: deque[str] = deque()
-        self._more = asyncio.Event()
-        self._calm = asyncio.Event()
-        self._calm.set()
+        self._attempts: dict[str, list[Attempt]] = {}
+        self._requeued: deque[str] = deque()
+        self._requeue_event = asyncio.Event()
+        self._requeue_empty = asyncio.Event()
+        self._requeue_empty.set()
         self._stop = asyncio.Event()
         # The URL that each busy worker is fetching.
-        self._busy: dict[asyncio.Task[Any] | None, str] = {}
+        self._in_progress: dict[asyncio.Task[Any] | None, str] = {}
         # Hosts that do not accept connections must not occupy the workers of those that answer, so
         # additional workers are started while requests connect slowly.
         self._workers: set[asyncio.Task[None]] = set()
         self._idle: set[asyncio.Task[None]] = set()
         """Workers that wait for a turn."""
-        usual = limits.concurrency
-        self._spare = within_open_files(usual * (1 + _STANDING_IN)) - usual
+        regular = limits.concurrency
+        self._spares_left = within_open_files(regular * (1 + _SPARES_EACH)) - regular
         """How many more additional workers may be started."""
-        self._surplus = 0
+        self._excess = 0
         """How many workers should end, since the slow connections they replaced are over."""
-        self._writing = asyncio.Lock()
+        self._warc_lock = asyncio.Lock()
 
     @property
     def in_flight(self) -> list[str]:
         """The URLs that are being fetched now."""
-        return list(self._busy.values())
+        return list(self._in_progress.values())
 
-    def stop(self, because: str | None = None) -> None:
+    def stop(self, reason: str | None = None) -> None:
         """Start no more requests; let running ones finish. Idempotent: the first call counts."""
         if not self._stop.is_set():
-            self.stopped_by = because
+            self.stopped_by = reason
             self._stop.set()
 
-    async def run(self, source: AsyncIterator[Given]) -> None:
+    async def run(self, source: AsyncIterator[GivenURL]) -> None:
         """Crawl until every URL has its entry, or until shortly after `stop`."""
         async with self.queue, asyncio.TaskGroup() as group:
             feeders = [group.create_task(self._feed(source)), group.create_task(self._feed_again())]
@@ -287,10 +290,10 @@ class Crawl:
             for feeder in feeders:
                 feeder.cancel()
             for worker in self._workers:
-                if worker not in self._busy:
+                if worker not in self._in_progress:
                     worker.cancel()
             if self._workers:
-                await self._wind_up()
+                await self._await_workers()
 
     def _add_worker(self) -> None:
         # An empty context: an additional worker must not look like a child of the worker that
@@ -299,7 +302,7 @@ class Crawl:
         self._workers.add(worker)
         worker.add_done_callback(self._workers.discard)
 
-    async def _wind_up(self) -> None:
+    async def _await_workers(self) -> None:
         try:
             async with deadline(self._clock, self._limits.grace):
                 await asyncio.wait(self._workers)
@@ -309,40 +312,40 @@ class Crawl:
 
     # -- reading URLs
 
-    async def _feed(self, source: AsyncIterator[Given]) -> None:
+    async def _feed(self, source: AsyncIterator[GivenURL]) -> None:
         async for given in source:
             try:
-                taken = self._take(given)
+                accepted = self._accept(given)
             except GatekeeperError:
                 raise  # not caused by this URL, but by the manifest, for example
             except Exception as error:  # noqa: BLE001 - an error of one URL must not end the crawl
-                taken = None
-                self._refuse(_own_error(given.text, error), given.where)
-            if taken is not None:
+                accepted = None
+                self._refuse(_internal_error(given.text, error), given.where)
+            if accepted is not None:
                 # Redirects and retries are queued first, so that they never pile up.
-                if not self._calm.is_set():
-                    await self._calm.wait()
-                self.hosts.add(*taken)
-                await self.queue.put(taken[0])
+                if not self._requeue_empty.is_set():
+                    await self._requeue_empty.wait()
+                self.hosts.add(*accepted)
+                await self.queue.put(accepted[0])
         self.tally.end_list()
         self._stop_if_done()
 
     async def _feed_again(self) -> None:
         """Queue redirects and retries. If workers did, a full queue would block them for ever."""
         while True:
-            await self._more.wait()
-            while self._again:
-                url = self._again.popleft()
+            await self._requeue_event.wait()
+            while self._requeued:
+                url = self._requeued.popleft()
                 self.hosts.add(url)
                 await self.queue.put(url, priority=1)
-            self._more.clear()
-            self._calm.set()
+            self._requeue_event.clear()
+            self._requeue_empty.set()
 
     def _stop_if_done(self) -> None:
         if self.tally.complete and self.tally.done == self.tally.total:
             self.stop()
 
-    def _take(self, given: Given) -> tuple[str, str] | None:
+    def _accept(self, given: GivenURL) -> tuple[str, str] | None:
         """Count a URL, and return it with its origin for the queue; None: no need to fetch it."""
         raw = given.text
         try:
@@ -353,57 +356,57 @@ class Crawl:
         url = target.url
         if self._skip(url):
             return None
-        self._trails.begin(url)
-        self.tally.take_in()
+        self._chains.begin(url)
+        self.tally.count_url()
         if target.userinfo or "@" in target.path:
             # The guard has to see the credentials, and decisions show them masked.
-            self._stories.setdefault(_shown(raw), []).append(Story(url))
+            self._attempts.setdefault(_masked(raw), []).append(Attempt(url))
             url = raw
         return url, target.origin
 
     def _refuse(self, error: InvalidURL, where: str | None) -> None:
         """Record a text that is not a URL. It is reported once, and not again by later runs."""
         if not self._skip(error.url):
-            self._trails.begin(error.url)
-            self.tally.take_in()
-            story, problem = Story(error.url, tries=0), f"no URL to fetch: {error.problem}"
-            self._finish(story.failed(problem, self._now(), where=where))
+            self._chains.begin(error.url)
+            self.tally.count_url()
+            attempt, problem = Attempt(error.url, tries=0), f"invalid URL: {error.problem}"
+            self._finish(attempt.failed(problem, self._now(), where=where))
 
     def _skip(self, url: str) -> bool:
         """Count a URL as skipped, and return True, if this or an earlier run has dealt with it."""
         unarchived = refused = False
-        if url not in self._trails:
-            manifest = self._place.manifest
+        if url not in self._chains:
+            manifest = self._outputs.manifest
             if manifest is None or not manifest.done(url):
                 return False
             unarchived, refused = manifest.unarchived(url), not manifest.fetched(url)
         self.tally.skip(unarchived=unarchived, refused=refused)
         return True
 
-    def _go_on(self, url: str, story: Story) -> None:
-        self._stories.setdefault(_shown(url), []).append(story)
-        self._again.append(url)
-        self._calm.clear()
-        self._more.set()
+    def _requeue(self, url: str, attempt: Attempt) -> None:
+        self._attempts.setdefault(_masked(url), []).append(attempt)
+        self._requeued.append(url)
+        self._requeue_empty.clear()
+        self._requeue_event.set()
 
-    def _story(self, shown: str) -> Story:
+    def _take_attempt(self, shown: str) -> Attempt:
         """Take the story so far of a URL that comes out of the queue."""
-        stories = self._stories.get(shown)
-        if stories is None:
-            return Story(shown)
-        story = stories.pop(0)
-        if not stories:
-            del self._stories[shown]
-        return story
+        attempts = self._attempts.get(shown)
+        if attempts is None:
+            return Attempt(shown)
+        attempt = attempts.pop(0)
+        if not attempts:
+            del self._attempts[shown]
+        return attempt
 
     # -- requests
 
     async def _work(self) -> None:
         task: Any = asyncio.current_task()
-        connecting.set(_Connecting(self._clock, self._stand_in, self._come_back))
+        connecting.set(_ConnectWatch(self._clock, self._add_spare, self._remove_spare))
         while not self._stop.is_set():
-            if self._surplus:
-                self._surplus -= 1
+            if self._excess:
+                self._excess -= 1
                 break
             self._idle.add(task)
             try:
@@ -411,130 +414,129 @@ class Crawl:
             finally:
                 self._idle.discard(task)
             # There is no await after the turn was taken, so this task is not cancelled as idle.
-            self._busy[task] = turn.url
+            self._in_progress[task] = turn.url
             self.tally.begin()
             try:
-                await self._ask(turn)
+                await self._fetch(turn)
             finally:
-                self.tally.leave()
-                del self._busy[task]
+                self.tally.end()
+                del self._in_progress[task]
 
-    def _stand_in(self) -> bool:
+    def _add_spare(self) -> bool:
         """Start a worker in place of one that is slow to connect; return False if no more may."""
-        if self._spare <= 0 or self._stop.is_set():
+        if self._spares_left <= 0 or self._stop.is_set():
             return False
-        self._spare -= 1
+        self._spares_left -= 1
         self._add_worker()
         return True
 
-    def _come_back(self) -> None:
+    def _remove_spare(self) -> None:
         """End one worker, since a slow request has connected or has failed to."""
-        self._spare += 1
+        self._spares_left += 1
         if self._idle:
             self._idle.pop().cancel()
         else:
-            self._surplus += 1
+            self._excess += 1
 
-    async def _ask(self, turn: Turn) -> None:
+    async def _fetch(self, turn: Turn) -> None:
         """Send the request of one turn, and handle its outcome."""
         url = turn.url
         self.hosts.drop(url, turn.origin)
-        story = self._story(_shown(url))
-        spool = self._place.warc is not None
+        attempt = self._take_attempt(_masked(url))
+        spool = self._outputs.warc is not None
         limit = self._limits.max_body
         # `story.last` is the URL that came out of the queue, without credentials.
-        folder, origin = self._place.folder, turn.origin
-        with Body(story.last, folder, limit=limit, spool=spool, origin=origin) as body:
+        folder, origin = self._outputs.folder, turn.origin
+        with Body(attempt.last, folder, limit=limit, spool=spool, origin=origin) as body:
             try:
                 async with turn as lease:
-                    answer = await exchange(
+                    response = await exchange(
                         self._session, lease, body, clock=self._clock, record=spool
                     )
-                    decision = lease.decision
             except Deferred as error:  # temporary: the URL must not be recorded as denied
-                await self._settle_failure(url, story, error)
+                await self._handle_failure(url, attempt, error)
             except Denied as error:  # robots.txt changed between the turn and the request
-                self._finish(story.denied(error.decision, self._now()))
+                self._finish(attempt.denied(error.decision, self._now()))
             except InvalidURL as error:
-                self._fail(story, str(error))
+                self._fail(attempt, str(error))
             except (aiohttp.ClientError, OSError) as error:
-                await self._settle_failure(url, story, error)
+                await self._handle_failure(url, attempt, error)
             except GatekeeperError:
                 raise  # not caused by this URL, but by a full disk, for example
             except Exception as error:  # noqa: BLE001 - an error of one URL must not end the crawl
-                self._fail(story, _own_error(url, error).problem)
+                self._fail(attempt, _internal_error(url, error).problem)
             else:
-                await self._settle(url, story, answer, decision, body)
+                await self._handle_response(url, attempt, response, body)
 
-    async def _settle(
-        self, url: str, story: Story, answer: Answer, decision: Decision, body: Body
+    async def _handle_response(
+        self, url: str, attempt: Attempt, response: Answer, body: Body
     ) -> None:
         """Follow a redirect, retry, or store the page. The WARC file gets every response."""
-        warc = await self._archive(answer, body)
-        if answer.location is not None:
-            self._follow(url, story, answer, decision)
-        elif answer.status not in _ASKED_TO_WAIT:
-            self._finish(self._store(story, answer, decision, body, warc))
-        elif story.tries < self._limits.tries:
-            self._go_on(url, story.tried_again())  # its next turn comes after the block
+        warc = await self._write_warc(response, body)
+        if response.location is not None:
+            self._follow(url, attempt, response)
+        elif response.status not in _RETRY_STATUSES:
+            self._finish(self._stored_entry(attempt, response, body, warc))
+        elif attempt.tries < self._limits.tries:
+            self._requeue(url, attempt.tried_again())  # its next turn comes after the block
             await self._on_setback(url)
         else:
-            error = f"answered {answer.status}, try {story.tries} of {self._limits.tries}"
-            self._finish(story.failed(error, answer.at, status=answer.status, warc=warc))
+            error = f"answered {response.status}, try {attempt.tries} of {self._limits.tries}"
+            self._finish(attempt.failed(error, response.at, status=response.status, warc=warc))
 
-    def _follow(self, url: str, story: Story, answer: Answer, decision: Decision) -> None:
+    def _follow(self, url: str, attempt: Attempt, response: Answer) -> None:
         """Queue the target of a redirect, or finish the URL if it can't be followed."""
-        if len(story.redirects) >= self._limits.redirects:
-            self._fail(story, f"more than {self._limits.redirects} redirects")
+        if len(attempt.redirects) >= self._limits.redirects:
+            self._fail(attempt, f"more than {self._limits.redirects} redirects")
             return
         try:
-            led_to = urls.join(urls.parse(url), answer.location or "")
+            destination = urls.join(urls.parse(url), response.location or "")
         except InvalidURL as error:
-            self._fail(story, f"redirected to no URL: {error.problem}")
+            self._fail(attempt, f"redirected to an invalid URL: {error.problem}")
             return
         except Exception as error:  # noqa: BLE001 - an error of one URL must not end the crawl
-            self._fail(story, _own_error(answer.location or "", error).problem)
+            self._fail(attempt, _internal_error(response.location or "", error).problem)
             return
-        if led_to.userinfo:  # credentials in URLs are refused everywhere, and never sent (T1)
-            self._fail(story, f"redirected to {led_to.origin} with credentials in the URL")
+        if destination.userinfo:  # credentials in URLs are refused everywhere, and never sent (T1)
+            self._fail(attempt, f"redirected to {destination.origin} with credentials in the URL")
             return
-        target = led_to.url
-        if story.passed(target):
-            self._fail(story, f"redirected in a circle, back to {target}")
+        target = destination.url
+        if attempt.passed(target):
+            self._fail(attempt, f"redirect loop, back to {target}")
             return
-        start, story = story, story.redirected(answer.status, target)
-        manifest = self._place.manifest
-        outcome = self._trails.outcome(target)
+        start, attempt = attempt, attempt.redirected(response.status, target)
+        manifest = self._outputs.manifest
+        outcome = self._chains.outcome(target)
         if outcome is Result.FETCHED or (manifest is not None and manifest.fetched(target)):
-            self._finish(story.fetched(answer, decision))
+            self._finish(attempt.fetched(response))
         elif outcome is Result.FAILED:
-            self._finish(story.failed("failed before", self._now()))
-        elif outcome is None and target in self._trails:
-            problem = self._trails.follow(story.fetched(answer, decision))
+            self._finish(attempt.failed("failed before", self._now()))
+        elif outcome is None and target in self._chains:
+            problem = self._chains.follow(attempt.fetched(response))
             if problem is not None:
                 self._fail(start, problem)
         else:  # new, or denied before: then robots.txt decides again, in this URL's name
-            self._trails.extend(story.url, target)
-            self._go_on(target, story)
+            self._chains.extend(attempt.url, target)
+            self._requeue(target, attempt)
 
-    async def _settle_failure(self, url: str, story: Story, error: Exception) -> None:
+    async def _handle_failure(self, url: str, attempt: Attempt, error: Exception) -> None:
         """Retry in a later turn, or give up."""
-        if story.tries < self._limits.tries:
-            self._go_on(url, story.tried_again())
+        if attempt.tries < self._limits.tries:
+            self._requeue(url, attempt.tried_again())
             await self._on_setback(url)
         elif isinstance(error, aiohttp.ClientResponseError):  # its status is aiohttp's invention
-            self._fail(story, unreadable(error.message))
+            self._fail(attempt, unreadable(error.message))
         else:
-            self._fail(story, f"{type(error).__name__}: {error}".rstrip(": "))
+            self._fail(attempt, f"{type(error).__name__}: {error}".rstrip(": "))
 
-    async def _archive(self, answer: Answer, body: Body) -> WarcPlace | None:
+    async def _write_warc(self, response: Answer, body: Body) -> WarcPlace | None:
         """Append the response to the WARC file, if there is one."""
-        if self._place.warc is None or answer.warc is None:
+        if self._outputs.warc is None or response.warc is None:
             return None
-        write = self._place.warc.write
-        async with self._writing:
+        write = self._outputs.warc.write
+        async with self._warc_lock:
             writing = asyncio.ensure_future(
-                asyncio.to_thread(write, answer.warc, body.open(), size=body.size, cut=body.cut)
+                asyncio.to_thread(write, response.warc, body.open(), size=body.size, cut=body.cut)
             )
             cancelled = None
             while not writing.done():
@@ -547,15 +549,14 @@ class Crawl:
                 raise cancelled
             return writing.result()
 
-    def _store(
-        self, story: Story, answer: Answer, decision: Decision, body: Body, warc: WarcPlace | None
+    def _stored_entry(
+        self, attempt: Attempt, response: Answer, body: Body, warc: WarcPlace | None
     ) -> Entry:
         """Store the body, then return its entry; the WARC file has the response already."""
-        kind = answer.headers.get(hdrs.CONTENT_TYPE, "").partition(";")[0].strip().lower()
-        encoding = answer.headers.get(hdrs.CONTENT_ENCODING) if self._place.warc else None
-        return story.fetched(
-            answer,
-            decision,
+        kind = response.headers.get(hdrs.CONTENT_TYPE, "").partition(";")[0].strip().lower()
+        encoding = response.headers.get(hdrs.CONTENT_ENCODING) if self._outputs.warc else None
+        return attempt.fetched(
+            response,
             size=body.size,
             sha256=body.sha256,
             truncated=body.cut is not None,
@@ -568,12 +569,12 @@ class Crawl:
     # -- entries
 
     def _on_denied(self, decision: Decision) -> None:
-        story = self._story(decision.url)
-        self.hosts.drop(story.last)
-        self._finish(story.denied(decision, self._now()))
+        attempt = self._take_attempt(decision.url)
+        self.hosts.drop(attempt.last)
+        self._finish(attempt.denied(decision, self._now()))
 
-    def _fail(self, story: Story, error: str) -> None:
-        self._finish(story.failed(error, self._now()))
+    def _fail(self, attempt: Attempt, error: str) -> None:
+        self._finish(attempt.failed(error, self._now()))
 
     def _now(self) -> datetime:
         return utc(self._clock.wall())
@@ -585,44 +586,44 @@ class Crawl:
         page had been fetched.
         """
         ended = [entry]
-        for one in ended:  # the list grows during the loop
-            if self._place.manifest is not None:
-                self._place.manifest.write(one)
-            self.tally.add(one)
-            self._on_entry(one)
-            ended += self._trails.end(one)
+        for each in ended:  # the list grows during the loop
+            if self._outputs.manifest is not None:
+                self._outputs.manifest.write(each)
+            self.tally.add(each)
+            self._on_entry(each)
+            ended += self._chains.end(each)
         self._stop_if_done()
 
 
-def _own_error(url: str, error: Exception) -> InvalidURL:
+def _internal_error(url: str, error: Exception) -> InvalidURL:
     """Log an unexpected error, and return it as an error of one URL, so that the crawl goes on."""
-    _log.error("%s: an error of gatekeeper's own", urls.mask(url, query=False), exc_info=error)
-    return InvalidURL(urls.mask(url), f"an error of gatekeeper's own ({type(error).__name__})")
+    _log.error("%s: internal error", urls.mask(url, query=False), exc_info=error)
+    return InvalidURL(urls.mask(url), f"internal error of gatekeeper ({type(error).__name__})")
 
 
-def _shown(url: str) -> str:
+def _masked(url: str) -> str:
     """Return the URL as a decision shows it."""
     return urls.mask(url) if "@" in url else url
 
 
-class _Connecting:
+class _ConnectWatch:
     """Callback of the guarded connector for the start and the end of a worker's connecting."""
 
-    def __init__(self, clock: Clock, late: Callable[[], bool], over: Callable[[], object]) -> None:
-        """`late` is called if connecting takes long; `over` at its end, if `late` returned True."""
+    def __init__(self, clock: Clock, slow: Callable[[], bool], ended: Callable[[], object]) -> None:
+        """`slow` is called if connecting takes long, `ended` at its end if `slow` returned True."""
         self._clock = clock
-        self._late = late
-        self._over = over
-        self._timer = SingleTimer(clock, self._look)
-        self._replaced = False
+        self._slow = slow
+        self._ended = ended
+        self._timer = SingleTimer(clock, self._on_timer)
+        self._has_spare = False
 
-    def __call__(self, begins: bool) -> None:
+    def __call__(self, starts: bool) -> None:
         self._timer.cancel()
-        if begins:
-            self._timer.set(self._clock.monotonic() + _PATIENCE)
-        elif self._replaced:
-            self._replaced = False
-            self._over()
+        if starts:
+            self._timer.set(self._clock.monotonic() + _SLOW_CONNECT)
+        elif self._has_spare:
+            self._has_spare = False
+            self._ended()
 
-    def _look(self) -> None:
-        self._replaced = self._replaced or self._late()
+    def _on_timer(self) -> None:
+        self._has_spare = self._has_spare or self._slow()

@@ -26,10 +26,10 @@ from gatekeeper.errors import StorageError
 NO_LINK: Final = getattr(os, "O_NOFOLLOW", 0)
 """Flag of os.open: fail at a symbolic link. 0 on systems without such a flag (Windows)."""
 _DIRECTORY: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
-_FROM_ABOVE: Final = {os.open, os.rename, os.unlink} <= os.supports_dir_fd
-_NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_LINK | getattr(os, "O_BINARY", 0)
+_HAS_DIR_FD: Final = {os.open, os.rename, os.unlink} <= os.supports_dir_fd
+_CREATE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_LINK | getattr(os, "O_BINARY", 0)
 _T = TypeVar("_T")
-_At = tuple[str, int | None]
+_Directory = tuple[str, int | None]
 
 
 class Folder:
@@ -46,88 +46,88 @@ class Folder:
 
         The subdirectory is created if needed.
         """
-        return self._do(lambda one: os.fdopen(_created(one, name), "w+b"), directory)
+        return self._in(lambda folder: os.fdopen(_create_file(folder, name), "w+b"), directory)
 
-    def store(self, data: bytes, place: tuple[str, str], to: tuple[str, str]) -> None:
-        """Write a new file at `place` (its subdirectory and name), then move it to `to`."""
+    def store(self, data: bytes, path: tuple[str, str], to: tuple[str, str]) -> None:
+        """Write a new file at `path` (its subdirectory and name), then move it to `to`."""
 
-        def write(one: _At, other: _At) -> None:
-            descriptor = _created(one, place[1])
+        def write(source: _Directory, target: _Directory) -> None:
+            descriptor = _create_file(source, path[1])
             try:
-                _write(descriptor, data)
+                _write_all(descriptor, data)
             except BaseException:
-                os.unlink(one[0] + place[1], dir_fd=one[1])
+                os.unlink(source[0] + path[1], dir_fd=source[1])
                 raise
             finally:
                 os.close(descriptor)
-            _replace(one, place[1], other, to[1])
+            _move(source, path[1], target, to[1])
 
-        self._do(write, place[0], to[0])
+        self._in(write, path[0], to[0])
 
-    def move(self, place: tuple[str, str], to: tuple[str, str]) -> None:
+    def move(self, path: tuple[str, str], to: tuple[str, str]) -> None:
         """Move a file (its subdirectory and name), replacing a file or link of the new name."""
-        self._do(lambda one, other: _replace(one, place[1], other, to[1]), place[0], to[0])
+        self._in(lambda source, target: _move(source, path[1], target, to[1]), path[0], to[0])
 
     def remove(self, directory: str, name: str) -> None:
         """Remove a file, if it exists."""
 
-        def unlink(one: _At) -> None:
+        def unlink(folder: _Directory) -> None:
             with suppress(FileNotFoundError):
-                os.unlink(one[0] + name, dir_fd=one[1])
+                os.unlink(folder[0] + name, dir_fd=folder[1])
 
-        self._do(unlink, directory)
+        self._in(unlink, directory)
 
-    def _do(self, action: Callable[..., _T], *directories: str) -> _T:
+    def _in(self, action: Callable[..., _T], *directories: str) -> _T:
         """Call `action` with the location of each subdirectory, which is created if needed."""
         opened: list[int] = []
         try:
-            return action(*[self._at(directory, opened) for directory in directories])
+            return action(*[self._open(directory, opened) for directory in directories])
         except OSError as error:
             for directory in directories:
                 if (path := self.path / directory).is_symlink():
-                    raise _link(path) from error
+                    raise _symlink_error(path) from error
             raise StorageError(f"{self.path / directories[-1]}: {error.strerror}") from error
         finally:
             for descriptor in opened:
                 os.close(descriptor)
 
-    def _at(self, directory: str, opened: list[int]) -> _At:
+    def _open(self, directory: str, opened: list[int]) -> _Directory:
         """Return the prefix for names in a subdirectory, and the descriptor they are relative to.
 
         A descriptor that is opened for this is added to `opened`.
         """
         path = f"{self.path}{os.sep}{directory}"
-        if not _FROM_ABOVE:
+        if not _HAS_DIR_FD:
             Path(path).mkdir(exist_ok=True)
             if Path(path).is_symlink():
-                raise _link(Path(path))
+                raise _symlink_error(Path(path))
             return f"{path}{os.sep}", None
         try:
-            found = os.open(path, _DIRECTORY | NO_LINK)
+            descriptor = os.open(path, _DIRECTORY | NO_LINK)
         except FileNotFoundError:
             os.mkdir(path)
-            found = os.open(path, _DIRECTORY | NO_LINK)
-        opened.append(found)
-        return "", found
+            descriptor = os.open(path, _DIRECTORY | NO_LINK)
+        opened.append(descriptor)
+        return "", descriptor
 
 
-def _created(at: _At, name: str) -> int:
+def _create_file(directory: _Directory, name: str) -> int:
     try:
-        return os.open(at[0] + name, _NEW, 0o644, dir_fd=at[1])
+        return os.open(directory[0] + name, _CREATE, 0o644, dir_fd=directory[1])
     except FileExistsError:
-        os.unlink(at[0] + name, dir_fd=at[1])
-        return os.open(at[0] + name, _NEW, 0o644, dir_fd=at[1])
+        os.unlink(directory[0] + name, dir_fd=directory[1])
+        return os.open(directory[0] + name, _CREATE, 0o644, dir_fd=directory[1])
 
 
-def _write(descriptor: int, data: bytes) -> None:
+def _write_all(descriptor: int, data: bytes) -> None:
     """Write all of the data, usually in one call."""
     written = os.write(descriptor, data)
     while written < len(data):
         written += os.write(descriptor, memoryview(data)[written:])
 
 
-def _replace(one: _At, name: str, other: _At, to: str) -> None:
-    os.replace(one[0] + name, other[0] + to, src_dir_fd=one[1], dst_dir_fd=other[1])
+def _move(source: _Directory, name: str, target: _Directory, to: str) -> None:
+    os.replace(source[0] + name, target[0] + to, src_dir_fd=source[1], dst_dir_fd=target[1])
 
 
 def refuse_links(folder: Path, *names: str) -> None:
@@ -135,12 +135,12 @@ def refuse_links(folder: Path, *names: str) -> None:
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith(names) and entry.is_symlink():
-                raise _link(folder / entry.name)
+                raise _symlink_error(folder / entry.name)
 
 
-def _link(path: Path) -> StorageError:
+def _symlink_error(path: Path) -> StorageError:
     return StorageError(
-        f"{path}: is a symbolic link, and none is followed in a crawl's output; take it away"
+        f"{path}: is a symbolic link, which a crawl's output must not contain; remove it"
     )
 
 
@@ -217,10 +217,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if not self.tries:
             return True
         reason = self.decision.reason if self.decision is not None else None
-        return self.outcome is Result.DENIED and reason not in _OUR_OWN
+        return self.outcome is Result.DENIED and reason not in _LOCAL_REASONS
 
 
-_OUR_OWN = frozenset({Reason.BLOCKED, Reason.OPERATOR})
+_LOCAL_REASONS = frozenset({Reason.BLOCKED, Reason.OPERATOR})
 """Refusals by the guard and by the operator's overrides. Asking again costs no request."""
 
 _encode = msgspec.json.Encoder().encode
@@ -247,7 +247,7 @@ class Manifest:
         self._archive = archive
         self._fetched: set[bytes] = set()
         self._refused: set[bytes] = set()
-        self._elsewhere: set[bytes] = set()
+        self._unarchived: set[bytes] = set()
         self._file: int | None = None
 
     def __enter__(self) -> Manifest:
@@ -256,7 +256,7 @@ class Manifest:
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | NO_LINK, 0o644)
         for line in self._whole_lines(self._file):
             try:
-                self._learn(_decode(line))
+                self._remember(_decode(line))
             except msgspec.MsgspecError:
                 self.unreadable += 1
         return self
@@ -277,28 +277,28 @@ class Manifest:
 
     def unarchived(self, url: str) -> bool:
         """Return True if the page was fetched by a run that did not write it to this WARC file."""
-        return digest(url) in self._elsewhere
+        return digest(url) in self._unarchived
 
     def write(self, entry: Entry) -> bytes:
         """Append the line of an entry in one call, and return the line."""
         if self._file is None:
             raise ValueError("the manifest is not open")
         line = _encode(entry) + b"\n"
-        _write(self._file, line)
-        self._learn(entry)
+        _write_all(self._file, line)
+        self._remember(entry)
         return line
 
-    def _learn(self, entry: Entry) -> None:
+    def _remember(self, entry: Entry) -> None:
         if entry.warc is not None:
             self.warc_places[entry.warc.file] = entry.warc
         # If there are several lines about one URL, the last one counts.
-        again, own = self._retry_denied and entry.tries > 0, digest(entry.url)
-        if entry.refused and not again:
-            self._refused.add(own)
+        retries, key = self._retry_denied and entry.tries > 0, digest(entry.url)
+        if entry.refused and not retries:
+            self._refused.add(key)
         elif self._refused:
-            self._refused.discard(own)
+            self._refused.discard(key)
         if entry.outcome is Result.FETCHED:
-            self._fetched.add(own)
+            self._fetched.add(key)
             if entry.size is None:
                 return
             # Hops count as fetched only if this entry has the page that they led to.
@@ -307,7 +307,7 @@ class Manifest:
             if self._archive is not None and (
                 entry.warc is None or entry.warc.file != self._archive
             ):
-                self._elsewhere.update((own, *hops))
+                self._unarchived.update((key, *hops))
 
     def _whole_lines(self, descriptor: int) -> Iterator[bytes]:
         """Yield every line that ends with a newline, and cut the rest off the file."""
@@ -329,7 +329,7 @@ def digest(url: str) -> bytes:
 # --- redirects -------------------------------------------------------------------------------
 
 
-class Trails:
+class RedirectChains:
     """The redirect chains of one run. Each URL belongs to the chain of one given URL.
 
     A chain that leads into the chain of another URL waits for the outcome of that one. `longest`
@@ -337,8 +337,8 @@ class Trails:
     bytes for every URL seen, and an entry for every chain that waits.
     """
 
-    def __init__(self, longest: int) -> None:
-        self._longest = longest
+    def __init__(self, max_chain: int) -> None:
+        self._max_chain = max_chain
         # None while the chain of the URL is unfinished.
         self._outcomes: dict[bytes, Result | None] = {}
         # The given URL of each hop in an unfinished chain; given URLs belong to their own chain.
@@ -370,43 +370,43 @@ class Trails:
         for one another; then the entry is not held back.
         """
         url, hop = entry.redirects[-1][1], digest(entry.redirects[-1][1])
-        own, leader = digest(entry.url), self._owners.get(hop, hop)
-        ahead: bytes | None = leader
-        for _ in range(self._longest):
-            if ahead == own:
-                return f"redirected in a circle, back to {url}"
-            ahead = self._leaders.get(ahead) if ahead is not None else None
-        if ahead is not None:
-            return f"more than {self._longest} redirects"
-        self._leaders[own] = leader
+        key, leader = digest(entry.url), self._owners.get(hop, hop)
+        current: bytes | None = leader
+        for _ in range(self._max_chain):
+            if current == key:
+                return f"redirect loop, back to {url}"
+            current = self._leaders.get(current) if current is not None else None
+        if current is not None:
+            return f"more than {self._max_chain} redirects"
+        self._leaders[key] = leader
         self._followers.setdefault(leader, []).append(entry)
         return None
 
     def end(self, entry: Entry) -> list[Entry]:
         """Finish the chain of an entry, and return the waiting entries, with the same outcome."""
-        own = digest(entry.url)
-        if own in self._outcomes:
-            self._outcomes[own] = entry.outcome
-        self._leaders.pop(own, None)
+        key = digest(entry.url)
+        if key in self._outcomes:
+            self._outcomes[key] = entry.outcome
+        self._leaders.pop(key, None)
         for _, url in entry.redirects:
             hop = digest(url)
             # A hop of an entry that followed another chain belongs to that chain.
-            if self._owners.get(hop) == own:
+            if self._owners.get(hop) == key:
                 del self._owners[hop]
                 self._outcomes[hop] = entry.outcome
-        return [self._as(entry, waited) for waited in self._followers.pop(own, ())]
+        return [self._merged(entry, follower) for follower in self._followers.pop(key, ())]
 
-    def _as(self, leader: Entry, follower: Entry) -> Entry:
+    def _merged(self, leader: Entry, follower: Entry) -> Entry:
         """Return the follower's entry: its own hops, the rest of the leader's, the same outcome.
 
         It has no size and no file: the leader's entry has them, and they are counted once.
         """
-        met = follower.redirects[-1][1]
-        way = [leader.url, *(url for _, url in leader.redirects)]
-        redirects = follower.redirects + leader.redirects[way.index(met) :]
-        if len(redirects) > self._longest:  # the follower would have failed alone, too
+        joint = follower.redirects[-1][1]
+        chain = [leader.url, *(url for _, url in leader.redirects)]
+        redirects = follower.redirects + leader.redirects[chain.index(joint) :]
+        if len(redirects) > self._max_chain:  # the follower would have failed alone, too
             return msgspec.structs.replace(
-                follower, outcome=Result.FAILED, error=f"more than {self._longest} redirects"
+                follower, outcome=Result.FAILED, error=f"more than {self._max_chain} redirects"
             )
         return msgspec.structs.replace(
             follower,

@@ -27,11 +27,11 @@ from gatekeeper.errors import ConfigError, StorageError
 # --- one file per page -----------------------------------------------------------------------
 
 _PARTS = ".parts"
-_SMALL = 1 << 16
+_MAX_IN_MEMORY = 1 << 16
 """Bytes of a body that stay in memory; for a hundred workers 6 MiB at most."""
-_SPOOLED = 1 << 20
+_MAX_SPOOLED = 1 << 20
 _UNSAFE = re.compile(r"[^A-Za-z0-9.\-]+")
-_LONGEST = 60
+_MAX_STEM = 60
 _EXTENSIONS = {
     "application/javascript": ".js",
     "application/json": ".json",
@@ -61,18 +61,18 @@ def name_for(url: str, content_type: str) -> str:
     >>> name_for("https://example.com/a/..%2f../r%20v.php?x=1", "text/html")
     'example.com/r-20v.php-fc8ed5d2b6e1d8cd.html'
     """
-    return "/".join(_place(*urls.split(url), _digest(url), content_type))
+    return "/".join(_split_name(*urls.split(url), _digest(url), content_type))
 
 
-def _place(origin: str, path: str, digest: str, content_type: str) -> tuple[str, str]:
+def _split_name(origin: str, path: str, digest: str, content_type: str) -> tuple[str, str]:
     """Return the folder, and the file name in it."""
     last = path.partition("?")[0].rstrip("/").rpartition("/")[2]
-    stem = _UNSAFE.sub("-", last).strip(".-")[:_LONGEST].rstrip(".-") or "index"
-    return _folder_of(origin), f"{stem}-{digest[:16]}{_EXTENSIONS.get(content_type, '.bin')}"
+    stem = _UNSAFE.sub("-", last).strip(".-")[:_MAX_STEM].rstrip(".-") or "index"
+    return _folder_name(origin), f"{stem}-{digest[:16]}{_EXTENSIONS.get(content_type, '.bin')}"
 
 
 @lru_cache(maxsize=4096)
-def _folder_of(origin: str) -> str:
+def _folder_name(origin: str) -> str:
     return _UNSAFE.sub("_", urls.host_of(origin)).strip(".")
 
 
@@ -108,7 +108,7 @@ class Body:
 
     def __enter__(self) -> Body:
         if self._folder is None and self._spool:
-            self._file = tempfile.SpooledTemporaryFile(max_size=_SPOOLED)
+            self._file = tempfile.SpooledTemporaryFile(max_size=_MAX_SPOOLED)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -139,10 +139,10 @@ class Body:
             self._append(self._file, piece)
         elif self._folder is not None:
             self._pieces.append(piece)
-            if self.size > _SMALL:
-                self._to_file(self._folder)
+            if self.size > _MAX_IN_MEMORY:
+                self._create_file(self._folder)
 
-    def _to_file(self, folder: Folder) -> IO[bytes]:
+    def _create_file(self, folder: Folder) -> IO[bytes]:
         """Create the file, and write everything received so far."""
         self._file = file = folder.create(_PARTS, self._name)
         self._append(file, b"".join(self._pieces))
@@ -161,7 +161,7 @@ class Body:
         """Return the bytes received, as a file at its beginning."""
         file = self._file
         if file is None and self._folder is not None:
-            file = self._to_file(self._folder)
+            file = self._create_file(self._folder)
         if file is None:
             raise ValueError("this body was not stored")
         file.flush()
@@ -180,7 +180,7 @@ class Body:
             origin, path = urls.split(url)
         else:
             path = url[len(origin) :]
-        part, place = (_PARTS, self._name), _place(origin, path, self._name, content_type)
+        part, place = (_PARTS, self._name), _split_name(origin, path, self._name, content_type)
         if self._file is None:
             self._folder.store(b"".join(self._pieces), part, place)
         else:
@@ -194,13 +194,13 @@ class Body:
 
 _MAGIC = b"WARC/1."
 _GZIP = b"\x1f\x8b"
-_END = b"\r\n\r\n"
+_RECORD_END = b"\r\n\r\n"
 _BLOCK = 16 * 1024
 """Bytes read in one call; they decompress to at most a thousand times as much."""
-_LONGEST_HEADER = 1024 * 1024
+_MAX_HEADER = 1024 * 1024
 
 
-class Damaged(ValueError):
+class DamagedArchive(ValueError):
     """Raised if the bytes at `offset` are neither a record nor the beginning of one."""
 
     def __init__(self, offset: int) -> None:
@@ -225,38 +225,38 @@ def record_ends(file: IO[bytes], offset: int = 0) -> Iterator[int]:
 
 def _member_ends(file: IO[bytes], offset: int) -> Iterator[int]:
     file.seek(offset)
-    begin, member = offset, zlib.decompressobj(31)
-    left = b""
-    while block := left or file.read(_BLOCK):
+    end, member = offset, zlib.decompressobj(31)
+    unused = b""
+    while block := unused or file.read(_BLOCK):
         try:
             member.decompress(block)
         except zlib.error:
-            raise Damaged(begin) from None
-        left = member.unused_data
+            raise DamagedArchive(end) from None
+        unused = member.unused_data
         if member.eof:
-            begin, member = file.tell() - len(left), zlib.decompressobj(31)
-            yield begin
-            file.seek(begin + len(left))  # the caller may have read elsewhere
+            end, member = file.tell() - len(unused), zlib.decompressobj(31)
+            yield end
+            file.seek(end + len(unused))  # the caller may have read elsewhere
 
 
 def _plain_ends(file: IO[bytes], offset: int) -> Iterator[int]:
-    while (content := _content(file, offset)) is not None:
+    while (content := _content_end(file, offset)) is not None:
         file.seek(content)
-        end = file.read(len(_END))
-        if end != _END:
-            if _END.startswith(end):
+        end = file.read(len(_RECORD_END))
+        if end != _RECORD_END:
+            if _RECORD_END.startswith(end):
                 return
-            raise Damaged(offset)
-        offset = content + len(_END)
+            raise DamagedArchive(offset)
+        offset = content + len(_RECORD_END)
         yield offset
 
 
-def _content(file: IO[bytes], offset: int) -> int | None:
+def _content_end(file: IO[bytes], offset: int) -> int | None:
     """Return the end of the content of the record at `offset`; None if the file ends before it."""
     file.seek(offset)
-    line = file.readline(_LONGEST_HEADER)
+    line = file.readline(_MAX_HEADER)
     if not line.startswith(_MAGIC[: len(line)]):
-        raise Damaged(offset)
+        raise DamagedArchive(offset)
     length = None
     while line.strip():
         if not line.endswith(b"\n"):
@@ -264,17 +264,17 @@ def _content(file: IO[bytes], offset: int) -> int | None:
         name, _, value = line.partition(b":")
         if name.lower() == b"content-length" and value.strip().isdigit():
             length = int(value)
-        line = file.readline(_LONGEST_HEADER)
+        line = file.readline(_MAX_HEADER)
     if not line.endswith(b"\n"):
         return None
     if length is None:
-        raise Damaged(offset)
+        raise DamagedArchive(offset)
     return file.tell() + length
 
 
 # --- writing WARC records --------------------------------------------------------------------
 
-_RENAMED = "X-Archive-Orig-Transfer-Encoding"
+_TRANSFER_ENCODING = "X-Archive-Orig-Transfer-Encoding"
 
 
 class WarcHead:
@@ -295,13 +295,13 @@ class WarcHead:
             for name, value in response.raw_headers
         )
         self.headers: list[tuple[str, str]] = [
-            (_RENAMED if name.lower() == "transfer-encoding" else name, value)
+            (_TRANSFER_ENCODING if name.lower() == "transfer-encoding" else name, value)
             for name, value in raw
         ]
         self.address: Any | None = getattr(response, "peer", None)
 
 
-class Response(aiohttp.ClientResponse):
+class PeerResponse(aiohttp.ClientResponse):
     """A response that knows its peer's address even after its connection was released."""
 
     peer: str | None = None
@@ -309,8 +309,8 @@ class Response(aiohttp.ClientResponse):
     async def start(self, connection: Connection) -> Self:
         """Record the address before a short body releases the connection."""
         transport = connection.transport
-        found = transport.get_extra_info("peername") if transport is not None else None
-        self.peer = found[0] if isinstance(found, tuple) else None
+        peer = transport.get_extra_info("peername") if transport is not None else None
+        self.peer = peer[0] if isinstance(peer, tuple) else None
         await super().start(connection)
         return self
 
@@ -351,15 +351,15 @@ class Warc:
     def __enter__(self) -> Warc:
         end, compressed = 0, self._path.suffix == ".gz"
         if self._path.exists() and self._path.stat().st_size:
-            with self._path.open("rb") as begun:
-                end, compressed = self._checked_end(begun), is_compressed(begun)
+            with self._path.open("rb") as existing:
+                end, compressed = self._checked_end(existing), is_compressed(existing)
         self._file = file = self._path.open("ab")
         file.truncate(end)
         file.seek(end)
         self._writer = self._make(file, gzip=compressed, warc_version="1.1")
         if end == 0:
             about = {"software": self._software, "format": "WARC File Format 1.1", "robots": "obey"}
-            with self._whole(file):
+            with self._rollback(file):
                 self._writer.write_record(
                     self._writer.create_warcinfo_record(self._path.name, about)
                 )
@@ -372,26 +372,26 @@ class Warc:
 
     def _checked_end(self, file: IO[bytes]) -> int:
         """Return the end of the last complete record. Raises ConfigError for an unusable file."""
-        if not self._begun_by_us(file):
-            raise self._unusable("is not of this crawl")
+        if not self._is_ours(file):
+            raise self._unusable("does not belong to this crawl")
         last = self._last
-        start, wanted = (0, None) if last is None else (last.offset, last.end)
-        found, known = 0, wanted is None
+        start, known_end = (0, None) if last is None else (last.offset, last.end)
+        end, matches = 0, known_end is None
         try:
-            for found in record_ends(file, start):
-                known = known or found == wanted
-        except Damaged as error:
+            for end in record_ends(file, start):
+                matches = matches or end == known_end
+        except DamagedArchive as error:
             raise self._unusable(f"is {error}") from error
-        if not found or not known:
-            raise self._unusable("is not as the manifest of this crawl knows it")
-        return found
+        if not end or not matches:
+            raise self._unusable("does not match the manifest of this crawl")
+        return end
 
     def _unusable(self, problem: str) -> ConfigError:
         return ConfigError(
-            f"{self._path}: {problem}; name another file for --warc, or take this one away"
+            f"{self._path}: {problem}; name another file for --warc, or remove this one"
         )
 
-    def _begun_by_us(self, file: IO[bytes]) -> bool:
+    def _is_ours(self, file: IO[bytes]) -> bool:
         """Return True if the file starts with a warcinfo record of any version of this program."""
         from warcio.archiveiterator import ArchiveIterator  # noqa: PLC0415 - an extra
         from warcio.exceptions import ArchiveLoadFailed  # noqa: PLC0415
@@ -409,7 +409,7 @@ class Warc:
             return False
 
     @contextmanager
-    def _whole(self, file: IO[bytes]) -> Iterator[None]:
+    def _rollback(self, file: IO[bytes]) -> Iterator[None]:
         """Undo an incomplete write, which would make all later records unreadable."""
         offset = file.tell()
         try:
@@ -431,7 +431,7 @@ class Warc:
         if file is None:
             raise ValueError("the WARC file is not open")
         offset = file.tell()
-        with self._whole(file):
+        with self._rollback(file):
             self._writer.write_request_response_pair(
                 self._request(head), self._response(head, body, size, cut)
             )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 TURN = "turn"
 """The reason of a host that only waits for its interval to pass."""
-_MOST_TOLD = 50
+_MAX_REPORTED = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,31 +58,31 @@ class Holdup:
         return f"{self.text}; again at {self.until:%Y-%m-%d %H:%M:%S} UTC"
 
 
-class Told:
+class HoldupReporter:
     """Reports origins that the crawl waits for: once per reason, and only a limited number."""
 
-    def __init__(self, say: Callable[[str], object], *, most: int = _MOST_TOLD) -> None:
+    def __init__(self, say: Callable[[str], object], *, most: int = _MAX_REPORTED) -> None:
         self._say = say
         self._most = most
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
 
-    def tell(self, origin: str, holdup: Holdup, slowed: str = "") -> None:
+    def report(self, origin: str, holdup: Holdup, slowed: str = "") -> None:
         """Report a hold-up and the slower pace after it, unless it was reported or is only TURN."""
         key = origin, holdup.reason
-        if holdup.reason == TURN or key in self._told or len(self._told) > self._most:
+        if holdup.reason == TURN or key in self._reported or len(self._reported) > self._most:
             return
-        self._told.add(key)
-        if len(self._told) > self._most:
-            self._say("waiting for still more hosts, which are not named one by one")
+        self._reported.add(key)
+        if len(self._reported) > self._most:
+            self._say("waiting for more hosts, which are not listed")
         else:
-            self._say(f"waiting {origin}: {holdup}" + (f"; then {slowed}" if slowed else ""))
+            self._say(f"waiting for {origin}: {holdup}" + (f"; then {slowed}" if slowed else ""))
 
 
 # --- counts ----------------------------------------------------------------------------------
 
-_MOST_CAUSES = 10_000
+_MAX_CAUSES = 10_000
 """Distinct causes counted for each outcome; later ones are counted together as other causes."""
-_OTHERS = ("", "other causes")
+_OTHER_CAUSES = ("", "other causes")
 
 
 @dataclass(slots=True)
@@ -121,7 +121,7 @@ class Tally:
         """True if every URL was fetched, by this run or an earlier one."""
         return self.done == self.total == self.outcomes[Result.FETCHED] and not self.refused
 
-    def take_in(self) -> None:
+    def count_url(self) -> None:
         """Count a URL that will have an outcome."""
         self.total += 1
 
@@ -136,11 +136,11 @@ class Tally:
         self.complete = True
 
     def begin(self) -> None:
-        """Count a request as in flight until `leave`."""
+        """Count a request as in flight until `end`."""
         self.begun += 1
         self.in_flight += 1
 
-    def leave(self) -> None:
+    def end(self) -> None:
         """Count a request as finished, whatever its outcome."""
         self.in_flight -= 1
 
@@ -154,7 +154,7 @@ class Tally:
             return
         causes = self.causes.setdefault(entry.outcome, Counter())
         key = (_subject(entry), cause(entry))
-        causes[key if key in causes or len(causes) < _MOST_CAUSES else _OTHERS] += 1
+        causes[key if key in causes or len(causes) < _MAX_CAUSES else _OTHER_CAUSES] += 1
 
     def summary(self, *, most: int = 20, kept: bool = True) -> list[str]:
         """Return the lines of the final summary: counts, then denied and failed URLs by cause.
@@ -163,16 +163,13 @@ class Tally:
         """
         lines = [self._fetched()]
         if not kept and self.size:
-            lines.append("the pages were not kept: give -o DIR or --warc FILE for that")
+            lines.append("the pages were not stored: use -o DIR or --warc FILE to store them")
         if self.unarchived:
-            lines.append(
-                f"not in the WARC file: {self.unarchived:,} of those done before, by a run "
-                "that wrote none or another one"
-            )
+            lines.append(f"not in the WARC file: {self.unarchived:,} of the skipped pages")
         if self.refused:
             lines.append(
-                f"not fetched: {self.refused:,} of those done before, as they were refused or are "
-                "no URLs; --retry-denied asks again for what was refused"
+                f"not fetched: {self.refused:,} of the skipped URLs, which were denied or are not "
+                "URLs; --retry-denied asks again about denied ones"
             )
         for outcome in (Result.DENIED, Result.FAILED):
             causes = self.causes.get(outcome, Counter())
@@ -198,10 +195,10 @@ def cause(entry: Entry) -> str:
     """Return in words why a URL was not fetched: the deciding line, if there is one."""
     if entry.error is not None:
         return entry.error
-    return _by(entry.decision) if entry.decision is not None else ""
+    return _decision_cause(entry.decision) if entry.decision is not None else ""
 
 
-def _by(decision: Decision) -> str:
+def _decision_cause(decision: Decision) -> str:
     if decision.rule is not None:
         return f"line {decision.rule.line}: {decision.rule.text}"
     text = decision.reason.replace("_", " ")
@@ -234,7 +231,7 @@ _WINDOW = 60.0
 """Seconds over which a rate is measured, long enough for hosts with long intervals."""
 
 
-_LEAST = 1.0
+_MIN_SPAN = 1.0
 """Seconds before the first rate is shown."""
 
 
@@ -266,26 +263,26 @@ class Speedometer:
         samples.append((now, tally.done, tally.size))
         while len(samples) > 1 and samples[1][0] <= now - _WINDOW:
             samples.popleft()
-        since, done, size = samples[0]
-        if now - since < _LEAST:
+        start, done, size = samples[0]
+        if now - start < _MIN_SPAN:
             return None
-        urls, octets = (tally.done - done) / (now - since), (tally.size - size) / (now - since)
-        return Speed(urls, octets, _left(tally, urls, turns))
+        urls, octets = (tally.done - done) / (now - start), (tally.size - size) / (now - start)
+        return Speed(urls, octets, _time_left(tally, urls, turns))
 
 
-def _left(tally: Tally, rate: float, turns: Sequence[NextTurn]) -> float | None:
-    rest = tally.total - tally.done
-    if not tally.complete or not rest:
+def _time_left(tally: Tally, rate: float, turns: Sequence[NextTurn]) -> float | None:
+    remaining = tally.total - tally.done
+    if not tally.complete or not remaining:
         return None
-    longest = max((turn.seconds + turn.interval * (turn.waiting - 1) for turn in turns), default=0)
-    left = max(rest / rate if rate else 0.0, longest)
+    slowest = max((turn.seconds + turn.interval * (turn.waiting - 1) for turn in turns), default=0)
+    left = max(remaining / rate if rate else 0.0, slowest)
     return left if 0 < left < math.inf else None
 
 
 # --- displays --------------------------------------------------------------------------------
 
 _COLOURS = {Result.FETCHED: "green", Result.DENIED: "yellow", Result.FAILED: "red"}
-_LEFT_OUT = 11
+_MAX_SKIPPED = 11
 """Unchanged states that are not printed between two that are: one line per minute remains."""
 
 
@@ -361,16 +358,16 @@ class Plain(Progress):
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._state = ""
-        self._left_out = 0
+        self._unchanged = 0
 
     def __exit__(self, *error: object) -> None:
         self._stream.flush()
 
     def entry(self, entry: Entry) -> None:
         """Print the outcome of one URL."""
-        word, line = str(entry.outcome), line_of(entry)
-        if line.startswith(word):  # the line of a fetched page starts with its status
-            line = paint(word, _COLOURS[entry.outcome], self._stream) + line[len(word) :]
+        outcome, line = str(entry.outcome), line_of(entry)
+        if line.startswith(outcome):  # the line of a fetched page starts with its status
+            line = paint(outcome, _COLOURS[entry.outcome], self._stream) + line[len(outcome) :]
         print(line, file=self._stream)
 
     def show(self, tally: Tally, turns: Sequence[NextTurn], speed: Speed | None = None) -> None:
@@ -378,11 +375,11 @@ class Plain(Progress):
         if not (tally.total or tally.skipped or tally.complete):
             return
         state = state_of(tally)
-        if state == self._state and self._left_out < _LEFT_OUT:
-            self._left_out += 1
+        if state == self._state and self._unchanged < _MAX_SKIPPED:
+            self._unchanged += 1
             return
-        self._state, self._left_out = state, 0
-        text = f"-- {state}{_pace(speed)}"
+        self._state, self._unchanged = state, 0
+        text = f"-- {state}{_speed_text(speed)}"
         if turns:
             text += f"; next: {', '.join(str(turn) for turn in turns[:3])}"
         self.say(text)
@@ -426,9 +423,9 @@ class Live(Progress):
 
     def show(self, tally: Tally, turns: Sequence[NextTurn], speed: Speed | None = None) -> None:
         """Redraw the bar and the hosts."""
-        self._live.update(self._picture(tally, turns, speed), refresh=True)
+        self._live.update(self._frame(tally, turns, speed), refresh=True)
 
-    def _picture(self, tally: Tally, turns: Sequence[NextTurn], speed: Speed | None) -> Any:
+    def _frame(self, tally: Tally, turns: Sequence[NextTurn], speed: Speed | None) -> Any:
         from rich.progress_bar import ProgressBar  # noqa: PLC0415 - an extra
         from rich.table import Table  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
@@ -446,7 +443,7 @@ class Live(Progress):
                 Text(turn.problem),
             )
         frame = Table.grid()  # a bar outside a grid does not end its line
-        for row in (bar, Text(f"{state_of(tally)}{_pace(speed)}"), rows):
+        for row in (bar, Text(f"{state_of(tally)}{_speed_text(speed)}"), rows):
             frame.add_row(row)
         return frame
 
@@ -461,7 +458,7 @@ def state_of(tally: Tally) -> str:
     )
 
 
-def _pace(speed: Speed | None) -> str:
+def _speed_text(speed: Speed | None) -> str:
     """Return the speed and the remaining time as the end of a line."""
     if speed is None:
         return ""
@@ -473,13 +470,13 @@ def _pace(speed: Speed | None) -> str:
 def line_of(entry: Entry) -> str:
     """Return the outcome of one URL in one line."""
     if entry.outcome is not Result.FETCHED:
-        return f"{entry.outcome} {_names(entry)}: {cause(entry)}"
+        return f"{entry.outcome} {_url_text(entry)}: {cause(entry)}"
     size = f" {entry.size:,} bytes" if entry.size is not None else ""
     cut = ", truncated" if entry.truncated else ""
-    return f"{entry.status} {_names(entry)}{size}{cut}"
+    return f"{entry.status} {_url_text(entry)}{size}{cut}"
 
 
-def _names(entry: Entry) -> str:
+def _url_text(entry: Entry) -> str:
     if not entry.tries:
         return no_url(entry)
     return f"{entry.url} -> {entry.final_url}" if entry.final_url else entry.url
@@ -509,7 +506,7 @@ def duration(seconds: float) -> str:
     if seconds <= 0:
         return "now"
     if seconds == math.inf:
-        return "no time that is known"
+        return "an unknown time"
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -520,17 +517,17 @@ def duration(seconds: float) -> str:
 # --- hosts with waiting URLs -----------------------------------------------------------------
 
 
-_NEVER = float("inf")
+_INFINITY = float("inf")
 _REASONS = {
     "block": Reason.HOST_BLOCKED,
     "pause": Reason.HOST_PAUSED,
     "budget": Reason.BUDGET,
 }
-_HELD = frozenset({"pause"})
+_INDEFINITE = frozenset({"pause"})
 """Kinds of clock that end only when an operator ends them."""
 
 
-class Hosts:
+class WaitingHosts:
     """The number of URLs that wait for each origin.
 
     Two origins of a host have separate files, and one may be deferred while the other is not.
@@ -566,7 +563,7 @@ class Hosts:
 
     async def soonest(self, gate: Gatekeeper, clock: Clock, enough: float) -> float:
         """Return the seconds until the first turn of any origin; stop at one within `enough`."""
-        best = _NEVER
+        best = _INFINITY
         for origin in tuple(self._waiting):
             best = min(best, (await self._turn(origin, gate, clock)).seconds)
             if best <= enough:
@@ -590,7 +587,7 @@ class Hosts:
             if view.kind == "interval" and view.since is not None:
                 slowed = view.source
             if view.until is None:
-                left = _NEVER if view.kind in _HELD else 0.0
+                left = _INFINITY if view.kind in _INDEFINITE else 0.0
             else:
                 left = view.until.timestamp() - wall
             if left > seconds:
@@ -599,7 +596,7 @@ class Hosts:
         decision = gate.peek(url) if url else None
         if decision is not None and decision.verdict is Verdict.DEFER:
             until = decision.retry_at
-            left = until.timestamp() - wall if until is not None else _NEVER
+            left = until.timestamp() - wall if until is not None else _INFINITY
             if left > seconds:
                 seconds, holdup = left, Holdup.of(decision)
         host = origin.partition("://")[2]

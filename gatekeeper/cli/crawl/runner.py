@@ -20,19 +20,19 @@ import msgspec
 
 from gatekeeper import __version__
 from gatekeeper.cli import DENIED, OK, json_text
-from gatekeeper.cli.crawl.engine import Crawl, Place, headers_of
+from gatekeeper.cli.crawl.engine import Crawl, Outputs, request_headers
 from gatekeeper.cli.crawl.manifest import Entry, Folder, Manifest, Result, refuse_links
-from gatekeeper.cli.crawl.output import Response, Warc, warc_writer
+from gatekeeper.cli.crawl.output import PeerResponse, Warc, warc_writer
 from gatekeeper.cli.crawl.progress import (
     TURN,
     Holdup,
-    Hosts,
+    HoldupReporter,
     Progress,
     Speedometer,
     Tally,
-    Told,
+    WaitingHosts,
 )
-from gatekeeper.cli.crawl.sources import MANIFEST, STATE, Limits, Listed, given, opened
+from gatekeeper.cli.crawl.sources import MANIFEST, STATE, Limits, URLList, open_list, read_urls
 from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import Config
 from gatekeeper.decision import Decision
@@ -47,11 +47,11 @@ from gatekeeper.urls import mask
 
 MAX_WAIT = "max_wait"
 INTERRUPTED_BY_SIGNAL = "interrupted"
-_MOST_HELD = 1_000
+_MAX_HELD_UP = 1_000
 """Maximum origins to name in the JSON summary; people are shown the first 20."""
 
 
-class HeldUp(msgspec.Struct, frozen=True):
+class HeldUpHost(msgspec.Struct, frozen=True):
     """An origin with URLs that could not be requested."""
 
     origin: str
@@ -63,7 +63,7 @@ class HeldUp(msgspec.Struct, frozen=True):
     """The time from which it may be requested; None: not before an operator allows it."""
 
 
-class Ending(msgspec.Struct, frozen=True, kw_only=True):
+class CrawlSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The summary of a crawl; with --json the last line on stderr. Sizes are bytes."""
 
     fetched: int
@@ -79,7 +79,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """True if the list was read to its end."""
     stopped: str | None
     """Why the crawl ended early: `max_wait` or `interrupted`; else None."""
-    held_up: tuple[HeldUp, ...]
+    held_up: tuple[HeldUpHost, ...]
     """The origins with the most unfinished URLs."""
 
     def lines(self, *, max_wait: float, resumes: bool, most: int = 20) -> list[str]:
@@ -90,11 +90,11 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
         if not self.complete:
             parts.append("the list was not read to its end")
         if self.stopped == MAX_WAIT:
-            parts.append(f"nobody's turn comes within --max-wait {max_wait:g} s")
+            parts.append(f"no host is due within --max-wait {max_wait:g} s")
         parts.append(
-            "run the same command again to go on"
+            "run the same command again to resume"
             if resumes
-            else "the next run begins anew: only -o DIR or --warc FILE remembers what is done"
+            else "the next run starts over: only -o DIR or --warc FILE stores what is done"
         )
         lines = [f"stopped: {'; '.join(parts)}"]
         for held in self.held_up[:most]:
@@ -104,23 +104,23 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
             lines.append(f"          and {len(self.held_up) - most:,} more hosts")
         rest = self.unfinished - sum(held.urls for held in self.held_up)
         if rest and self.held_up:
-            lines.append(f"  {rest:>6,}  whose turn had not come, or was cut short")
+            lines.append(f"  {rest:>6,}  not due yet, or interrupted")
         return lines
 
 
-async def ending(
-    tally: Tally, hosts: Hosts, gate: Gatekeeper, clock: Clock, stopped: str | None
-) -> Ending:
+async def summarize(
+    tally: Tally, hosts: WaitingHosts, gate: Gatekeeper, clock: Clock, stopped: str | None
+) -> CrawlSummary:
     """Return the summary of a crawl from what the gate knows, without any request."""
-    held = []
-    for turn in await hosts.busiest(gate, clock, _MOST_HELD):
+    held_up = []
+    for turn in await hosts.busiest(gate, clock, _MAX_HELD_UP):
         holdup = turn.holdup
         # An interval that has not passed is worth mentioning only if it ended the crawl.
         if holdup is not None and (holdup.reason != TURN or stopped == MAX_WAIT):
-            held.append(
-                HeldUp(turn.origin, turn.waiting, str(holdup.reason), holdup.text, holdup.until)
+            held_up.append(
+                HeldUpHost(turn.origin, turn.waiting, str(holdup.reason), holdup.text, holdup.until)
             )
-    return Ending(
+    return CrawlSummary(
         fetched=tally.outcomes[Result.FETCHED],
         denied=tally.outcomes[Result.DENIED],
         failed=tally.outcomes[Result.FAILED],
@@ -130,7 +130,7 @@ async def ending(
         unfinished=tally.total - tally.done,
         complete=tally.complete,
         stopped=stopped,
-        held_up=tuple(sorted(held, key=lambda one: (-one.urls, one.origin))),
+        held_up=tuple(sorted(held_up, key=lambda one: (-one.urls, one.origin))),
     )
 
 
@@ -139,11 +139,11 @@ async def ending(
 _log = logging.getLogger(__name__)
 
 INTERRUPTED = 130
-_SHOWN_TURNS = 8
+_TURNS_SHOWN = 8
 _MAX_QUEUED = 1_000_000
-_BETWEEN_COLLECTIONS = 20_000
+_GC_THRESHOLD = 20_000
 """New objects after which the garbage collector runs; they take some megabytes."""
-_FOR_ROOM = 300.0
+_DISK_WAIT = 300.0
 """Seconds for which a crawl waits for room on the disk, or --max-wait if that is less."""
 
 
@@ -205,7 +205,7 @@ def rare_collections() -> Iterator[None]:
     """
     before = gc.get_threshold()
     gc.freeze()
-    gc.set_threshold(_BETWEEN_COLLECTIONS, *before[1:])
+    gc.set_threshold(_GC_THRESHOLD, *before[1:])
     try:
         yield
     finally:
@@ -220,8 +220,8 @@ async def crawl(job: Job, progress: Progress, *, clock: Clock | None = None, **s
     """
     clock = clock or SystemClock()
     async with AsyncExitStack() as stack:
-        listed = stack.enter_context(opened(job.input))  # create nothing if the list is missing
-        place = _place(job, stack)
+        listed = stack.enter_context(open_list(job.input))  # create nothing if it is missing
+        outputs = _open_outputs(job, stack)
         client = await stack.enter_async_context(
             polite_session(
                 user_agent=job.identity,
@@ -231,51 +231,52 @@ async def crawl(job: Job, progress: Progress, *, clock: Clock | None = None, **s
                 timeout=aiohttp.ClientTimeout(
                     total=job.timeout, sock_connect=job.config.fetch.connect_timeout
                 ),
-                auto_decompress=place.warc is None,
+                auto_decompress=outputs.warc is None,
                 cookie_jar=aiohttp.DummyCookieJar(),
-                headers=headers_of(record=place.warc is not None),
-                response_class=aiohttp.ClientResponse if place.warc is None else Response,
+                headers=request_headers(record=outputs.warc is not None),
+                response_class=aiohttp.ClientResponse if outputs.warc is None else PeerResponse,
                 **session,
             )
         )
         gate = session_gate(client)
-        work = _work(job, client, place, clock, progress)
+        work = _make_crawl(job, client, outputs, clock, progress)
         stack.enter_context(progress)
         async with _interruptible(work, progress, job.limits.grace) as interrupted:
-            await _watched(work, job, listed, gate, progress, clock)
+            await _run(work, job, listed, gate, progress, clock)
         stopped = work.stopped_by or (INTERRUPTED_BY_SIGNAL if interrupted() else None)
-        end = await ending(work.tally, work.hosts, gate, clock, stopped)
-    _say_summary(job, work.tally, end)
+        end = await summarize(work.tally, work.hosts, gate, clock, stopped)
+    _print_summary(job, work.tally, end)
     if interrupted():
         return INTERRUPTED
     return OK if work.tally.clean else DENIED
 
 
-def _place(job: Job, stack: AsyncExitStack) -> Place:
+def _open_outputs(job: Job, stack: AsyncExitStack) -> Outputs:
     """Lock the output files, then open and repair them."""
     if job.warc is not None:
         warc_writer()  # raises if the extra is missing, before any file is created
     _lock(job, stack)
     path = job.manifest
     if path is None:
-        return Place()
+        return Outputs()
     archive = job.archive
-    begun = job.warc is not None and job.warc.exists() and job.warc.stat().st_size > 0
-    if job.warc is not None and not begun:
+    has_content = job.warc is not None and job.warc.exists() and job.warc.stat().st_size > 0
+    if job.warc is not None and not has_content:
         archive = ""
     manifest = stack.enter_context(Manifest(path, archive=archive, retry_denied=job.retry_denied))
     if manifest.unreadable:
         _log.warning(
-            "%s: %d of its lines are no entries of a crawl: they are left alone, and what they "
-            "may speak of is fetched again",
-            *(path, manifest.unreadable),
+            "%s: %d lines are not entries of a crawl; they are left unchanged, and their URLs, if "
+            "any, are fetched again",
+            path,
+            manifest.unreadable,
         )
     warc = None
     if job.warc is not None:
         last = manifest.warc_places.get(archive) if archive else None
-        made = Warc(job.warc, software=f"gatekeeper/{__version__}", name=job.archive, last=last)
-        warc = stack.enter_context(made)
-    return Place(manifest, Folder(job.output) if job.output is not None else None, warc)
+        writer = Warc(job.warc, software=f"gatekeeper/{__version__}", name=job.archive, last=last)
+        warc = stack.enter_context(writer)
+    return Outputs(manifest, Folder(job.output) if job.output is not None else None, warc)
 
 
 def _lock(job: Job, stack: AsyncExitStack) -> None:
@@ -305,18 +306,18 @@ def _make_folder(option: str, given: Path, folder: Path) -> None:
     except (FileExistsError, NotADirectoryError) as error:
         file = next((one for one in (folder, *folder.parents) if one.exists()), folder)
         inner = f" {file}" if file != given else ""
-        raise ConfigError(f"{option} {given}:{inner} is no directory; name another one") from error
+        raise ConfigError(f"{option} {given}:{inner} is not a directory; name another") from error
     except OSError as error:
         raise ConfigError(
-            f"{option} {given}: {folder} can't be made ({error.strerror}); name a place where "
-            "this user may write"
+            f"{option} {given}: {folder} can't be created ({error.strerror}); choose a place "
+            "that this user may write to"
         ) from error
 
 
-def _work(
-    job: Job, client: aiohttp.ClientSession, place: Place, clock: Clock, progress: Progress
+def _make_crawl(
+    job: Job, client: aiohttp.ClientSession, outputs: Outputs, clock: Clock, progress: Progress
 ) -> Crawl:
-    gate, told = session_gate(client), Told(progress.say)
+    gate, holdups = session_gate(client), HoldupReporter(progress.say)
 
     def report(entry: Entry) -> None:
         if job.as_json:
@@ -324,12 +325,12 @@ def _work(
         progress.entry(entry)
 
     def deferred(decision: Decision) -> None:
-        told.tell(decision.origin, Holdup.of(decision))
+        holdups.report(decision.origin, Holdup.of(decision))
 
     async def set_back(url: str) -> None:
         turn = await work.hosts.turn(url, gate, clock)
         if turn.holdup is not None:
-            told.tell(turn.origin, turn.holdup, turn.slowed)
+            holdups.report(turn.origin, turn.holdup, turn.slowed)
 
     work = Crawl(
         client,
@@ -338,7 +339,7 @@ def _work(
         ),
         clock=clock,
         limits=job.limits,
-        place=place,
+        outputs=outputs,
         on_entry=report,
         on_setback=set_back,
     )
@@ -358,14 +359,14 @@ async def _interruptible(
     (POSIX, Shell Command Language, section 2.11).
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    caught: list[int] = []
-    before: dict[int, Any] = {}
+    signals: list[int] = []
+    handlers: dict[int, Any] = {}
 
     def stop(number: int) -> None:
-        caught.append(number)
-        if len(caught) == 1:
+        signals.append(number)
+        if len(signals) == 1:
             work.stop()
-            progress.say(_farewell(work.in_flight, grace))
+            progress.say(_stop_message(work.in_flight, grace))
         elif task is not None:
             task.cancel()
 
@@ -377,51 +378,51 @@ async def _interruptible(
             loop.add_signal_handler(number, stop, number)
         except (NotImplementedError, RuntimeError, ValueError):
             continue  # Windows, or not the main thread: KeyboardInterrupt ends the crawl
-        before[number] = handler
+        handlers[number] = handler
     try:
-        yield lambda: bool(caught)
+        yield lambda: bool(signals)
     except BaseException:
-        if len(caught) < 2:
+        if len(signals) < 2:
             raise  # not caused by a second signal
     finally:
-        for each, handler in before.items():
-            loop.remove_signal_handler(each)
+        for number, handler in handlers.items():
+            loop.remove_signal_handler(number)
             if handler is not None:
-                signal.signal(each, handler)
-    if len(caught) > 1:
+                signal.signal(number, handler)
+    if len(signals) > 1:
         # If the work ended at the same moment, the cancellation is still to be delivered.
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(0)
         raise KeyboardInterrupt
 
 
-def _farewell(in_flight: Sequence[str], grace: float) -> str:
+def _stop_message(in_flight: Sequence[str], grace: float) -> str:
     """Return the message after a Ctrl-C: what is waited for, and how to end that wait."""
     if not in_flight:
         return "stopping"
     more = f" and {len(in_flight) - 1:,} more" if len(in_flight) > 1 else ""
     return (
-        f"stopping: {mask(in_flight[0])}{more} under way, at most {grace:g} s are waited; "
-        "a second Ctrl-C ends at once"
+        f"stopping: waiting at most {grace:g} s for {mask(in_flight[0])}{more}; "
+        "a second Ctrl-C ends immediately"
     )
 
 
-async def _watched(
-    work: Crawl, job: Job, listed: Listed | None, gate: Gatekeeper, progress: Progress, clock: Clock
+async def _run(
+    work: Crawl, job: Job, urls: URLList | None, gate: Gatekeeper, progress: Progress, clock: Clock
 ) -> None:
     """Run the crawl, and show its progress until it ends."""
     speed = Speedometer()
     try:
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(_watch(work, gate, progress, clock, speed, job.max_wait))
-            await work.run(given(job.urls, listed))
+            await work.run(read_urls(job.urls, urls))
             watching.cancel()
             progress.show(work.tally, (), speed.read(clock.monotonic(), work.tally, ()))
     except BaseExceptionGroup as errors:
-        raise _first(errors) from None
+        raise _first_error(errors) from None
 
 
-def _first(error: BaseException) -> BaseException:
+def _first_error(error: BaseException) -> BaseException:
     """Return the error that ended a task group; the command prints it as one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -440,35 +441,35 @@ async def _watch(
 
     Raises StorageError if the crawl waits for room on the disk for too long.
     """
-    before, moved_at, written_at = (-1, -1), 0.0, 0.0
+    last_moved, moved_at, written_at = (-1, -1), 0.0, 0.0
     while True:
         tally, now = work.tally, clock.monotonic()
         moved = tally.done, tally.begun
-        why = internals(gate).storage_failing
-        if moved != before:
+        problem = internals(gate).storage_failing
+        if moved != last_moved:
             moved_at = now
-        if why is None or moved != before:
+        if problem is None or moved != last_moved:
             written_at = now
-        elif (waited := now - written_at) >= min(max_wait, _FOR_ROOM):
+        elif (waited := now - written_at) >= min(max_wait, _DISK_WAIT):
             path = str(gate.config.storage.path)
-            why = why if path in why else f"{path}: {why}"
+            problem = problem if path in problem else f"{path}: {problem}"
             raise StorageError(
-                f"{why}: for {waited:.0f} s no clock of a host could be kept, and nothing is asked "
-                "without; make room there and run it again: it goes on where it stopped"
+                f"{problem}: for {waited:.0f} s no clock of a host could be stored, and nothing is "
+                "requested without; make room there, and run the command again to resume"
             )
-        turns = await work.hosts.busiest(gate, clock, _SHOWN_TURNS)
+        turns = await work.hosts.busiest(gate, clock, _TURNS_SHOWN)
         progress.show(tally, turns, speed.read(now, tally, turns))
         # If nothing moved since the last look, stop unless a turn comes in time. The deferrals of a
         # host may each be short; together they are one wait, which started with the last move.
-        left = max(0.0, max_wait - (now - moved_at))
-        idle = tally.complete and not tally.in_flight and moved == before and len(work.hosts)
-        if idle and await work.hosts.soonest(gate, clock, left) > left:
+        remaining = max(0.0, max_wait - (now - moved_at))
+        idle = tally.complete and not tally.in_flight and moved == last_moved and len(work.hosts)
+        if idle and await work.hosts.soonest(gate, clock, remaining) > remaining:
             work.stop(MAX_WAIT)
-        before = moved
+        last_moved = moved
         await clock.sleep(progress.every)
 
 
-def _say_summary(job: Job, tally: Tally, end: Ending) -> None:
+def _print_summary(job: Job, tally: Tally, end: CrawlSummary) -> None:
     """Print the summary: for people on stdout, with --json as the last line on stderr.
 
     With --json stdout has nothing but entries.

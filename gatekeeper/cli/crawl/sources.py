@@ -15,12 +15,12 @@ from gatekeeper.errors import ConfigError
 from gatekeeper.urls import MAX_URL
 
 _BLOCK = 65_536
-_LONGEST_URL = 4 * MAX_URL
+_MAX_URL_BYTES = 4 * MAX_URL
 """Bytes. A UTF-8 character has four at most, so a line that is cut here is too long for a URL."""
-_LONGEST_LINE = 16 * 1024 * 1024
+_MAX_LINE_BYTES = 16 * 1024 * 1024
 
 
-class Given(NamedTuple):
+class GivenURL(NamedTuple):
     """One URL as it was given; its text may not be a valid URL."""
 
     text: str
@@ -35,7 +35,7 @@ class Given(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class URLList:
     """A list of URLs that is open for reading.
 
     It is opened first, so that a crawl whose list does not exist creates nothing.
@@ -46,7 +46,7 @@ class Listed:
 
 
 @contextmanager
-def opened(file: str | None) -> Iterator[Listed | None]:
+def open_list(file: str | None) -> Iterator[URLList | None]:
     """Open the list that -i names; `-` is standard input, None is no list.
 
     Raises OSError for a file that can't be read, ConfigError if standard input is closed.
@@ -57,10 +57,10 @@ def opened(file: str | None) -> Iterator[Listed | None]:
         yield _stdin()
     else:
         with Path(file).open("rb", buffering=0) as stream:
-            yield Listed(file, stream.fileno())
+            yield URLList(file, stream.fileno())
 
 
-async def given(arguments: Iterable[str], listed: Listed | None) -> AsyncIterator[Given]:
+async def read_urls(arguments: Iterable[str], listed: URLList | None) -> AsyncIterator[GivenURL]:
     """Yield every URL: the arguments, where `-` is standard input, then the lines of the list.
 
     Blank lines and lines that start with `#` are skipped. Raises OSError for a file that can't be
@@ -68,28 +68,28 @@ async def given(arguments: Iterable[str], listed: Listed | None) -> AsyncIterato
     """
     for argument in arguments:
         if argument == "-":
-            async for found in _urls(_stdin()):
+            async for found in _urls_in(_stdin()):
                 yield found
         else:
-            yield Given(argument)
+            yield GivenURL(argument)
     if listed is not None:
-        async for found in _urls(listed):
+        async for found in _urls_in(listed):
             yield found
 
 
-def _stdin() -> Listed:
-    return Listed("standard input", standard_input().fileno())
+def _stdin() -> URLList:
+    return URLList("standard input", standard_input().fileno())
 
 
-async def _urls(listed: Listed) -> AsyncIterator[Given]:
-    lines, number, name = _Lines(listed.name), 0, listed.name
+async def _urls_in(listed: URLList) -> AsyncIterator[GivenURL]:
+    splitter, number, name = _LineSplitter(listed.name), 0, listed.name
     async for block in _blocks(listed.descriptor):
-        for line in lines.feed(block):
+        for line in splitter.feed(block):
             number += 1
             if url := url_of_line(line):
-                yield Given(url, name, number)
-    if url := url_of_line(lines.rest()):
-        yield Given(url, name, number + 1)
+                yield GivenURL(url, name, number)
+    if url := url_of_line(splitter.take_line()):
+        yield GivenURL(url, name, number + 1)
 
 
 async def _blocks(descriptor: int) -> AsyncIterator[bytes]:
@@ -98,7 +98,7 @@ async def _blocks(descriptor: int) -> AsyncIterator[bytes]:
     A read that the loop has announced never blocks. So the descriptor need not be made
     non-blocking, which would affect the shell and, on a terminal, our own output.
     """
-    wait = _announced if _can_be_watched(descriptor) else _at_once
+    wait = _until_readable if _is_watchable(descriptor) else _yield_to_loop
     while True:
         await wait(descriptor)
         try:
@@ -110,21 +110,21 @@ async def _blocks(descriptor: int) -> AsyncIterator[bytes]:
         yield block
 
 
-def _can_be_watched(descriptor: int) -> bool:
+def _is_watchable(descriptor: int) -> bool:
     """Return True if the loop can watch the descriptor: a pipe, a socket or a terminal.
 
     Reading regular files and devices such as /dev/null never blocks, and epoll refuses them.
     """
     loop = asyncio.get_running_loop()
     try:
-        loop.add_reader(descriptor, _nothing)
+        loop.add_reader(descriptor, _do_nothing)
     except (OSError, NotImplementedError):
         return False
     loop.remove_reader(descriptor)
     return True
 
 
-async def _announced(descriptor: int) -> None:
+async def _until_readable(descriptor: int) -> None:
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     loop.add_reader(descriptor, ready.set)
@@ -134,43 +134,43 @@ async def _announced(descriptor: int) -> None:
         loop.remove_reader(descriptor)
 
 
-async def _at_once(_: int) -> None:
+async def _yield_to_loop(_: int) -> None:
     await asyncio.sleep(0)  # reading a long file must not hold up the crawl or a Ctrl-C
 
 
-def _nothing() -> None: ...
+def _do_nothing() -> None: ...
 
 
-class _Lines:
+class _LineSplitter:
     """Splits blocks into lines. A line that is too long for a URL is cut."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._begun = b""
-        self._skipped = 0
+        self._line = b""
+        self._dropped = 0
         self._first = True
 
     def feed(self, block: bytes) -> Iterator[bytes]:
         """Yield every line that ends in this block. Raises ConfigError if a line has no end."""
         *ended, rest = block.split(b"\n")
         for piece in ended:
-            self._add(piece)
-            yield self.rest()
-        self._add(rest)
+            self._append(piece)
+            yield self.take_line()
+        self._append(rest)
 
-    def rest(self) -> bytes:
+    def take_line(self) -> bytes:
         """Return the line read so far, and start the next one."""
-        line, self._begun, self._skipped = self._begun, b"", 0
+        line, self._line, self._dropped = self._line, b"", 0
         if self._first:
             self._first, line = False, line.removeprefix(BOM)
         return line
 
-    def _add(self, piece: bytes) -> None:
-        room = _LONGEST_URL - len(self._begun)
-        self._begun += piece[:room]
-        self._skipped += len(piece[room:])
-        if self._skipped > _LONGEST_LINE:
-            raise ConfigError(f"{self._name}: a line without an end; one URL a line is read")
+    def _append(self, piece: bytes) -> None:
+        room = _MAX_URL_BYTES - len(self._line)
+        self._line += piece[:room]
+        self._dropped += len(piece[room:])
+        if self._dropped > _MAX_LINE_BYTES:
+            raise ConfigError(f"{self._name}: a line is too long; one URL per line is expected")
 
 
 # --- limits ----------------------------------------------------------------------------------

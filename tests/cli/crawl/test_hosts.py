@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gatekeeper.cli.crawl.progress import Holdup, Hosts
+from gatekeeper.cli.crawl.progress import Holdup, WaitingHosts
 from gatekeeper.clock import VirtualClock, utc
 from gatekeeper.config import Config, PacingConfig
 from gatekeeper.decision import Decision, Reason, Verdict
@@ -54,14 +54,14 @@ class Gate:
         )
 
 
-def waiting(*urls: str) -> Hosts:
-    hosts = Hosts()
+def waiting(*urls: str) -> WaitingHosts:
+    hosts = WaitingHosts()
     for url in urls:
         hosts.add(url)
     return hosts
 
 
-async def seconds(hosts: Hosts, gate: Gate) -> dict[str, float]:
+async def seconds(hosts: WaitingHosts, gate: Gate) -> dict[str, float]:
     return {turn.host: turn.seconds for turn in await hosts.busiest(gate, gate.clock, 10)}
 
 

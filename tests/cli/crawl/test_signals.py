@@ -49,7 +49,7 @@ def test_the_first_stops_it_cleanly(
 
     assert asyncio.run(crawl())
     assert work.stops == 1
-    assert "stopping: http://a.test/slow under way, at most 5 s" in capsys.readouterr().err
+    assert "stopping: waiting at most 5 s for http://a.test/slow" in capsys.readouterr().err
 
 
 def test_the_second_ends_it_and_every_task_winds_up(number: signal.Signals) -> None:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from gatekeeper.cli.crawl.sources import given, opened
+from gatekeeper.cli.crawl.sources import open_list, read_urls
 from gatekeeper.errors import ConfigError
 from gatekeeper.urls import MAX_URL
 
 
 async def read(*arguments: str, file: str | None = None) -> list[str]:
-    with opened(file) as listed:
-        return [found.text async for found in given(arguments, listed)]
+    with open_list(file) as listed:
+        return [found.text async for found in read_urls(arguments, listed)]
 
 
 @pytest.fixture
@@ -50,8 +50,8 @@ async def test_a_file_that_is_not_there_is_an_error_that_names_it(tmp_path: Path
 async def test_each_url_knows_the_line_it_stands_in(tmp_path: Path) -> None:
     file = tmp_path / "urls.txt"
     file.write_text("# a comment\n\nhttps://b.test/\nhttps://c.test/")
-    with opened(str(file)) as listed:
-        found = [(one.text, one.where) async for one in given(["https://a.test/"], listed)]
+    with open_list(str(file)) as listed:
+        found = [(one.text, one.where) async for one in read_urls(["https://a.test/"], listed)]
     assert found == [
         ("https://a.test/", None),
         ("https://b.test/", f"{file}:3"),
@@ -181,5 +181,5 @@ async def test_a_line_that_never_ends_is_one_error(tmp_path: Path) -> None:
     file = tmp_path / "zeros"
     with file.open("wb") as zeros:
         zeros.truncate(20 * 1024 * 1024)
-    with pytest.raises(ConfigError, match="zeros: a line without an end"):
+    with pytest.raises(ConfigError, match="zeros: a line is too long"):
         await read(file=str(file))

@@ -80,12 +80,12 @@ def test_the_summary_says_what_failed_and_why() -> None:
 
 def test_the_summary_names_the_text_that_is_no_url() -> None:
     entries = [
-        Entry(url=url, outcome=Result.FAILED, at=AT, tries=0, error="no URL to fetch: no scheme")
+        Entry(url=url, outcome=Result.FAILED, at=AT, tries=0, error="invalid URL: no scheme")
         for url in ("example.org/x", "")
     ]
     assert tally(*entries).summary()[2:] == [
-        "       1  ''  no URL to fetch: no scheme",
-        "       1  'example.org/x'  no URL to fetch: no scheme",
+        "       1  ''  invalid URL: no scheme",
+        "       1  'example.org/x'  invalid URL: no scheme",
     ]
 
 
@@ -94,7 +94,7 @@ def test_the_summary_says_which_pages_the_warc_file_lacks() -> None:
     made.skipped, made.unarchived = 5, 3
     assert made.summary() == [
         "fetched 1 (1 x 200), 10 bytes; 5 skipped, done before",
-        "not in the WARC file: 3 of those done before, by a run that wrote none or another one",
+        "not in the WARC file: 3 of the skipped pages",
     ]
 
 
@@ -108,7 +108,7 @@ def test_the_summary_names_the_line_of_a_text_that_is_no_url() -> None:
 
 def test_the_summary_says_that_pages_were_not_kept() -> None:
     assert tally(fetched()).summary(kept=False)[1:] == [
-        "the pages were not kept: give -o DIR or --warc FILE for that"
+        "the pages were not stored: use -o DIR or --warc FILE to store them"
     ]
 
 

@@ -148,7 +148,7 @@ def test_a_file_that_is_not_what_the_manifest_speaks_of_is_refused_and_left_alon
     with Warc(path, software=SOFTWARE) as warc:
         write(warc, b"first")
     text = path.read_bytes()
-    with pytest.raises(ConfigError, match="is not as the manifest of this crawl knows it"):
+    with pytest.raises(ConfigError, match="does not match the manifest of this crawl"):
         Warc(path, software=SOFTWARE, last=place).__enter__()
     assert path.read_bytes() == text
 
@@ -157,7 +157,7 @@ def test_a_file_that_is_not_what_the_manifest_speaks_of_is_refused_and_left_alon
 def test_a_strangers_file_is_refused_and_left_alone(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "pages.warc"
     path.write_bytes(text)
-    with pytest.raises(ConfigError, match="not of this crawl"):
+    with pytest.raises(ConfigError, match="does not belong to this crawl"):
         Warc(path, software=SOFTWARE).__enter__()
     assert path.read_bytes() == text
 
