@@ -131,11 +131,9 @@ def render(state: dict[str, Any]) -> Group:
         hosts.add_column(name, justify="right")
     for host in state["hosts"]["hosts"]:
         interval = "-" if host["interval"] is None else f"{host['interval']:g} s"
-        texts = (
-            *(host["host"], host["state"], host["robots"] or "-", interval),
-            *(host["interval_source"] or "-", host["in_flight"], host["waiting"]),
-            *(host["allowed"], host["denied"]),
-        )
+        texts = [host["host"], host["state"], host["robots"] or "-", interval]
+        texts += [host["interval_source"] or "-", host["in_flight"], host["waiting"]]
+        texts += [host["allowed"], host["denied"]]
         hosts.add_row(*(Text(_plain(str(text))) for text in texts))
     return Group(head, "", numbers, "", hosts)
 

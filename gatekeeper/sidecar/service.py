@@ -122,7 +122,11 @@ class Service:
         keep_going = config.storage.on_failure == "continue"
         feed = DecisionFeed(self.clock)
         self.leases: LeaseTable = LeaseTable(
-            config.server, self.clock, lease_journal, keep_going=keep_going, on_report=feed.reported
+            config.server,
+            self.clock,
+            lease_journal,
+            keep_going=keep_going,
+            on_report=feed.record_status,
         )
         self.streams: OpenStreams = OpenStreams()
         """Pages being fetched and passed on."""

@@ -127,7 +127,7 @@ async def test_a_page_of_very_many_hosts_neither_waits_nor_holds_up_the_loop() -
     async with index_of(200_000, VirtualClock()) as (index, scopes, _):
         scopes["h0100000.test"].ensure_history().paused = True
         index.follow()
-        while index.behind:
+        while index.pending:
             await asyncio.sleep(0)
 
         async def deep() -> None:
@@ -150,7 +150,7 @@ async def test_what_was_found_answers_while_it_is_looked_for_anew() -> None:
     clock = VirtualClock()
     async with index_of(20_000, clock) as (index, scopes, _):
         index.follow()
-        while index.behind:
+        while index.pending:
             await asyncio.sleep(0)
         while not (await index.page(state="paused")).complete:
             pass
@@ -193,7 +193,7 @@ async def test_a_look_goes_in_slices() -> None:
 
     async with index_of(100_000, VirtualClock()) as (index, _, _):
         index.follow()
-        while index.behind:
+        while index.pending:
             await asyncio.sleep(0)
         other = asyncio.create_task(count())
         while not (await index.page(order=NEXT)).complete:

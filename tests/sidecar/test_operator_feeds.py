@@ -15,7 +15,7 @@ from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.sidecar.metrics import Histogram
 from gatekeeper.sidecar.pages.feeds import POINTS, DecisionFeed
 from gatekeeper.sidecar.routes import operators
-from gatekeeper.sidecar.routes.operators import MOST, masked
+from gatekeeper.sidecar.routes.operators import MAX_EVENTS, masked
 from gatekeeper.sidecar.security import Token, Tokens
 from tests.internet import FakeInternet
 
@@ -90,7 +90,7 @@ def test_totals_are_kept_of_the_hosts_in_use_alone(monkeypatch: pytest.MonkeyPat
     assert feed.counts("often.test").allow == 1000
     assert feed.counts("h999.test").deny == 3
     assert feed.counts("h1.test").deny == 0
-    assert len(feed._hosts) + len(feed._earlier_hosts) <= 20
+    assert len(feed._hosts) + len(feed._old_hosts) <= 20
     assert len(feed._origins) <= 20
 
 
@@ -113,8 +113,8 @@ async def test_every_way_of_asking_counts(door: Any, internet: FakeInternet) -> 
 def test_what_is_kept_by_host_is_bounded() -> None:
     feed = DecisionFeed(VirtualClock())
     for number in range(120_000):
-        feed.reported(f"h{number}.test", 200)
-    assert len(feed._statuses) + len(feed._earlier_statuses) <= 100_000
+        feed.record_status(f"h{number}.test", 200)
+    assert len(feed._statuses) + len(feed._old_statuses) <= 100_000
     assert feed.last_status("h119999.test") == (200, VirtualClock().wall())
     assert feed.last_status("h1.test") is None
 
@@ -253,11 +253,11 @@ async def test_a_stream_that_is_too_slow_is_told_how_much_it_missed(
     service = await door()
     feed = service.service.operators.feed
     async with listening(service) as read:
-        for number in range(4 * MOST + 50):
+        for number in range(4 * MAX_EVENTS + 50):
             feed.add(decision(number), "r", "local")
         kind, _, data = await read()
         assert (kind, data["now"]) == ("dropped", data["total"])
-        assert 50 <= data["now"] <= 3 * MOST + 50  # the sooner it looked, the more
+        assert 50 <= data["now"] <= 3 * MAX_EVENTS + 50  # the sooner it looked, the more
         assert (await read())[2]["url"] == f"https://a.test/{data['now']}"
 
 
@@ -347,14 +347,14 @@ async def test_the_series_has_a_point_each_ten_seconds_and_an_hour_of_them(
     for n in range(20):
         await service.get(f"/v1/check?url=http://a.test/{n}")
     await service.post("/v1/leases", {"url": "http://a.test/", "wait": 1})
-    series._look()
+    series._sample()
     _, body = await service.get("/v1/series")
     assert body["step"] == 10.0
     assert body["values"]["allow"] == [pytest.approx(2.0, abs=0.3)]
     assert (body["values"]["robots_ok"], body["values"]["leases"]) == ([1.0], [1.0])
     assert body["values"]["wait_p50"][0] is not None
     for _ in range(POINTS + 5):
-        series._look()
+        series._sample()
     _, body = await service.get("/v1/series")
     assert {len(one) for one in (body["times"], *body["values"].values())} == {POINTS}
     assert body["values"]["wait_p50"][-1] is None

@@ -18,18 +18,18 @@ from msgspec import structs
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.sidecar.exchange import Role
-from gatekeeper.sidecar.pages.html import shown, tag
+from gatekeeper.sidecar.pages.html import escaped, tag
 from gatekeeper.sidecar.pages.shell import (
     ASSETS,
-    IDLE,
-    LONGEST,
+    MAX_IDLE,
+    MAX_SESSION,
     Sessions,
     asset,
     assets_hash,
 )
 from gatekeeper.sidecar.pages.stories import line_changes
 from gatekeeper.sidecar.pages.views import overview_page
-from gatekeeper.sidecar.routes.pages import _inside
+from gatekeeper.sidecar.routes.pages import _safe_path
 from gatekeeper.sidecar.security import Admission, Token, Tokens
 from tests.internet import FakeInternet
 from tests.pacing_support import is_paused
@@ -159,7 +159,7 @@ def test_files_of_others_are_as_they_were_published(folder: Path) -> None:
 
 def test_nothing_but_what_tag_made_is_markup() -> None:
     assert tag("p", HOSTILE, title=HOSTILE).count("<") == 2
-    assert shown("a\x1b[31m\u202e\u2066b") == "a\\u001b[31m\\u202e\\u2066b"
+    assert escaped("a\x1b[31m\u202e\u2066b") == "a\\u001b[31m\\u202e\\u2066b"
 
 
 async def test_what_a_site_or_a_client_says_is_never_html(internet: FakeInternet) -> None:
@@ -285,7 +285,7 @@ async def test_behind_a_proxy_with_tls_the_cookie_goes_over_tls_alone(
 async def test_a_stream_ends_with_its_token(
     internet: FakeInternet, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gatekeeper.sidecar.routes.operators._ASKED_AGAIN", 0.0)
+    monkeypatch.setattr("gatekeeper.sidecar.routes.operators._RECHECK", 0.0)
     async with demo(internet, tokens=Tokens((ADMIN, CHECKER))) as shop:
         headers = {"Authorization": "Bearer " + "a" * 32}
         if path == "/ui/events":
@@ -328,13 +328,13 @@ def test_a_session_ends_when_nobody_looks_and_after_half_a_day_anyhow() -> None:
         headers = {"Cookie": f"gatekeeper_session={cookie}"}
         return sessions.visitor(make_mocked_request("GET", "/ui/", headers=headers), admission)
 
-    for _ in range(LONGEST // (IDLE - 100) - 1):
-        clock.advance(IDLE - 100)
+    for _ in range(MAX_SESSION // (MAX_IDLE - 100) - 1):
+        clock.advance(MAX_IDLE - 100)
         cookie = look().cookie
-    clock.advance(IDLE)
+    clock.advance(MAX_IDLE)
     assert look() is None
     cookie = sessions.begin(ADMIN)
-    clock.advance(IDLE + 1)
+    clock.advance(MAX_IDLE + 1)
     assert look() is None
 
 
@@ -353,7 +353,7 @@ def test_a_session_ends_when_nobody_looks_and_after_half_a_day_anyhow() -> None:
     ],
 )
 def test_signing_in_leads_nowhere_else(wanted: str, where: str) -> None:
-    assert _inside(wanted) == where
+    assert _safe_path(wanted) == where
 
 
 # --- forms ------------------------------------------------------------------------------------

@@ -231,7 +231,7 @@ async def test_many_hosts_and_many_events_cost_a_browser_little(
         for n in range(10_000):
             scopes[f"h{n:05d}.test"] = Scope(f"h{n:05d}.test", plain)  # type: ignore[index]
             changes.append(scopes[f"h{n:05d}.test"])
-        while shop.service.operators.hosts.behind:  # else a page would only show them after 3 s
+        while shop.service.operators.hosts.pending:  # else a page would only show them after 3 s
             shop.service.operators.hosts.follow()
             await asyncio.sleep(0)
         await page.goto(f"{shop.base}/ui/hosts?per_page=200&sort=-next")
@@ -260,8 +260,8 @@ async def test_many_hosts_and_many_events_cost_a_browser_little(
                         "r",
                         "local",
                     )
-                told = shop.service.operators.told + shop.service.operators.streams.total()
-                while shop.service.operators.told < told:
+                told = shop.service.operators.events_sent + shop.service.operators.streams.total()
+                while shop.service.operators.events_sent < told:
                     await asyncio.sleep(0.01)
             await page.wait_for_selector(f"#decisions tr:first-child:has-text('/{number}/')")
             await page.evaluate("gc()")

@@ -58,7 +58,7 @@ class Counts:
         self.deny: int = 0
         self.defer: int = 0
         self.origins: tuple[str, ...] = ()
-        """Origins of the host that were asked about, `_MOST_ORIGINS` at most; one per port."""
+        """Origins of the host that were asked about, `_MAX_ORIGINS` at most; one per port."""
 
     def add(self, verdict: Verdict, count: int = 1) -> None:
         """Count decisions with this verdict."""
@@ -70,8 +70,8 @@ class Counts:
             self.defer += count
 
 
-_MOST_ORIGINS: Final = 16
-_NONE: Final = Counts()
+_MAX_ORIGINS: Final = 16
+_NO_COUNTS: Final = Counts()
 _ALLOW: Final = Verdict.ALLOW
 
 
@@ -110,7 +110,7 @@ _pack = msgspec.msgpack.Encoder().encode
 _packed_decision = msgspec.msgpack.Decoder(Decision)
 
 
-def _given(entry: _Entry) -> GivenDecision:
+def _decoded(entry: _Entry) -> GivenDecision:
     number, at, decision, request, client = entry
     if not isinstance(decision, Decision):
         decision = decision.decision
@@ -136,9 +136,9 @@ class DecisionFeed:
         self._append = self._ring.append
         self._batches: deque[_Batch] = deque(maxlen=batches)
         self._statuses: dict[str, tuple[int, float]] = {}
-        self._earlier_statuses: dict[str, tuple[int, float]] = {}
+        self._old_statuses: dict[str, tuple[int, float]] = {}
         self._hosts: dict[str, Counts] = {}
-        self._earlier_hosts: dict[str, Counts] = {}
+        self._old_hosts: dict[str, Counts] = {}
         self._origins: dict[str, Counts] = {}
         """The totals of the hosts by origin, so that the origin need not be parsed."""
         self._wall = time.time if type(clock) is SystemClock else clock.wall
@@ -173,13 +173,13 @@ class DecisionFeed:
             counts = self._hosts.get(host)
             if counts is None:
                 if len(self._hosts) >= _HOSTS:
-                    self._earlier_hosts, self._hosts, self._origins = self._hosts, {}, {}
-                earlier = self._earlier_hosts.pop(host) if host in self._earlier_hosts else None
-                counts = self._hosts[host] = earlier or Counts()
+                    self._old_hosts, self._hosts, self._origins = self._hosts, {}, {}
+                old = self._old_hosts.pop(host) if host in self._old_hosts else None
+                counts = self._hosts[host] = old or Counts()
             if len(self._origins) >= 2 * _HOSTS:
                 self._origins.clear()
             self._origins[origin] = counts
-            if origin not in counts.origins and len(counts.origins) < _MOST_ORIGINS:
+            if origin not in counts.origins and len(counts.origins) < _MAX_ORIGINS:
                 counts.origins += (origin,)
         return counts
 
@@ -194,18 +194,18 @@ class DecisionFeed:
         self._batches.append((self.count + 1, at, decisions, request, client))
         self.count += len(decisions)
 
-    def reported(self, host: str, status: int) -> None:
+    def record_status(self, host: str, status: int) -> None:
         """Record the status of a page of the host, as a client reported it."""
         if len(self._statuses) >= _HOSTS and host not in self._statuses:
-            self._earlier_statuses, self._statuses = self._statuses, {}
+            self._old_statuses, self._statuses = self._statuses, {}
         self._statuses[host] = (status, self._wall())
 
     # --- between processes --------------------------------------------------------------
 
     def take_counts(self) -> dict[str, Counts]:
         """Return the totals of each host by one of its origins, and reset them."""
-        hosts = [*self._hosts.values(), *self._earlier_hosts.values()]
-        self._hosts, self._earlier_hosts, self._origins = {}, {}, {}
+        hosts = [*self._hosts.values(), *self._old_hosts.values()]
+        self._hosts, self._old_hosts, self._origins = {}, {}, {}
         return {counts.origins[0]: counts for counts in hosts if counts.origins}
 
     def take_latest(self, most: int) -> tuple[list[DecisionNote], list[msgspec.Raw], list[_Batch]]:
@@ -245,11 +245,11 @@ class DecisionFeed:
 
         The totals of the 50,000 hosts that were asked about last are never dropped.
         """
-        return self._hosts.get(host) or self._earlier_hosts.get(host) or _NONE
+        return self._hosts.get(host) or self._old_hosts.get(host) or _NO_COUNTS
 
     def last_status(self, host: str) -> tuple[int, float] | None:
         """Return the last reported status of a page of the host, and its wall time in seconds."""
-        return self._statuses.get(host) or self._earlier_statuses.get(host)
+        return self._statuses.get(host) or self._old_statuses.get(host)
 
     @property
     def oldest(self) -> int:
@@ -265,7 +265,7 @@ class DecisionFeed:
         for one in reversed(self._ring):
             if one[0] <= number or len(singles) >= most:
                 break
-            singles.append(_given(one))
+            singles.append(_decoded(one))
         batched: list[GivenDecision] = []
         for first, at, texts, request, client in reversed(self._batches):
             if first + len(texts) - 1 <= number or len(batched) >= most:
@@ -279,7 +279,7 @@ class DecisionFeed:
 
     def find(self, decision_id: str) -> GivenDecision | None:
         """Return the decision with an id, or None if it is no longer kept."""
-        for one in map(_given, reversed(self._ring)):
+        for one in map(_decoded, reversed(self._ring)):
             if one.decision.id == decision_id:
                 return one
         end = f'"id":{msgspec.json.encode(decision_id).decode()}}}'
@@ -293,7 +293,7 @@ class DecisionFeed:
     def urls_of(self, origin: str, most: int) -> list[str]:
         """Return up to `most` different URLs of an origin, the most recently asked about first."""
         found: dict[str, None] = {}
-        for one in map(_given, reversed(self._ring)):
+        for one in map(_decoded, reversed(self._ring)):
             if one.decision.origin == origin:
                 found[one.decision.url] = None
         mark = f'"origin":{msgspec.json.encode(origin).decode()}'
@@ -327,22 +327,29 @@ class SeriesBody(msgspec.Struct, frozen=True):
 
 
 NAMES: Final = (
-    *("allow", "deny", "defer", "robots_ok", "robots_failed"),
-    *("wait_p50", "wait_p95", "waiting", "leases"),
+    "allow",
+    "deny",
+    "defer",
+    "robots_ok",
+    "robots_failed",
+    "wait_p50",
+    "wait_p95",
+    "waiting",
+    "leases",
 )
 
 
 class Series:
     """Samples the counters every ten seconds, and keeps the samples for an hour."""
 
-    def __init__(self, service: Service, clock: Clock, follow: Callable[[], object]) -> None:
-        """`follow` is called after each sample."""
+    def __init__(self, service: Service, clock: Clock, on_sample: Callable[[], object]) -> None:
+        """`on_sample` is called after each sample."""
         self._service = service
         self._clock = clock
-        self._follow = follow
+        self._on_sample = on_sample
         self._points: deque[tuple[float, dict[str, float | None]]] = deque(maxlen=POINTS)
         """The wall time in seconds and the values of each sample."""
-        self._timer = SingleTimer(clock, self._look)
+        self._timer = SingleTimer(clock, self._sample)
         self._due = 0.0
         self._before: Mapping[str, float] = {}
         self._waits: list[int] = []
@@ -361,41 +368,41 @@ class Series:
     def body(self) -> SeriesBody:
         """Return all samples."""
         points = self._points
-        values = {name: [seen[name] for _, seen in points] for name in NAMES}
+        values = {name: [sample[name] for _, sample in points] for name in NAMES}
         return SeriesBody(STEP, [at for at, _ in points], values)
 
     def rates(self) -> dict[str, float | None]:
         """Return the values of the latest sample; all None before the first."""
         return self._points[-1][1] if self._points else dict.fromkeys(NAMES)
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         self._due = max(self._due, self._clock.monotonic() - STEP) + STEP
         self._timer.set(self._due)
         service = self._service
         if service.phase == "closed":
             return
-        now, waits = self._totals(), service.metrics.queue_wait.counts()
-        seen: dict[str, float | None] = {}
-        for name, total in now.items():
-            grown = float(total - self._before.get(name, 0.0))
-            seen[name] = grown if name.startswith("robots") else grown / STEP
-        grown_by = [new - old for new, old in zip(waits, self._waits, strict=True)]
+        totals, waits = self._totals(), service.metrics.queue_wait.counts()
+        values: dict[str, float | None] = {}
+        for name, total in totals.items():
+            increase = float(total - self._before.get(name, 0.0))
+            values[name] = increase if name.startswith("robots") else increase / STEP
+        increases = [new - old for new, old in zip(waits, self._waits, strict=True)]
         for name, share in (("wait_p50", 0.5), ("wait_p95", 0.95)):
-            seconds = service.metrics.queue_wait.quantile(grown_by, share)
-            seen[name] = None if isnan(seconds) else seconds
-        seen["waiting"] = float(len(service.leases.waiters))
-        seen["leases"] = float(len(service.leases))
-        self._points.append((self._clock.wall(), seen))
-        self._before, self._waits = now, waits
-        self._follow()
+            seconds = service.metrics.queue_wait.quantile(increases, share)
+            values[name] = None if isnan(seconds) else seconds
+        values["waiting"] = float(len(service.leases.waiters))
+        values["leases"] = float(len(service.leases))
+        self._points.append((self._clock.wall(), values))
+        self._before, self._waits = totals, waits
+        self._on_sample()
 
     def _totals(self) -> dict[str, float]:
         stats = self._service.gate.stats()
         totals = dict.fromkeys(("allow", "deny", "defer"), 0.0)
         for (verdict, _), count in stats.decisions.items():
             totals[verdict.value] += count
-        ok, failed = retrievals(stats)
-        return {**totals, "robots_ok": ok, "robots_failed": failed}
+        good, failed = retrievals(stats)
+        return {**totals, "robots_ok": good, "robots_failed": failed}
 
 
 def retrievals(stats: GateStats) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 There may be a million hosts. The index keeps their names sorted, updated with each host that comes
 or goes. Sorting or filtering by anything else scans every host, in slices, so that no other
 answer waits for more than a millisecond. If there are many hosts, a request waits for the scan for
-`PATIENCE` seconds at most, then answers with what was found by then, marked as incomplete. The scan
+`SCAN_WAIT` seconds at most, then answers with the result so far, marked as incomplete. The scan
 goes on for the next request.
 """
 
@@ -23,23 +23,23 @@ from gatekeeper.wire import HostState
 if TYPE_CHECKING:
     from gatekeeper.pacing.scopes import Scope
 
-PATIENCE: Final = 0.01
+SCAN_WAIT: Final = 0.01
 """Seconds that a request waits for a scan of all hosts."""
-KEPT: Final = 1.0
+MIN_REUSE: Final = 1.0
 """Minimum seconds for which the result of a scan of many hosts is reused."""
-_FEW: Final = 10_000
+_MAX_RESCAN: Final = 10_000
 """Up to this many hosts are scanned again for each request."""
 _CHUNK: Final = 1024
 """Hosts scanned before the event loop runs other tasks; sometimes twice as many."""
-_MOST_SCANS: Final = 8
-_SHARE: Final = 10.0
+_MAX_SCANS: Final = 8
+_REUSE_FACTOR: Final = 10.0
 """A result is reused for this many times the duration of its scan. So scans take a tenth of the
 time at most, however many requests there are."""
 
 DEEPEST: Final = 10_000
 """The last position that pages of filtered or sorted hosts can reach."""
 
-_OLD: Final = 30.0
+_MAX_STALE: Final = 30.0
 """Seconds for which an older result may be used while a new scan is running."""
 
 _Run = list[tuple[float, str]]
@@ -143,38 +143,36 @@ class HostOrder(NamedTuple):
 class _Scan:
     """A scan of all hosts in slices, and its result so far: one sorted run per slice."""
 
-    def __init__(self, clock: Clock, *, counts: bool, whole: bool) -> None:
+    def __init__(
+        self, clock: Clock, slices: Iterable[_Run], *, counts: bool, up_to_date: bool
+    ) -> None:
+        """Start the scan. With `counts` the hosts with each sort key are counted."""
         self.runs: list[_Run] = []
-        self.whole = whole
+        self.up_to_date = up_to_date
         """True if the index was up to date when the scan started, so that it covers every host."""
         self.found = 0
         self.keys: Counter[float] = Counter()
-        """Hosts with each sort key; counted only if the key is their state."""
         self.complete = False
-        self.good_until = 0.0
-        self.task: asyncio.Task[None] | None = None
-        self.newer: _Scan | None = None
+        self.fresh_until = 0.0
+        self.successor: _Scan | None = None
         """The running scan that will replace this one."""
         self._clock = clock
         self._counts = counts
+        self.task = asyncio.get_running_loop().create_task(self._run(slices))
 
     def tasks(self) -> Iterator[asyncio.Task[None]]:
-        """Yield the running tasks of this scan and of the newer one."""
-        if self.task is not None and not self.task.done():
+        """Yield the running tasks of this scan and of its successor."""
+        if not self.task.done():
             yield self.task
-        if self.newer is not None:
-            yield from self.newer.tasks()
+        if self.successor is not None:
+            yield from self.successor.tasks()
 
     def cancel(self) -> None:
-        """Cancel the running tasks of this scan and of the newer one."""
+        """Cancel the running tasks of this scan and of its successor."""
         for task in self.tasks():
             task.cancel()
 
-    @property
-    def going_on(self) -> bool:
-        return self.task is not None and not self.task.done()
-
-    async def run(self, slices: Iterable[_Run]) -> None:
+    async def _run(self, slices: Iterable[_Run]) -> None:
         began = self._clock.monotonic()
         for run in slices:
             if run:
@@ -185,7 +183,7 @@ class _Scan:
                     self.keys.update(key for key, _ in run)
             await asyncio.sleep(0)
         now = self._clock.monotonic()
-        self.good_until = now + max(KEPT, _SHARE * (now - began))
+        self.fresh_until = now + max(MIN_REUSE, _REUSE_FACTOR * (now - began))
         self.complete = True
 
 
@@ -222,7 +220,7 @@ class HostIndex:
         return len(self._names)
 
     @property
-    def behind(self) -> int:
+    def pending(self) -> int:
         """The number of hosts that came or went and are not in the index yet."""
         return len(self._pending) + len(self._changes)
 
@@ -231,30 +229,30 @@ class HostIndex:
 
         It is called regularly, so that requests need not wait for it.
         """
-        if self.behind:
-            self._put_some(_CHUNK)
-        if self.behind and (self._follower is None or self._follower.done()):
-            self._follower = asyncio.get_running_loop().create_task(self._put_all())
+        if self.pending:
+            self._apply(_CHUNK)
+        if self.pending and (self._follower is None or self._follower.done()):
+            self._follower = asyncio.get_running_loop().create_task(self._apply_all())
 
     async def close(self) -> None:
         """Cancel the background tasks and wait for their end."""
-        left = [task for scan in self._scans.values() for task in scan.tasks()]
+        running = [task for scan in self._scans.values() for task in scan.tasks()]
         if self._follower is not None and not self._follower.done():
-            left.append(self._follower)
-        for task in left:
+            running.append(self._follower)
+        for task in running:
             task.cancel()
-        if left:
-            await asyncio.wait(left)
+        if running:
+            await asyncio.wait(running)
         self._scans.clear()
 
-    async def _put_all(self) -> None:
-        while self.behind:
-            self._put_some(_CHUNK // 2)
+    async def _apply_all(self) -> None:
+        while self.pending:
+            self._apply(_CHUNK // 2)
             await asyncio.sleep(0)
         if len(self._gone) > max(_CHUNK, len(self._hosts) // 8):
-            await self._let_go()
+            await self._drop_gone()
 
-    def _put_some(self, most: int) -> None:
+    def _apply(self, most: int) -> None:
         if not self._pending:
             self._pending, self._changes[:] = self._changes[:], []
         part = self._pending[-most:]
@@ -271,14 +269,14 @@ class HostIndex:
             if now is None:
                 self._names.discard(name)
 
-    async def _let_go(self) -> None:
+    async def _drop_gone(self) -> None:
         """Remove the scopes that are gone from `_hosts`."""
         gone = set(self._gone)
-        kept: list[Scope] = []
+        present: list[Scope] = []
         for part in self._slices():
-            kept += part
+            present += part
             await asyncio.sleep(0)
-        self._hosts = kept
+        self._hosts = present
         self._gone -= gone
 
     def _slices(self) -> Iterator[list[Scope]]:
@@ -309,9 +307,9 @@ class HostIndex:
         unfiltered list by name.
         """
         self.follow()
-        if self._follower is not None and len(self._scopes) <= _FEW:
+        if self._follower is not None and len(self._scopes) <= _MAX_RESCAN:
             await self._follower
-        settled = not self.behind
+        settled = not self.pending
         if order is None and state == "any" and not q:
             names = self._names.page(first, count, descending=descending)
             return HostPage(names, len(self._names), settled)
@@ -322,8 +320,8 @@ class HostIndex:
         else:
             scan = self._ranked(q, state, order, descending=descending)
         await self._wait_for(scan)
-        hosts = _head(scan, first, count, flip=order is None and descending)
-        return HostPage(hosts, scan.found, settled and scan.complete and scan.whole)
+        hosts = _merge_page(scan, first, count, flip=order is None and descending)
+        return HostPage(hosts, scan.found, settled and scan.complete and scan.up_to_date)
 
     async def states(self) -> tuple[dict[str, int], bool]:
         """Return the number of hosts in each state but "free", and whether all were scanned."""
@@ -331,13 +329,13 @@ class HostIndex:
         scan = self._ranked("", _HELD_UP, _BY_STATE, descending=False)
         await self._wait_for(scan)
         counts = {state: scan.keys[float(n)] for n, state in enumerate(STATES) if state != "free"}
-        return counts, scan.complete and scan.whole and not self.behind
+        return counts, scan.complete and scan.up_to_date and not self.pending
 
     async def _wait_for(self, scan: _Scan) -> None:
-        """Wait for a running scan; if there are many hosts, for `PATIENCE` seconds at most."""
-        if scan.task is not None and scan.going_on:
-            few = len(self._scopes) <= _FEW
-            await asyncio.wait((scan.task,), timeout=None if few else PATIENCE)
+        """Wait for a running scan; if there are many hosts, for `SCAN_WAIT` seconds at most."""
+        if not scan.task.done():
+            few = len(self._scopes) <= _MAX_RESCAN
+            await asyncio.wait((scan.task,), timeout=None if few else SCAN_WAIT)
 
     # --- scans --------------------------------------------------------------------------
 
@@ -348,7 +346,7 @@ class HostIndex:
         held_up = state not in ("any", "free")
         every = state in ("any", _HELD_UP)
 
-        def look(part: list[Scope], now: float) -> Iterator[tuple[float, str]]:
+        def keyed(part: list[Scope], now: float) -> Iterator[tuple[float, str]]:
             for scope in part:
                 name = scope.name
                 if q and q not in name:
@@ -360,7 +358,7 @@ class HostIndex:
             now = self._clock.monotonic()
             for part in self._slices():
                 yield list(
-                    look([one for one in part if _active(one, now)] if held_up else part, now)
+                    keyed([one for one in part if _active(one, now)] if held_up else part, now)
                 )
 
         name = "" if order is None else order.name
@@ -381,35 +379,35 @@ class HostIndex:
         While a new scan is running, an older result that is not too old is returned instead.
         """
         now = self._clock.monotonic()
-        scan = self._scans.get(name)
-        many = len(self._scopes) > _FEW
-        if scan is not None and scan.newer is not None and scan.newer.complete:
-            scan = self._scans[name] = scan.newer
-        if scan is not None and scan.complete and not scan.whole and not self.behind:
-            scan.cancel()
-            scan = None  # the index is up to date now, so a new scan covers every host
-        if scan is not None:
-            if scan.going_on or (scan.complete and many and now < scan.good_until):
-                return scan
-            if scan.complete and many and now < scan.good_until + _OLD:
-                if scan.newer is None:
-                    scan.newer = self._begin(name, slices)
-                return scan
-        for old in [one for one, old in self._scans.items() if next(old.tasks(), None) is None]:
-            if now >= self._scans[old].good_until + _OLD:
-                del self._scans[old]
-        while len(self._scans) >= _MOST_SCANS:
+        current = self._scans.get(name)
+        is_large = len(self._scopes) > _MAX_RESCAN
+        if current is not None and current.successor is not None and current.successor.complete:
+            current = self._scans[name] = current.successor
+        if current is not None and current.complete and not current.up_to_date and not self.pending:
+            current.cancel()
+            current = None  # the index is up to date now, so a new scan covers every host
+        if current is not None:
+            reusable = current.complete and is_large
+            if not current.task.done() or (reusable and now < current.fresh_until):
+                return current
+            if reusable and now < current.fresh_until + _MAX_STALE:
+                if current.successor is None:
+                    current.successor = self._begin(name, slices)
+                return current
+        for key, scan in list(self._scans.items()):
+            if next(scan.tasks(), None) is None and now >= scan.fresh_until + _MAX_STALE:
+                del self._scans[key]
+        while len(self._scans) >= _MAX_SCANS:
             self._scans.pop(next(iter(self._scans))).cancel()
-        scan = self._scans[name] = self._begin(name, slices)
-        return scan
+        current = self._scans[name] = self._begin(name, slices)
+        return current
 
     def _begin(self, name: tuple[object, ...], slices: Callable[[], Iterable[_Run]]) -> _Scan:
-        scan = _Scan(self._clock, counts=_HELD_UP in name, whole=not self.behind)
-        scan.task = asyncio.get_running_loop().create_task(scan.run(slices()))
-        return scan
+        counts, up_to_date = _HELD_UP in name, not self.pending
+        return _Scan(self._clock, slices(), counts=counts, up_to_date=up_to_date)
 
 
-def _head(scan: _Scan, first: int, count: int, *, flip: bool = False) -> list[str]:
+def _merge_page(scan: _Scan, first: int, count: int, *, flip: bool = False) -> list[str]:
     """Return `count` names from the position `first` on; `flip`: counted from the other end."""
     runs: list[Iterable[tuple[float, str]]] = list(scan.runs)
     if flip:

@@ -29,16 +29,16 @@ _TEXTS: Final = (str, int, float)
 _VOID: Final = frozenset({"br", "col", "hr", "input", "link", "meta"})
 _CONTROL: Final = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 _CONTROLS: Final = re.compile(f"[{_CONTROL}]")
-_ODD: Final = re.compile(f"[&<>\"'{_CONTROL}]")
+_SPECIAL: Final = re.compile(f"[&<>\"'{_CONTROL}]")
 
 
-def shown(text: str) -> Html:
+def escaped(text: str) -> Html:
     """Return markup that displays a text as it is.
 
     >>> shown("<b>" + chr(0x202E))
     '&lt;b&gt;\\\\u202e'
     """
-    if _ODD.search(text) is None:  # the common case
+    if _SPECIAL.search(text) is None:  # the common case
         return Html(text)
     return Html(_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", escape(text)))
 
@@ -57,7 +57,7 @@ def tag(name: str, /, *children: Child, **attributes: str | float | bool | None)
         if value is None or value is False:
             continue
         named = key.rstrip("_").replace("_", "-")
-        parts.append(f" {named}" if value is True else f' {named}="{shown(str(value))}"')
+        parts.append(f" {named}" if value is True else f' {named}="{escaped(str(value))}"')
     parts.append(">")
     if name in _VOID:
         return Html("".join(parts))
@@ -71,7 +71,7 @@ def _add(parts: list[str], children: Iterable[Child]) -> None:
         if type(child) is Html:
             parts.append(child)
         elif isinstance(child, _TEXTS):
-            parts.append(shown(str(child)))
+            parts.append(escaped(str(child)))
         elif child is not None:
             _add(parts, child)
 
@@ -92,7 +92,9 @@ def hidden(name: str, value: str) -> Html:
 def search_form(action: str, *fields: Child, button: str, id_: str | None = None) -> Html:
     """Return a form that requests a page (GET)."""
     return tag(
-        *("form", fields, tag("button", button)),
+        "form",
+        fields,
+        tag("button", button),
         method="get",
         action=action,
         role="search",
@@ -100,7 +102,7 @@ def search_form(action: str, *fields: Child, button: str, id_: str | None = None
     )
 
 
-def fold(summary: str, *children: Child, **attributes: str | None) -> Html:
+def details(summary: str, *children: Child, **attributes: str | None) -> Html:
     """Return a `details` element: a summary, and content that is shown when it is clicked."""
     return tag("details", tag("summary", summary), children, **attributes)
 

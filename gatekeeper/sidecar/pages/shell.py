@@ -30,15 +30,15 @@ from gatekeeper.sidecar.security import Admission, Token
 # --- visitors ---------------------------------------------------------------------------------
 
 COOKIE: Final = "gatekeeper_session"
-IDLE: Final = 900
+MAX_IDLE: Final = 900
 """Seconds without a request after which a session ends."""
-LONGEST: Final = 43_200
+MAX_SESSION: Final = 43_200
 """Seconds after the sign-in at which a session ends in any case."""
 
 
-_MOMENT: Final = re.compile("[0-9]{1,12}")
+_TIME: Final = re.compile("[0-9]{1,12}")
 """A time in a cookie. Python may refuse to convert longer numbers."""
-_SECURE: Final = "tls-"
+_TLS_PREFIX: Final = "tls-"
 
 
 class Visitor(NamedTuple):
@@ -71,19 +71,19 @@ class Sessions:
         text = request.cookies.get(COOKIE, "")
         name, began, until, nonce, signature = [*text.split("|"), "", "", "", "", ""][:5]
         now = self._clock.wall()
-        if not (_MOMENT.fullmatch(began) and _MOMENT.fullmatch(until) and now < int(until)):
+        if not (_TIME.fullmatch(began) and _TIME.fullmatch(until) and now < int(until)):
             return None
         for token in admission.tokens.of(name):
             signed = _signature(token, began, until, nonce)
             if hmac.compare_digest(signed.encode(), signature.encode("utf-8", "replace")):
                 cookie = self._cookie(token, int(began), nonce)
-                secure = nonce.startswith(_SECURE)
+                secure = nonce.startswith(_TLS_PREFIX)
                 return Visitor(token.name, token.roles, self._form(nonce), cookie, secure)
         return None
 
     def begin(self, token: Token, *, secure: bool = False) -> str:
         """Return the cookie of a new session; `secure`: it started over TLS."""
-        nonce = (_SECURE if secure else "") + secrets.token_hex(16)
+        nonce = (_TLS_PREFIX if secure else "") + secrets.token_hex(16)
         return self._cookie(token, int(self._clock.wall()), nonce)
 
     def check_form(self, visitor: Visitor, fields: Mapping[str, str]) -> None:
@@ -93,7 +93,7 @@ class Sessions:
             raise Problem(403, "form", "this form is too old, or none of ours: load its page again")
 
     def _cookie(self, token: Token, began: int, nonce: str) -> str:
-        until = str(min(int(self._clock.wall()) + IDLE, began + LONGEST))
+        until = str(min(int(self._clock.wall()) + MAX_IDLE, began + MAX_SESSION))
         signature = _signature(token, str(began), until, nonce)
         return "|".join((token.name, str(began), until, nonce, signature))
 
@@ -111,9 +111,11 @@ def set_cookie(response: web.StreamResponse, value: str, *, secure: bool) -> Non
 
     The cookie has no path attribute, so it is sent for `/ui/` only, under any prefix of a proxy.
     """
-    age = IDLE if value else 0
+    age = MAX_IDLE if value else 0
     parts = [f"{COOKIE}={value}", f"Max-Age={age}", "HttpOnly", "SameSite=Strict"]
-    response.headers.add("Set-Cookie", "; ".join([*parts, *(["Secure"] if secure else [])]))
+    if secure:
+        parts.append("Secure")
+    response.headers.add("Set-Cookie", "; ".join(parts))
 
 
 # --- pages ------------------------------------------------------------------------------------

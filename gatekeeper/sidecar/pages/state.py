@@ -53,7 +53,7 @@ class LeaseView(msgspec.Struct, frozen=True, kw_only=True):
     """When a waiting request can expect its lease; None if that depends on an event."""
 
 
-class _Listed(NamedTuple):
+class _LeaseEntry(NamedTuple):
     """A lease or a waiting request, whose view is made only if it is on the page."""
 
     host: str
@@ -118,17 +118,17 @@ class OperatorState:
         self.started: float = self.clock.wall()
         self.feed = feed
         self._hosts: HostIndex | None = None
-        self.series: Series = Series(service, self.clock, self._follow)
+        self.series: Series = Series(service, self.clock, self._update_hosts)
         self.streams: Counter[str] = Counter()
         """Open streams of events by client."""
-        self.told = 0
+        self.events_sent = 0
         """Events sent."""
         self._encoded: dict[int, bytes] = {}
 
     def start(self) -> None:
         """Start to sample the counters every ten seconds. Idempotent."""
         self.series.start()
-        self._follow()
+        self._update_hosts()
 
     async def close(self) -> None:
         """Stop the timer and the background tasks. Idempotent."""
@@ -140,12 +140,12 @@ class OperatorState:
         """Return the encoded decision of a number; `write` encodes it once for all streams."""
         found = self._encoded.get(number)
         if found is None:
-            if len(self._encoded) >= _ENCODED:
+            if len(self._encoded) >= _MAX_ENCODED:
                 self._encoded.clear()
             found = self._encoded[number] = write()
         return found
 
-    def _follow(self) -> None:
+    def _update_hosts(self) -> None:
         self.hosts.follow()
 
     @property
@@ -200,7 +200,7 @@ class OperatorState:
 
     # --- leases -------------------------------------------------------------------------
 
-    def leases(self, state: str = "any") -> Iterator[_Listed]:
+    def leases(self, state: str = "any") -> Iterator[_LeaseEntry]:
         """Yield the waiting requests, oldest first, then the held leases, in the order of granting.
 
         `state`: "waiting", "held" or "any".
@@ -210,12 +210,12 @@ class OperatorState:
         if state != "held":
             for waiter in sorted(table.waiters, key=lambda one: one.since):
                 places[waiter.host] += 1
-                yield _Listed(
+                yield _LeaseEntry(
                     waiter.host, waiter.client, partial(self._waiting, waiter, places[waiter.host])
                 )
         if state != "waiting":
             for held in table:
-                yield _Listed(held.lease.host, held.client, partial(self._held, held))
+                yield _LeaseEntry(held.lease.host, held.client, partial(self._held, held))
 
     def _waiting(self, waiter: LeaseWaiter, place: int) -> LeaseView:
         now, wall = self.clock.monotonic(), self.clock.wall()
@@ -254,13 +254,13 @@ class OperatorState:
         scope = self.scope(host)
         if scope is None:
             return None
-        every = (scope, *scope.shared)
-        if any(one.history is not None and one.history.paused for one in every):
+        scopes = (scope, *scope.shared)
+        if any(one.history is not None and one.history.paused for one in scopes):
             return None
-        due = max(now, *(one.promised_at() for one in every))
+        due = max(now, *(one.promised_at() for one in scopes))
         if due == INF:
             return None
-        interval = max(one.interval for one in every)
+        interval = max(one.interval for one in scopes)
         return utc(wall + due - now + (place - 1) * interval)
 
     # --- the overview -------------------------------------------------------------------
@@ -293,7 +293,7 @@ class OperatorState:
             waiting=len(service.leases.waiters),
             oldest_wait=max((now - one.since for one in service.leases.waiters), default=None),
             leases=len(held),
-            overdue=sum(one.due - now < _NEARLY * one.ttl for one in held),
+            overdue=sum(one.due - now < _NEARLY_OVER * one.ttl for one in held),
             expired=service.leases.ended["expired"],
             hosts=len(self.hosts),
             host_states=states,
@@ -305,22 +305,22 @@ class OperatorState:
                 at=utc(metrics.last_reload_at),
                 needs_restart=tuple(service.restart_required),
             ),
-            events=self.told,
+            events=self.events_sent,
         )
 
 
-_NEARLY: Final = 0.1
-_ENCODED: Final = 1024
+_NEARLY_OVER: Final = 0.1
+_MAX_ENCODED: Final = 1024
 
 
-def _left(scope: Scope, now: float) -> float:
+def _seconds_left(scope: Scope, now: float) -> float:
     """Return the seconds until the clocks and blocks of a host are over; 0 if they are."""
     due = max(one.promised_at() for one in (scope, *scope.shared))
     return max(0.0, due - now)
 
 
 _KEYS: Final = {
-    "next": _left,
+    "next": _seconds_left,
     "interval": lambda scope, _now: scope.interval,
     "in_flight": lambda scope, _now: scope.in_flight,
     "state": lambda scope, now: STATES.index(state_of(scope, now)),
@@ -334,7 +334,7 @@ def host_body(
     clock = state.clock
     wall = clock.wall()
     kinds = {one.kind for one in clocks}
-    ends = [c.until for c in clocks if c.until is not None and c.until.timestamp() > wall]
+    due_times = [c.until for c in clocks if c.until is not None and c.until.timestamp() > wall]
     deciding = [c for c in clocks if c.kind == "interval" and c.decides and c.seconds is not None]
     longest = max(deciding, key=lambda one: one.seconds or 0.0, default=None)
     scope, record = state.scope(host), state.record(host)
@@ -344,8 +344,8 @@ def host_body(
     last, counts = state.feed.last_status(host), state.feed.counts(host)
     return HostBody(
         host=host,
-        state=_state(kinds, waits=bool(ends)),
-        next_at=max(ends) if ends else None,
+        state=_state(kinds, waits=bool(due_times)),
+        next_at=max(due_times) if due_times else None,
         interval=longest.seconds if longest is not None else None,
         clocks=clocks,
         interval_source=longest.source if longest is not None else None,

@@ -17,8 +17,8 @@ from gatekeeper.sidecar.pages.html import (
     Html,
     age,
     badge,
+    details,
     field,
-    fold,
     moment,
     num,
     num_head,
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from gatekeeper.storage.base import HistoryEntry
     from gatekeeper.wire import Explanation
 
-_SHOWN: Final = 400
+_MAX_LINES: Final = 400
 """Maximum lines of a text to show."""
-_LIVE: Final = 50
+_LIVE_ROWS: Final = 50
 """Decisions on the Live page before new ones arrive."""
-_ROWS: Final = 200
+_MAX_ROWS: Final = 200
 """Maximum rows of a comparison of two texts."""
 _VERDICTS: Final = {"allow": "ok", "deny": "bad", "defer": "warn"}
 
@@ -59,7 +59,7 @@ def explain_page(
     url: str,
     agent: str,
     told: Explanation | None,
-    wrong: str | None,
+    error: str | None,
     group: Collection[int] = (),
 ) -> Page:
     """Why a URL is allowed, denied or deferred, and a form to try another text of the file.
@@ -75,12 +75,12 @@ def explain_page(
             id_="question",
         )
     ]
-    if wrong is not None:
-        body.append(tag("p", badge("bad", "Not a question"), " ", wrong, class_="lead"))
+    if error is not None:
+        body.append(tag("p", badge("bad", "Not a question"), " ", error, class_="lead"))
     if told is not None:
         body.append(tag("div", story(service, told, group), id="story"))
         body.append(_what_if(told))
-    elif wrong is None:
+    elif error is None:
         body.append(
             tag(
                 "p",
@@ -100,7 +100,7 @@ def story(service: Service, told: Explanation, group: Collection[int]) -> Child:
             "p",
             verdict_badge(decision.verdict.value),
             " ",
-            _because(decision),
+            _reason(decision),
             class_="lead",
             aria_live="polite",
         ),
@@ -115,7 +115,7 @@ def story(service: Service, told: Explanation, group: Collection[int]) -> Child:
     ]
 
 
-def _because(decision: Decision) -> Child:
+def _reason(decision: Decision) -> Child:
     rule = decision.rule
     return [
         tag("strong", decision.reason.value.replace("_", " ")),
@@ -165,7 +165,7 @@ def normal_form(value: str) -> str | None:
     return None if normal == value else normal
 
 
-def _beside(value: str) -> Child:
+def _note(value: str) -> Child:
     """Return the normal form of a pattern, if it differs from the pattern."""
     normal = normal_form(value)
     return None if normal is None else [" reads ", tag("code", normal[:500])]
@@ -190,16 +190,16 @@ def _fetch_story(service: Service, told: Explanation) -> Html:
 
 
 def _candidates(told: Explanation) -> Html:
-    decided = told.decision.rule
+    deciding_rule = told.decision.rule
     rows = []
     for one in told.candidates[:200]:
-        first = decided is not None and one.line == decided.line
+        first = deciding_rule is not None and one.line == deciding_rule.line
         rows.append(
             row(
                 tag("th", badge("ok", "decides") if first else badge("idle", "loses"), scope="row"),
                 num(one.line),
                 one.field,
-                tag("td", tag("code", one.value[:500]), _beside(one.value), class_="url"),
+                tag("td", tag("code", one.value[:500]), _note(one.value), class_="url"),
                 num(one.length),
                 class_="decides" if first else "loses",
             )
@@ -218,26 +218,25 @@ def _text(told: Explanation, group: Collection[int]) -> Html:
     lines = told.robots_txt.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     decided = told.decision.rule.line if told.decision.rule is not None else 0
     values = {one.line: one.value for one in told.candidates}
-    first = max(0, min(decided - _SHOWN // 2, len(lines) - _SHOWN))
-    shown = lines[first : first + _SHOWN]
+    first = max(0, min(decided - _MAX_LINES // 2, len(lines) - _MAX_LINES))
+    shown = lines[first : first + _MAX_LINES]
     items = []
-    for number_, line in enumerate(shown, first + 1):
-        mark = "decides" if number_ == decided else "loses" if number_ in values else None
+    for n, line in enumerate(shown, first + 1):
+        mark = "decides" if n == decided else "loses" if n in values else None
         items.append(
             tag(
                 "li",
                 tag("code", line[:2000] or " "),
-                tag("span", f" ◀ {mark}", _beside(values.get(number_, "")), class_="mark")
+                tag("span", f" ◀ {mark}", _note(values.get(n, "")), class_="mark")
                 if mark
                 else None,
-                value=number_,
-                class_=" ".join(filter(None, (mark, "group" if number_ in group else None)))
-                or None,
+                value=n,
+                class_=" ".join(filter(None, (mark, "group" if n in group else None))) or None,
             )
         )
     note = (
         f"Lines {first + 1} to {first + len(shown)} of {number(len(lines))}. "
-        if len(lines) > _SHOWN
+        if len(lines) > _MAX_LINES
         else ""
     )
     return tag(
@@ -261,18 +260,18 @@ def group_lines(service: Service, told: Explanation) -> set[int]:
     from gatekeeper.sidecar.routes.check import as_read  # noqa: PLC0415 - it imports this module
 
     text = as_read(service, (told.robots_txt or "").encode("utf-8", "replace"))
-    wanted = {one.line for one in told.candidates}
+    matching = {one.line for one in told.candidates}
     agent = told.decision.user_agent.lower()
-    found: set[int] = set()
+    lines_of_groups: set[int] = set()
     for group in text.groups:
         lines = {group.line, *(one.line for one in (*group.rules, *group.records))}
-        if lines & wanted or agent in {name.lower() for name in group.agents}:
-            found |= set(range(min(lines), max(lines) + 1))
-    return found
+        if lines & matching or agent in {name.lower() for name in group.agents}:
+            lines_of_groups |= set(range(min(lines), max(lines) + 1))
+    return lines_of_groups
 
 
 def _what_if(told: Explanation) -> Html:
-    return fold(
+    return details(
         "What if it read otherwise?",
         tag(
             "p",
@@ -300,8 +299,8 @@ def _what_if(told: Explanation) -> Html:
 def live_page(service: Service, query: EventQuery) -> Page:
     """The stream of decisions; without JavaScript, the latest decisions."""
     feed = service.operators.feed
-    latest = feed.since(0, None if query.narrow else _LIVE)
-    wanted = [one for one in reversed(latest) if query.wants(one)][:_LIVE]
+    latest = feed.since(0, None if query.narrow else _LIVE_ROWS)
+    wanted = [one for one in reversed(latest) if query.wants(one)][:_LIVE_ROWS]
     verdicts = [
         tag("option", one, value=one, selected=one == query.verdict)
         for one in ("any", "allow", "deny", "defer")
@@ -362,7 +361,7 @@ class TextChange(NamedTuple):
     new: list[str]
 
 
-_EDITS: Final = 100
+_MAX_EDITS: Final = 100
 """Maximum number of differing lines; texts that differ more are shown as replaced as a whole."""
 
 
@@ -386,7 +385,7 @@ def line_changes(old: Sequence[str], new: Sequence[str]) -> list[TextChange]:
 
 
 def _middle(old: Sequence[str], new: Sequence[str]) -> list[TextChange]:
-    path = _shortest(old, new)
+    path = _edits(old, new)
     if path is None:
         return [TextChange(False, list(old), list(new))]
     changes: list[TextChange] = []
@@ -399,13 +398,13 @@ def _middle(old: Sequence[str], new: Sequence[str]) -> list[TextChange]:
     return changes
 
 
-def _shortest(
+def _edits(
     old: Sequence[str], new: Sequence[str]
 ) -> list[tuple[bool, list[str], list[str]]] | None:
-    """Return the shortest edit script, step by step, or None if it has more than `_EDITS` edits."""
+    """Return the shortest edit script, step by step; None: it has more than `_MAX_EDITS` edits."""
     furthest = {1: 0}
     trace: list[dict[int, int]] = []
-    for edits in range(_EDITS + 1):
+    for edits in range(_MAX_EDITS + 1):
         trace.append(dict(furthest))
         for k in range(-edits, edits + 1, 2):
             down = k == -edits or (k != edits and furthest[k - 1] < furthest[k + 1])
@@ -414,11 +413,11 @@ def _shortest(
                 x += 1
             furthest[k] = x
             if x >= len(old) and x - k >= len(new):
-                return _way_back(trace, old, new)
+                return _backtrack(trace, old, new)
     return None
 
 
-def _way_back(
+def _backtrack(
     trace: list[dict[int, int]], old: Sequence[str], new: Sequence[str]
 ) -> list[tuple[bool, list[str], list[str]]]:
     steps: list[tuple[bool, list[str], list[str]]] = []
@@ -441,7 +440,7 @@ def _way_back(
     return steps[::-1]
 
 
-class Versions(NamedTuple):
+class VersionDiff(NamedTuple):
     """The differences between two versions of a file."""
 
     changes: list[TextChange]
@@ -455,8 +454,8 @@ def history_page(
     service: Service,
     origin: str,
     entries: list[HistoryEntry],
-    found: Versions | None,
-    wrong: str | None,
+    versions: VersionDiff | None,
+    error: str | None,
 ) -> Page:
     """The versions of a robots.txt, and the differences between two of them."""
     now = utc(service.clock.wall())
@@ -464,7 +463,9 @@ def history_page(
         search_form(
             "history",
             field(
-                *("Origin", "origin", origin),
+                "Origin",
+                "origin",
+                origin,
                 required=True,
                 class_="wide",
                 placeholder="https://example.org",
@@ -472,14 +473,14 @@ def history_page(
             button="Show",
         )
     ]
-    if wrong is not None:
-        body.append(tag("p", badge("bad", "Not an origin"), " ", wrong, class_="lead"))
+    if error is not None:
+        body.append(tag("p", badge("bad", "Not an origin"), " ", error, class_="lead"))
     elif origin:
         rows = [
             row(
                 tag("th", (entry.body_hash.hex()[:12] or "no file"), scope="row"),
-                [age(utc(entry.first_seen), now)],
-                [age(utc(entry.last_seen), now)],
+                age(utc(entry.first_seen), now),
+                age(utc(entry.last_seen), now),
                 entry.outcome.replace("_", " "),
                 num("-" if entry.status is None else entry.status),
                 num(number(entry.size)),
@@ -491,15 +492,20 @@ def history_page(
             table(
                 "Versions, the latest first",
                 (
-                    *("Version", "First seen", "Last seen", "Outcome"),
-                    *(num_head("Status"), num_head("Bytes"), "Compare"),
+                    "Version",
+                    "First seen",
+                    "Last seen",
+                    "Outcome",
+                    num_head("Status"),
+                    num_head("Bytes"),
+                    "Compare",
                 ),
                 rows[:200],
                 empty="No version of this file is kept. History needs a storage (storage.path).",
             )
         )
-        if found is not None:
-            body += _comparison(found)
+        if versions is not None:
+            body += _comparison(versions)
     else:
         body.append(tag("p", "Give an origin, such as https://example.org.", class_="empty"))
     return Page("History", "history", body)
@@ -508,11 +514,11 @@ def history_page(
 def _compare_links(origin: str, entries: list[HistoryEntry], n: int) -> Child:
     if n == 0:
         return "the first"
-    told = {"origin": origin, "old": n - 1, "new": n}
-    return tag("a", "with the one before", href=f"history?{urlencode(told)}")
+    query = {"origin": origin, "old": n - 1, "new": n}
+    return tag("a", "with the one before", href=f"history?{urlencode(query)}")
 
 
-def _comparison(found: Versions) -> Iterator[Html]:
+def _comparison(versions: VersionDiff) -> Iterator[Html]:
     yield tag("h2", "Which verdicts changed")
     yield table(
         "URLs lately asked about, whose verdict changed",
@@ -523,23 +529,23 @@ def _comparison(found: Versions) -> Iterator[Html]:
                 verdict_badge("allow" if before else "deny"),
                 verdict_badge("allow" if after else "deny"),
             )
-            for url, before, after in found.verdicts[:200]
+            for url, before, after in versions.verdicts[:200]
         ],
-        empty=f"None, of {number(found.asked)} URLs lately asked about.",
+        empty=f"None, of {number(versions.asked)} URLs lately asked about.",
     )
     yield tag("h2", "What changed in the text")
     yield table(
         "Old and new side by side",
         ("Change", "Old", "New"),
-        _diff_rows(found),
+        _diff_rows(versions),
         empty="Nothing.",
     )
 
 
-def _diff_rows(found: Versions) -> Iterator[Html]:
-    """Yield the rows of a comparison, `_ROWS` at most."""
-    rows = chain.from_iterable(map(_change_rows, found.changes))
-    yield from islice(rows, _ROWS)
+def _diff_rows(versions: VersionDiff) -> Iterator[Html]:
+    """Yield the rows of a comparison, `_MAX_ROWS` at most."""
+    rows = chain.from_iterable(map(_change_rows, versions.changes))
+    yield from islice(rows, _MAX_ROWS)
     if next(rows, None) is not None:
         yield row("", "... and more", "... and more")
 

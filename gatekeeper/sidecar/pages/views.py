@@ -20,9 +20,9 @@ from gatekeeper.sidecar.pages.html import (
     Html,
     age,
     badge,
+    details,
     duration,
     field,
-    fold,
     hidden,
     moment,
     num,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from gatekeeper.wire import HostBody
 
 REFRESH: Final = 3.0
-_KINDS: Final = {
+_BADGES: Final = {
     "free": "idle",
     "waiting": "ok",
     "busy": "ok",
@@ -61,17 +61,17 @@ _KINDS: Final = {
 @cache
 def state_badge(state: str | None) -> Html:
     """Return the badge for the state of a host or of a file."""
-    return badge(_KINDS.get(state or "", "idle"), state or "none")
+    return badge(_BADGES.get(state or "", "idle"), state or "none")
 
 
 # --- overview ---------------------------------------------------------------------------------
 
 
-def overview_page(service: Service, seen: Overview) -> Page:
+def overview_page(service: Service, overview: Overview) -> Page:
     """The overview: first what needs attention, then numbers and charts."""
     body = [
-        _needs_a_look(seen),
-        tag("section", _cards(seen), class_="cards", aria_label="Numbers"),
+        _attention(overview),
+        tag("section", _cards(overview), class_="cards", aria_label="Numbers"),
         tag("h2", "The last hour"),
         tag(
             "div",
@@ -81,11 +81,11 @@ def overview_page(service: Service, seen: Overview) -> Page:
             class_="charts",
             data_keep="charts",
         ),
-        _lately(service),
+        _recent_table(service),
         tag(
             "p",
-            f"{seen.user_agent}, version {seen.version}, up ",
-            duration((seen.now - seen.started_at).total_seconds()),
+            f"{overview.user_agent}, version {overview.version}, up ",
+            duration((overview.now - overview.started_at).total_seconds()),
             class_="note",
         ),
     ]
@@ -93,52 +93,52 @@ def overview_page(service: Service, seen: Overview) -> Page:
     return Page("Overview", "", body, REFRESH, scripts, ("vendor/uPlot.min.css",))
 
 
-def _needs_a_look(seen: Overview) -> Html:
-    found = list(_troubles(seen))
-    if not found:
+def _attention(overview: Overview) -> Html:
+    warnings = list(_warnings(overview))
+    if not warnings:
         return tag("p", badge("ok", "Nothing needs a look."), class_="fine")
-    return tag("ul", [tag("li", one) for one in found], class_="look", aria_label="Needs a look")
+    return tag("ul", [tag("li", one) for one in warnings], class_="look", aria_label="Needs a look")
 
 
-def _troubles(seen: Overview) -> Iterator[Child]:
-    states = seen.host_states
-    if not seen.ready:
-        yield badge("bad", f"Not ready: {seen.state}")
-    if not seen.reload.ok:
+def _warnings(overview: Overview) -> Iterator[Child]:
+    states = overview.host_states
+    if not overview.ready:
+        yield badge("bad", f"Not ready: {overview.state}")
+    if not overview.reload.ok:
         yield [
             badge("bad", "The last reload failed"),
             ": the settings before it are in force; see the log",
         ]
-    if seen.reload.needs_restart:
-        names = ", ".join(seen.reload.needs_restart)
+    if overview.reload.needs_restart:
+        names = ", ".join(overview.reload.needs_restart)
         yield [badge("warn", "A restart is needed"), " for ", tag("a", names, href="config")]
-    if seen.fleet is not None and seen.fleet.get("state") != "connected":
-        yield badge("bad", f"The store of the fleet is {seen.fleet.get('state')}")
+    if overview.fleet is not None and overview.fleet.get("state") != "connected":
+        yield badge("bad", f"The store of the fleet is {overview.fleet.get('state')}")
     if blocked := states["blocked"]:
-        yield [badge("bad", f"{number(blocked)} blocked"), " ", _hosts("blocked")]
+        yield [badge("bad", f"{number(blocked)} blocked"), " ", _hosts_link("blocked")]
     if paused := states["paused"]:
-        yield [badge("warn", f"{number(paused)} paused"), " ", _hosts("paused")]
-    if seen.oldest_wait is not None and seen.oldest_wait > 60:
+        yield [badge("warn", f"{number(paused)} paused"), " ", _hosts_link("paused")]
+    if overview.oldest_wait is not None and overview.oldest_wait > 60:
         yield [
-            badge("warn", f"Somebody waits for {duration(seen.oldest_wait)}"),
+            badge("warn", f"Somebody waits for {duration(overview.oldest_wait)}"),
             " ",
             tag("a", "who waits", href="waiting"),
         ]
-    if seen.overdue:
+    if overview.overdue:
         yield [
-            badge("warn", f"{number(seen.overdue)} leases are nearly over"),
+            badge("warn", f"{number(overview.overdue)} leases are nearly over"),
             " and unreported: ",
             tag("a", "see them", href="waiting?state=held"),
         ]
-    if seen.rates["robots_failed"]:
+    if overview.rates["robots_failed"]:
         yield badge(
             "warn",
-            f"{number(int(seen.rates['robots_failed']))} robots.txt could not be had in "
+            f"{number(int(overview.rates['robots_failed']))} robots.txt could not be had in "
             f"the last 10 s",
         )
 
 
-def _hosts(state: str) -> Html:
+def _hosts_link(state: str) -> Html:
     return tag("a", f"hosts that are {state}", href=f"hosts?state={state}")
 
 
@@ -214,7 +214,7 @@ def _chart(name: str, title: str) -> Html:
     )
 
 
-def _lately(service: Service) -> Html:
+def _recent_table(service: Service) -> Html:
     """Return the last two minutes as a table, for readers who can't see the charts."""
     body = service.operators.series.body()
     rows = [
@@ -224,7 +224,7 @@ def _lately(service: Service) -> Html:
         )
         for n, at in list(enumerate(body.times))[-1:-13:-1]
     ]
-    return fold(
+    return details(
         "The last two minutes as a table",
         table(
             "The last two minutes",
@@ -251,7 +251,7 @@ _COLUMNS: Final = (
 )
 
 
-def hosts_page(service: Service, query: HostQuery, found: HostList) -> Page:
+def hosts_page(service: Service, query: HostQuery, listed: HostList) -> Page:
     """A page of hosts. Its URL contains the filter, so that it can be shared."""
     now = utc(service.clock.wall())
     body = [
@@ -262,21 +262,21 @@ def hosts_page(service: Service, query: HostQuery, found: HostList) -> Page:
             hidden("sort", query.sort),
             button="Filter",
         ),
-        _chips("hosts", query, {state: state for state in ("any", *STATES)}),
+        _state_links("hosts", query, {state: state for state in ("any", *STATES)}),
         tag(
             "p",
-            f"{number(found.total)} hosts",
-            None if found.complete else ", as far as they were looked at: the look goes on",
+            f"{number(listed.total)} hosts",
+            None if listed.complete else ", as far as they were looked at: the look goes on",
             class_="note",
             aria_live="polite",
         ),
         table(
             "Hosts",
             [_head(column, text, query) for column, text in _COLUMNS],
-            [_host_row(host, now) for host in found.hosts],
+            [_host_row(host, now) for host in listed.hosts],
             empty=_no_hosts(query),
         ),
-        _pager("hosts", query, found.pages),
+        _pager("hosts", query, listed.pages),
     ]
     return Page("Hosts", "hosts", body, REFRESH)
 
@@ -291,15 +291,13 @@ def _no_hosts(query: HostQuery) -> Child:
 
 
 def _head(column: str | None, text: str, query: HostQuery) -> Html:
-    numeric = column in ("interval", "in_flight", "waiting", "next", "status", "allowed", "denied")
-    class_ = "num" if numeric else None
     if column is None:
         return tag("th", text, scope="col")
     current = query.sort.lstrip("-") == column
-    falling = query.sort.startswith("-")
+    down = query.sort.startswith("-")
     # The first click sorts numbers from the greatest down, but names from the first up.
-    sort = column if (current and falling) or (not current and column == "host") else f"-{column}"
-    sign = (" ▼" if falling else " ▲") if current else ""
+    sort = column if (current and down) or (not current and column == "host") else f"-{column}"
+    sign = (" ▼" if down else " ▲") if current else ""
     return tag(
         "th",
         tag(
@@ -309,8 +307,8 @@ def _head(column: str | None, text: str, query: HostQuery) -> Html:
             href=_address("hosts", query, sort=sort, page=1),
         ),
         scope="col",
-        class_=class_,
-        aria_sort=("descending" if falling else "ascending") if current else None,
+        class_=None if column in ("host", "state") else "num",
+        aria_sort=("descending" if down else "ascending") if current else None,
     )
 
 
@@ -346,20 +344,20 @@ def _due(host: HostBody, now: datetime) -> Child:
 def _address(path: str, query: msgspec.Struct, **changes: Any) -> str:
     """Return the URL of the page with other filters; default values are left out."""
     values = msgspec.structs.asdict(query) | changes
-    usual = {
+    defaults = {
         field.name: field.default
         for field in msgspec.structs.fields(query)
         if field.default is not msgspec.NODEFAULT
     }
-    told = {
+    chosen = {
         name: value
         for name, value in values.items()
-        if value is not None and value != usual.get(name)
+        if value is not None and value != defaults.get(name)
     }
-    return f"{path}?{urlencode(told)}" if told else path
+    return f"{path}?{urlencode(chosen)}" if chosen else path
 
 
-def _chips(path: str, query: HostQuery | LeaseQuery, states: Mapping[str, str]) -> Html:
+def _state_links(path: str, query: HostQuery | LeaseQuery, states: Mapping[str, str]) -> Html:
     """Return links to the same page for each state; `states` maps values to their labels."""
     links = [
         tag(
@@ -412,7 +410,7 @@ def host_page(service: Service, host: HostBody, leases: list[LeaseView], visitor
     """The page of one host: its clocks and their sources, files, waiters, leases and actions."""
     now = utc(service.clock.wall())
     body = [
-        tag("p", state_badge(host.state), " ", _in_a_word(host, now), class_="lead"),
+        tag("p", state_badge(host.state), " ", _status(host, now), class_="lead"),
         tag("h2", "Its clocks, and why"),
         tag("ul", [tag("li", _sentence(view)) for view in host.clocks], class_="clocks")
         if host.clocks
@@ -434,12 +432,12 @@ def _fleet_holds(host: HostBody, now: datetime) -> Child:
         return None
     rows = []
     for scope in host.fleet:
-        told = [f"{number(scope.waiting)} wait"] if scope.waiting else []
+        notes = [f"{number(scope.waiting)} wait"] if scope.waiting else []
         if scope.blocked_until is not None:
-            told.append(f"blocked: {scope.block_reason}")
-        told += ["paused"] if scope.paused else []
-        told += [f"{number(scope.day_pages)} pages today"] if scope.day_pages else []
-        text = f": {', '.join(told)}" if told else ""
+            notes.append(f"blocked: {scope.block_reason}")
+        notes += ["paused"] if scope.paused else []
+        notes += [f"{number(scope.day_pages)} pages today"] if scope.day_pages else []
+        text = f": {', '.join(notes)}" if notes else ""
         holds = [
             tag("li", f"{one.member} asks it since ", age(one.since, now)) for one in scope.holds
         ]
@@ -449,7 +447,7 @@ def _fleet_holds(host: HostBody, now: datetime) -> Child:
     return [tag("h2", "What the members of the fleet hold"), tag("ul", rows, class_="clocks")]
 
 
-def _in_a_word(host: HostBody, now: datetime) -> Child:
+def _status(host: HostBody, now: datetime) -> Child:
     if host.state == "paused":
         return "No request starts until it is resumed."
     if host.next_at is not None and host.next_at > now:
@@ -461,11 +459,11 @@ def _in_a_word(host: HostBody, now: datetime) -> Child:
 
 def _sentence(view: ClockView) -> Child:
     seconds = "" if view.seconds is None else duration(view.seconds)
-    said = _SENTENCES.get(view.kind, view.kind).format(seconds=seconds)
+    text = _SENTENCES.get(view.kind, view.kind).format(seconds=seconds)
     source = str(view).partition(f": {view.kind}: ")[2] if view.kind == "block" else view.source
     return [
         tag("strong", view.scope),
-        f" {said}: {source}",
+        f" {text}: {source}",
         tag("em", " This one is in force.") if view.decides else None,
         tag("em", " The operator's pacing.max_interval cuts it.") if view.clamped else None,
     ]
@@ -556,24 +554,24 @@ def _action(
 ) -> Html:
     text, consequence = _ACTIONS[action]
     path = f"hosts/{quote(host, safe='')}/{action}"
-    return fold(
+    return details(
         text,
         tag("p", consequence),
         tag(
             "p",
             tag(
                 "code",
-                f"curl -X POST {_base(service)}/v1/{path} -H 'Content-Type: "
+                f"curl -X POST {_base_url(service)}/v1/{path} -H 'Content-Type: "
                 f"application/json' -d '{body}'",
             ),
         ),
-        _act(visitor, f"../{path}", f"{text} now", fields),
+        _action_form(visitor, f"../{path}", f"{text} now", fields),
         class_="action",
         id=f"action-{action}",
     )
 
 
-def _act(visitor: Visitor, action: str, button: str, fields: Child = None) -> Html:
+def _action_form(visitor: Visitor, action: str, button: str, fields: Child = None) -> Html:
     """Return a form that changes something; it carries the secret of this visitor's pages."""
     return tag(
         "form",
@@ -585,7 +583,7 @@ def _act(visitor: Visitor, action: str, button: str, fields: Child = None) -> Ht
     )
 
 
-def _base(service: Service) -> str:
+def _base_url(service: Service) -> str:
     server = service.config.server
     if server.socket is not None:
         return "--unix-socket " + server.socket + " http://localhost"
@@ -597,10 +595,10 @@ def _base(service: Service) -> str:
 # --- leases and waiters -----------------------------------------------------------------------
 
 
-def waiting_page(service: Service, query: LeaseQuery, found: LeaseList, visitor: Visitor) -> Page:
+def waiting_page(service: Service, query: LeaseQuery, listed: LeaseList, visitor: Visitor) -> Page:
     """Waiting requests and held leases: for what, since when, and until when."""
     now = utc(service.clock.wall())
-    states = {"any": "all", "waiting": f"waiting {found.waiting}", "held": f"held {found.held}"}
+    states = {"any": "all", "waiting": f"waiting {listed.waiting}", "held": f"held {listed.held}"}
     body = [
         search_form(
             "waiting",
@@ -609,10 +607,10 @@ def waiting_page(service: Service, query: LeaseQuery, found: LeaseList, visitor:
             hidden("state", query.state),
             button="Filter",
         ),
-        _chips("waiting", query, states),
-        tag("p", f"{number(found.total)} of them", class_="note", aria_live="polite"),
-        _leases_table(found.leases, visitor, now, root="./", hosts=True),
-        _pager("waiting", query, found.pages),
+        _state_links("waiting", query, states),
+        tag("p", f"{number(listed.total)} of them", class_="note", aria_live="polite"),
+        _leases_table(listed.leases, visitor, now, root="./", hosts=True),
+        _pager("waiting", query, listed.pages),
     ]
     return Page("Waiting", "waiting", body, REFRESH)
 
@@ -626,7 +624,7 @@ def _leases_table(
     return table(
         "Leases and who waits for one",
         heads,
-        [_lease_row(one, visitor, now, root=root, hosts=hosts) for one in leases],
+        [_lease_row(lease, visitor, now, root=root, hosts=hosts) for lease in leases],
         empty="Nobody waits, and no lease is out.",
     )
 
@@ -650,38 +648,38 @@ def _lease_row(one: LeaseView, visitor: Visitor, now: datetime, *, root: str, ho
     return row(*cells, id_=f"lease-{one.id}" if one.id else None)
 
 
-def _drop(one: LeaseView, visitor: Visitor, root: str) -> Child:
-    if one.id is None or "admin" not in visitor.roles:
+def _drop(lease: LeaseView, visitor: Visitor, root: str) -> Child:
+    if lease.id is None or "admin" not in visitor.roles:
         return None
     consequence = (
         "Its client may send its request all the same: drop it only if that is gone. It counts as "
         "used, and the host's next turn comes."
     )
-    action = f"{root}leases/{quote(one.id, safe='')}/drop"
-    form = _act(visitor, action, "Drop this lease now")
-    return fold("Drop", tag("p", consequence), form, class_="action")
+    action = f"{root}leases/{quote(lease.id, safe='')}/drop"
+    form = _action_form(visitor, action, "Drop this lease now")
+    return details("Drop", tag("p", consequence), form, class_="action")
 
 
 # --- settings ---------------------------------------------------------------------------------
 
 
-def config_page(found: ConfigBody) -> Page:
+def config_page(config: ConfigBody) -> Page:
     """The effective settings, section by section."""
     sections: dict[str, list[Html]] = {}
-    for one in found.settings:
-        section, _, name = one.name.rpartition(".")
-        value = "not set" if one.value is None else msgspec.json.encode(one.value).decode()
+    for setting in config.settings:
+        section, _, name = setting.name.rpartition(".")
+        value = "not set" if setting.value is None else msgspec.json.encode(setting.value).decode()
         marks = [
-            badge("warn", "waits for a restart") if one.pending else None,
-            "a restart" if one.needs_restart else "a reload",
+            badge("warn", "waits for a restart") if setting.pending else None,
+            "a restart" if setting.needs_restart else "a reload",
         ]
         sections.setdefault(section, []).append(
             row(
                 tag("th", tag("code", name), scope="row"),
                 tag("td", tag("code", value), class_="url"),
-                tag("em", one.source) if one.source != "default" else one.source,
+                tag("em", setting.source) if setting.source != "default" else setting.source,
                 marks,
-                class_="set" if one.source != "default" else None,
+                class_="set" if setting.source != "default" else None,
             )
         )
     body: list[Child] = [

@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 
 TICK: Final = 0.1
 """Seconds between two reads of the decisions by a stream."""
-MOST: Final = 250
+MAX_EVENTS: Final = 250
 """Maximum decisions that a stream sends per read; the others are counted as dropped."""
-_SEARCHED: Final = 1000
+_MAX_SEARCHED: Final = 1000
 """Decisions that a stream with a filter examines per read."""
-_SILENCE: Final = 10.0
+_HEARTBEAT: Final = 10.0
 """Seconds without an event after which a stream sends a heartbeat."""
 RETRY: Final = 2.0
 """Seconds after which a browser reconnects to a stream that broke off."""
-_ASKED_AGAIN: Final = 10.0
+_RECHECK: Final = 10.0
 """Seconds after which a stream checks again that its client is permitted."""
 _PREFIX: Final = secrets.token_hex(4)
 """Precedes the number in the id of an event, so that ids of an earlier process are recognized."""
@@ -218,21 +218,21 @@ async def stream_events(service: Service, call: Call) -> web.StreamResponse:
             "Server": "gatekeeper",
         }
     )
-    with _counted(service, call.client), service.streams, contextlib.suppress(ConnectionError):
+    with _open_stream(service, call.client), service.streams, contextlib.suppress(ConnectionError):
         await response.prepare(request)
         if request.method == "HEAD":
             return response
         await response.write(stream.opening())
-        look_again = service.clock.monotonic() + _ASKED_AGAIN
+        look_again = service.clock.monotonic() + _RECHECK
         while service.phase == "serving":
             if (now := service.clock.monotonic()) >= look_again:
-                look_again = now + _ASKED_AGAIN
+                look_again = now + _RECHECK
                 if not _permitted(service, call):
                     break
             transport = request.transport
             if transport is None or transport.is_closing():
                 break
-            if text := stream.look():
+            if text := stream.read():
                 await response.write(text)
             await service.clock.sleep(TICK)
         await response.write(b"event: bye\ndata: {}\n\n")
@@ -240,7 +240,7 @@ async def stream_events(service: Service, call: Call) -> web.StreamResponse:
 
 
 @contextlib.contextmanager
-def _counted(service: Service, client: str) -> Iterator[None]:
+def _open_stream(service: Service, client: str) -> Iterator[None]:
     """Count a stream of a client while it is open.
 
     Raises Problem 429 if the client has too many streams, 503 if all clients together have (T15).
@@ -288,8 +288,8 @@ class _EventStream:
         self._clock = service.clock
         self._query = query
         self._dropped = 0
-        self._said_at = 0.0
-        self._looked_at = service.clock.monotonic()
+        self._sent_at = 0.0
+        self._read_at = service.clock.monotonic()
         self.restarted = False
         """True if the last event that the client has seen is of an earlier process."""
         prefix, _, number = last.partition("-")
@@ -306,24 +306,22 @@ class _EventStream:
 
     def opening(self) -> bytes:
         """Return the first event, with the position at which the stream starts."""
-        self._said_at = self._clock.monotonic()
+        self._sent_at = self._clock.monotonic()
         started = msgspec.json.encode({"restarted": self.restarted})
-        return b"retry: %d\nid: %s-%d\nevent: hello\ndata: %b\n\n" % (
-            *(RETRY * 1000, _PREFIX.encode(), self._cursor),
-            started,
-        )
+        head = f"retry: {RETRY * 1000:.0f}\nid: {_PREFIX}-{self._cursor}\nevent: hello\ndata: "
+        return head.encode() + started + b"\n\n"
 
-    def look(self) -> bytes:
+    def read(self) -> bytes:
         """Return the events to send now; empty if there are none."""
         feed, query = self._feed, self._query
         before, count, now = self._cursor, feed.count, self._clock.monotonic()
         # If the loop is busy, reads are further apart; each may then send up to four times as much.
-        most = int(MOST * min(max(1.0, (now - self._looked_at) / TICK), 4.0))
-        self._looked_at = now
+        most = int(MAX_EVENTS * min(max(1.0, (now - self._read_at) / TICK), 4.0))
+        self._read_at = now
         parts: list[bytes] = []
         if count > before:
             self._cursor = count
-            seen = feed.since(before, _SEARCHED if query.narrow else most)
+            seen = feed.since(before, _MAX_SEARCHED if query.narrow else most)
             seen = [one for one in seen if one.number <= count]
             wanted = [one for one in seen if query.wants(one)] if query.narrow else seen
             missed = count - before - len(seen) + max(0, len(wanted) - most)
@@ -332,19 +330,19 @@ class _EventStream:
                 told = msgspec.json.encode(Dropped(now=missed, total=self._dropped))
                 parts.append(b"event: dropped\ndata: %b\n\n" % told)
             parts += map(self._event, wanted[-most:])
-            self._state.told += len(wanted[-most:])
+            self._state.events_sent += len(wanted[-most:])
         if parts:
-            self._said_at = now
-        elif now - self._said_at >= _SILENCE:
-            self._said_at = now
+            self._sent_at = now
+        elif now - self._sent_at >= _HEARTBEAT:
+            self._sent_at = now
             parts.append(b"id: %s-%d\nevent: beat\ndata: {}\n\n" % (_PREFIX.encode(), self._cursor))
         return b"".join(parts)
 
     def _event(self, given: GivenDecision) -> bytes:
-        return self._state.encoded(given.number, lambda: _written(given))
+        return self._state.encoded(given.number, lambda: _encode(given))
 
 
-def _written(given: GivenDecision) -> bytes:
+def _encode(given: GivenDecision) -> bytes:
     """Encode the event of a decision, as it is sent to all streams."""
     decision = given.decision
     rule = decision.rule

@@ -63,9 +63,9 @@ if TYPE_CHECKING:
 
 ADMIN: Final = frozenset({Role.ADMIN})
 _MAX_FORM: Final = 16_384
-_REFRESH: Final = 2.0
+_REFRESH_WAIT: Final = 2.0
 """Seconds that a response waits for a robots.txt that is being refreshed."""
-_COMPARED: Final = 500
+_MAX_COMPARED: Final = 500
 """Maximum URLs whose verdicts are compared between two versions."""
 
 Build = Callable[["Service", Call, Visitor], Awaitable[Page]]
@@ -82,20 +82,20 @@ def _for_visitors(answer: Answer, needs: frozenset[Role]) -> Handler:
     async def handle(service: Service, call: Call) -> web.StreamResponse:
         visitor = None
         try:
-            visitor = _visitor(service, call)
+            visitor = service.sessions.visitor(call.request, service.admission)
             if visitor is None:
                 return _to_sign_in(call)
-            _demand(visitor, needs)
+            _require_role(visitor, needs)
             service.clients.enter(visitor.name)
             try:
                 return await answer(service, call, visitor)
             finally:
                 service.clients.leave(visitor.name)
         except Problem as problem:
-            return _answer(service, call, _trouble(call, problem), None)
+            return _respond(service, call, _problem_page(call, problem), None)
         except GatekeeperError as error:
-            page = _trouble(call, Problem(400, "bad-request", str(error)))
-            return _answer(service, call, page, visitor)
+            page = _problem_page(call, Problem(400, "bad-request", str(error)))
+            return _respond(service, call, page, visitor)
 
     return handle
 
@@ -104,7 +104,7 @@ def _page(build: Build, needs: frozenset[Role]) -> Handler:
     """Return the handler of a page."""
 
     async def show(service: Service, call: Call, visitor: Visitor) -> web.Response:
-        return _answer(service, call, await build(service, call, visitor), visitor)
+        return _respond(service, call, await build(service, call, visitor), visitor)
 
     return _for_visitors(show, needs)
 
@@ -113,7 +113,7 @@ def _form(act: Act, needs: frozenset[Role], then: str = "../{host}") -> Handler:
     """Return the handler of a form; afterwards the browser is redirected to the relative `then`."""
 
     async def do(service: Service, call: Call, visitor: Visitor) -> web.Response:
-        fields = await _fields(call.request)
+        fields = await _read_form(call.request)
         service.sessions.check_form(visitor, fields)
         await act(service, call, visitor, fields)
         where = then.format(host=quote(call.params.get("host", ""), safe=""))
@@ -122,11 +122,7 @@ def _form(act: Act, needs: frozenset[Role], then: str = "../{host}") -> Handler:
     return _for_visitors(do, needs)
 
 
-def _visitor(service: Service, call: Call) -> Visitor | None:
-    return service.sessions.visitor(call.request, service.admission)
-
-
-def _demand(visitor: Visitor, needs: frozenset[Role]) -> None:
+def _require_role(visitor: Visitor, needs: frozenset[Role]) -> None:
     if visitor.roles.isdisjoint(needs):
         roles = " or ".join(sorted(needs))
         raise Problem(403, "role", f"{visitor.name} may not see this page: it needs {roles}")
@@ -147,7 +143,7 @@ def _to_sign_in(call: Call) -> web.Response:
     return web.Response(status=303, headers={**HEADERS, "Location": where})
 
 
-def _answer(service: Service, call: Call, page: Page, visitor: Visitor | None) -> web.Response:
+def _respond(service: Service, call: Call, page: Page, visitor: Visitor | None) -> web.Response:
     state = service.phase if service.ready or service.phase != "serving" else "not ready"
     response = page_response(page, visitor, state=state, ready=service.ready)
     # A cookie without a path is valid for the folder of the page that sets it. Cookies of deeper
@@ -157,7 +153,7 @@ def _answer(service: Service, call: Call, page: Page, visitor: Visitor | None) -
     return response
 
 
-def _trouble(call: Call, problem: Problem) -> Page:
+def _problem_page(call: Call, problem: Problem) -> Page:
     """Return the page for an error."""
     body = [
         tag("p", badge("bad", f"{problem.status}"), " ", problem.detail, class_="lead"),
@@ -166,7 +162,7 @@ def _trouble(call: Call, problem: Problem) -> Page:
     return Page("That did not work", _path(call), body, status=problem.status)
 
 
-async def _fields(request: web.BaseRequest) -> dict[str, str]:
+async def _read_form(request: web.BaseRequest) -> dict[str, str]:
     """Read the fields of a form. Raises Problem 408, 413 or 415."""
     if request.content_type != "application/x-www-form-urlencoded":
         raise Problem(415, "media-type", "a form is wanted")
@@ -188,8 +184,8 @@ async def sign_in_page(service: Service, call: Call) -> web.StreamResponse:
         service.admission.check_browser(call.request.headers)
         query = dict(parse_qsl(call.query, keep_blank_values=True))
     except Problem as problem:
-        return _answer(service, call, _trouble(call, problem), None)
-    return _answer(service, call, _sign_in(query.get("next", ""), None), None)
+        return _respond(service, call, _problem_page(call, problem), None)
+    return _respond(service, call, _sign_in(query.get("next", ""), None), None)
 
 
 def _sign_in(wanted: str, wrong: str | None) -> Page:
@@ -222,14 +218,14 @@ async def sign_in(service: Service, call: Call) -> web.StreamResponse:
     try:
         # The check of the Origin suffices: there is no session yet that a forged form could use.
         service.admission.check_browser(call.request.headers)
-        fields = await _fields(call.request)
+        fields = await _read_form(call.request)
     except Problem as problem:
-        return _answer(service, call, _trouble(call, problem), None)
+        return _respond(service, call, _problem_page(call, problem), None)
     token = service.admission.tokens.match("Bearer " + fields.get("token", ""))
     wanted = fields.get("next", "")
     if token is None:
-        return _answer(service, call, _sign_in(wanted, "That is none of the tokens."), None)
-    response = web.Response(status=303, headers={**HEADERS, "Location": _inside(wanted)})
+        return _respond(service, call, _sign_in(wanted, "That is none of the tokens."), None)
+    response = web.Response(status=303, headers={**HEADERS, "Location": _safe_path(wanted)})
     # If a proxy terminates TLS, the browser's Origin shows it.
     origin = call.request.headers.get("Origin", "")
     secure = call.request.secure or origin.lower().startswith("https://")
@@ -237,7 +233,7 @@ async def sign_in(service: Service, call: Call) -> web.StreamResponse:
     return response
 
 
-def _inside(wanted: str) -> str:
+def _safe_path(wanted: str) -> str:
     """Return the wanted path relative to `/ui/`, or `./` if it leads anywhere else."""
     path = wanted.partition("?")[0]
     plain = unquote(path)
@@ -274,8 +270,8 @@ async def hosts(service: Service, call: Call, visitor: Visitor) -> Page:
 async def host(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/hosts/{host}`"""
     name = host_named(call.params["host"])
-    found = service.operators.leases()
-    leases = [one.view() for one in found if one.host == name][:100]
+    entries = service.operators.leases()
+    leases = [entry.view() for entry in entries if entry.host == name][:100]
     return views.host_page(service, await host_of(service, name), leases, visitor)
 
 
@@ -289,16 +285,16 @@ class ExplainQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 async def explain(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/explain`"""
     query = read_query(call.query, ExplainQuery)
-    told, wrong, group = None, None, set[int]()
+    result, error_text, group = None, None, set[int]()
     if query.url:
         question = CheckQuery(query.url, query.user_agent or None)
         call.client = visitor.name
         try:
-            told = await explanation(service, question, call)
-            group = await asyncio.to_thread(stories.group_lines, service, told)
+            result = await explanation(service, question, call)
+            group = await asyncio.to_thread(stories.group_lines, service, result)
         except GatekeeperError as error:
-            wrong = str(error)
-    return stories.explain_page(service, query.url, query.user_agent, told, wrong, group)
+            error_text = str(error)
+    return stories.explain_page(service, query.url, query.user_agent, result, error_text, group)
 
 
 async def waiting(service: Service, call: Call, visitor: Visitor) -> Page:
@@ -310,7 +306,6 @@ async def waiting(service: Service, call: Call, visitor: Visitor) -> Page:
 
 async def live(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/live`"""
-    del visitor
     return stories.live_page(service, read_query(call.query, EventQuery))
 
 
@@ -324,7 +319,6 @@ class HistoryPageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 async def history(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/history`"""
-    del visitor
     query = read_query(call.query, HistoryPageQuery)
     if not query.origin:
         return stories.history_page(service, "", [], None, None)
@@ -335,27 +329,27 @@ async def history(service: Service, call: Call, visitor: Visitor) -> Page:
     entries = await service.gate.history(origin)
     new = len(entries) - 1 if query.new is None else query.new
     old = new - 1 if query.old is None else query.old
-    found = None
+    versions = None
     if 0 <= old < len(entries) and 0 <= new < len(entries) and old != new:
-        found = await _versions(service, origin, entries, old, new)
-    return stories.history_page(service, origin, entries, found, None)
+        versions = await _versions(service, origin, entries, old, new)
+    return stories.history_page(service, origin, entries, versions, None)
 
 
 async def _versions(
     service: Service, origin: str, entries: list[HistoryEntry], old: int, new: int
-) -> stories.Versions:
+) -> stories.VersionDiff:
     bodies = []
     for entry in (entries[old], entries[new]):
         body = await service.internals.text_of(entry.body_hash) if entry.body_hash else b""
         bodies.append(body or b"")
-    asked = service.operators.feed.urls_of(origin, _COMPARED)
+    asked = service.operators.feed.urls_of(origin, _MAX_COMPARED)
 
-    def compare() -> stories.Versions:
+    def compare() -> stories.VersionDiff:
         texts = [as_read(service, body) for body in bodies]
         before, after = (text.policy(service.gate.user_agent) for text in texts)
         verdicts = [(url, before.allowed(url), after.allowed(url)) for url in asked]
         lines = [body.decode("utf-8", "replace").splitlines() for body in bodies]
-        return stories.Versions(
+        return stories.VersionDiff(
             changes=stories.line_changes(*lines),
             verdicts=[one for one in verdicts if one[1] != one[2]],
             asked=len(asked),
@@ -377,14 +371,14 @@ def _feed(handler: Handler, needs: frozenset[Role]) -> Handler:
     """Return an API handler for visitors who are signed in; others get 401."""
 
     async def handle(service: Service, call: Call) -> web.StreamResponse:
-        visitor = _visitor(service, call)
+        visitor = service.sessions.visitor(call.request, service.admission)
         if visitor is None:
             raise Problem(401, "unauthorized", "sign in first")
-        _demand(visitor, needs)
+        _require_role(visitor, needs)
         call = replace(
             call,
             client=visitor.name,
-            permitted=partial(_goes_on, service, call, visitor, needs),
+            permitted=partial(_permitted, service, call, visitor, needs),
         )
         service.clients.enter(visitor.name)
         try:
@@ -395,11 +389,11 @@ def _feed(handler: Handler, needs: frozenset[Role]) -> Handler:
     return handle
 
 
-def _goes_on(service: Service, call: Call, visitor: Visitor, needs: frozenset[Role]) -> bool:
+def _permitted(service: Service, call: Call, visitor: Visitor, needs: frozenset[Role]) -> bool:
     """Return True if a visitor is still permitted; the token may have been removed meanwhile."""
     try:
         if visitor.cookie is None:
-            return _visitor(service, call) is not None
+            return service.sessions.visitor(call.request, service.admission) is not None
     except Problem:
         return False
     return any(not one.roles.isdisjoint(needs) for one in service.admission.tokens.of(visitor.name))
@@ -418,12 +412,10 @@ async def what_if(service: Service, call: Call) -> web.StreamResponse:
 
 
 async def _pause(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> None:
-    del visitor, fields
     await service.gate.pause(host_named(call.params["host"]))
 
 
 async def _resume(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> None:
-    del visitor, fields
     await service.gate.resume(host_named(call.params["host"]))
 
 
@@ -440,22 +432,20 @@ async def _block(service: Service, call: Call, visitor: Visitor, fields: dict[st
 
 
 async def _refresh(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> None:
-    del visitor, fields
     name = host_named(call.params["host"])
-    shown = f"[{name}]" if ":" in name else name
-    for origin in service.operators.origins(name) or [f"https://{shown}"]:
+    authority = f"[{name}]" if ":" in name else name
+    for origin in service.operators.origins(name) or [f"https://{authority}"]:
         task = service.background(service.gate.refresh(origin))
         if task is None:
             raise Problem(503, "full", "too many refreshes are running already")
         # The refresh waits for the host's turn, which a pause or a block can delay for long.
-        done, _ = await asyncio.wait((task,), timeout=_REFRESH)
+        done, _ = await asyncio.wait((task,), timeout=_REFRESH_WAIT)
         for one in done:
             if (error := one.exception()) and not isinstance(error, LeaseTimeout):
                 raise error
 
 
 async def _drop(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> None:
-    del visitor, fields
     service.leases.drop(call.params["id"])
 
 
@@ -464,7 +454,6 @@ async def _drop(service: Service, call: Call, visitor: Visitor, fields: dict[str
 
 def _asset(name: str) -> Handler:
     async def handle(service: Service, call: Call) -> web.StreamResponse:
-        del service
         if call.params["hash"] != assets_hash():
             raise Problem(404, "not-found", "this file has another address now")
         headers = {**HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
@@ -475,37 +464,36 @@ def _asset(name: str) -> Handler:
     return handle
 
 
-async def lead(service: Service, call: Call) -> web.StreamResponse:
+async def add_slash(service: Service, call: Call) -> web.StreamResponse:
     """`/ui`: redirect to `/ui/`, which relative links need."""
-    del service, call
     return web.Response(status=308, headers={**HEADERS, "Location": "ui/"})
 
 
-def _open(method: str, path: str, handler: Handler) -> Route:
+def _public(method: str, path: str, handler: Handler) -> Route:
     """Return a route whose handler authenticates the visitor itself."""
     return Route(method, path, handler, "For operators.", answers={200: "text/html"}, probe=True)
 
 
 ROUTES = (
-    _open("GET", "/ui", lead),
-    _open("GET", "/ui/", _page(overview, ADMIN)),
-    _open("GET", "/ui/hosts", _page(hosts, ADMIN)),
-    _open("GET", "/ui/hosts/{host}", _page(host, CRAWL_OR_ADMIN)),
-    _open("GET", "/ui/explain", _page(explain, CHECK)),
-    _open("GET", "/ui/waiting", _page(waiting, ADMIN)),
-    _open("GET", "/ui/live", _page(live, ADMIN)),
-    _open("GET", "/ui/history", _page(history, CHECK)),
-    _open("GET", "/ui/config", _page(config, ADMIN)),
-    _open("GET", "/ui/sign-in", sign_in_page),
-    _open("POST", "/ui/sign-in", sign_in),
-    _open("POST", "/ui/sign-out", sign_out),
-    _open("GET", "/ui/series", _feed(series, ADMIN)),
-    _open("GET", "/ui/events", _feed(stream_events, ADMIN)),
-    _open("POST", "/ui/what-if", _feed(what_if, CHECK)),
-    _open("POST", "/ui/hosts/{host}/pause", _form(_pause, ADMIN)),
-    _open("POST", "/ui/hosts/{host}/resume", _form(_resume, ADMIN)),
-    _open("POST", "/ui/hosts/{host}/block", _form(_block, ADMIN)),
-    _open("POST", "/ui/hosts/{host}/refresh", _form(_refresh, ADMIN)),
-    _open("POST", "/ui/leases/{id}/drop", _form(_drop, ADMIN, "../../waiting?state=held")),
-    *(_open("GET", f"/ui/static/{{hash}}/{name}", _asset(name)) for name in ASSETS),
+    _public("GET", "/ui", add_slash),
+    _public("GET", "/ui/", _page(overview, ADMIN)),
+    _public("GET", "/ui/hosts", _page(hosts, ADMIN)),
+    _public("GET", "/ui/hosts/{host}", _page(host, CRAWL_OR_ADMIN)),
+    _public("GET", "/ui/explain", _page(explain, CHECK)),
+    _public("GET", "/ui/waiting", _page(waiting, ADMIN)),
+    _public("GET", "/ui/live", _page(live, ADMIN)),
+    _public("GET", "/ui/history", _page(history, CHECK)),
+    _public("GET", "/ui/config", _page(config, ADMIN)),
+    _public("GET", "/ui/sign-in", sign_in_page),
+    _public("POST", "/ui/sign-in", sign_in),
+    _public("POST", "/ui/sign-out", sign_out),
+    _public("GET", "/ui/series", _feed(series, ADMIN)),
+    _public("GET", "/ui/events", _feed(stream_events, ADMIN)),
+    _public("POST", "/ui/what-if", _feed(what_if, CHECK)),
+    _public("POST", "/ui/hosts/{host}/pause", _form(_pause, ADMIN)),
+    _public("POST", "/ui/hosts/{host}/resume", _form(_resume, ADMIN)),
+    _public("POST", "/ui/hosts/{host}/block", _form(_block, ADMIN)),
+    _public("POST", "/ui/hosts/{host}/refresh", _form(_refresh, ADMIN)),
+    _public("POST", "/ui/leases/{id}/drop", _form(_drop, ADMIN, "../../waiting?state=held")),
+    *(_public("GET", f"/ui/static/{{hash}}/{name}", _asset(name)) for name in ASSETS),
 )
