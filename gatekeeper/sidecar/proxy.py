@@ -94,7 +94,7 @@ class Proxy:
         async with service.session.request(
             call.request.method, url, headers=headers, data=body or None, allow_redirects=False
         ) as page:
-            service.operators.feed.record_status(lease.host, page.status)
+            service.operators.feed.reported(lease.host, page.status)
             hold_while_read(lease, page)
             return await pass_page_on(service, call, page, lambda: _head(page, lease))
 

@@ -122,11 +122,7 @@ class Service:
         keep_going = config.storage.on_failure == "continue"
         feed = DecisionFeed(self.clock)
         self.leases: LeaseTable = LeaseTable(
-            config.server,
-            self.clock,
-            lease_journal,
-            keep_going=keep_going,
-            on_report=feed.record_status,
+            config.server, self.clock, lease_journal, keep_going=keep_going, on_report=feed.reported
         )
         self.streams: OpenStreams = OpenStreams()
         """Pages being fetched and passed on."""

@@ -113,7 +113,7 @@ async def test_every_way_of_asking_counts(door: Any, internet: FakeInternet) -> 
 def test_what_is_kept_by_host_is_bounded() -> None:
     feed = DecisionFeed(VirtualClock())
     for number in range(120_000):
-        feed.record_status(f"h{number}.test", 200)
+        feed.reported(f"h{number}.test", 200)
     assert len(feed._statuses) + len(feed._old_statuses) <= 100_000
     assert feed.last_status("h119999.test") == (200, VirtualClock().wall())
     assert feed.last_status("h1.test") is None

@@ -385,10 +385,10 @@ async def _interruptible(
         if len(signals) < 2:
             raise  # not caused by a second signal
     finally:
-        for number, handler in handlers.items():
-            loop.remove_signal_handler(number)
+        for caught, handler in handlers.items():
+            loop.remove_signal_handler(caught)
             if handler is not None:
-                signal.signal(number, handler)
+                signal.signal(caught, handler)
     if len(signals) > 1:
         # If the work ended at the same moment, the cancellation is still to be delivered.
         with suppress(asyncio.CancelledError):

@@ -194,7 +194,7 @@ class DecisionFeed:
         self._batches.append((self.count + 1, at, decisions, request, client))
         self.count += len(decisions)
 
-    def record_status(self, host: str, status: int) -> None:
+    def reported(self, host: str, status: int) -> None:
         """Record the status of a page of the host, as a client reported it."""
         if len(self._statuses) >= _HOSTS and host not in self._statuses:
             self._old_statuses, self._statuses = self._statuses, {}

@@ -193,7 +193,7 @@ async def _send(service: Service, call: Call, url: str, lease: Lease) -> web.Str
     async with service.session.request(
         call.request.method, url, headers=headers, allow_redirects=False
     ) as page:
-        service.operators.feed.record_status(lease.host, page.status)
+        service.operators.feed.reported(lease.host, page.status)
         if page.status in REDIRECTS and (location := page.headers.get("Location")):
             return _redirect_url(url, location)
         hold_while_read(lease, page)
