@@ -133,7 +133,7 @@ async def test_a_second_ctrl_c_ends_it_at_once(internet: FakeInternet) -> None:
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
     said = b""
-    while not said.startswith(b"stopping: http://127.0.0.1"):
+    while not said.startswith(b"stopping: waiting "):
         said = await process.stderr.readline()
         assert said, "it ended at the first Ctrl-C"
     process.send_signal(signal.SIGINT)
