@@ -14,6 +14,5 @@ def configured_ledger(config: FleetConfig, clock: Clock) -> FleetLedger | None:
     """Return the ledger for `config`, or None if `fleet.url` is not set. Raises ConfigError."""
     if config.url is None:
         return None
-    if config.sharded:
-        return ShardedLedger(config.url, namespace=config.namespace, clock=clock, config=config)
-    return RedisLedger(config.url, namespace=config.namespace, clock=clock, config=config)
+    kind = ShardedLedger if config.sharded else RedisLedger
+    return kind(config.url, namespace=config.namespace, clock=clock, config=config)

@@ -34,12 +34,12 @@ from gatekeeper.fleet.members import MemberList
 from gatekeeper.fleet.operations import (
     Operation,
     batches,
-    clock_told,
-    decoded,
-    ended,
-    ends_once_more,
-    packed,
-    reported,
+    clock_operation,
+    decode_reply,
+    end_operation,
+    index_scopes,
+    repeated_ends,
+    report_operation,
     scope_clock,
     scope_view,
 )
@@ -60,27 +60,27 @@ from gatekeeper.pacing.ledger import (
     micros,
 )
 
-BEAT_EVERY = 2.0
+HEARTBEAT_SECONDS = 2.0
 """Seconds between two heartbeats of a member."""
-_GRACE = 1.0
+_LOST_AFTER = 1.0
 """Seconds without a response after which the store is considered lost."""
-_STEP = 0.05
+_CLOCK_TOLERANCE = 0.05
 """Seconds by which the store's clock may deviate from ours, in addition to the round trip."""
-_SLEW = 0.001
+_CLOCK_DRIFT = 0.001
 """Tolerated drift between the two clocks, in seconds per second."""
-_TRIES = 5
+_MAX_ATTEMPTS = 5
 """Attempts to send a call that arrives too late."""
-_BEHIND = 0.1
+_SECONDS_PER_FLIGHT = 0.1
 """Seconds that the store may need for each earlier flight before it executes a call."""
 MAX_FLIGHTS = 16
 """Maximum number of flights under way at the same time."""
-_FAREWELL = 0.2
+_CLOSE_TIMEOUT = 0.2
 """Seconds for which `close` waits for calls that are in flight."""
-_POLL = 1.0
+_POLL_SECONDS = 1.0
 """Seconds between two requests for a scope while notifications can't be received."""
-_UNKNOWN = 0.25
+_UNKNOWN_RETRY = 0.25
 """Seconds between two attempts while some member may not know this one yet."""
-_AT_ONCE = 500
+_PUSH_BATCH = 500
 """Clocks pushed per script call after the store has lost its contents."""
 
 _log = logging.getLogger(__name__)
@@ -107,17 +107,17 @@ class FleetStats(msgspec.Struct, frozen=True):
     """Whether the store is lost and this member continues with its own share of the hosts."""
 
 
-class _Held(msgspec.Struct, gc=False):
+class _TokenState(msgspec.Struct, gc=False):
     """The state of one token that this member holds or waits for."""
 
     scopes: tuple[str, ...]
     granted: bool = False
     headed: bool = False
-    over: bool = False
+    ended: bool = False
     """Whether its end was sent or is being sent."""
 
 
-class _Told(NamedTuple):
+class _PendingCall(NamedTuple):
     """A call that waits for the next flight. Calls of lower `order` take effect first."""
 
     order: int
@@ -126,22 +126,22 @@ class _Told(NamedTuple):
     future: asyncio.Future[Any]
 
 
-class SharedNews:
+class SharedLog:
     """Conditions that several ledgers of one store observe, so that each is logged only once."""
 
     def __init__(self) -> None:
-        self._met: dict[str, set[str]] = {}
+        self._observed: dict[str, set[str]] = {}
 
-    def begins(self, what: str, ledger: str) -> bool:
+    def begins(self, condition: str, ledger: str) -> bool:
         """Note that a ledger observes a condition. Return True if it is the first one."""
-        met = self._met.setdefault(what, set())
-        met.add(ledger)
-        return len(met) == 1
+        observers = self._observed.setdefault(condition, set())
+        observers.add(ledger)
+        return len(observers) == 1
 
-    def ends(self, what: str, ledger: str) -> bool:
+    def ends(self, condition: str, ledger: str) -> bool:
         """Note that a condition is over for a ledger. Return True if it was the last one."""
-        self._met[what].discard(ledger)
-        return not self._met[what]
+        self._observed[condition].discard(ledger)
+        return not self._observed[condition]
 
 
 class RedisLedger:
@@ -161,52 +161,52 @@ class RedisLedger:
         clock: Clock | None = None,
         config: FleetConfig | None = None,
         member: str | None = None,
-        news: SharedNews | None = None,
+        shared_log: SharedLog | None = None,
     ) -> None:
         """`config` has the other settings. `member` is the name of this member; by default a unique
-        one is generated. Ledgers that share `news` log a common condition once. Raises ConfigError
-        if the URL can't be used or the extra `redis` is not installed."""
+        one is generated. Ledgers with the same `shared_log` log a common condition once. Raises
+        ConfigError if the URL can't be used or the extra `redis` is not installed."""
         config = config or FleetConfig()
         self.config: FleetConfig = config
         self._clock = clock or SystemClock()
         self._url = url
         self._store = Store(url, config, tag=namespace)
         self._namespace = namespace
-        self._texts: Store | None = None
-        self._shared: SharedFetcher | None = None
+        self._robots_store: Store | None = None
+        self._shared_fetcher: SharedFetcher | None = None
         self._prefix = f"{{{namespace}}}:"
         names = ("epoch", "known", "pushed", "members", "read")
         self._epoch_keys = [self._key(name) for name in names]
-        self.member: str = member or f"{_machine()}-{secrets.token_hex(4)}"
+        self.member: str = member or f"{_machine_name()}-{secrets.token_hex(4)}"
         """The name of this member: by default the machine's name and a random suffix."""
         self._listeners: dict[str, LedgerListener] = {}
         keys = self._key("epoch"), self._key("overrides")
+        self._heartbeat_now = asyncio.Event()
         self.overrides: FleetOverrides = FleetOverrides(
-            *(self._store, keys, self._key("all")), tell_now=self._tell_now
+            self._store, keys, self._key("all"), write_soon=self._heartbeat_now.set
         )
         """Overrides that operators set at run time, on any member."""
-        self._held: dict[str, _Held] = {}
-        self._pending: list[_Told] = []
-        self._air = Flights()
-        self._beating: asyncio.Task[None] | None = None
-        self._hearing: asyncio.Task[None] | None = None
-        self._using = asyncio.Lock()
+        self._tokens: dict[str, _TokenState] = {}
+        self._pending: list[_PendingCall] = []
+        self._flights = Flights()
+        self._heartbeat_task: asyncio.Task[None] | None = None
+        self._listen_task: asyncio.Task[None] | None = None
+        self._lock = asyncio.Lock()
         """Serializes recoveries and heartbeats."""
-        self._beat_now = asyncio.Event()
         self._epoch = ""
         """The epoch in which this member may make calls; empty until it is known."""
-        self._lived_in = ""
+        self._last_epoch = ""
         """The latest epoch in which this member may have been granted something."""
         self._members = MemberList(self.member, self._clock, config.hold)
-        self._offset: tuple[float, float, float] | None = None
+        self._clock_offset: tuple[float, float, float] | None = None
         """The store's clock minus ours: lower bound, upper bound, and when they were measured."""
-        self._complaint = ""
+        self._logged_error = ""
         """The configuration error that was logged last, so that it is logged only once."""
         self._failing_since: float | None = None
         self._lost_at: float | None = None
         self._quarantine_until = 0.0
-        self._news = news or SharedNews()
-        self._waits = False
+        self._shared_log = shared_log or SharedLog()
+        self._quarantine_logged = False
         """Whether the log says that nothing is granted during a quarantine."""
         self._subscribed = 0
         """Number of channels with a confirmed subscription."""
@@ -218,21 +218,17 @@ class RedisLedger:
     ) -> RobotsSource:
         """Return a source of robots.txt files that the fleet fetches once. It calls `renew(origin)`
         when another member has a newer file than this one."""
-        self._texts = Store(self._url, self.config, any_memory=True, tag=self._namespace)
-        self._shared = SharedFetcher(
-            *(fetcher, self._texts, cache, self._prefix, self.member),
-            renew=renew,
-            alone=lambda: self._dividing,
+        store = Store(self._url, self.config, any_epoch=True, tag=self._namespace)
+        self._robots_store = store
+        self._shared_fetcher = SharedFetcher(
+            fetcher, store, cache, self._prefix, self.member, renew=renew, divided=self._divided
         )
-        return self._shared
-
-    def _tell_now(self) -> None:
-        self._beat_now.set()
+        return self._shared_fetcher
 
     def _key(self, name: str) -> str:
         return self._prefix + name
 
-    # --- life ---------------------------------------------------------------------------------
+    # --- opening and closing ------------------------------------------------------------------
 
     async def open(self) -> None:
         """Check the store's settings and join the fleet. Raises ConfigError if they can't guarantee
@@ -240,20 +236,20 @@ class RedisLedger:
         if self._open:
             return
         try:
-            async with self._using:
+            async with self._lock:
                 await self._recover(starting=True)
         except LedgerLost as error:
             self._open = True
-            self._lose(error)
+            self._set_lost(error)
         except ConfigError:
             await self._store.close()
             raise
         self._open = True
-        if self._news.begins("member", self._prefix):
+        if self._shared_log.begins("member", self._prefix):
             _log.info("member %s of the fleet at %s", self.member, self._store.where)
         loop = asyncio.get_running_loop()
-        self._hearing = loop.create_task(self._hear())
-        self._beating = loop.create_task(self._beat())
+        self._listen_task = loop.create_task(self._listen_loop())
+        self._heartbeat_task = loop.create_task(self._heartbeat_loop())
         try:
             await self._join()
         except ConfigError:
@@ -265,26 +261,28 @@ class RedisLedger:
         if not self._open:
             return
         self._open = False
-        self._beat_now.set()
+        self._heartbeat_now.set()
         # Cancelling a call closes the connection, which is still needed to leave the fleet.
-        under_way = [task for task in (self._beating, *self._air.flights) if task is not None]
+        under_way = [
+            task for task in (self._heartbeat_task, *self._flights.tasks) if task is not None
+        ]
         if under_way:
-            await asyncio.wait(under_way, timeout=_FAREWELL)
-        for task in (self._hearing, *under_way):
+            await asyncio.wait(under_way, timeout=_CLOSE_TIMEOUT)
+        for task in (self._listen_task, *under_way):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         _fail(self._pending, LedgerLost("the ledger is closed"))
         self._pending = []
         with contextlib.suppress(LedgerLost):
-            async with self._using:
+            async with self._lock:
                 if self._epoch:
                     keys = [self._epoch_keys[0], self._key("members")]
                     await self._store.script(LEAVE, keys, [self.member, self._epoch])
         await self._store.close()
-        if self._texts is not None and self._shared is not None:
-            await self._shared.close()
-            await self._texts.close()
+        if self._robots_store is not None and self._shared_fetcher is not None:
+            await self._shared_fetcher.close()
+            await self._robots_store.close()
 
     async def __aenter__(self) -> RedisLedger:
         await self.open()
@@ -319,26 +317,26 @@ class RedisLedger:
         """Return the current state and the counters."""
         return FleetStats(
             state=self.state,
-            members=max(1, len(self._members.ages)),
+            members=max(1, len(self._members.heartbeat_ages)),
             member=self.member,
             calls=self._calls,
             requests=self._requests,
             failures=self._failures,
             epochs=self._epochs,
-            dividing=self._dividing,
+            dividing=self._divided(),
         )
 
     # --- the Ledger protocol ------------------------------------------------------------------
 
     async def take(self, requests: Sequence[TakeRequest]) -> list[Granted | NotBefore]:
         """Grant each request, or return when to ask again. Raises LedgerLost."""
-        if self._dividing:
-            return [self._take_alone(request) for request in requests]
+        if self._divided():
+            return [self._take_divided(request) for request in requests]
         for token, scopes in requests:
-            if token not in self._held:
-                self._held[token] = _Held(tuple(one.scope for one in scopes))
+            if token not in self._tokens:
+                self._tokens[token] = _TokenState(tuple(one.scope for one in scopes))
         if not self._members.known:
-            return [NotBefore(_UNKNOWN)] * len(requests)
+            return [NotBefore(_UNKNOWN_RETRY)] * len(requests)
         operations = [("t", token, scopes) for token, scopes in requests]
         answers = await self._call(3, operations, len(requests))
         return [
@@ -347,130 +345,132 @@ class RedisLedger:
 
     async def head(self, tokens: Sequence[str]) -> None:
         """Note that the response heads have arrived."""
-        held = [(token, one) for token in tokens if (one := self._held.get(token)) is not None]
-        for _, one in held:
-            one.headed = True
-        await self._tell(1, [("h", token, one.scopes) for token, one in held])
+        states = {token: self._tokens[token] for token in tokens if token in self._tokens}
+        for state in states.values():
+            state.headed = True
+        await self._notify(1, [("h", token, state.scopes) for token, state in states.items()])
 
     async def end(self, ends: Sequence[End]) -> None:
         """Free the slots. The reports take effect first, so that no request starts in between."""
         reports = dict.fromkeys(report for end in ends for report in end.reports)
-        operations = [*map(reported, reports)]
+        operations = [report_operation(report) for report in reports]
         for token, outcome, _, size in ends:
-            if (one := self._held.get(token)) is not None:
-                one.over = True
-                operations.append(ended(token, one.scopes, outcome, size))
-        await self._tell(1, operations)
+            if (state := self._tokens.get(token)) is not None:
+                state.ended = True
+                operations.append(end_operation(token, state.scopes, outcome, size))
+        await self._notify(1, operations)
         for end in ends:
-            self._held.pop(end.token, None)
+            self._tokens.pop(end.token, None)
 
     async def renew(self, tokens: Sequence[str]) -> None:
         """Extend the holds by a full time to live from now."""
-        await self._tell(2, self._renewals(tokens))
+        await self._notify(2, self._renewals(tokens))
 
     async def block(self, reports: Sequence[Report]) -> None:
         """Apply reports and notify every member of them."""
-        await self._tell(0, [reported(report) for report in reports])
+        await self._notify(0, [report_operation(report) for report in reports])
 
     async def pause(self, scopes: Sequence[str]) -> None:
         """Grant no request of these scopes to any member until `resume`."""
-        await self._tell(0, [("p", scope, 1) for scope in scopes])
+        await self._notify(0, [("p", scope, 1) for scope in scopes])
 
     async def resume(self, scopes: Sequence[str]) -> None:
         """Grant requests of these scopes again."""
-        await self._tell(0, [("p", scope, 0) for scope in scopes])
+        await self._notify(0, [("p", scope, 0) for scope in scopes])
 
     async def look(self, scopes: Sequence[str]) -> list[ScopeView]:
         """Return what is known of each scope and which members hold it. Raises LedgerLost."""
-        if self._dividing:
+        if self._divided():
             raise LedgerLost(f"{self._store.where} can't be reached")
         found = await self._call(3, [("v", scope) for scope in scopes], len(scopes))
         return [scope_view(one) for one in found]
 
-    def _is_over(self, token: str) -> bool:
-        return (held := self._held.get(token)) is None or held.over
+    def _has_ended(self, token: str) -> bool:
+        return (state := self._tokens.get(token)) is None or state.ended
 
     def _renewals(self, tokens: Sequence[str]) -> list[Operation]:
-        held = [(token, one) for token in tokens if (one := self._held.get(token)) is not None]
-        return [("r", token, one.scopes, int(one.headed)) for token, one in held if not one.over]
+        states = [(token, self._tokens[token]) for token in tokens if not self._has_ended(token)]
+        return [("r", token, state.scopes, int(state.headed)) for token, state in states]
 
     def _answer(self, request: TakeRequest, answer: Any) -> Granted | NotBefore:
-        if answer[0] == 1:
-            if (held := self._held.get(request.token)) is not None:
-                held.granted = True
-            return Granted(request.token, self.config.hold, tuple(map(scope_clock, answer[1])))
-        seconds = answer[1] / 1e6
-        if answer[0] == 2:
+        status, value, *rest = answer
+        if status == 1:
+            if (state := self._tokens.get(request.token)) is not None:
+                state.granted = True
+            return Granted(request.token, self.config.hold, tuple(map(scope_clock, value)))
+        seconds = value / 1e6
+        if status == 2:
             self._quarantine_until = self._clock.monotonic() + seconds
             return NotBefore(seconds)
-        clocks = tuple(map(scope_clock, answer[2]))
-        # Without notifications the waiter has to poll.
-        return NotBefore(self._air.ahead(seconds if self.hearing else min(seconds, _POLL)), clocks)
+        if not self.hearing:
+            seconds = min(seconds, _POLL_SECONDS)  # without notifications the waiter has to poll
+        return NotBefore(self._flights.send_delay(seconds), tuple(map(scope_clock, rest[0])))
 
     # --- flights ------------------------------------------------------------------------------
 
-    async def _tell(self, order: int, operations: list[Operation]) -> None:
-        if operations and not self._dividing:  # once the store is back, `clocks` has it all
+    async def _notify(self, order: int, operations: list[Operation]) -> None:
+        if operations and not self._divided():  # once the store is back, `clocks` has it all
             await self._call(order, operations, 0)
 
     async def _call(self, order: int, operations: list[Operation], answers: int) -> Any:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-        self._pending.append(_Told(order, operations, answers, future))
-        self._board()
+        self._pending.append(_PendingCall(order, operations, answers, future))
+        self._schedule_flight()
         return await future
 
-    def _board(self) -> None:
+    def _schedule_flight(self) -> None:
         """Send a flight in the next turn of the loop, unless too many are under way."""
         # While the epoch is unknown, a single flight determines it for all of them.
-        most = MAX_FLIGHTS if self._epoch else 1
-        if self._pending and not self._air.boarding and len(self._air.flights) < most:
-            self._air.boarding = True
-            flight = asyncio.get_running_loop().create_task(self._fly())
-            self._air.flights.add(flight)
-            flight.add_done_callback(self._landed)
+        limit = MAX_FLIGHTS if self._epoch else 1
+        if self._pending and not self._flights.scheduled and len(self._flights.tasks) < limit:
+            self._flights.scheduled = True
+            flight = asyncio.get_running_loop().create_task(self._send_flight())
+            self._flights.tasks.add(flight)
+            flight.add_done_callback(self._flight_done)
 
-    def _landed(self, flight: asyncio.Task[None]) -> None:
-        self._air.flights.discard(flight)
+    def _flight_done(self, flight: asyncio.Task[None]) -> None:
+        self._flights.tasks.discard(flight)
         if self._open:
-            self._board()
+            self._schedule_flight()
 
-    async def _fly(self) -> None:
-        self._air.boarding = False
-        told, self._pending = self._pending, []
-        told.sort(key=lambda one: one.order)
+    async def _send_flight(self) -> None:
+        self._flights.scheduled = False
+        calls, self._pending = self._pending, []
+        calls.sort(key=lambda call: call.order)
         try:
             if not self._epoch:
-                async with self._using:
+                async with self._lock:
                     if not self._epoch:
                         await self._recover()
-            found = await self._turn([one for call in told for one in call.operations])
-            for one in told:
-                answers, found = found[: one.answers], found[one.answers :]
-                if not one.future.done():
-                    one.future.set_result(answers)
+            answers = await self._execute([one for call in calls for one in call.operations])
+            first = 0
+            for call in calls:
+                if not call.future.done():
+                    call.future.set_result(answers[first : first + call.answers])
+                first += call.answers
         except (LedgerLost, ConfigError) as error:
             self._failures += 1
-            _fail(told, LedgerLost(str(error)))
+            _fail(calls, LedgerLost(str(error)))
         finally:
-            _fail(told, LedgerLost("the ledger is closed"))
+            _fail(calls, LedgerLost("the ledger is closed"))
 
-    async def _turn(self, operations: list[Operation], epoch: str = "") -> list[Any]:
+    async def _execute(self, operations: list[Operation], epoch: str = "") -> list[Any]:
         """Execute the operations in order, and return the answers of those that have one. `epoch`
         is passed during a recovery only: the new epoch, in which no other calls are made yet."""
         self._requests += len(operations)
-        self._air.turns_by(1)
+        self._flights.add_unanswered(1)
         try:
-            return await self._answers(operations, epoch or self._epoch)
+            return await self._execute_calls(operations, epoch or self._epoch)
         finally:
-            self._air.turns_by(-1)
+            self._flights.add_unanswered(-1)
 
-    async def _answers(self, operations: list[Operation], epoch: str) -> list[Any]:
+    async def _execute_calls(self, operations: list[Operation], epoch: str) -> list[Any]:
         answers: list[Any] = []
         waiting = batches(operations)
         recovering = epoch != self._epoch
-        for _ in range(_TRIES):
-            waiting += ends_once_more(waiting, self._is_over)
+        for _ in range(_MAX_ATTEMPTS):
+            waiting += repeated_ends(waiting, self._has_ended)
             sent = self._clock.monotonic()
             calls = [self._packed(batch, sent, epoch) for batch in waiting]
             try:
@@ -480,35 +480,36 @@ class RedisLedger:
                 raise
             self._calls += len(calls)
             received = self._clock.monotonic()
-            self._air.nearest[0] = min(self._air.nearest[0], received - sent)
-            found = [decoded(reply) for reply in replies]
-            if any(one[1] == 0 for one in found) or not (recovering or epoch == self._epoch):
+            self._flights.shortest_trips[0] = min(self._flights.shortest_trips[0], received - sent)
+            decoded = [decode_reply(reply) for reply in replies]
+            statuses = [reply[1] for reply in decoded]
+            if 0 in statuses or not (recovering or epoch == self._epoch):
                 self._epoch = ""
                 raise LedgerLost("the store's memory is another one than it was")
-            await self._check_time(found[-1][0] / 1e6, sent, received, epoch)
+            await self._check_clock(decoded[-1][0] / 1e6, sent, received, epoch)
             # All calls from the first late one on are sent again: each is idempotent, and their
             # order is preserved.
-            done = next((n for n, one in enumerate(found) if one[1] == 2), len(found))
-            for one in found[:done]:
-                answers += one[2]
+            done = statuses.index(2) if 2 in statuses else len(decoded)
+            for reply in decoded[:done]:
+                answers += reply[2]
             waiting = waiting[done:]
             if not waiting:
                 if not recovering:
-                    self._reached()
+                    self._set_reached()
                 return answers
         raise LedgerLost("calls of the store arrive too late, time after time")
 
     def _packed(
         self, operations: list[Operation], sent: float, epoch: str
     ) -> tuple[list[str], list[bytes]]:
-        scopes, told = packed(operations)
+        scopes, indexed = index_scopes(operations)
         hold, lapse = micros(self.config.hold), micros(LAPSE)
-        parts = [epoch, hold, lapse, MAX_TICKETS, self._prefix, told]
-        if self._offset is not None:
-            low, high, seen = self._offset
-            slack = _STEP + _SLEW * (sent - seen)
+        parts = [epoch, hold, lapse, MAX_TICKETS, self._prefix, indexed]
+        if self._clock_offset is not None:
+            low, high, seen = self._clock_offset
+            slack = _CLOCK_TOLERANCE + _CLOCK_DRIFT * (sent - seen)
             # The store may need a while for the calls before this one.
-            late = slack + _BEHIND * self._air.turns
+            late = slack + _SECONDS_PER_FLIGHT * self._flights.unanswered
             parts += [int((sent + low - slack) * 1e6), int((sent + high + late) * 1e6)]
         text = msgspec.msgpack.encode(parts)
         return [self._epoch_keys[0], *(self._key(f"s:{scope}") for scope in scopes)], [text]
@@ -520,28 +521,27 @@ class RedisLedger:
         tried_at = self._clock.monotonic()
         try:
             await self._store.hang_up()
-            await self._air.all_answered.wait()  # calls in flight belong to the old connection
+            await self._flights.all_answered.wait()  # calls in flight belong to the old connection
             identity = await self._store.connect(starting=starting)
-            epoch = await self._agree(identity)
-            if epoch != self._lived_in:
-                await self._tell_all(epoch)
-            self._lived_in = epoch
-            await self._sign(epoch)
+            epoch = await self._determine_epoch(identity)
+            if epoch != self._last_epoch:
+                await self._push_all(epoch)
+            self._last_epoch = epoch
+            await self._send_heartbeat(epoch)
             self._epoch = epoch
         except LedgerLost as error:
-            self._epoch = ""
             if isinstance(error, StoreDown):
-                self._members.nobody_served(tried_at)
+                self._members.store_is_down(tried_at)
             self._failed(error)
             raise
-        self._reached()
+        self._set_reached()
 
-    async def _agree(self, identity: StoreIdentity) -> str:
+    async def _determine_epoch(self, identity: StoreIdentity) -> str:
         """Return the current epoch: the stored one if it began on this very server, otherwise a
         new one. The first member to declare it wins."""
         for _ in range(5):
             found = await self._store.run("HMGET", self._epoch_keys[0], "id", "server", "format")
-            current, server, version = (_text(one) for one in found)
+            current, server, version = ((one or b"").decode() for one in found)
             if current and version != str(FORMAT):
                 raise ConfigError(
                     f"fleet.namespace: what is stored under {self._prefix} has format {version}, "
@@ -558,37 +558,37 @@ class RedisLedger:
         await self._store.script(DECLARE, self._epoch_keys, arguments)
         self._epochs += 1
 
-    async def _tell_all(self, epoch: str) -> None:
+    async def _push_all(self, epoch: str) -> None:
         """Push every clock, block and hold that this member knows of to a store without them."""
-        word, self._offset = self._members.word(epoch, bool(self._lived_in)), None
-        if word:
+        self._clock_offset = None
+        completeness = self._members.completeness(epoch, bool(self._last_epoch))
+        if completeness:
             clocks = [one for listener in self._listeners.values() for one in listener.clocks()]
             if not all(one.scope for one in clocks):
-                self._members.some_are_silent()
+                self._members.clocks_are_missing()
             operations = [
-                *(clock_told(one) for one in clocks if one.scope),
-                *self._renewals([token for token, one in self._held.items() if one.granted]),
+                *(clock_operation(one) for one in clocks if one.scope),
+                *self._renewals([token for token, one in self._tokens.items() if one.granted]),
             ]
-            for first in range(0, len(operations), _AT_ONCE):
-                await self._turn(operations[first : first + _AT_ONCE], epoch)
-        await self.overrides.tell_again(epoch)
-        arguments = [epoch, self.member, str(word), self._key("all")]
-        over = await self._store.script(
-            PUSHED, self._epoch_keys, [*arguments, *self._members.tells(epoch, word)]
-        )
-        self._members.told(too_late=over == 2)
+            for first in range(0, len(operations), _PUSH_BATCH):
+                await self._execute(operations[first : first + _PUSH_BATCH], epoch)
+        await self.overrides.write_all(epoch)
+        arguments = [epoch, self.member, str(completeness), self._key("all")]
+        arguments += self._members.push_arguments(epoch, completeness)
+        status = await self._store.script(PUSHED, self._epoch_keys, arguments)
+        self._members.pushed(too_late=status == 2)
 
-    async def _check_time(self, server: float, sent: float, received: float, epoch: str) -> None:
+    async def _check_clock(self, server: float, sent: float, received: float, epoch: str) -> None:
         """Compare the store's clock with ours. If it was set, the moments that it stored are
         wrong: declare a new epoch and raise LedgerLost."""
-        low, high, known = server - received, server - sent, self._offset
-        self._offset = (low, high, received)
-        if known is None:
+        low, high, before = server - received, server - sent, self._clock_offset
+        self._clock_offset = (low, high, received)
+        if before is None:
             return
-        slack = _STEP + _SLEW * (received - known[2])
-        if low > known[1] + slack or high < known[0] - slack:
-            _log.warning("the store's clock was set by %.3f s: a new epoch begins", low - known[0])
-            self._epoch, self._offset = "", None
+        slack = _CLOCK_TOLERANCE + _CLOCK_DRIFT * (received - before[2])
+        if low > before[1] + slack or high < before[0] - slack:
+            _log.warning("the store's clock was set by %.3f s: a new epoch begins", low - before[0])
+            self._epoch, self._clock_offset = "", None
             await self._declare(epoch, self._store.identity)
             raise LedgerLost("the store's clock was set")
 
@@ -596,43 +596,46 @@ class RedisLedger:
         if self._failing_since is None:
             self._failing_since = self._clock.monotonic()
         self._epoch = ""
-        if self._open and self._clock.monotonic() >= self._failing_since + _GRACE:
-            self._lose(why)
+        if self._open and self._clock.monotonic() >= self._failing_since + _LOST_AFTER:
+            self._set_lost(why)
 
-    def _lose(self, why: Exception) -> None:
+    def _set_lost(self, why: Exception) -> None:
         if self._lost_at is not None:
             return
         self._lost_at = self._clock.monotonic()
-        how = "nothing is granted"
+        consequence = "nothing is granted"
         if self.config.when_lost == "divide":
-            how = "each member goes on with the hosts that are its own"
-        said = str(why).removeprefix(f"{self._store.where}: ")
-        if self._news.begins("lost", self._prefix):
-            _log.error("%s can't be reached (%s): %s", self._store.where, said, how)
+            consequence = "each member goes on with the hosts that are its own"
+        reason = str(why).removeprefix(f"{self._store.where}: ")
+        if self._shared_log.begins("lost", self._prefix):
+            _log.error("%s can't be reached (%s): %s", self._store.where, reason, consequence)
         if self.config.when_lost == "wait":
-            for listener in self._listeners.values():
-                listener.lost(True)
+            self._notify_lost(True)
 
-    def _reached(self) -> None:
+    def _set_reached(self) -> None:
         self._failing_since = None
         if self._lost_at is None:
             return
-        if self._news.ends("lost", self._prefix):
+        if self._shared_log.ends("lost", self._prefix):
             seconds = self._clock.monotonic() - self._lost_at
             _log.warning("%s is back after %.1f s", self._store.where, seconds)
         self._lost_at = None
+        self._notify_lost(False)
+
+    def _notify_lost(self, lost: bool) -> None:
         for listener in self._listeners.values():
-            listener.lost(False)
+            listener.lost(lost)
 
     def _note_quarantine(self, seconds: float) -> None:
         """Log once that nothing is granted for a while, and once that the quarantine is over."""
-        if self._waits is (waits := seconds > 0):
+        quarantined = seconds > 0
+        if self._quarantine_logged is quarantined:
             return
-        self._waits = waits
-        if not waits:
-            if self._news.ends("waits", self._prefix):
+        self._quarantine_logged = quarantined
+        if not quarantined:
+            if self._shared_log.ends("quarantine", self._prefix):
                 _log.info("%s: turns are given again", self._store.where)
-        elif self._news.begins("waits", self._prefix):
+        elif self._shared_log.begins("quarantine", self._prefix):
             _log.log(
                 logging.WARNING if self._open else logging.INFO,  # expected for the first member
                 "%s is empty, or another than it was (a restart, a failover, FLUSHALL): nobody gets"
@@ -643,56 +646,56 @@ class RedisLedger:
 
     # --- members ------------------------------------------------------------------------------
 
-    async def _sign(self, epoch: str = "") -> None:
-        """Send a heartbeat and read the list of members. `epoch`: see `_turn`."""
+    async def _send_heartbeat(self, epoch: str = "") -> None:
+        """Send a heartbeat and read the list of members. `epoch`: see `_execute`."""
         epoch = epoch or self._epoch
         forget = str(micros(max(60.0, 3 * self.config.hold)))
-        channel = self._key("all") if self._members.greets else ""
+        channel = self._key("all") if self._members.announces else ""
         names = ("epoch", "members", "overrides", "read")
         known = str(int(self._members.known))
         sent = self._clock.monotonic()
         answer = await self._store.script(
             BEAT,
             [self._key(name) for name in names],
-            [self.member, forget, channel, epoch, str(self._members.read), known],
+            [self.member, forget, channel, epoch, str(self._members.list_time), known],
         )
-        found_in, left, now, _, words, *_ = answer
-        if not epoch or _text(found_in) != epoch:  # both are empty if both sides lost it
+        current, left, now, _, writes, *_ = answer
+        if not epoch or current.decode() != epoch:  # both are empty if both sides lost it
             self._epoch = ""
             raise LedgerLost("the store's memory is another one than it was")
         received = self._clock.monotonic()
         self._quarantine_until = received + int(left) / 1e6
         self._note_quarantine(int(left) / 1e6)
-        self._air.nearest = [received - sent, self._air.nearest[0]]
-        await self._check_time(int(now) / 1e6, sent, received, epoch)
-        if self._members.note(epoch, sent, received, answer):
-            self._beat_now.set()
-        await self.overrides.catch_up(int(words))
+        self._flights.shortest_trips = [received - sent, self._flights.shortest_trips[0]]
+        await self._check_clock(int(now) / 1e6, sent, received, epoch)
+        if self._members.update(epoch, sent, received, answer):
+            self._heartbeat_now.set()
+        await self.overrides.catch_up(int(writes))
 
-    async def _beat(self) -> None:
+    async def _heartbeat_loop(self) -> None:
         while True:
-            wait = BEAT_EVERY if self._failing_since is None and self._members.known else _UNKNOWN
+            settled = self._failing_since is None and self._members.known
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait):
-                    await self._beat_now.wait()
-            self._beat_now.clear()
+                async with asyncio.timeout(HEARTBEAT_SECONDS if settled else _UNKNOWN_RETRY):
+                    await self._heartbeat_now.wait()
+            self._heartbeat_now.clear()
             if not self._open:
                 return
             try:
-                async with self._using:
+                async with self._lock:
                     if self._epoch:
-                        await self.overrides.tell(self._epoch)
-                        await self._sign()
-                        await self._turn([])
+                        await self.overrides.write_new(self._epoch)
+                        await self._send_heartbeat()
+                        await self._execute([])
                     else:
                         await self._recover()
             except LedgerLost as error:
                 _log.debug("%s", error)
                 self._failed(error)
             except ConfigError as error:
-                level = logging.DEBUG if str(error) == self._complaint else logging.ERROR
+                level = logging.DEBUG if str(error) == self._logged_error else logging.ERROR
                 _log.log(level, "%s", error)
-                self._complaint = str(error)
+                self._logged_error = str(error)
                 self._failed(error)
             except Exception as error:  # noqa: BLE001 - without heartbeats the member is forgotten
                 _log.exception("a beat failed")
@@ -700,17 +703,15 @@ class RedisLedger:
 
     async def _join(self) -> None:
         """Wait briefly until the other members know this one; nothing is granted before that."""
-        wait = 0.025
-        for _ in range(5):
+        for seconds in (0.025, 0.05, 0.1, 0.2, 0.4):
             if self._members.known or not self._epoch:
                 return
-            await asyncio.sleep(wait)
-            wait *= 2
+            await asyncio.sleep(seconds)
             with contextlib.suppress(LedgerLost):
-                async with self._using:
-                    await self._sign()
+                async with self._lock:
+                    await self._send_heartbeat()
 
-    async def _hear(self) -> None:
+    async def _listen_loop(self) -> None:
         """Receive notifications: scopes that opened, reports, pauses, newcomers."""
 
         def subscribed(channels: int) -> None:
@@ -721,7 +722,7 @@ class RedisLedger:
 
         while True:
             try:
-                await self._store.listen(channels, self._heard, subscribed)
+                await self._store.listen(channels, self._receive, subscribed)
             except LedgerLost as error:
                 _log.debug("%s", error)
             except Exception:  # noqa: BLE001 - without notifications no block would arrive
@@ -732,69 +733,64 @@ class RedisLedger:
     def _ask_again(self) -> None:
         """Have waiters ask again, since the quarantine is over."""
         if self._lost_at is None:
-            for listener in self._listeners.values():
-                listener.lost(False)
+            self._notify_lost(False)
 
-    def _heard(self, channel: str, data: bytes) -> None:
+    def _receive(self, channel: str, data: bytes) -> None:
         try:
-            said = msgspec.msgpack.decode(data)
+            kind, *values = message = msgspec.msgpack.decode(data)
             if channel != self._key("all"):
+                token, delay, *_ = message
                 owner = channel.rpartition(":")[2]
-                self._listeners[owner].opened(said[0], self._air.ahead(said[1] / 1e6))
+                self._listeners[owner].opened(token, self._flights.send_delay(delay / 1e6))
                 return
-            kind = said[0]
             if kind == "j":
-                self._beat_now.set()
+                self._heartbeat_now.set()
             elif kind == "o":
-                self.overrides.heard(said[1], said[2])
-            elif kind == "t" and self._shared is not None:
-                self._shared.told(said[1], said[2], bool(said[3]))
+                self.overrides.received(values[0], values[1])
+            elif kind == "t" and self._shared_fetcher is not None:
+                self._shared_fetcher.written(values[0], values[1], bool(values[2]))
             elif kind == "g":
-                self._quarantine_until = self._clock.monotonic() + said[1] / 1e6
-                asyncio.get_running_loop().call_later(said[1] / 1e6, self._ask_again)
+                self._quarantine_until = self._clock.monotonic() + values[0] / 1e6
+                asyncio.get_running_loop().call_later(values[0] / 1e6, self._ask_again)
             for listener in self._listeners.values():
                 if kind == "b":
                     # A later version may append fields.
-                    _, scope, seconds, reason, interval, interval_for = said[:6]
+                    scope, seconds, reason, interval, interval_for, *_ = values
                     listener.blocked(
                         Report(scope, seconds / 1e6, reason, interval / 1e6, interval_for / 1e6)
                     )
                 elif kind == "p":
-                    listener.paused(said[1], bool(said[2]))
+                    listener.paused(values[0], bool(values[1]))
         except (msgspec.DecodeError, KeyError, IndexError, TypeError, ValueError):
             _log.warning("a message on %s can't be read: another program uses it", channel)
 
     # --- without the store --------------------------------------------------------------------
 
-    @property
-    def _dividing(self) -> bool:
+    def _divided(self) -> bool:
         return self._lost_at is not None and self.config.when_lost == "divide"
 
-    def _take_alone(self, request: TakeRequest) -> Granted | NotBefore:
+    def _take_divided(self, request: TakeRequest) -> Granted | NotBefore:
         """Grant a request for a host that this member owns, once requests that other members may
         have started before the loss no longer matter."""
         # The last scope is shared by the most hosts, so hosts that share it have the same owner.
         name = request.scopes[-1].scope
         if not self._members.owns(name):
-            return NotBefore(_POLL)
+            return NotBefore(_POLL_SECONDS)
         longest = max(one.interval for one in request.scopes)
-        left = (self._lost_at or 0.0) + 2 * BEAT_EVERY + longest - self._clock.monotonic()
+        left = (self._lost_at or 0.0) + 2 * HEARTBEAT_SECONDS + longest - self._clock.monotonic()
         if left > 0:
             return NotBefore(left)
-        self._held[request.token] = _Held(tuple(one.scope for one in request.scopes), granted=True)
+        names = tuple(one.scope for one in request.scopes)
+        self._tokens[request.token] = _TokenState(names, granted=True)
         return Granted(request.token, self.config.hold)
 
 
-def _machine() -> str:
+def _machine_name() -> str:
     """Return the machine's name, reduced to the characters that a member's name may contain."""
     return re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:32] or "member"
 
 
-def _fail(told: list[_Told], error: Exception) -> None:
-    for one in told:
-        if not one.future.done():
-            one.future.set_exception(error)
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value or "")
+def _fail(calls: list[_PendingCall], error: Exception) -> None:
+    for call in calls:
+        if not call.future.done():
+            call.future.set_exception(error)

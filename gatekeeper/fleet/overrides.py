@@ -17,7 +17,7 @@ from gatekeeper.errors import ConfigError, LedgerLost
 from gatekeeper.fleet.scripts import OVERRIDE
 from gatekeeper.fleet.store import Store
 
-_KEPT = 60_000
+_EXPIRY_MS = 60_000
 """Milliseconds until the rules expire if no member sends a heartbeat."""
 
 _log = logging.getLogger(__name__)
@@ -34,19 +34,19 @@ class FleetOverrides:
         store: Store,
         keys: tuple[str, str],
         channel: str,
-        tell_now: Callable[[], object],
+        write_soon: Callable[[], object],
     ) -> None:
         """`keys`: of the epoch and of the overrides. `channel`: the channel that every member
-        subscribes to. `tell_now()` makes the ledger call `tell` soon."""
+        subscribes to. `write_soon()` makes the ledger call `write_new` soon."""
         self._store = store
         self._keys = list(keys)
         self._channel = channel
-        self._tell_now = tell_now
+        self._write_soon = write_soon
         self._followed: dict[str, str] = {}
         """The rules in force as JSON, by what they match."""
-        self._untold: dict[str, str] = {}
+        self._unwritten: dict[str, str] = {}
         """Rules that were set here and have not been written to the store yet."""
-        self._count = 0
+        self._known_writes = 0
         """The store's counter of writes in this epoch when it was last checked."""
         self._followers: list[Callable[[HostRule], object]] = []
 
@@ -61,12 +61,12 @@ class FleetOverrides:
         """Set an override for every member, present and future, as soon as the store can be
         reached."""
         match = match_named(rule.match)
-        self._followed[match] = self._untold[match] = msgspec.json.encode(rule).decode()
-        self._tell_now()
+        self._followed[match] = self._unwritten[match] = msgspec.json.encode(rule).decode()
+        self._write_soon()
 
-    def heard(self, match: str, rule: str) -> None:
+    def received(self, match: str, rule: str) -> None:
         """Apply a rule that was published. Rules that were set here come back as well."""
-        if self._followed.get(match) == rule or match in self._untold:
+        if self._followed.get(match) == rule or match in self._unwritten:
             return  # the rule set here will reach the store later; if not, the counter shows it
         self._followed[match] = rule
         self._apply(self._followers, match, rule)
@@ -79,31 +79,31 @@ class FleetOverrides:
         except (msgspec.MsgspecError, ConfigError) as error:
             _log.error("another member's override of %s can't be followed: %s", match, error)
 
-    async def tell(self, epoch: str) -> None:
+    async def write_new(self, epoch: str) -> None:
         """Write the rules that were set here since the last call. Raises LedgerLost."""
-        if untold := dict(self._untold):
-            await self._write(epoch, "0", untold)
-            for match, rule in untold.items():
-                if self._untold.get(match) is rule:
-                    del self._untold[match]
+        if unwritten := dict(self._unwritten):
+            await self._write(epoch, "0", unwritten)
+            for match, rule in unwritten.items():
+                if self._unwritten.get(match) is rule:
+                    del self._unwritten[match]
 
-    async def tell_again(self, epoch: str) -> None:
+    async def write_all(self, epoch: str) -> None:
         """Write all rules to a new epoch, except those for which another member already wrote a
         rule there. Raises LedgerLost."""
-        self._count = 0
+        self._known_writes = 0
         if self._followed:
             await self._write(epoch, "1", self._followed)
 
     async def catch_up(self, count: int) -> None:
         """Read the rules if the store's counter differs from the known one. Raises LedgerLost."""
-        if count != self._count:
+        if count != self._known_writes:
             found = await self._store.run("HGETALL", self._keys[1])
             for match, rule in zip(found[::2], found[1::2], strict=True):
-                self.heard(match.decode(), rule.decode())
-            self._count = count
+                self.received(match.decode(), rule.decode())
+            self._known_writes = count
 
-    async def _write(self, epoch: str, after_a_loss: str, rules: Mapping[str, str]) -> None:
+    async def _write(self, epoch: str, after_loss: str, rules: Mapping[str, str]) -> None:
         pairs = [part for pair in rules.items() for part in pair]
-        arguments = [epoch, after_a_loss, str(_KEPT), self._channel, *pairs]
+        arguments = [epoch, after_loss, str(_EXPIRY_MS), self._channel, *pairs]
         if not await self._store.script(OVERRIDE, self._keys, arguments):
             raise LedgerLost("the store's memory is another one than it was")

@@ -41,21 +41,21 @@ from gatekeeper.fleet.store import CALL_DEADLINE, Store
 
 CLAIM_FOR = 10.0
 """Seconds after which a claim expires unless its member renews it."""
-_LOOK, _LOOK_MAX = 0.1, 1.0
+_FIRST_LOOK_SECONDS, _MAX_LOOK_SECONDS = 0.1, 1.0
 """Seconds between two looks for the result of another member: initially, and at most."""
-_FAILED_FOR = 60.0
+_FAILURE_SECONDS = 60.0
 """Seconds for which the other members use a failure that one member observed."""
-_LONGER = 1.5
+_STORED_FACTOR = 1.5
 """How long the store keeps a retrieval, as a multiple of the time for which it is fresh."""
-_REMEMBERED = 100_000
+_MAX_STAMPS = 100_000
 """Maximum number of origins whose stamps are remembered."""
-_AT_ONCE = 8
+_MAX_CALLS = 8
 """Maximum number of calls in flight at the same time."""
-_AWAY = 1.0
+_AWAY_SECONDS = 1.0
 """Seconds for which a store that did not respond is not called again."""
 
 
-class _Shared(msgspec.Struct, array_like=True):
+class _StoredRetrieval(msgspec.Struct, array_like=True):
     """A retrieval as it is stored. The order of the fields is the storage format."""
 
     stamp: str
@@ -90,28 +90,28 @@ class SharedFetcher:
         member: str,
         *,
         renew: Callable[[str], object] = lambda _origin: None,
-        alone: Callable[[], bool] = lambda: True,
+        divided: Callable[[], bool] = lambda: True,
     ) -> None:
         """`prefix`: the prefix of the namespace's keys. `member`: the name of this member.
         `renew(origin)` is called to fetch a file again when another member has a newer one.
-        `alone()` returns True while each member grants leases of its own without the store."""
+        `divided()` returns True while each member grants leases of its own without the store."""
         self._fetcher = fetcher
         self._store = store
         self._cache = cache
         self._prefix = prefix
         self._member = member
-        self._calls = asyncio.Semaphore(_AT_ONCE)
+        self._calls = asyncio.Semaphore(_MAX_CALLS)
         self._away_until = 0.0
         """The store did not respond: calls fail immediately until then (the loop's time)."""
-        self._seen: LRUCache[str, str] = LRUCache(_REMEMBERED)
+        self._stamps: LRUCache[str, str] = LRUCache(_MAX_STAMPS)
         """By origin, the stamp of the version that this member has."""
-        self._offered: LRUCache[str, str] = LRUCache(_REMEMBERED)
+        self._offered_stamps: LRUCache[str, str] = LRUCache(_MAX_STAMPS)
         """By origin, the stamp of a newer version for which `renew` was called."""
         self._renew = renew
-        self._alone = alone
+        self._divided = divided
         self._writing: set[asyncio.Task[None]] = set()
         """Tasks that write a result once the store responds."""
-        self._waiting: dict[str, asyncio.Event] = {}
+        self._written_events: dict[str, asyncio.Event] = {}
         """By origin, an event that is set when another member has written its result."""
 
     async def reach(self, origin: str) -> bool | None:
@@ -121,44 +121,47 @@ class SharedFetcher:
     async def fetch(self, origin: str, validators: Validators | None = None) -> Retrieval:
         """Return a result of another member that is newer than this member's, or else fetch the
         file. A forced refresh accepts only results that are written from now on."""
-        look, flight = _LOOK, current_flight.get()
-        anew = flight is not None and flight.force and self._offered.pop(origin, None) is None
+        flight = current_flight.get()
+        forced = flight is not None and flight.force
+        if forced and self._offered_stamps.pop(origin, None) is not None:
+            forced = False  # the newer file is in the store
         loop = asyncio.get_running_loop()
-        first, patience = True, loop.time() + CLAIM_FOR
+        give_up_at = loop.time() + CLAIM_FOR
+        seconds, first = _FIRST_LOOK_SECONDS, True
         while True:
             try:
-                if (found := await self._newer(origin, anew)) is not None:
+                if (found := await self._newer(origin, forced)) is not None:
                     return found
                 left = await self._claim(origin)
             except LedgerLost:
-                if loop.time() >= patience or (self._alone() and not first):
+                if loop.time() >= give_up_at or (self._divided() and not first):
                     return await self._fetcher.fetch(origin, validators)
                 first = False  # perhaps only the connection broke, and the store is available
-                await asyncio.sleep(_AWAY * 1.1)
+                await asyncio.sleep(_AWAY_SECONDS * 1.1)
                 continue
             if not left:
-                return await self._fetch_for_all(origin, validators)
-            anew = False
-            await self._wait(origin, min(look, left))
-            look = min(2 * look, _LOOK_MAX)
+                return await self._fetch_and_share(origin, validators)
+            forced = False
+            await self._wait(origin, min(seconds, left))
+            seconds = min(2 * seconds, _MAX_LOOK_SECONDS)
 
-    def told(self, origin: str, stamp: str, good: bool) -> None:
+    def written(self, origin: str, stamp: str, good: bool) -> None:
         """Note that a member, perhaps this one, wrote a result. `good`: the site answered."""
-        if (waiting := self._waiting.get(origin)) is not None:
+        if (waiting := self._written_events.get(origin)) is not None:
             waiting.set()
-        if good and self._seen.get(origin, stamp) != stamp:
-            self._offered[origin] = stamp
+        if good and self._stamps.get(origin, stamp) != stamp:
+            self._offered_stamps[origin] = stamp
             self._renew(origin)
 
     async def _wait(self, origin: str, seconds: float) -> None:
         """Wait until another member has written its result, at most `seconds`, since the message
         may be lost."""
-        written = self._waiting.setdefault(origin, asyncio.Event())
+        written = self._written_events.setdefault(origin, asyncio.Event())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await written.wait()
-        if self._waiting.get(origin) is written:
-            del self._waiting[origin]
+        if self._written_events.get(origin) is written:
+            del self._written_events[origin]
 
     async def _call(self, call: Coroutine[Any, Any, Any]) -> Any:
         """Await a call of the store, limited to a few at the same time. While the store does not
@@ -171,16 +174,16 @@ class SharedFetcher:
                 try:
                     return await call
                 except LedgerLost:
-                    self._away_until = loop.time() + _AWAY
+                    self._away_until = loop.time() + _AWAY_SECONDS
                     raise
         finally:
             call.close()
 
-    async def _newer(self, origin: str, anew: bool = False) -> Retrieval | None:
+    async def _newer(self, origin: str, forced: bool = False) -> Retrieval | None:
         """Return the stored result if it is fresh and not this member's own version, else None.
-        `anew`: mark the stored version as seen and return None."""
+        `forced`: mark the stored version as seen and return None."""
         shared, age = await self._read(origin)
-        if shared is None or shared.stamp == self._seen.get(origin) or age >= shared.fresh:
+        if shared is None or shared.stamp == self._stamps.get(origin) or age >= shared.fresh:
             return None
         try:
             found = _retrieval(shared, age)
@@ -188,17 +191,17 @@ class SharedFetcher:
             return None
         if found.outcome is Outcome.INTERNAL:  # an outcome that only a later version knows
             return None
-        self._seen[origin] = shared.stamp
-        return None if anew else found
+        self._stamps[origin] = shared.stamp
+        return None if forced else found
 
-    async def _read(self, origin: str) -> tuple[_Shared | None, float]:
+    async def _read(self, origin: str) -> tuple[_StoredRetrieval | None, float]:
         """Return the stored result, if there is a readable one, and its age in seconds."""
         key = f"{self._prefix}r:{origin}"
         left, raw = await self._call(self._store.script(scripts.READ, [key], []))
         if raw is None:
             return None, 0.0
         try:
-            shared = msgspec.msgpack.decode(raw, type=_Shared)
+            shared = msgspec.msgpack.decode(raw, type=_StoredRetrieval)
         except msgspec.MsgspecError:
             return None, 0.0
         # One second is added, so that an error in the age refreshes earlier.
@@ -212,8 +215,8 @@ class SharedFetcher:
         left = await self._call(claim)
         return max(0.0, int(left) / 1000)
 
-    async def _fetch_for_all(self, origin: str, validators: Validators | None) -> Retrieval:
-        keeping = asyncio.create_task(self._keep_claim(origin))
+    async def _fetch_and_share(self, origin: str, validators: Validators | None) -> Retrieval:
+        renewing = asyncio.create_task(self._renew_claim(origin))
         written = True
         try:
             # A result may have been written between the look and the claim.
@@ -225,32 +228,32 @@ class SharedFetcher:
                 await self._write(origin, retrieval)
             except LedgerLost:
                 written = False
-                writing = asyncio.create_task(self._write_later(origin, retrieval, keeping))
+                writing = asyncio.create_task(self._write_later(origin, retrieval, renewing))
                 self._writing.add(writing)
                 writing.add_done_callback(self._writing.discard)
             return retrieval
         finally:
             if written:
-                await self._let_go(origin, keeping)
+                await self._release_claim(origin, renewing)
 
     async def _write_later(
-        self, origin: str, retrieval: Retrieval, keeping: asyncio.Task[None]
+        self, origin: str, retrieval: Retrieval, renewing: asyncio.Task[None]
     ) -> None:
         """Retry writing a result, for which others wait as long as the claim is renewed."""
         begun = asyncio.get_running_loop().time()
         late = 0.0
         try:
             while late < CLAIM_FOR:
-                await asyncio.sleep(_AWAY * 1.1)
+                await asyncio.sleep(_AWAY_SECONDS * 1.1)
                 late = asyncio.get_running_loop().time() - begun
                 with contextlib.suppress(LedgerLost):
                     return await self._write(origin, retrieval, late + CALL_DEADLINE)
         finally:
-            await self._let_go(origin, keeping)
+            await self._release_claim(origin, renewing)
 
-    async def _let_go(self, origin: str, keeping: asyncio.Task[None]) -> None:
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
+    async def _release_claim(self, origin: str, renewing: asyncio.Task[None]) -> None:
+        renewing.cancel()
+        await asyncio.gather(renewing, return_exceptions=True)
         with contextlib.suppress(LedgerLost):
             keys = [f"{self._prefix}f:{origin}"]
             await self._call(self._store.script(scripts.RELEASE, keys, [self._member]))
@@ -261,7 +264,7 @@ class SharedFetcher:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _keep_claim(self, origin: str) -> None:
+    async def _renew_claim(self, origin: str) -> None:
         """Renew the claim until cancelled, since the host's lease may take long to be granted."""
         while True:
             await asyncio.sleep(CLAIM_FOR / 3)
@@ -272,12 +275,12 @@ class SharedFetcher:
         """Write a result for all members. `late`: the maximum age of the result in seconds."""
         if retrieval.outcome.row.cache_time is CacheTime.NOT or retrieval.outcome.row.local:
             return  # the outcome describes this member, not the site
-        fresh = _FAILED_FOR
+        fresh = _FAILURE_SECONDS
         if retrieval.outcome.good:
             # Leave a margin: a member that reads the result caches it for at least `min_ttl`.
             whole = fresh_for(retrieval.outcome.row.cache_time, retrieval.lifetime, self._cache)
-            fresh = max(whole - self._cache.min_ttl, min(_FAILED_FOR, whole / 2))
-        shared = _share(retrieval, max(0.001, fresh - late))
+            fresh = max(whole - self._cache.min_ttl, min(_FAILURE_SECONDS, whole / 2))
+        shared = _stored(retrieval, max(0.001, fresh - late))
         if retrieval.outcome is Outcome.NOT_MODIFIED:
             before, _ = await self._read(origin)
             if before is None or (before.etag, before.last_modified) != (
@@ -289,19 +292,19 @@ class SharedFetcher:
                 before, stamp=shared.stamp, fresh=shared.fresh, kept=shared.kept
             )
         key, milliseconds = f"{self._prefix}r:{origin}", str(round(shared.kept * 1000))
-        self._seen[origin] = shared.stamp  # before this member receives its own message
+        self._stamps[origin] = shared.stamp  # before this member receives its own message
         message = msgspec.msgpack.encode(("t", origin, shared.stamp, retrieval.outcome.good))
         arguments = [msgspec.msgpack.encode(shared), milliseconds, f"{self._prefix}all", message]
         async with self._calls:
             await self._store.script(scripts.WRITE, [key], arguments)
 
 
-def _share(retrieval: Retrieval, fresh: float) -> _Shared:
+def _stored(retrieval: Retrieval, fresh: float) -> _StoredRetrieval:
     body = retrieval.body
-    return _Shared(
+    return _StoredRetrieval(
         stamp=secrets.token_hex(6),
         fresh=fresh,
-        kept=_LONGER * fresh,
+        kept=_STORED_FACTOR * fresh,
         outcome=retrieval.outcome.row.name,
         status=retrieval.status,
         hops=retrieval.hops,
@@ -317,7 +320,7 @@ def _share(retrieval: Retrieval, fresh: float) -> _Shared:
     )
 
 
-def _retrieval(shared: _Shared, age: float) -> Retrieval:
+def _retrieval(shared: _StoredRetrieval, age: float) -> Retrieval:
     """Convert a stored result. `age`: its age in seconds, which is subtracted from its lifetime."""
     return Retrieval(
         outcome=Outcome.named(shared.outcome),

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import CacheConfig, FleetConfig
 from gatekeeper.fetching.outcomes import Retrieval, RobotsSource, Validators
-from gatekeeper.fleet.ledger import FleetStats, RedisLedger, SharedNews
+from gatekeeper.fleet.ledger import FleetStats, RedisLedger, SharedLog
 from gatekeeper.fleet.overrides import FleetOverrides
 from gatekeeper.pacing.ledger import (
     End,
@@ -34,7 +34,7 @@ from gatekeeper.pacing.ledger import (
 
 SHARDS = 16
 """Number of hash tags. Each costs every member two connections and a heartbeat."""
-_WORST = ("lost", "recovering", "connected")
+_WORST_FIRST = ("lost", "recovering", "connected")
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -56,7 +56,7 @@ class ShardedLedger:
         config = replace(config or FleetConfig(), sharded=True)
         clock = clock or SystemClock()
         self.shards: list[RedisLedger] = []
-        news = SharedNews()
+        shared_log = SharedLog()
         for number in range(shards):
             self.shards.append(
                 RedisLedger(
@@ -65,7 +65,7 @@ class ShardedLedger:
                     clock=clock,
                     config=config,
                     member=self.shards[0].member if number else None,
-                    news=news,
+                    shared_log=shared_log,
                 )
             )
         self.config: FleetConfig = config
@@ -73,16 +73,16 @@ class ShardedLedger:
         self.overrides: FleetOverrides = self.shards[0].overrides
         self._lost: set[int] = set()
         """Numbers of the shards that can't be reached."""
-        self._asked: dict[str, dict[int, None]] = {}
+        self._shards_of_token: dict[str, dict[int, None]] = {}
         """By token, the shards that may know it, the host's first (a dictionary as ordered set)."""
 
     async def open(self) -> None:
         """Open every shard's ledger. Raises ConfigError."""
-        await _all(shard.open() for shard in self.shards)
+        await _gather(shard.open() for shard in self.shards)
 
     async def close(self) -> None:
         """Leave the fleet on every shard."""
-        await _all(shard.close() for shard in self.shards)
+        await _gather(shard.close() for shard in self.shards)
 
     async def __aenter__(self) -> ShardedLedger:
         await self.open()
@@ -99,7 +99,7 @@ class ShardedLedger:
     @property
     def state(self) -> str:
         """The state of the worst shard: `connected`, `lost` or `recovering`."""
-        return min((shard.state for shard in self.shards), key=_WORST.index)
+        return min((shard.state for shard in self.shards), key=_WORST_FIRST.index)
 
     @property
     def ready(self) -> bool:
@@ -129,7 +129,7 @@ class ShardedLedger:
         self, fetcher: RobotsSource, cache: CacheConfig, renew: Callable[[str], object]
     ) -> RobotsSource:
         """See `RedisLedger.sharing`. A file is stored on the shard of its origin."""
-        return _ShardedTexts([shard.sharing(fetcher, cache, renew) for shard in self.shards])
+        return _ShardedSource([shard.sharing(fetcher, cache, renew) for shard in self.shards])
 
     def shard_of(self, scope: str) -> int:
         """Return the number of the shard that a scope belongs to."""
@@ -150,12 +150,12 @@ class ShardedLedger:
                 if parts:
                     number, part = parts.pop(0)
                     calls.setdefault(number, []).append(part)
-                    self._asked.setdefault(part.token, {})[number] = None
-            found = await _all(self.shards[number].take(asks) for number, asks in calls.items())
+                    self._shards_of_token.setdefault(part.token, {})[number] = None
+            found = await _gather(self.shards[number].take(asks) for number, asks in calls.items())
             for (number, asks), told in zip(calls.items(), found, strict=True):
                 for part, answer in zip(asks, told, strict=True):
                     token = part.token
-                    answers[token] = _joined(answers.get(token), answer)
+                    answers[token] = _combined(answers.get(token), answer)
                     if isinstance(answer, Granted):
                         taken[token].append(number)
                     else:
@@ -165,49 +165,49 @@ class ShardedLedger:
             if isinstance(told_last, NotBefore):
                 for number in taken[token]:
                     given_up.setdefault(number, []).append(End(token, "undone"))
-        await _all(self.shards[number].end(ends) for number, ends in given_up.items())
+        await _gather(self.shards[number].end(ends) for number, ends in given_up.items())
         return [answers[request.token] for request in requests]
 
     async def head(self, tokens: Sequence[str]) -> None:
         """Note that the response heads have arrived."""
-        parts = self._parts(tokens, lambda token: self._asked.get(token, ()))
-        await _all(self.shards[number].head(part) for number, part in parts.items())
+        parts = self._split(tokens, lambda token: self._shards_of_token.get(token, ()))
+        await _gather(self.shards[number].head(part) for number, part in parts.items())
 
     async def end(self, ends: Sequence[End]) -> None:
         """Free the slots. The reports take effect first, so that no request starts in between."""
         await self.block(list(dict.fromkeys(one for end in ends for one in end.reports)))
         parts: dict[int, list[End]] = {}
         for token, outcome, _, size in ends:
-            for place, number in enumerate(self._asked.get(token, ())):
+            for place, number in enumerate(self._shards_of_token.get(token, ())):
                 told = 0 if place else size  # only the host's scope counts bytes
                 parts.setdefault(number, []).append(End(token, outcome, (), told))
-        await _all(self.shards[number].end(part) for number, part in parts.items())
+        await _gather(self.shards[number].end(part) for number, part in parts.items())
         for end in ends:
-            self._asked.pop(end.token, None)
+            self._shards_of_token.pop(end.token, None)
 
     async def renew(self, tokens: Sequence[str]) -> None:
         """Extend the holds by a full time to live from now."""
-        parts = self._parts(tokens, lambda token: self._asked.get(token, ()))
-        await _all(self.shards[number].renew(part) for number, part in parts.items())
+        parts = self._split(tokens, lambda token: self._shards_of_token.get(token, ()))
+        await _gather(self.shards[number].renew(part) for number, part in parts.items())
 
     async def block(self, reports: Sequence[Report]) -> None:
         """Apply reports and notify every member of them."""
-        parts = self._parts(reports, lambda report: (self.shard_of(report.scope),))
-        await _all(self.shards[number].block(part) for number, part in parts.items())
+        parts = self._split(reports, lambda report: (self.shard_of(report.scope),))
+        await _gather(self.shards[number].block(part) for number, part in parts.items())
 
     async def pause(self, scopes: Sequence[str]) -> None:
         """Grant no request of these scopes to any member until `resume`."""
-        parts = self._parts(scopes, lambda scope: (self.shard_of(scope),))
-        await _all(self.shards[number].pause(part) for number, part in parts.items())
+        parts = self._split(scopes, lambda scope: (self.shard_of(scope),))
+        await _gather(self.shards[number].pause(part) for number, part in parts.items())
 
     async def resume(self, scopes: Sequence[str]) -> None:
         """Grant requests of these scopes again."""
-        parts = self._parts(scopes, lambda scope: (self.shard_of(scope),))
-        await _all(self.shards[number].resume(part) for number, part in parts.items())
+        parts = self._split(scopes, lambda scope: (self.shard_of(scope),))
+        await _gather(self.shards[number].resume(part) for number, part in parts.items())
 
     async def look(self, scopes: Sequence[str]) -> list[ScopeView]:
         """Return what is known of each scope and which members hold it. Raises LedgerLost."""
-        found = await _all(self.shards[self.shard_of(scope)].look([scope]) for scope in scopes)
+        found = await _gather(self.shards[self.shard_of(scope)].look([scope]) for scope in scopes)
         return [view for views in found for view in views]
 
     # --- internals --------------------------------------------------------------------------
@@ -222,7 +222,7 @@ class ShardedLedger:
             found[number] = TakeRequest(request.token, scopes)
         return list(found.items())
 
-    def _parts(
+    def _split(
         self, things: Iterable[_T], shards_of: Callable[[_T], Iterable[int]]
     ) -> dict[int, list[_T]]:
         parts: dict[int, list[_T]] = {}
@@ -264,7 +264,7 @@ class _ShardListener:
         return [one for one in every if not one.scope or mine(one.scope) == self._number]
 
 
-class _ShardedTexts:
+class _ShardedSource:
     """A source of robots.txt files that uses the source of the origin's shard."""
 
     def __init__(self, sources: list[RobotsSource]) -> None:
@@ -286,7 +286,9 @@ def _shard(name: str, shards: int) -> int:
     return zlib.crc32(name.encode()) % shards
 
 
-def _joined(before: Granted | NotBefore | None, answer: Granted | NotBefore) -> Granted | NotBefore:
+def _combined(
+    before: Granted | NotBefore | None, answer: Granted | NotBefore
+) -> Granted | NotBefore:
     """Combine the answer of one shard with that of the shards before it."""
     if isinstance(before, Granted) and isinstance(answer, Granted):
         seconds = min(before.seconds, answer.seconds)
@@ -294,7 +296,7 @@ def _joined(before: Granted | NotBefore | None, answer: Granted | NotBefore) -> 
     return answer
 
 
-async def _all(calls: Iterable[Awaitable[_R]]) -> list[_R]:
+async def _gather(calls: Iterable[Awaitable[_R]]) -> list[_R]:
     """Return all results once every call is done; raise the first error then."""
     found: list[_R] = []
     for one in await asyncio.gather(*calls, return_exceptions=True):

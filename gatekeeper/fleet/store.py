@@ -26,15 +26,15 @@ CALL_DEADLINE = 2.0
 """Seconds within which the store must respond."""
 SENTINEL_DEADLINE = 1.0
 """Seconds within which a Sentinel must respond, before the next one is asked."""
-_MOST_NODES = 8
+_MAX_NODES = 8
 """Maximum number of cluster nodes that are remembered for looking up slots."""
-_OLDEST = (6, 2)
+_MIN_VERSION = (6, 2)
 """The oldest supported version of Redis."""
 _OPTIONS = frozenset({"db", "client_name", "sentinel_username", "sentinel_password"})
 """Query parameters that a URL may have, besides `ssl_...`. Others could change the deadlines or the
 form of responses."""
 _SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
-_LOOK, _SILENT = 0.25, 8
+_POLL_SECONDS, _SILENT_POLLS = 0.25, 8
 """Seconds between two looks for new channels, and the number of looks without a message after which
 the connection is tested with a ping."""
 
@@ -62,9 +62,9 @@ class Store:
     """A client of one server, of the master that Sentinels name, or of one slot of a cluster."""
 
     def __init__(
-        self, url: str, config: FleetConfig, *, any_memory: bool = False, tag: str = ""
+        self, url: str, config: FleetConfig, *, any_epoch: bool = False, tag: str = ""
     ) -> None:
-        """`any_memory`: calls do not depend on the store's epoch, so they may use new connections,
+        """`any_epoch`: calls do not depend on the store's epoch, so they may use new connections,
         and several of them. `tag`: the hash tag of the keys, for a cluster. Raises ConfigError if
         the URL can't be used or the extra `redis` is not installed."""
         try:
@@ -82,7 +82,7 @@ class Store:
         self._loading: type[Exception] = redis.BusyLoadingError
         self.where: str = without_credentials(url)
         self.config = config
-        self._url, self._parts = url, _parts(url, self.where)
+        self._url, self._parts = url, _split_url(url, self.where)
         parts = self._parts
         self._sentinel = parts.scheme.endswith("+sentinel")
         self._connect_deadline = CALL_DEADLINE
@@ -94,9 +94,9 @@ class Store:
             "protocol": 2,
             "retry": once,
         }
-        self._closing: list[Any] = []
+        self._sentinels: list[Any] = []
         """Clients of Sentinels, to be closed with the store."""
-        self._common = common
+        self._client_options = common
         self._slot: int | None = None
         """The cluster's slot that has the keys; None if the store is not sharded."""
         self._located = True
@@ -105,11 +105,11 @@ class Store:
         """Clients of cluster servers that can look up the slot; the first is that of the URL."""
         if config.sharded:
             self._slot, self._located = redis.crc.key_slot(tag.encode()), False
-            self._nodes = [self._made(url, parts, dict(common))]
-        self._connecting = self._any_memory = any_memory
-        self._begin(parts)
+            self._nodes = [self._new_client(url, parts, dict(common))]
+        self._connecting = self._any_epoch = any_epoch
+        self._create_clients(parts)
         self._starting = False
-        self._checked = ""
+        self._checked_run = ""
         """The run id of the server whose settings were checked."""
         self._hashes: dict[str, str] = {}
         """SHA-1 digests of scripts, by their text."""
@@ -117,16 +117,16 @@ class Store:
         """The connection for which `identity` was determined."""
         self.identity: StoreIdentity = StoreIdentity("", "")
 
-    def _begin(self, parts: SplitResult) -> None:
+    def _create_clients(self, parts: SplitResult) -> None:
         """Create the clients for calls and for messages."""
-        self._at, url, common = parts, parts.geturl(), self._common
-        calls = {**common, "redis_connect_func": self._connected}
-        if not self._any_memory:  # `_within` sets a deadline; redis-py's may swallow a cancellation
+        self._current, url, common = parts, parts.geturl(), self._client_options
+        calls = {**common, "redis_connect_func": self._on_connect}
+        if not self._any_epoch:  # `_deadline` has a timeout; redis-py's may swallow a cancellation
             calls["socket_timeout"] = None
-        self._client = self._made(url, parts, calls)
-        self._messages = self._made(url, parts, {**common, "socket_timeout": None})
+        self._client = self._new_client(url, parts, calls)
+        self._messages = self._new_client(url, parts, {**common, "socket_timeout": None})
 
-    async def _locate(self) -> None:
+    async def _locate_slot(self) -> None:
         """Switch to the cluster server that has the slot of the keys. Raises LedgerLost."""
         if self._located or self._slot is None:
             return
@@ -139,16 +139,16 @@ class Store:
                 self._located = True  # not a cluster: the server has all slots
                 return
             except self._errors as error:
-                why = _said(error)
+                why = _message(error)
                 continue
             for first, last, master, *_ in found:
                 if first <= self._slot <= last:
-                    await self._move(master)
+                    await self._switch_to(master)
                     return
             why = "nobody has some slots of the cluster"
         raise LedgerLost(f"{self.where}: {why}")
 
-    async def _move(self, master: list[Any]) -> None:
+    async def _switch_to(self, master: list[Any]) -> None:
         host, port = master[0], master[1]
         name = host.decode() if isinstance(host, bytes) else str(host or "")
         name = name or self._parts.hostname or "127.0.0.1"
@@ -156,19 +156,19 @@ class Store:
         place = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
         parts = self._parts._replace(netloc=f"{before}@{place}" if before else place)
         self._located = True
-        if parts == self._at:
+        if parts == self._current:
             return
         await self.hang_up()
         old = [self._client, self._messages]
-        self._begin(parts)
-        while len(self._nodes) > _MOST_NODES:
+        self._create_clients(parts)
+        while len(self._nodes) > _MAX_NODES:
             old.append(self._nodes.pop(1))
-        self._nodes.append(self._made(parts.geturl(), parts, dict(self._common)))
+        self._nodes.append(self._new_client(parts.geturl(), parts, dict(self._client_options)))
         for client in old:
             with suppress(*self._errors):
                 await client.connection_pool.disconnect(inuse_connections=True)
 
-    def _made(self, url: str, parts: SplitResult, options: dict[str, Any]) -> Any:
+    def _new_client(self, url: str, parts: SplitResult, options: dict[str, Any]) -> Any:
         try:
             if not self._sentinel:
                 return self._redis.Redis.from_url(url, **options)
@@ -181,7 +181,7 @@ class Store:
         from redis.asyncio.sentinel import Sentinel  # noqa: PLC0415
 
         _, _, hosts = parts.netloc.rpartition("@")
-        places = [_place(one) for one in hosts.split(",")]
+        places = [_host_and_port(one) for one in hosts.split(",")]
         name, _, database = parts.path.lstrip("/").partition("/")
         if not name or not all(host for host, _ in places):
             raise ValueError("write redis+sentinel://host:port,host:port/name of the master")
@@ -208,18 +208,18 @@ class Store:
         self._connect_deadline = CALL_DEADLINE + len(places) * SENTINEL_DEADLINE
         kind: Any = Sentinel  # redis-py does not annotate it
         sentinels = kind(places, sentinel_kwargs=asked)
-        self._closing += sentinels.sentinels
+        self._sentinels += sentinels.sentinels
         return sentinels.master_for(name, **{**options, **_credentials(parts), **secure, **own})
 
     # --- connecting -------------------------------------------------------------------------
 
-    async def _connected(self, connection: Any) -> None:
+    async def _on_connect(self, connection: Any) -> None:
         await connection.on_connect()
         if not self._connecting:
             raise self._redis.ConnectionError("a new connection: its memory was not looked at yet")
 
     @asynccontextmanager
-    async def _within(self) -> AsyncIterator[None]:
+    async def _deadline(self) -> AsyncIterator[None]:
         """Set the deadline of a call, and convert its errors to LedgerLost."""
         try:
             async with asyncio.timeout(
@@ -230,15 +230,15 @@ class Store:
             self._located = self._slot is None
             await self.hang_up()
             if self._starting and (remedy := _remedy(error)) is not None:
-                said = _said(error).rstrip(". ")
+                said = _message(error).rstrip(". ")
                 raise ConfigError(f"fleet.url: {self.where}: {said}: {remedy}") from error
-            lost = StoreDown if self._serves_nobody(error) else LedgerLost
-            raise lost(f"{self.where}: {_said(error)}") from error
+            lost = StoreDown if self._is_down(error) else LedgerLost
+            raise lost(f"{self.where}: {_message(error)}") from error
         except asyncio.CancelledError:
             await self.hang_up()  # its response must not be mistaken for that of the next call
             raise
 
-    def _serves_nobody(self, error: BaseException | None) -> bool:
+    def _is_down(self, error: BaseException | None) -> bool:
         """Return True if the error shows that the server serves no member at all. False for
         Sentinels and clusters, which may have directed us to a server that is no longer the
         master."""
@@ -251,7 +251,7 @@ class Store:
 
     async def hang_up(self) -> None:
         """Close the connection. Calls that wait for a response raise LedgerLost."""
-        if not self._any_memory:
+        if not self._any_epoch:
             connection, self._connection = self._connection, None
             with suppress(*self._errors):
                 if connection is not None:
@@ -263,10 +263,10 @@ class Store:
         server's settings can't guarantee the fleet's promises. With `starting`, this and later
         calls also raise ConfigError if the server denies access."""
         await self.hang_up()
-        await self._locate()
+        await self._locate_slot()
         self._connecting, self._starting = True, starting
         try:
-            async with self._within():
+            async with self._deadline():
                 info = await self._client.info()
                 pool = self._client.connection_pool
                 self._connection = _StoreConnection(self._redis, pool, await pool.get_connection())
@@ -276,15 +276,15 @@ class Store:
         if role != "master":
             raise LedgerLost(f"{self.where} is a replica, which takes no writes")
         identity = StoreIdentity(info.get("run_id", ""), info.get("master_replid", ""))
-        if self._checked != identity.run:
+        if self._checked_run != identity.run:
             await self._check(info)
-            self._checked = identity.run
+            self._checked_run = identity.run
         self.identity = identity
         return identity
 
     async def _check(self, info: dict[str, Any]) -> None:
         version = str(info.get("redis_version", "0"))
-        if tuple(int(one) for one in version.split(".")[:2] if one.isdigit()) < _OLDEST:
+        if tuple(int(one) for one in version.split(".")[:2] if one.isdigit()) < _MIN_VERSION:
             raise ConfigError(
                 f"fleet.url: {self.where} is version {version}; Redis 6.2 or any Valkey is needed"
             )
@@ -301,18 +301,20 @@ class Store:
                 "failover forgets grants: set min-replicas-to-write 1 and min-replicas-max-lag, or "
                 "fleet.allow_lost_writes = true (docs/fleet.md says what that costs)"
             )
-            if not self._checked:
+            if not self._checked_run:
                 raise ConfigError(said)
             _log.warning("%s", said)  # after a failover it is too late to refuse to start
 
     async def _loses_writes(self) -> bool:
         try:
             async with asyncio.timeout(CALL_DEADLINE):
-                (found,) = await self._asked([("CONFIG", "GET", "min-replicas-to-write")])
+                (found,) = await self._execute([("CONFIG", "GET", "min-replicas-to-write")])
             if isinstance(found, Exception):
                 raise found
         except self._errors as error:
-            _log.warning("%s does not say its min-replicas-to-write: %s", self.where, _said(error))
+            _log.warning(
+                "%s does not say its min-replicas-to-write: %s", self.where, _message(error)
+            )
             return False
         return not found or int(found[1]) == 0
 
@@ -320,9 +322,9 @@ class Store:
 
     async def run(self, *command: Any) -> Any:
         """Execute one command and return its raw response. Raises LedgerLost."""
-        await self._locate()
-        async with self._within():
-            (found,) = await self._asked([command])
+        await self._locate_slot()
+        async with self._deadline():
+            (found,) = await self._execute([command])
             if isinstance(found, Exception):
                 raise found
             return found
@@ -337,17 +339,18 @@ class Store:
         known = self._hashes.get(text)
         if known is None:
             known = self._hashes[text] = hashlib.sha1(text.encode()).hexdigest()  # noqa: S324
-        await self._locate()
-        async with self._within():
-            results = await self._sent(known, calls)
+        await self._locate_slot()
+        async with self._deadline():
+            results = await self._evalsha(known, calls)
             unknown = [
                 number
                 for number, one in enumerate(results)
-                if isinstance(one, Exception) and _said(one).startswith(("NOSCRIPT", "No matching"))
+                if isinstance(one, Exception)
+                and _message(one).startswith(("NOSCRIPT", "No matching"))
             ]
             if unknown:
-                await self._asked([("SCRIPT", "LOAD", text)])
-                again = await self._sent(known, [calls[number] for number in unknown])
+                await self._execute([("SCRIPT", "LOAD", text)])
+                again = await self._evalsha(known, [calls[number] for number in unknown])
                 for number, one in zip(unknown, again, strict=True):
                     results[number] = one
             for one in results:
@@ -355,14 +358,14 @@ class Store:
                     raise one
             return results
 
-    async def _sent(self, known: str, calls: Sequence[tuple[list[str], list[Any]]]) -> list[Any]:
+    async def _evalsha(self, known: str, calls: Sequence[tuple[list[str], list[Any]]]) -> list[Any]:
         asked = [("EVALSHA", known, len(keys), *keys, *arguments) for keys, arguments in calls]
-        return await self._asked(asked)
+        return await self._execute(asked)
 
-    async def _asked(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+    async def _execute(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Send commands and return their responses. An error of a single command is returned in
         place of its response."""
-        if self._any_memory:
+        if self._any_epoch:
             pipeline = self._client.pipeline(transaction=False)
             for command in commands:
                 pipeline.execute_command(*command)
@@ -386,7 +389,7 @@ class Store:
             async with self._messages.pubsub() as pubsub:
                 await self._listen(pubsub, channels, heard, subscribed)
         except self._errors as error:
-            raise LedgerLost(f"{self.where}: {_said(error)}") from error
+            raise LedgerLost(f"{self.where}: {_message(error)}") from error
 
     async def _listen(
         self,
@@ -402,14 +405,15 @@ class Store:
                 wanted.update(new)
                 async with asyncio.timeout(CALL_DEADLINE):
                     await pubsub.subscribe(*new)
-            async with asyncio.timeout(CALL_DEADLINE + _LOOK):  # redis-py may reconnect here
-                message = await pubsub.get_message(timeout=_LOOK)
+            # redis-py may reconnect here.
+            async with asyncio.timeout(CALL_DEADLINE + _POLL_SECONDS):
+                message = await pubsub.get_message(timeout=_POLL_SECONDS)
             if message is None:
                 silent += 1
-                if silent == _SILENT:
+                if silent == _SILENT_POLLS:
                     async with asyncio.timeout(CALL_DEADLINE):
                         await pubsub.ping()
-                elif silent >= 2 * _SILENT:
+                elif silent >= 2 * _SILENT_POLLS:
                     raise TimeoutError("the connection that brings messages is silent")
                 continue
             silent = 0
@@ -421,7 +425,7 @@ class Store:
 
     async def close(self) -> None:
         """Close every connection."""
-        clients = (self._client, self._messages, *self._nodes, *self._closing)
+        clients = (self._client, self._messages, *self._nodes, *self._sentinels)
         await asyncio.gather(*(self._close(client) for client in clients))
 
     async def _close(self, client: Any) -> None:
@@ -435,32 +439,32 @@ class Flights:
     """The flights of a ledger that are under way, and their round-trip times."""
 
     def __init__(self) -> None:
-        self.flights: set[asyncio.Task[None]] = set()
-        self.boarding: bool = False
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.scheduled: bool = False
         """Whether the last flight has been created but not sent yet."""
-        self.turns: int = 0
-        """Number of `RedisLedger._turn` calls that the store has not answered yet."""
+        self.unanswered: int = 0
+        """Number of `RedisLedger._execute` calls that the store has not answered yet."""
         self.all_answered: asyncio.Event = asyncio.Event()
-        """Set while `turns` is 0."""
+        """Set while `unanswered` is 0."""
         self.all_answered.set()
-        self.nearest: list[float] = [math.inf, math.inf]
+        self.shortest_trips: list[float] = [math.inf, math.inf]
         """The shortest round trip in seconds since the last heartbeat, and in the period before it.
         """
 
-    def turns_by(self, number: int) -> None:
-        """Add `number` to `turns`."""
-        self.turns += number
-        if self.turns:
+    def add_unanswered(self, number: int) -> None:
+        """Add `number` to `unanswered`."""
+        self.unanswered += number
+        if self.unanswered:
             self.all_answered.clear()
         else:
             self.all_answered.set()
 
-    def ahead(self, seconds: float) -> float:
+    def send_delay(self, seconds: float) -> float:
         """Return after how many seconds to send a request that should arrive `seconds` after the
         store sent its response: the response and the request together take at least one round trip.
         """
-        nearest = min(self.nearest)
-        return max(0.0, seconds - nearest) if nearest < math.inf else seconds
+        trip = min(self.shortest_trips)
+        return max(0.0, seconds - trip) if trip < math.inf else seconds
 
 
 class _StoreConnection:
@@ -471,7 +475,7 @@ class _StoreConnection:
         self._redis = redis
         self._pool = pool
         self._connection = connection
-        self._last: asyncio.Future[None] | None = None
+        self._last_answered: asyncio.Future[None] | None = None
         """Done once all calls so far are answered."""
         self._open = True
 
@@ -479,9 +483,9 @@ class _StoreConnection:
         """Send commands in one write and return their responses. An error of a single command is
         returned in place of its response. Raises the errors of redis-py; after one the connection
         can't be used any more."""
-        connection, before = self._connection, self._last
+        connection, before = self._connection, self._last_answered
         answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._last = answered
+        self._last_answered = answered
         try:
             if self._open:
                 packed = connection.pack_commands(commands)
@@ -514,7 +518,7 @@ class _StoreConnection:
             await self._pool.release(self._connection)
 
 
-def _parts(url: str, where: str) -> SplitResult:
+def _split_url(url: str, where: str) -> SplitResult:
     """Split and validate a store's URL. Raises ConfigError if it would be misread."""
     parts = urlsplit(url)
     if parts.scheme not in _SCHEMES or "://" not in url:
@@ -540,7 +544,7 @@ def _parts(url: str, where: str) -> SplitResult:
     return parts
 
 
-def _place(text: str) -> tuple[str, int]:
+def _host_and_port(text: str) -> tuple[str, int]:
     """Parse the host and port of a Sentinel."""
     parts = urlsplit(f"//{text}")
     return parts.hostname or "", parts.port or 26379
@@ -555,15 +559,15 @@ def _credentials(parts: SplitResult) -> dict[str, str]:
     return found
 
 
-_RIGHTS = "name a user and a password in it, with the rights that docs/fleet.md lists"
-_MISTAKES = {
-    "NOAUTH": _RIGHTS,
-    "WRONGPASS": _RIGHTS,
-    "NOPERM": _RIGHTS,
-    "invalid username-password": _RIGHTS,
-    "uthentication": _RIGHTS,
-    "no permissions": _RIGHTS,
-    "can't run this command": _RIGHTS,
+_ADD_CREDENTIALS = "name a user and a password in it, with the rights that docs/fleet.md lists"
+_REMEDIES = {
+    "NOAUTH": _ADD_CREDENTIALS,
+    "WRONGPASS": _ADD_CREDENTIALS,
+    "NOPERM": _ADD_CREDENTIALS,
+    "invalid username-password": _ADD_CREDENTIALS,
+    "uthentication": _ADD_CREDENTIALS,
+    "no permissions": _ADD_CREDENTIALS,
+    "can't run this command": _ADD_CREDENTIALS,
     "DB index": "name a database that the server has",
     "SELECT is not allowed": "name no database; a cluster has but one",
     "'SENTINEL'": "this is no Sentinel: name those, or write it without +sentinel",
@@ -574,10 +578,10 @@ _MISTAKES = {
 def _remedy(error: Exception) -> str | None:
     """Return how to correct the URL, or None if the URL may be right."""
     text = str(error)
-    return next((remedy for words, remedy in _MISTAKES.items() if words in text), None)
+    return next((remedy for words, remedy in _REMEDIES.items() if words in text), None)
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     """Return the message of an error, without the connections of Sentinels that it may list (and
     thus without their passwords). It does not contain arguments of commands."""
     return str(error).partition(" : <")[0] or type(error).__name__

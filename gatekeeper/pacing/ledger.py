@@ -16,6 +16,8 @@ from collections.abc import Iterable, Sequence
 from math import ceil
 from typing import Any, Literal, NamedTuple, Protocol
 
+import msgspec
+
 from gatekeeper.clock import Clock
 from gatekeeper.pacing.rules import DAY, DailyBudget
 
@@ -212,28 +214,6 @@ def micros(seconds: float) -> int:
     return min(NEVER, ceil(seconds * 1e6))
 
 
-class _Hold:
-    __slots__ = ("before", "counted", "end", "headed", "start")
-
-    def __init__(self, start: int, end: int, before: tuple[int | None, int, bool]) -> None:
-        self.start, self.end, self.before = start, end, before
-        self.headed = self.counted = False
-
-
-class _Ticket:
-    """A request that waits for a scope and is notified when the scope becomes free."""
-
-    __slots__ = ("due", "guess", "interval", "owner", "slots", "token")
-
-    def __init__(self, token: str, need: _Need) -> None:
-        self.token: str = token
-        self.interval: int = need.interval
-        self.slots: int = need.slots
-        self.guess: bool = need.guess
-        self.due: int = NEVER
-        """When it was notified to ask again; from then on the scope is reserved for `LAPSE`."""
-
-
 class _Need(NamedTuple):
     """A `ScopeRequest` in microseconds."""
 
@@ -241,6 +221,25 @@ class _Need(NamedTuple):
     slots: int
     guess: bool
     budget: DailyBudget | None
+
+
+class _Hold(msgspec.Struct, eq=False):
+    start: int
+    end: int
+    before: tuple[int | None, int, bool]
+    """Basis, interval and guess of the scope before the hold."""
+    headed: bool = False
+    counted: bool = False
+    """Whether it counts as a page of the budget."""
+
+
+class _Ticket(msgspec.Struct, eq=False):
+    """A request that waits for a scope and is notified when the scope becomes free."""
+
+    token: str
+    need: _Need
+    due: int = NEVER
+    """When it was notified to ask again; from then on the scope is reserved for `LAPSE`."""
 
 
 class ScopeRecord:
@@ -290,14 +289,14 @@ class ScopeRecord:
         """Count the clock from `moment`, unless it already counts from a later time."""
         self.basis = moment if self.basis is None else max(self.basis, moment)
 
-    def in_force(self, need: _Need | _Ticket, now: int) -> int:
+    def in_force(self, need: _Need, now: int) -> int:
         """Return the interval that applies to a request that asks now."""
         longest = need.interval
         if need.guess or not self.guess:
             longest = max(longest, self.interval)
         return max(longest, self.learned) if now < self.learned_until else longest
 
-    def free_at(self, need: _Need | _Ticket, now: int) -> tuple[int, bool]:
+    def free_at(self, need: _Need, now: int) -> tuple[int, bool]:
         """Return when a request may start, and whether it may turn out to be earlier because of a
         head, an end or a resume."""
         interval = self.in_force(need, now)
@@ -558,7 +557,7 @@ class MemoryLedger:
         if not record.tickets:
             return
         first = record.tickets[0]
-        free, open_ended = record.free_at(first, now)
+        free, open_ended = record.free_at(first.need, now)
         moment = NEVER if open_ended else max(free, now)
         if moment == first.due:
             return

@@ -210,10 +210,6 @@ class LedgerCalls:
                 return True
             queue.hold = None
             self.end(hold, "undone")
-        self._ask(queue, scopes)
-        return False
-
-    def _ask(self, queue: ScopeQueue, scopes: tuple[ScopeRequest, ...]) -> None:
         token = queue.token
         if not token:
             token = queue.token = f"{self.owner}:{next(self._numbers):x}"
@@ -221,6 +217,7 @@ class LedgerCalls:
         queue.asking = queue.has_conditions = True
         self._takes[token] = TakeRequest(token, scopes)
         self._schedule()
+        return False
 
     def granted(self, queue: ScopeQueue) -> Hold:
         """Return the queue's hold, which belongs to a lease from now on and is renewed until the

@@ -111,8 +111,8 @@ async def join(server: Server, time: FleetTime) -> AsyncIterator[Join]:
                 await asyncio.sleep(0.01)
         if wait and len(made) == 1:
             await time.tick(100_000)
-            async with ledger._using:
-                await ledger._sign()
+            async with ledger._lock:
+                await ledger._send_heartbeat()
         return ledger
 
     yield build

@@ -328,7 +328,7 @@ class SimulatedStore:
 
     world: World
 
-    def __init__(self, url: str, config: FleetConfig, *, any_memory: bool = False, tag: str = ""):
+    def __init__(self, url: str, config: FleetConfig, *, any_epoch: bool = False, tag: str = ""):
         self.where = url
         self.config = config
         self.identity = StoreIdentity("", "")
@@ -410,7 +410,9 @@ class SimulatedStore:
 
 async def _vanish(ledger: RedisLedger) -> None:
     """End immediately, without leaving the fleet."""
-    tasks = [one for one in (ledger._beating, ledger._hearing, *ledger._air.flights) if one]
+    tasks = [
+        one for one in (ledger._heartbeat_task, ledger._listen_task, *ledger._flights.tasks) if one
+    ]
     ledger._open = False
     for task in tasks:
         task.cancel()
@@ -552,7 +554,7 @@ class _Run:
         client = self.world.client
         while True:
             await asyncio.sleep(0.1)
-            known = set[str]().union(*(one._held for one in self.ledgers if one._open))
+            known = set[str]().union(*(one._tokens for one in self.ledgers if one._open))
             texts = filter(None, map(client.get, client.scan_iter("{gatekeeper}:s:*")))
             holds = [hold for one in texts for hold in msgspec.msgpack.decode(one).get("h", ())]
             now = self.loop.now

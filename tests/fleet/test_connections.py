@@ -462,8 +462,8 @@ Deadline = Callable[[RedisLedger, float], None]
 def deadline(monkeypatch: pytest.MonkeyPatch) -> Deadline:
     """Shorten the deadline of calls only while the store does not respond, since a busy machine
     might exceed it otherwise."""
-    monkeypatch.setattr(store_module, "_LOOK", 0.01)
-    monkeypatch.setattr(ledger_module, "BEAT_EVERY", 0.1)
+    monkeypatch.setattr(store_module, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(ledger_module, "HEARTBEAT_SECONDS", 0.1)
 
     def give(ledger: RedisLedger, seconds: float) -> None:
         monkeypatch.setattr(store_module, "CALL_DEADLINE", seconds)

@@ -61,7 +61,7 @@ async def test_a_quarantine_is_not_over_before_lists_of_members_count_no_more(
     joined in this epoch."""
     ledger = await join(wait=False, hold=hold)
     assert near(await wait_of(ledger, "a:1", "h"), quarantine, 0.9)
-    assert ledger._members._remembered <= quarantine
+    assert ledger._members._valid_for <= quarantine
 
 
 async def test_who_joins_a_fleet_need_not_wait(join: Join, time: FleetTime) -> None:
@@ -109,8 +109,8 @@ async def test_a_member_that_does_not_come_back_is_waited_for(
     one, stopped = await join(), await join()
     assert await granted(stopped, "s:1", "h")
     sent = time.clock.monotonic()
-    await one._sign()  # a heartbeat, so that it knows the other member
-    for task in (stopped._beating, stopped._hearing):
+    await one._send_heartbeat()  # a heartbeat, so that it knows the other member
+    for task in (stopped._heartbeat_task, stopped._listen_task):
         assert task is not None
         task.cancel()
     server.ask("FLUSHALL")
@@ -129,7 +129,7 @@ async def test_clocks_that_a_member_has_not_at_hand_are_kept_to(
     """A member moved some clocks to its storage, so every scope counts as requested now."""
     one = await join()
     one.listen("a", Knowing(ScopeClock(""), ScopeClock("known", 5.0, 60.0)))
-    await one._sign()
+    await one._send_heartbeat()
     server.ask("FLUSHALL")
     assert near((await again(one, "a:1", "other", 300.0)).seconds, 300.0, 2.0)
     assert not await granted(one, "a:2", "known")
@@ -144,7 +144,7 @@ async def test_an_unused_hold_that_is_told_first_does_not_take_a_clock_along(
     its data, B pushes its hold, A its clock, and B gives the hold back."""
     one, other = await join(), await join()
     one.listen("a", Knowing(ScopeClock("h", 5.0, 60.0)))
-    await one._sign()
+    await one._send_heartbeat()
     assert await granted(other, "b:1", "h")
     server.ask("FLUSHALL")
     await again(other, "b:2", "x")
@@ -163,8 +163,8 @@ async def test_a_dead_members_long_interval_is_kept_to(
     one, dead = await join(), await join()
     assert await granted(dead, "d:1", "slow", interval=120.0)
     await dead.head(["d:1"])
-    await one._sign()
-    for task in (dead._beating, dead._hearing):
+    await one._send_heartbeat()
+    for task in (dead._heartbeat_task, dead._listen_task):
         assert task is not None
         task.cancel()
     server.ask("FLUSHALL")
@@ -179,11 +179,11 @@ async def test_a_dead_members_long_interval_outlasts_a_second_loss(
     """The remaining members remember that a member has left."""
     one, dead = await join(), await join()
     assert await granted(dead, "d:1", "slow", interval=120.0)
-    await one._sign()
+    await one._send_heartbeat()
     await cut_off(dead)
     server.ask("FLUSHALL")
     await time.tick((await again(one, "a:1", "slow", 120.0)).seconds)
-    await one._sign()
+    await one._send_heartbeat()
     server.ask("FLUSHALL")
     assert near((await again(one, "a:1", "slow", 120.0)).seconds, 110.0, 2.0)
     assert await granted(one, "a:2", "quick")
@@ -202,8 +202,8 @@ async def test_the_clocks_of_one_that_is_gone_are_not_lost_with_the_store(
     else:
         await cut_off(other)
         await time.tick(100.0)
-    await one._sign()
-    assert len(one._members.ages) == 1
+    await one._send_heartbeat()
+    assert len(one._members.heartbeat_ages) == 1
     server.ask("FLUSHALL")
     assert near((await again(one, "a:1", "slow", 300.0)).seconds, 300.0, 2.0)
     await time.tick(1.0)
@@ -293,8 +293,8 @@ async def test_a_server_that_dies_and_comes_back_empty(time: FleetTime) -> None:
         server.ask("SET", "{shift}", "0")
         time.server = server
         await time.tick(1000.0)
-        async with ledger._using:
-            await ledger._sign()
+        async with ledger._lock:
+            await ledger._send_heartbeat()
         assert await granted(ledger, "a:1", "h")
         server.kill()
         with pytest.raises(LedgerLost):
@@ -336,7 +336,7 @@ async def test_without_the_store_each_goes_on_with_hosts_of_its_own(
             ledger.listen(owner, Listener())
             await ledger.open()
             made.append(ledger)
-        await made[0]._sign()
+        await made[0]._send_heartbeat()
         server.kill()
         for ledger in made:
             for _ in range(3):
@@ -370,7 +370,7 @@ async def test_without_the_store_each_goes_on_with_hosts_of_its_own(
 
 async def cut_off(ledger: RedisLedger) -> None:
     """The member neither receives nor sends anything any more, and does not notice."""
-    for task in (ledger._beating, ledger._hearing):
+    for task in (ledger._heartbeat_task, ledger._listen_task):
         assert task is not None
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -384,7 +384,7 @@ async def test_who_was_cut_off_does_not_end_a_quarantine_for_those_it_never_hear
     is granted a start and stops. The store is emptied. A is the first to return, and knows only
     itself."""
     a = await join()
-    await a._sign()
+    await a._send_heartbeat()
     assert await granted(a, "a:1", "other")
     await cut_off(a)
     await time.tick(1.5 * HOLD)
@@ -403,7 +403,7 @@ async def test_a_newcomer_is_granted_nothing_while_a_member_may_end_a_quarantine
 ) -> None:
     """A is cut off for a shorter time, so its list is valid, and C, which it lacks, must wait."""
     a = await join()
-    await a._sign()
+    await a._send_heartbeat()
     await cut_off(a)
     await time.tick(0.5 * HOLD)
     c = await join()
@@ -423,14 +423,14 @@ async def test_a_newcomer_waits_until_each_member_has_read_a_list_with_it(
     one = await join()
     await cut_off(one)
     await one._store.connect()
-    one._epoch = one._lived_in
+    one._epoch = one._last_epoch
     newcomer = await join()
     assert not newcomer._members.known
-    await one._sign()
-    await newcomer._sign()
+    await one._send_heartbeat()
+    await newcomer._send_heartbeat()
     assert not newcomer._members.known
-    await one._sign()  # this heartbeat shows that it has read the last list
-    await newcomer._sign()
+    await one._send_heartbeat()  # this heartbeat shows that it has read the last list
+    await newcomer._send_heartbeat()
     assert newcomer._members.known
     assert await granted(newcomer, "n:1", "h")
 
@@ -441,12 +441,12 @@ async def test_a_newcomer_need_not_wait_for_one_that_is_silent_beside_one_that_l
     """A is cut off, and its list is valid. B is alive, and A knows B; so if the store loses its
     data, A waits for B, and the push of B names C."""
     a, b = await join(), await join()
-    await a._sign()
+    await a._send_heartbeat()
     await cut_off(a)
     c = await join()
     for _ in range(2):  # B reads a list with C, and then shows that it did
-        await b._sign()
-    await c._sign()
+        await b._send_heartbeat()
+    await c._send_heartbeat()
     assert await granted(c, "c:1", "h")
     await cut_off(c)
     server.ask("FLUSHALL")
@@ -465,8 +465,8 @@ async def test_a_newcomer_does_not_rely_on_another_that_nobody_knows(join: Join)
     await cut_off(a)
     b, c = await join(), await join()
     for _ in range(3):
-        await b._sign()
-        await c._sign()
+        await b._send_heartbeat()
+        await c._send_heartbeat()
     assert not b._members.known
     assert not c._members.known
 
@@ -474,15 +474,15 @@ async def test_a_newcomer_does_not_rely_on_another_that_nobody_knows(join: Join)
 async def test_a_store_without_an_epoch_lists_nobody(join: Join, server: Server) -> None:
     """If it has lost the epoch, and the member knows that, its list of members is not used."""
     one, _ = await join(), await join()
-    await one._sign()
-    for task in (one._beating, one._hearing):
+    await one._send_heartbeat()
+    for task in (one._heartbeat_task, one._listen_task):
         assert task is not None
         task.cancel()
     server.ask("FLUSHALL")
     one._epoch = ""
     with pytest.raises(LedgerLost):
-        await one._sign()
-    assert len(one._members.ages) == 2
+        await one._send_heartbeat()
+    assert len(one._members.heartbeat_ages) == 2
 
 
 @pytest.mark.parametrize("away", [0.5 * HOLD, 3 * HOLD])
@@ -492,8 +492,8 @@ async def test_who_was_cut_off_for_long_has_no_list_that_counts(
     """Neither member read a list for longer than newcomers wait, so others may have joined and
     left. After a shorter time it is enough that the earlier members return."""
     one, other = await join(), await join()
-    await one._sign()
-    await other._sign()
+    await one._send_heartbeat()
+    await other._send_heartbeat()
     for ledger in (one, other):
         await cut_off(ledger)
     await time.tick(away)
@@ -524,10 +524,10 @@ async def test_an_outage_for_all_ends_when_all_are_back_however_long_it_was(
         server.ask("SET", "{shift}", "0")
         await one.open()
         await time.tick(1000.0)
-        await one._sign()
+        await one._send_heartbeat()
         await other.open()
         for ledger in (one, other):
-            await ledger._sign()
+            await ledger._send_heartbeat()
         assert await granted(other, "b:0", "h")
         for ledger in (one, other):
             await cut_off(ledger)
@@ -560,12 +560,12 @@ async def test_a_member_that_has_spoken_in_an_epoch_must_read_its_list_before_th
     """A pushed what it knows, which ended the quarantine, and has read no list since: a newcomer
     that had joined by then may have been granted something."""
     one = await join()
-    for task in (one._beating, one._hearing):
+    for task in (one._heartbeat_task, one._listen_task):
         assert task is not None
         task.cancel()
     server.ask("FLUSHALL")
     await one._store.connect()
-    await one._tell_all(await one._agree(one._store.identity))
+    await one._push_all(await one._determine_epoch(one._store.identity))
     server.ask("FLUSHALL")
     one._epoch = ""
     assert (await again(one, "a:1", "h")).seconds > HOLD
@@ -575,7 +575,7 @@ async def test_a_member_that_meets_what_nobody_foresaw_goes_on_beating(
     join: Join, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ledger = await join()
-    monkeypatch.setattr("gatekeeper.fleet.ledger.BEAT_EVERY", 0.02)
+    monkeypatch.setattr("gatekeeper.fleet.ledger.HEARTBEAT_SECONDS", 0.02)
     run, script = ledger._store.run, ledger._store.script
     broken = 0
 
@@ -585,7 +585,7 @@ async def test_a_member_that_meets_what_nobody_foresaw_goes_on_beating(
         raise AttributeError("in a library")
 
     monkeypatch.setattr(ledger._store, "script", breaks)
-    ledger._beat_now.set()
+    ledger._heartbeat_now.set()
     async with asyncio.timeout(PATIENCE):
         while not broken:
             await asyncio.sleep(0.005)
@@ -617,12 +617,12 @@ async def test_a_store_that_is_lost_twice_waits_for_whom_it_knew_before(
     """After the first loss, the store's list names only the members that returned in between."""
     one, other = await join(), await join()
     assert await granted(other, "b:1", "held")
-    for task in (other._beating, other._hearing):  # so that it does not notice
+    for task in (other._heartbeat_task, other._listen_task):  # so that it does not notice
         assert task is not None
         task.cancel()
     server.ask("FLUSHALL")
     assert (await again(one, "a:1", "held")).seconds > 1.0
-    await one._sign()  # a heartbeat
+    await one._send_heartbeat()  # a heartbeat
     server.ask("FLUSHALL")
     assert (await again(one, "a:1", "held")).seconds > 1.0
     await again(other, "b:2", "held")

@@ -38,13 +38,13 @@ def test_no_order_of_events_breaks_a_promise(client: Any, first: int) -> None:
 
 def test_who_forgets_a_member_is_found_out(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The explorer finds violations: here each member waits only for itself."""
-    tells = MemberList.tells
+    push_arguments = MemberList.push_arguments
 
-    def alone(self: MemberList, epoch: str, word: int) -> list[str]:
-        since, *_ = tells(self, epoch, word)
+    def alone(self: MemberList, epoch: str, completeness: int) -> list[str]:
+        since, *_ = push_arguments(self, epoch, completeness)
         return [since, self._own]
 
-    monkeypatch.setattr(MemberList, "tells", alone)
+    monkeypatch.setattr(MemberList, "push_arguments", alone)
     assert any(explore(plan_of(seed), client).violations for seed in range(60))
 
 
@@ -60,7 +60,7 @@ def test_no_hold_is_left_for_nobody(client: Any, seeds: Sequence[int]) -> None:
 
 
 def test_a_hold_that_is_left_is_found_out(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gatekeeper.fleet.ledger.ends_once_more", lambda calls, is_over: [])
+    monkeypatch.setattr("gatekeeper.fleet.ledger.repeated_ends", lambda calls, is_over: [])
     found = [one for seed in OVERTAKEN for one in explore(impatient(seed), client).violations]
     assert found
     assert all(one.startswith("left for nobody") for one in found)

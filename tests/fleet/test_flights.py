@@ -82,7 +82,7 @@ async def test_flights_take_effect_in_the_order_in_which_they_left(far: FarMembe
             for _ in range(3):
                 await asyncio.sleep(0)
     assert not any(task.done() for task in tasks)
-    assert len(far.ledger._air.flights) == 12
+    assert len(far.ledger._flights.tasks) == 12
     answers = (await asyncio.gather(*tasks))[::2]
     assert all(isinstance(answer, Granted) for answer in answers)  # each scope was free by then
     (view,) = await far.ledger.look(["h"])
@@ -99,7 +99,7 @@ async def overtaken(far: FarMember, call: Awaitable[Any], end: End) -> Any:
         tasks.append(asyncio.ensure_future(one))
         for _ in range(3):  # a flight of its own
             await asyncio.sleep(0)
-    assert len(far.ledger._air.flights) == len(tasks)
+    assert len(far.ledger._flights.tasks) == len(tasks)
     answers = await asyncio.gather(*tasks)
     far.wire.how = "pass"
     return answers[0]
@@ -152,7 +152,7 @@ async def test_flights_are_bounded_and_what_comes_meanwhile_travels_together(
         tasks.append(asyncio.create_task(take(far.ledger, f"a:n{number}", f"n{number}")))
         for _ in range(3):
             await asyncio.sleep(0)
-    assert len(far.ledger._air.flights) == MAX_FLIGHTS
+    assert len(far.ledger._flights.tasks) == MAX_FLIGHTS
     far.wire.how = "pass"
     assert all(isinstance(answer, Granted) for answer in await asyncio.gather(*tasks))
     assert far.ledger.stats().calls - calls <= MAX_FLIGHTS + 3  # including a possible heartbeat
@@ -160,7 +160,7 @@ async def test_flights_are_bounded_and_what_comes_meanwhile_travels_together(
 
 async def test_a_sign_of_life_keeps_no_flight_waiting(join: Join) -> None:
     ledger = await join()
-    async with ledger._using:  # like a heartbeat that awaits its answer
+    async with ledger._lock:  # like a heartbeat that awaits its answer
         async with asyncio.timeout(PATIENCE):
             assert await granted(ledger, "a:1", "h")
 
@@ -187,7 +187,7 @@ async def test_what_was_under_way_counts_for_nothing_once_another_epoch_began(
     held.set()
     with pytest.raises(LedgerLost):
         await first
-    assert not ledger._held["a:1"].granted
+    assert not ledger._tokens["a:1"].granted
     assert await granted(ledger, "a:1", "h")
 
 
@@ -204,7 +204,7 @@ async def test_who_recovers_waits_for_what_is_under_way(
 
     monkeypatch.setattr(ledger._store, "scripts", late)
     first = asyncio.create_task(take(ledger, "a:1", "h"))
-    await until(lambda: ledger._air.turns == 1)
+    await until(lambda: ledger._flights.unanswered == 1)
     monkeypatch.setattr(ledger._store, "scripts", send)
     connect, connects = ledger._store.connect, list[bool]()
 
@@ -215,7 +215,7 @@ async def test_who_recovers_waits_for_what_is_under_way(
     monkeypatch.setattr(ledger._store, "connect", connected)
     ledger._epoch = ""
     second = asyncio.create_task(take(ledger, "a:2", "k"))
-    await until(ledger._using.locked)  # the recovery has started
+    await until(ledger._lock.locked)  # the recovery has started
     for _ in range(50):
         await asyncio.sleep(0)
     assert not connects
@@ -240,10 +240,10 @@ async def test_a_hold_whose_end_is_on_its_way_is_not_renewed(join: Join) -> None
 
 def test_what_the_store_said_is_as_old_as_it_travelled_and_so_will_the_question_be() -> None:
     air = Flights()
-    assert air.ahead(2.0) == 2.0
-    air.nearest = [0.5, 4.0]  # the shortest one errs on the slow side
-    assert air.ahead(2.0) == 1.5
-    assert air.ahead(0.2) == 0.0
+    assert air.send_delay(2.0) == 2.0
+    air.shortest_trips = [0.5, 4.0]  # the shortest one errs on the slow side
+    assert air.send_delay(2.0) == 1.5
+    assert air.send_delay(0.2) == 0.0
 
 
 async def test_who_has_to_wait_asks_a_round_trip_ahead(
@@ -255,9 +255,9 @@ async def test_who_has_to_wait_asks_a_round_trip_ahead(
     await listen(other, "b", listener)
     assert await granted(one, "a:1", "h", interval=30.0)
     await one.end([End("a:1")])
-    monkeypatch.setattr(other._air, "ahead", lambda seconds: seconds / 2)
+    monkeypatch.setattr(other._flights, "send_delay", lambda seconds: seconds / 2)
     assert 14.0 < await wait_of(other, "b:1", "h", interval=30.0) <= 15.0
-    other._heard("{gatekeeper}:m:b", msgspec.msgpack.encode(("b:1", 2_000_000)))
+    other._receive("{gatekeeper}:m:b", msgspec.msgpack.encode(("b:1", 2_000_000)))
     assert listener.opened_for == [("b:1", 1.0)]
 
 
@@ -284,7 +284,7 @@ async def test_a_member_closes_in_the_very_moment_of_its_beat(join: Join, time: 
     the heartbeat running for ever, and one that closes the connection would prevent leaving."""
     for turns in range(12):
         ledger = await join(wait=False)
-        ledger._beat_now.set()
+        ledger._heartbeat_now.set()
         for _ in range(turns):
             await asyncio.sleep(0)
         async with asyncio.timeout(PATIENCE):
@@ -322,7 +322,7 @@ async def test_a_store_that_refuses_is_lost_and_comes_back_by_itself(
     assert not far.ledger.ready
     assert listener.losses == [True]
     far.wire.refusal = ""
-    far.ledger._beat_now.set()  # rather than waiting for the next heartbeat
+    far.ledger._heartbeat_now.set()  # rather than waiting for the next heartbeat
     await until(lambda: listener.losses == [True, False])
     assert far.ledger.state == "connected"
     assert await granted(far.ledger, "a:1", "h")

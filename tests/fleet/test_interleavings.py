@@ -53,7 +53,7 @@ class Failover:
         self.wire.cut()
 
     def silence(self, member: RedisLedger) -> None:
-        for task in (member._beating, member._hearing):
+        for task in (member._heartbeat_task, member._listen_task):
             assert task is not None
             task.cancel()
 
@@ -94,8 +94,8 @@ async def test_a_replica_is_promoted_without_the_last_write_but_with_the_epoch_k
     other = await failover.join(Knowing())
     await failover.time.tick(2.0 * HOLD)
     for member in (one, other) * 2:
-        async with member._using:
-            await member._sign()
+        async with member._lock:
+            await member._send_heartbeat()
     assert await granted(one, "a:1", "before")
     await replicated(failover)
     epoch = failover.pair.replica.ask("HGET", "{gatekeeper}:epoch", "id")
@@ -121,8 +121,8 @@ async def test_a_replica_is_promoted_and_the_one_that_wrote_last_is_gone(
     for _ in range(2):  # the quarantine, which is longer than the interval
         await failover.time.tick(2.0 * HOLD)
         for member in (one, other):
-            async with member._using:
-                await member._sign()
+            async with member._lock:
+                await member._send_heartbeat()
     await replicated(failover)
     failover.cut_off()
     assert await granted(one, "a:1", "h", interval=60.0)
@@ -146,8 +146,8 @@ async def test_a_stopped_members_grant_over_a_flushall_is_older_than_its_hold(
     answer = await take(stopped, "s:1", "h")
     assert isinstance(answer, Granted)
     good_until = sent + answer.seconds
-    await one._sign()
-    for task in (stopped._beating, stopped._hearing):
+    await one._send_heartbeat()
+    for task in (stopped._heartbeat_task, stopped._listen_task):
         assert task is not None
         task.cancel()
     time.server.ask("FLUSHALL")
@@ -160,9 +160,9 @@ async def test_a_stopped_members_grant_over_a_flushall_is_older_than_its_hold(
         raise AssertionError("nobody is ever let in")
     assert time.clock.monotonic() >= good_until
     # The member continues. Its old token has no privileges: it asks like every other member.
-    async with stopped._using:
+    async with stopped._lock:
         with pytest.raises(LedgerLost):
-            await stopped._sign()
+            await stopped._send_heartbeat()
         await stopped._recover()
     assert isinstance(await take(stopped, "s:2", "h"), NotBefore)
 

@@ -189,7 +189,7 @@ async def test_overrides_outlive_the_stores_memory_and_lost_messages(
     async with newcomer:
         await until(lambda: found == [rule])
     # The next heartbeat makes up for a lost message.
-    task = other._hearing
+    task = other._listen_task
     assert task is not None
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -54,7 +54,7 @@ async def member(server: Server) -> AsyncIterator[Member]:
     stores: list[Store] = []
 
     def build(site: Site, name: str, cache: CacheConfig | None = None) -> SharedFetcher:
-        store = Store(server.url, FleetConfig(), any_memory=True)
+        store = Store(server.url, FleetConfig(), any_epoch=True)
         stores.append(store)
         return SharedFetcher(site, store, cache or CacheConfig(), "{gatekeeper}:", name)
 
@@ -75,7 +75,7 @@ async def test_many_members_at_once_fetch_once(member: Member) -> None:
     members = [member(site, f"m{number}") for number in range(6)]
     fetches = [asyncio.create_task(one.fetch(ORIGIN)) for one in members]
     await until(lambda: site.asked == 1)
-    await until(lambda: sum(ORIGIN in one._waiting for one in members) == 5)
+    await until(lambda: sum(ORIGIN in one._written_events for one in members) == 5)
     site.open.set()
     found = await asyncio.gather(*fetches)
     assert site.asked == 1
@@ -167,8 +167,8 @@ async def test_who_waits_is_told_at_once(
     member: Member, join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a message, the next look would come after an hour here."""
-    monkeypatch.setattr(robots, "_LOOK", 3600.0)
-    monkeypatch.setattr(robots, "_LOOK_MAX", 3600.0)
+    monkeypatch.setattr(robots, "_FIRST_LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr(robots, "_MAX_LOOK_SECONDS", 3600.0)
     monkeypatch.setattr(robots, "CLAIM_FOR", 9000.0)
     site, ledger = Site(), await join()
     ledger.listen("a", Listener())
@@ -178,7 +178,7 @@ async def test_who_waits_is_told_at_once(
     await until(lambda: site.asked == 1)
     other = ledger.sharing(site, CacheConfig(), lambda origin: None)
     waiting = asyncio.create_task(other.fetch(ORIGIN))
-    await until(lambda: ORIGIN in other._waiting)  # type: ignore[attr-defined]
+    await until(lambda: ORIGIN in other._written_events)  # type: ignore[attr-defined]
     site.open.set()
     async with asyncio.timeout(PATIENCE):
         assert (await waiting).body == (await fetching).body
@@ -202,13 +202,13 @@ async def test_a_newer_file_is_offered_to_who_has_an_older_one(
     await until(lambda: bool(offered))
     assert offered == [ORIGIN]
     assert (await other.fetch(ORIGIN)).body == b"User-agent: *"
-    asked, heard, hears = site.asked, list[str](), other.told
+    asked, heard, hears = site.asked, list[str](), other.written
 
     def told(origin: str, stamp: str, good: bool) -> None:
         hears(origin, stamp, good)
         heard.append(origin)
 
-    monkeypatch.setattr(other, "told", told)
+    monkeypatch.setattr(other, "written", told)
     await other.fetch(ORIGIN)  # a member's own result is not offered to itself
     await until(lambda: bool(heard))
     assert offered == [ORIGIN]
@@ -249,7 +249,7 @@ async def test_a_member_that_dies_with_its_claim_delays_by_no_more_than_that(
     await until(lambda: dead.asked == 1)
     living = member(site, "living")
     waiting = asyncio.create_task(living.fetch(ORIGIN))
-    await until(lambda: ORIGIN in living._waiting)
+    await until(lambda: ORIGIN in living._written_events)
     assert site.asked == 0
     server.ask("PEXPIRE", "{gatekeeper}:f:" + ORIGIN, "1")  # as time would
     await waiting
@@ -264,7 +264,7 @@ async def test_without_the_store_each_fetches_for_itself(
     async def lost(*_: object) -> Awaitable[None]:
         raise LedgerLost("away")
 
-    monkeypatch.setattr(robots_module, "_AWAY", 0.01)
+    monkeypatch.setattr(robots_module, "_AWAY_SECONDS", 0.01)
     site = Site()
     for name in ("one", "other"):
         one = member(site, name)
@@ -277,7 +277,7 @@ async def test_without_the_store_each_fetches_for_itself(
 async def test_a_call_that_breaks_once_makes_nobody_fetch_again(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(robots_module, "_AWAY", 0.01)
+    monkeypatch.setattr(robots_module, "_AWAY_SECONDS", 0.01)
     site = Site()
     await member(site, "one").fetch(ORIGIN)
     other = member(site, "other")
@@ -296,7 +296,7 @@ async def test_a_store_that_is_away_is_tried_by_some_and_not_by_all(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each attempt may take two seconds, and a thousand origins may be requested."""
-    monkeypatch.setattr(robots_module, "_AWAY", 0.2)
+    monkeypatch.setattr(robots_module, "_AWAY_SECONDS", 0.2)
     site, tries = Site(), 0
     one = member(site, "one")
     answer = asyncio.Event()
@@ -344,11 +344,11 @@ async def test_while_nobody_gets_a_turn_the_store_is_asked_until_it_answers(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When it is back, it has the result of another member: the file is not fetched again."""
-    monkeypatch.setattr(robots_module, "_AWAY", 0.01)
+    monkeypatch.setattr(robots_module, "_AWAY_SECONDS", 0.01)
     site, tries = Site(), 0
     await member(site, "one").fetch(ORIGIN)
     other = member(site, "other")
-    other._alone = lambda: False
+    other._divided = lambda: False
     script = other._store.script
 
     async def away(*_: object) -> None:
@@ -372,7 +372,7 @@ async def test_what_could_not_be_written_is_written_once_the_store_answers(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The claim is renewed meanwhile, and the caller has its answer immediately."""
-    monkeypatch.setattr(robots_module, "_AWAY", 0.02)
+    monkeypatch.setattr(robots_module, "_AWAY_SECONDS", 0.02)
     site = Site()
     one, other = member(site, "one"), member(site, "other")
     script, away = one._store.script, asyncio.Event()
@@ -385,7 +385,7 @@ async def test_what_could_not_be_written_is_written_once_the_store_answers(
     monkeypatch.setattr(one._store, "script", unwritten)
     assert (await one.fetch(ORIGIN)).body == site.answer.body
     waiting = asyncio.create_task(other.fetch(ORIGIN))
-    await until(lambda: bool(other._waiting))
+    await until(lambda: bool(other._written_events))
     away.set()
     assert (await waiting).body == site.answer.body
     assert site.asked == 1

@@ -21,8 +21,8 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.fleet import RedisLedger, scripts
-from gatekeeper.fleet.ledger import _Held
-from gatekeeper.fleet.operations import ended, reported, scope_view
+from gatekeeper.fleet.ledger import _TokenState
+from gatekeeper.fleet.operations import end_operation, report_operation, scope_view
 from gatekeeper.pacing import ledger as ledger_module
 from gatekeeper.pacing.ledger import (
     End,
@@ -122,8 +122,8 @@ class BothLedgers(RuleBasedStateMachine):
             by_name = {one[0]: one for one in wanted}
             wanted = [by_name.get(name, (name, 1.0, 1, False)) for name in known]
         request = TakeRequest(token, tuple(ScopeRequest(*one) for one in wanted))
-        held = self.script.ledger._held
-        held.setdefault(token, _Held(tuple(one.scope for one in request.scopes)))
+        held = self.script.ledger._tokens
+        held.setdefault(token, _TokenState(tuple(one.scope for one in request.scopes)))
         for _ in range(times):
             (expected,) = self.model.take_nowait([request])
             (found,) = self.script.turn([("t", token, request.scopes)])
@@ -138,7 +138,7 @@ class BothLedgers(RuleBasedStateMachine):
     def head(self, token: str, times: int) -> None:
         for _ in range(times):
             if self.held(token):
-                self.script.ledger._held[token].headed = True
+                self.script.ledger._tokens[token].headed = True
                 self.model.head_nowait([token])
                 self.script.turn([("h", token, self.held(token))])
 
@@ -153,10 +153,10 @@ class BothLedgers(RuleBasedStateMachine):
         if not scopes:
             return
         reports = () if report is None else (report,)
-        operations = [*map(reported, reports), ended(token, scopes, outcome, size)]
+        operations = [*map(report_operation, reports), end_operation(token, scopes, outcome, size)]
         self.model.end_nowait([End(token, outcome, reports, size)])
         self.script.turn(operations)
-        self.script.ledger._held.pop(token, None)
+        self.script.ledger._tokens.pop(token, None)
 
     @rule(token=TOKENS)
     def renew(self, token: str) -> None:
@@ -168,7 +168,7 @@ class BothLedgers(RuleBasedStateMachine):
     @rule(report=st.builds(Report, HOSTS, SECONDS, st.just("503"), SECONDS, SECONDS))
     def block(self, report: Report) -> None:
         self.model._report([report], round(self.clock.monotonic() * 1e6))
-        self.script.turn([reported(report)])
+        self.script.turn([report_operation(report)])
 
     @rule(host=HOSTS, paused=st.booleans())
     def pause(self, host: str, paused: bool) -> None:

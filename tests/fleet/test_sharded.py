@@ -41,8 +41,8 @@ async def joined(url: str, time: FleetTime, shards: int = 3) -> ShardedLedger:
     await ledger.open()
     await time.tick(100_000)
     for shard in ledger.shards:
-        async with shard._using:
-            await shard._sign()
+        async with shard._lock:
+            await shard._send_heartbeat()
     return ledger
 
 
@@ -84,13 +84,13 @@ class TestShardedLedger(LedgerRules):
         listener = Listener()
         ledger.listen("z", listener)
         one, other, _ = ledger.shards
-        one._lose(ConnectionError("gone"))
-        other._lose(ConnectionError("gone"))
+        one._set_lost(ConnectionError("gone"))
+        other._set_lost(ConnectionError("gone"))
         assert listener.losses == [True, True]
         assert (ledger.ready, ledger.stats().state) == (False, "lost")
-        one._reached()
+        one._set_reached()
         assert listener.losses == [True, True]
-        other._reached()
+        other._set_reached()
         assert listener.losses == [True, True, False]
         assert ledger.ready
 
@@ -244,8 +244,8 @@ async def test_what_all_shards_meet_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A loss, a return and the member's name, rather than once for each of the sixteen shards."""
-    monkeypatch.setattr("gatekeeper.fleet.ledger._GRACE", 0.1)
-    monkeypatch.setattr("gatekeeper.fleet.ledger.BEAT_EVERY", 0.05)
+    monkeypatch.setattr("gatekeeper.fleet.ledger._LOST_AFTER", 0.1)
+    monkeypatch.setattr("gatekeeper.fleet.ledger.HEARTBEAT_SECONDS", 0.05)
     caplog.set_level(logging.INFO, "gatekeeper.fleet")
     store = Server()
     store.start()

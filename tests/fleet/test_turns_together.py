@@ -96,7 +96,7 @@ def under_way(member: tuple[Scheduler, RedisLedger]) -> bool:
     scheduler, ledger = member
     calls = scheduler._remote
     assert calls is not None
-    return bool(calls._flights or calls._departing or ledger._pending or ledger._air.flights)
+    return bool(calls._flights or calls._departing or ledger._pending or ledger._flights.tasks)
 
 
 @pytest.fixture
