@@ -443,8 +443,8 @@ class LedgerCalls:
         heads, self._heads = self._heads, {}
         ends, self._ends = self._ends, {}
         now = self._clock.monotonic()
-        for names in heads.values():
-            for name in names:
+        for scopes in heads.values():
+            for name in scopes:
                 # The ledger's clocks count from this time or later, so asking earlier is useless.
                 self._answers.told(name, now)
         for token in ends:  # an end implies the head
