@@ -159,7 +159,16 @@ class LeaseTable:
         is reached, the service drains, or the disk is full.
         """
         try:
-            return await self._acquire(gate, wanted, client, hung_up)
+            self._admit(client)
+            lease = await self.waiters.turn(gate, wanted, client)
+            if self._by_client.get(client, 0) >= self._client_leases:  # it got others meanwhile
+                lease.give_back()
+                raise self._client_limit_reached()
+            # No await between the grant and the table, so every granted lease has an owner.
+            if hung_up():
+                lease.give_back()
+                raise ConnectionResetError("the client hung up while its turn came")
+            return self._grant(lease, wanted.ttl, client, wanted.user_agent, wanted.id)
         except Problem as problem:
             if problem.kind == _STORAGE:
                 # The decision is the one for a state file that can't be written.
@@ -168,20 +177,6 @@ class LeaseTable:
                     wanted.url, target, wanted.user_agent, why
                 )
             raise
-
-    async def _acquire(
-        self, gate: Gatekeeper, wanted: LeaseRequestBody, client: str, hung_up: Callable[[], bool]
-    ) -> ClientLease:
-        self._admit(client)
-        lease = await self.waiters.turn(gate, wanted, client)
-        if self._by_client.get(client, 0) >= self._client_leases:  # it got others meanwhile
-            lease.give_back()
-            raise self._client_limit_reached()
-        # No await between the grant and the table, so every granted lease has an owner.
-        if hung_up():
-            lease.give_back()
-            raise ConnectionResetError("the client hung up while its turn came")
-        return self._grant(lease, wanted.ttl, client, wanted.user_agent, wanted.id)
 
     def acquire_nowait(
         self, gate: GateInternals, url: str, ttl: float, client: str, lease_id: str | None = None
@@ -386,7 +381,8 @@ class LeaseTable:
     ) -> None:
         """Write a grant or a renewal to the journal. Raises Problem 503."""
         if self._journal.persistent:
-            written = OpenLease.starting_now(lease_id, lease.url, ttl, self._clock, agent, client)
+            expires_at, boot = self._clock.wall() + ttl, boot_of(self._clock)
+            written = OpenLease(lease_id, expires_at, lease.url, agent, client, ttl, *boot)
             self._record(self._journal.granted, written)
 
     def _record(self, write: Callable[[_T], object], what: _T) -> None:
@@ -531,20 +527,6 @@ class OpenLease(msgspec.Struct, frozen=True, gc=False):
     boot_id: str = ""
     boot_at: float = 0.0
     """Moment of its grant or renewal by the machine's boot clock; see `clock.Stamp`."""
-
-    @classmethod
-    def starting_now(
-        cls,
-        lease_id: str,
-        url: str,
-        ttl: float,
-        clock: Clock,
-        agent: str | None = None,
-        client: str | None = None,
-    ) -> OpenLease:
-        """Return a lease that is granted or renewed now, for `ttl` seconds."""
-        boot_id, boot_at = boot_of(clock)
-        return cls(lease_id, clock.wall() + ttl, url, agent, client, ttl, boot_id, boot_at)
 
     def remaining(self, clock: Clock) -> float:
         """Return the seconds until its end, at most `ttl`. Negative if it has ended."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gatekeeper.clock import VirtualClock
+from gatekeeper.clock import VirtualClock, boot_of
 from gatekeeper.config import ServerConfig
 from gatekeeper.gate import internals
 from gatekeeper.sidecar.exchange import Problem
@@ -37,6 +37,12 @@ def left_by(path: Path, clock: VirtualClock) -> dict[str, OpenLease]:
     journal = LeaseJournal(path, clock=clock)
     journal.close()
     return {lease.id: lease for lease in journal.left_over}
+
+
+def starting_now(lease_id: str, ttl: float, clock: VirtualClock) -> OpenLease:
+    """Return a lease that is granted now, for `ttl` seconds."""
+    expires_at, boot = clock.wall() + ttl, boot_of(clock)
+    return OpenLease(lease_id, expires_at, URL, None, None, ttl, *boot)
 
 
 @contextmanager
@@ -89,8 +95,8 @@ def test_a_blank_in_a_url_makes_no_other_field_of_it(path: Path) -> None:
 @pytest.mark.parametrize(("now", "left"), [(5.0, True), (14.9, True), (15.1, False)])
 def test_what_ran_out_is_left_over_for_as_long_again(path: Path, now: float, left: bool) -> None:
     journal = LeaseJournal(path, clock=VirtualClock(wall=0.0))
-    journal.granted(OpenLease.starting_now("a", URL, 5.0, VirtualClock(wall=0.0)))
-    journal.granted(OpenLease.starting_now("b", URL, 10.0, VirtualClock(wall=-5.0)))
+    journal.granted(starting_now("a", 5.0, VirtualClock(wall=0.0)))
+    journal.granted(starting_now("b", 10.0, VirtualClock(wall=-5.0)))
     journal.granted(OpenLease("earlier-version", -50.0, URL))
     journal.close()
 
@@ -103,7 +109,7 @@ def test_what_ran_out_is_left_over_for_as_long_again(path: Path, now: float, lef
 def test_a_wall_clock_that_was_set_meanwhile_moves_no_end(path: Path, jump: float) -> None:
     clock = VirtualClock()
     journal = LeaseJournal(path, clock=clock)
-    journal.granted(OpenLease.starting_now("a", URL, 60.0, clock))
+    journal.granted(starting_now("a", 60.0, clock))
     journal.close()
     clock.advance(20.0)
     clock.jump_wall(jump)
@@ -116,7 +122,7 @@ def test_after_a_start_of_the_machine_the_wall_clock_decides_and_no_end_is_put_o
 ) -> None:
     clock = VirtualClock()
     journal = LeaseJournal(path, clock=clock)
-    journal.granted(OpenLease.starting_now("a", URL, 60.0, clock))
+    journal.granted(starting_now("a", 60.0, clock))
     journal.close()
     clock.reboot()
     clock.jump_wall(20.0)
@@ -129,7 +135,7 @@ def test_a_lease_that_ran_out_is_in_a_shortened_journal_too(path: Path) -> None:
     clock = VirtualClock()
     journal = LeaseJournal(path, clock=clock)
     for name in ("a", "b"):
-        journal.granted(OpenLease.starting_now(name, URL, 60.0, clock))
+        journal.granted(starting_now(name, 60.0, clock))
     clock.advance(61.0)
     for name in ("a", "b"):
         journal.expired(name)
