@@ -44,8 +44,6 @@ _SAME_SITE = (None, "same-origin", "none")
 class Networks:
     """A set of CIDR ranges. Raises ConfigError, with the name of the setting, for a bad one."""
 
-    __slots__ = ("_ranges",)
-
     def __init__(self, ranges: tuple[str, ...], *, setting: str) -> None:
         try:
             self._ranges = [ipaddress.ip_network(text, strict=False) for text in ranges]
@@ -84,8 +82,6 @@ class Tokens:
     >>> token.name, len(token.roles)
     ('token-1', 3)
     """
-
-    __slots__ = ("_by_digest", "_key", "tokens")
 
     def __init__(self, tokens: Iterable[bytes | Token] = ()) -> None:
         self.tokens: tuple[Token, ...] = tuple(

@@ -69,15 +69,13 @@ class LeaseWaiter(msgspec.Struct, eq=False):
             self.queue_timeout.reschedule(asyncio.get_running_loop().time())
 
 
-class _ClientQueue:
-    """The requests of one client for one host: `first` is in the host's queue."""
+class _ClientQueue(msgspec.Struct, eq=False):
+    """The requests of one client for one host."""
 
-    __slots__ = ("first", "waiting")
-
-    def __init__(self, first: LeaseWaiter) -> None:
-        self.first = first
-        self.waiting: dict[int, OrderedDict[LeaseWaiter, None]] = {}
-        """The other requests, by priority."""
+    first: LeaseWaiter
+    """The request in the host's queue."""
+    waiting: dict[int, OrderedDict[LeaseWaiter, None]] = {}
+    """The other requests, by priority."""
 
     def add(self, waiter: LeaseWaiter, *, ahead: bool = False) -> None:
         waiters = self.waiting.setdefault(waiter.priority, OrderedDict())
