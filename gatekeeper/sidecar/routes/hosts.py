@@ -132,7 +132,7 @@ async def resume(service: Service, call: Call) -> web.StreamResponse:
 
 
 async def refresh(service: Service, call: Call) -> web.StreamResponse:
-    """Fetch robots.txt again: of one origin, or of each origin of the host that is cached."""
+    """Fetch robots.txt again: of `origin`, or of both schemes of the host as far as cached."""
     request = await read_body(call.request, RefreshBody, limit=service.config.server.max_body)
     host = _host_in_path(call)
     if request.origin is not None:
