@@ -220,7 +220,7 @@ async def test_with_tokens_one_signs_in_once(internet: FakeInternet) -> None:
         assert answer.headers["Location"].startswith("../sign-in?")
         wrong, text = await post(shop.base, "sign-in", {"token": "x" * 32})
         assert (wrong.status, "Set-Cookie" in wrong.headers) == (401, False)
-        assert "none of the tokens" in text
+        assert "Unknown token" in text
 
         cookie = {"Cookie": await sign_in(shop.base, ADMIN)}
         answer, text = await get(shop.base, "hosts", headers=cookie)
@@ -432,7 +432,7 @@ async def test_the_pages_say_what_is_up(internet: FakeInternet) -> None:
         _, live = await get(shop.base, "live?verdict=deny")
         assert "/cart/3" in live
         _, wrong = await get(shop.base, "explain?url=nonsense")
-        assert "Not a question" in wrong
+        assert "Invalid question" in wrong
 
 
 async def test_explain_shows_normal_forms_where_they_differ(
@@ -463,7 +463,7 @@ async def test_explain_shows_normal_forms_where_they_differ(
 async def test_what_needs_a_look_comes_first(door: Any) -> None:
     service = (await door()).service
     seen = await service.operators.overview()
-    assert "Nothing needs a look." in str(overview_page(service, seen).body)
+    assert "Nothing needs attention." in str(overview_page(service, seen).body)
     reload = structs.replace(seen.reload, ok=False, needs_restart=("server.port",))
     wrong = structs.replace(
         seen,
@@ -481,9 +481,9 @@ async def test_what_needs_a_look_comes_first(door: Any) -> None:
         "The last reload failed",
         "server.port",
         "The store of the fleet is lost",
-        "Somebody waits for 1 min 30 s",
+        "A request has waited for 1 min 30 s",
         "2 leases are nearly over",
-        "4 robots.txt could not be had",
+        "4 robots.txt fetches failed",
     ):
         assert said in text
 

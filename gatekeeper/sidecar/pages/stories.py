@@ -76,7 +76,7 @@ def explain_page(
         )
     ]
     if error is not None:
-        body.append(tag("p", badge("bad", "Not a question"), " ", error, class_="lead"))
+        body.append(tag("p", badge("bad", "Invalid question"), " ", error, class_="lead"))
     if told is not None:
         body.append(tag("div", story(service, told, group), id="story"))
         body.append(_what_if(told))
@@ -84,8 +84,8 @@ def explain_page(
         body.append(
             tag(
                 "p",
-                "Give a URL: the answer names the line of robots.txt that decides, and "
-                "the rules that lost.",
+                "Enter a URL: the answer names the deciding line of robots.txt and "
+                "the other matching rules.",
                 class_="empty",
             )
         )
@@ -106,9 +106,9 @@ def story(service: Service, told: Explanation, group: Collection[int]) -> Child:
         ),
         tag("h2", "How the URL is read"),
         _canonical(told),
-        tag("h2", "How the file came"),
+        tag("h2", "How the file was fetched"),
         _fetch_story(service, told),
-        tag("h2", "The rules that match"),
+        tag("h2", "Matching rules"),
         _candidates(told),
         tag("h2", "The text"),
         _text(told, group),
@@ -181,10 +181,8 @@ def _fetch_story(service: Service, told: Explanation) -> Html:
         f"Status {fetch.status if fetch.status is not None else 'none'}, {size}",
         ", cut at the limit" if fetch.truncated else None,
         [", fetched ", age(fetch.fetched_at, now)] if fetch.fetched_at is not None else None,
-        [", asked for again ", age(fetch.expires_at, now)]
-        if fetch.expires_at is not None
-        else None,
-        [", by way of ", ", ".join(fetch.hops)] if fetch.hops else None,
+        [", refreshed ", age(fetch.expires_at, now)] if fetch.expires_at is not None else None,
+        [", via ", ", ".join(fetch.hops)] if fetch.hops else None,
         ".",
     )
 
@@ -241,9 +239,7 @@ def _text(told: Explanation, group: Collection[int]) -> Html:
     )
     return tag(
         "div",
-        tag(
-            "p", f"{note}The group that speaks for the agent has a bar at its side.", class_="note"
-        ),
+        tag("p", f"{note}A bar marks the group that applies to the agent.", class_="note"),
         tag("ol", items, class_="text", start=first + 1),
         class_="scroll",
         tabindex=0,
@@ -272,11 +268,11 @@ def group_lines(service: Service, told: Explanation) -> set[int]:
 
 def _what_if(told: Explanation) -> Html:
     return details(
-        "What if it read otherwise?",
+        "Try another text",
         tag(
             "p",
-            "Change the text: the answer above follows as you type. Nothing is stored, "
-            "and nobody else is answered by it.",
+            "Edit the text: the answer above changes as you type. Nothing is stored, "
+            "and no other answer is affected.",
             class_="note",
         ),
         tag("label", "Text of robots.txt", for_="what-if"),
@@ -318,7 +314,7 @@ def live_page(service: Service, query: EventQuery) -> Page:
             "p",
             tag("button", "Pause", id="pause", type="button", hidden=True),
             " ",
-            tag("span", "The latest decisions, as of now.", id="live-state", role="status"),
+            tag("span", "The latest decisions.", id="live-state", role="status"),
             " ",
             tag("span", id="dropped"),
             class_="controls",
@@ -474,7 +470,7 @@ def history_page(
         )
     ]
     if error is not None:
-        body.append(tag("p", badge("bad", "Not an origin"), " ", error, class_="lead"))
+        body.append(tag("p", badge("bad", "Invalid origin"), " ", error, class_="lead"))
     elif origin:
         rows = [
             row(
@@ -501,13 +497,13 @@ def history_page(
                     "Compare",
                 ),
                 rows[:200],
-                empty="No version of this file is kept. History needs a storage (storage.path).",
+                empty="No version of this file is stored. History needs a storage (storage.path).",
             )
         )
         if versions is not None:
             body += _comparison(versions)
     else:
-        body.append(tag("p", "Give an origin, such as https://example.org.", class_="empty"))
+        body.append(tag("p", "Enter an origin, such as https://example.org.", class_="empty"))
     return Page("History", "history", body)
 
 
@@ -515,13 +511,13 @@ def _compare_links(origin: str, entries: list[HistoryEntry], n: int) -> Child:
     if n == 0:
         return "the first"
     query = {"origin": origin, "old": n - 1, "new": n}
-    return tag("a", "with the one before", href=f"history?{urlencode(query)}")
+    return tag("a", "with the previous one", href=f"history?{urlencode(query)}")
 
 
 def _comparison(versions: VersionDiff) -> Iterator[Html]:
     yield tag("h2", "Which verdicts changed")
     yield table(
-        "URLs lately asked about, whose verdict changed",
+        "Recently asked URLs whose verdict changed",
         ("URL", "Before", "After"),
         [
             row(
@@ -531,7 +527,7 @@ def _comparison(versions: VersionDiff) -> Iterator[Html]:
             )
             for url, before, after in versions.verdicts[:200]
         ],
-        empty=f"None, of {number(versions.asked)} URLs lately asked about.",
+        empty=f"None of {number(versions.asked)} recently asked URLs.",
     )
     yield tag("h2", "What changed in the text")
     yield table(

@@ -75,9 +75,9 @@ def overview_page(service: Service, overview: Overview) -> Page:
         tag("h2", "The last hour"),
         tag(
             "div",
-            _chart("decisions", "Decisions a second"),
+            _chart("decisions", "Decisions per second"),
             _chart("waits", "Wait for a lease, seconds"),
-            _chart("robots", "robots.txt fetches each 10 s"),
+            _chart("robots", "robots.txt fetches per 10 s"),
             class_="charts",
             data_keep="charts",
         ),
@@ -96,8 +96,10 @@ def overview_page(service: Service, overview: Overview) -> Page:
 def _attention(overview: Overview) -> Html:
     warnings = list(_warnings(overview))
     if not warnings:
-        return tag("p", badge("ok", "Nothing needs a look."), class_="fine")
-    return tag("ul", [tag("li", one) for one in warnings], class_="look", aria_label="Needs a look")
+        return tag("p", badge("ok", "Nothing needs attention."), class_="fine")
+    return tag(
+        "ul", [tag("li", one) for one in warnings], class_="look", aria_label="Needs attention"
+    )
 
 
 def _warnings(overview: Overview) -> Iterator[Child]:
@@ -107,7 +109,7 @@ def _warnings(overview: Overview) -> Iterator[Child]:
     if not overview.reload.ok:
         yield [
             badge("bad", "The last reload failed"),
-            ": the settings before it are in force; see the log",
+            ": the previous settings are in force; see the log",
         ]
     if overview.reload.needs_restart:
         names = ", ".join(overview.reload.needs_restart)
@@ -120,44 +122,44 @@ def _warnings(overview: Overview) -> Iterator[Child]:
         yield [badge("warn", f"{number(paused)} paused"), " ", _hosts_link("paused")]
     if overview.oldest_wait is not None and overview.oldest_wait > 60:
         yield [
-            badge("warn", f"Somebody waits for {duration(overview.oldest_wait)}"),
+            badge("warn", f"A request has waited for {duration(overview.oldest_wait)}"),
             " ",
-            tag("a", "who waits", href="waiting"),
+            tag("a", "see who waits", href="waiting"),
         ]
     if overview.overdue:
         yield [
             badge("warn", f"{number(overview.overdue)} leases are nearly over"),
-            " and unreported: ",
+            " and not reported: ",
             tag("a", "see them", href="waiting?state=held"),
         ]
     if overview.rates["robots_failed"]:
         yield badge(
             "warn",
-            f"{number(int(overview.rates['robots_failed']))} robots.txt could not be had in "
+            f"{number(int(overview.rates['robots_failed']))} robots.txt fetches failed in "
             f"the last 10 s",
         )
 
 
 def _hosts_link(state: str) -> Html:
-    return tag("a", f"hosts that are {state}", href=f"hosts?state={state}")
+    return tag("a", f"{state} hosts", href=f"hosts?state={state}")
 
 
 def _cards(seen: Overview) -> Iterator[Html]:
     rates, states = seen.rates, seen.host_states
     per = {name: number(rates[name]) for name in ("allow", "deny", "defer")}
     yield _card(
-        "Decisions a second",
+        "Decisions per second",
         f"{per['allow']} allow",
         f"{per['deny']} deny, {per['defer']} defer; {number(sum(seen.decisions.values()))} in all",
         "live",
     )
     yield _card(
         "robots.txt fetches",
-        f"{number(seen.robots_ok)} had",
-        f"{number(seen.robots_failed)} could not be had",
+        f"{number(seen.robots_ok)} successful",
+        f"{number(seen.robots_failed)} failed",
     )
     oldest = (
-        "nobody waits"
+        "no request waits"
         if seen.oldest_wait is None
         else f"the oldest for {duration(seen.oldest_wait)}"
     )
@@ -165,10 +167,10 @@ def _cards(seen: Overview) -> Iterator[Html]:
     yield _card(
         "Leases out",
         number(seen.leases),
-        f"{number(seen.overdue)} nearly over, {number(seen.expired)} ran out unreported",
+        f"{number(seen.overdue)} nearly over, {number(seen.expired)} expired unreported",
         "waiting?state=held",
     )
-    more = "" if seen.hosts_complete else "; still looking"
+    more = "" if seen.hosts_complete else "; still counting"
     yield _card(
         "Hosts",
         number(seen.hosts),
@@ -177,7 +179,7 @@ def _cards(seen: Overview) -> Iterator[Html]:
         "hosts",
     )
     share = "-" if seen.cache_share is None else f"{100 * seen.cache_share:.1f} %"
-    yield _card("Answered from memory", share, "decisions for which nothing was fetched")
+    yield _card("Answered from memory", share, "decisions without a fetch")
     if seen.fleet is not None:
         yield _card("Fleet", str(seen.fleet.get("members", "-")), str(seen.fleet.get("state", "")))
     reload = seen.reload
@@ -230,7 +232,7 @@ def _recent_table(service: Service) -> Html:
             "The last two minutes",
             ("until (UTC)", *(num_head(name.replace("_", " ")) for name in NAMES)),
             rows,
-            empty="The first numbers come ten seconds after the start.",
+            empty="The first numbers appear ten seconds after the start.",
         ),
     )
 
@@ -266,7 +268,7 @@ def hosts_page(service: Service, query: HostQuery, listed: HostList) -> Page:
         tag(
             "p",
             f"{number(listed.total)} hosts",
-            None if listed.complete else ", as far as they were looked at: the look goes on",
+            None if listed.complete else " so far; the scan goes on",
             class_="note",
             aria_live="polite",
         ),
@@ -283,7 +285,7 @@ def hosts_page(service: Service, query: HostQuery, listed: HostList) -> Page:
 
 def _no_hosts(query: HostQuery) -> Child:
     if query.q or query.state != "any" or query.page > 1:
-        return ["No host is so. ", tag("a", "Show all", href="hosts")]
+        return ["No host matches. ", tag("a", "Show all", href="hosts")]
     return [
         "No hosts yet. Ask about a URL: ",
         tag("code", "curl -sG .../v1/check --data-urlencode url=https://example.org/"),
@@ -395,14 +397,14 @@ def _pager(path: str, query: HostQuery | LeaseQuery, pages: int) -> Html | None:
 # --- one host ---------------------------------------------------------------------------------
 
 _SENTENCES: Final = {
-    "interval": "asks for an interval of {seconds}",
-    "next": "may be asked again in {seconds}",
+    "interval": "has an interval of {seconds}",
+    "next": "is due in {seconds}",
     "block": "is blocked for {seconds}",
-    "pause": "is paused until somebody resumes it",
-    "budget": "has a budget, of which the day ends in {seconds}",
-    "probe": "is asked one request at a time",
-    "back-off": "has refused before",
-    "in_flight": "has requests under way",
+    "pause": "is paused until an operator resumes it",
+    "budget": "has a daily budget, whose day ends in {seconds}",
+    "probe": "gets one request at a time",
+    "back-off": "has refused requests before",
+    "in_flight": "has requests in flight",
 }
 
 
@@ -411,16 +413,16 @@ def host_page(service: Service, host: HostBody, leases: list[LeaseView], visitor
     now = utc(service.clock.wall())
     body = [
         tag("p", state_badge(host.state), " ", _status(host, now), class_="lead"),
-        tag("h2", "Its clocks, and why"),
+        tag("h2", "Clocks"),
         tag("ul", [tag("li", _sentence(view)) for view in host.clocks], class_="clocks")
         if host.clocks
-        else tag("p", "No clock runs for it: it may be asked at once.", class_="empty"),
+        else tag("p", "No clock is running: a request may start now.", class_="empty"),
         _fleet_holds(host, now),
-        tag("h2", "Its robots.txt"),
+        tag("h2", "robots.txt"),
         _origins(service, host.host, now),
-        tag("h2", "Who waits, and who has a lease"),
+        tag("h2", "Waiting requests and leases"),
         _leases_table(leases, visitor, now, root="../"),
-        tag("h2", "What can be done"),
+        tag("h2", "Actions"),
         _actions(service, host, visitor),
     ]
     return Page(host.host, f"hosts/{quote(host.host, safe='')}", body, REFRESH)
@@ -432,19 +434,17 @@ def _fleet_holds(host: HostBody, now: datetime) -> Child:
         return None
     rows = []
     for scope in host.fleet:
-        notes = [f"{number(scope.waiting)} wait"] if scope.waiting else []
+        notes = [f"{number(scope.waiting)} waiting"] if scope.waiting else []
         if scope.blocked_until is not None:
             notes.append(f"blocked: {scope.block_reason}")
         notes += ["paused"] if scope.paused else []
         notes += [f"{number(scope.day_pages)} pages today"] if scope.day_pages else []
         text = f": {', '.join(notes)}" if notes else ""
-        holds = [
-            tag("li", f"{one.member} asks it since ", age(one.since, now)) for one in scope.holds
-        ]
+        holds = [tag("li", f"{one.member}: since ", age(one.since, now)) for one in scope.holds]
         rows.append(
             tag("li", tag("strong", scope.scope), text, tag("ul", holds) if holds else None)
         )
-    return [tag("h2", "What the members of the fleet hold"), tag("ul", rows, class_="clocks")]
+    return [tag("h2", "Held by members of the fleet"), tag("ul", rows, class_="clocks")]
 
 
 def _status(host: HostBody, now: datetime) -> Child:
@@ -453,8 +453,8 @@ def _status(host: HostBody, now: datetime) -> Child:
     if host.next_at is not None and host.next_at > now:
         return ["The next request may start ", age(host.next_at, now), "."]
     if host.state == "busy":
-        return f"{host.in_flight} under way; the next may start once that ends or is answered."
-    return "It may be asked now."
+        return f"{host.in_flight} in flight; the next may start when one ends or is answered."
+    return "A request may start now."
 
 
 def _sentence(view: ClockView) -> Child:
@@ -464,8 +464,8 @@ def _sentence(view: ClockView) -> Child:
     return [
         tag("strong", view.scope),
         f" {text}: {source}",
-        tag("em", " This one is in force.") if view.decides else None,
-        tag("em", " The operator's pacing.max_interval cuts it.") if view.clamped else None,
+        tag("em", " This one applies.") if view.decides else None,
+        tag("em", " pacing.max_interval limits it.") if view.clamped else None,
     ]
 
 
@@ -507,25 +507,25 @@ def _origins(service: Service, host: str, now: datetime) -> Html:
         "Origins and their files",
         ("Origin", "State", num_head("Status"), "Fetched", "Expires", "Text", "More"),
         rows,
-        empty="Nothing is known of its robots.txt in memory.",
+        empty="No robots.txt of this host is in memory.",
     )
 
 
 _ACTIONS: Final = {
     "refresh": (
         "Fetch robots.txt again",
-        "It takes the host's next turn: one page less is fetched in that time. What is known "
-        "stays in force until it comes.",
+        "This takes the host's next turn: one page fewer is fetched in that time. The old file "
+        "stays in force until then.",
     ),
     "pause": (
         "Pause",
-        "No request to this host starts until somebody resumes it, also after a restart. Who "
-        "waits goes on waiting; leases that are out go on.",
+        "No request to this host starts until it is resumed, even after a restart. Waiting "
+        "requests keep waiting; leases that are out continue.",
     ),
-    "resume": ("Resume", "Requests start again, as its clocks allow. A block stays."),
+    "resume": ("Resume", "Requests start again as the clocks allow. A block remains."),
     "block": (
         "Block",
-        "No request starts for so long, also after a restart. 0 lifts the block that is in force.",
+        "No request starts for this time, even after a restart. 0 lifts the current block.",
     ),
 }
 """The actions on a host: their titles and their consequences."""
@@ -533,7 +533,7 @@ _ACTIONS: Final = {
 
 def _actions(service: Service, host: HostBody, visitor: Visitor) -> Html:
     if "admin" not in visitor.roles:
-        return tag("p", "Your token is none of an administrator: you may look.", class_="empty")
+        return tag("p", "Your token has no admin role: you can only look.", class_="empty")
     fields = (
         field("Seconds", "seconds", "600", type="number", min=0, required=True),
         field("Reason", "reason", "operator", maxlength=200),
@@ -608,7 +608,7 @@ def waiting_page(service: Service, query: LeaseQuery, listed: LeaseList, visitor
             button="Filter",
         ),
         _state_links("waiting", query, states),
-        tag("p", f"{number(listed.total)} of them", class_="note", aria_live="polite"),
+        tag("p", f"{number(listed.total)} in total", class_="note", aria_live="polite"),
         _leases_table(listed.leases, visitor, now, root="./", hosts=True),
         _pager("waiting", query, listed.pages),
     ]
@@ -622,10 +622,10 @@ def _leases_table(
     if hosts:
         heads.insert(1, "Host")
     return table(
-        "Leases and who waits for one",
+        "Leases and waiting requests",
         heads,
         [_lease_row(lease, visitor, now, root=root, hosts=hosts) for lease in leases],
-        empty="Nobody waits, and no lease is out.",
+        empty="No request is waiting, and no lease is out.",
     )
 
 
@@ -652,7 +652,7 @@ def _drop(lease: LeaseView, visitor: Visitor, root: str) -> Child:
     if lease.id is None or "admin" not in visitor.roles:
         return None
     consequence = (
-        "Its client may send its request all the same: drop it only if that is gone. It counts as "
+        "Its client may still send the request: drop it only if the client is gone. It counts as "
         "used, and the host's next turn comes."
     )
     action = f"{root}leases/{quote(lease.id, safe='')}/drop"
@@ -685,8 +685,8 @@ def config_page(config: ConfigBody) -> Page:
     body: list[Child] = [
         tag(
             "p",
-            "Values that are not the defaults stand out. A change of the file comes "
-            "into force by what the last column says.",
+            "Values other than the defaults stand out. The last column says "
+            "what applies a change of the file.",
             class_="note",
         )
     ]

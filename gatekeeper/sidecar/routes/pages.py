@@ -159,13 +159,13 @@ def _problem_page(call: Call, problem: Problem) -> Page:
         tag("p", badge("bad", f"{problem.status}"), " ", problem.detail, class_="lead"),
         tag("p", tag("a", "To the overview", href=_root(call))),
     ]
-    return Page("That did not work", _path(call), body, status=problem.status)
+    return Page("The request failed", _path(call), body, status=problem.status)
 
 
 async def _read_form(request: web.BaseRequest) -> dict[str, str]:
     """Read the fields of a form. Raises Problem 408, 413 or 415."""
     if request.content_type != "application/x-www-form-urlencoded":
-        raise Problem(415, "media-type", "a form is wanted")
+        raise Problem(415, "media-type", "a form is expected")
     body = b""
     try:
         async with asyncio.timeout(BODY_TIMEOUT):  # T9: nobody is authenticated at the sign-in
@@ -205,8 +205,8 @@ def _sign_in(wanted: str, wrong: str | None) -> Page:
         ),
         tag(
             "p",
-            "One of server.token_file's. It is shown once; the session ends a quarter of an hour "
-            "after the last page.",
+            "A token of server.token_file. You enter it once; the session ends 15 minutes after "
+            "the last page.",
             class_="note",
         ),
     ]
@@ -224,7 +224,7 @@ async def sign_in(service: Service, call: Call) -> web.StreamResponse:
     token = service.admission.tokens.match("Bearer " + fields.get("token", ""))
     wanted = fields.get("next", "")
     if token is None:
-        return _respond(service, call, _sign_in(wanted, "That is none of the tokens."), None)
+        return _respond(service, call, _sign_in(wanted, "Unknown token."), None)
     response = web.Response(status=303, headers={**HEADERS, "Location": _safe_path(wanted)})
     # If a proxy terminates TLS, the browser's Origin shows it.
     origin = call.request.headers.get("Origin", "")
@@ -455,7 +455,7 @@ async def _drop(service: Service, call: Call, visitor: Visitor, fields: dict[str
 def _asset(name: str) -> Handler:
     async def handle(service: Service, call: Call) -> web.StreamResponse:
         if call.params["hash"] != assets_hash():
-            raise Problem(404, "not-found", "this file has another address now")
+            raise Problem(404, "not-found", "this file has another URL now")
         headers = {**HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
         return web.Response(
             body=asset(name), content_type=ASSETS[name], charset="utf-8", headers=headers

@@ -83,7 +83,7 @@ async function refresh() {
       headers: { Accept: "text/html" }, signal: stop.signal, credentials: "same-origin",
     });
     if (answer.redirected && answer.url.includes("/sign-in")) {
-      tellStale(`Your session is over: these data are of ${since()}. Load the page to sign in again.`);
+      tellStale(`Your session has ended: the data are from ${since()}. Reload the page to sign in again.`);
       return;
     }
     if (!answer.ok) throw new Error(`status ${answer.status}`);
@@ -96,7 +96,7 @@ async function refresh() {
   } catch {
     failures += 1;
     if (failures >= 1) {
-      tellStale(`These data are stale: the sidecar has not answered since ${since()}. It is asked again every ${seconds} s.`);
+      tellStale(`The data are stale: the sidecar has not answered since ${since()}. Trying again every ${seconds} s.`);
     }
   } finally {
     clearTimeout(timer);

@@ -4,8 +4,8 @@ import { tellStale } from "./app.js";
 const root = document.body.dataset.root;
 const CHARTS = {
   decisions: [["allow", "--one"], ["deny", "--two"], ["defer", "--three"]],
-  waits: [["wait_p50", "--one", "half below"], ["wait_p95", "--two", "95 % below"]],
-  robots: [["robots_ok", "--one", "had"], ["robots_failed", "--two", "failed"]],
+  waits: [["wait_p50", "--one", "median"], ["wait_p95", "--two", "95th percentile"]],
+  robots: [["robots_ok", "--one", "fetched"], ["robots_failed", "--two", "failed"]],
 };
 const plots = new Map();
 
@@ -40,7 +40,7 @@ async function update() {
       draw(place, CHARTS[place.dataset.chart], body);
     }
   } catch {
-    tellStale("These data are stale: the sidecar does not answer. It is asked again.");
+    tellStale("The data are stale: the sidecar does not answer. Trying again.");
   }
 }
 

@@ -24,7 +24,7 @@ async function ask() {
     patch(story, page.getElementById("story"));
     tellStale("");
   } catch {
-    tellStale("The sidecar does not answer: the answer below is the last one.");
+    tellStale("The sidecar does not answer: the last answer is shown.");
   }
 }
 

@@ -64,7 +64,7 @@ function open() {
   source.addEventListener("hello", (event) => {
     lastId = event.lastEventId;
     state.textContent = JSON.parse(event.data).restarted
-      ? "The sidecar was started anew: what came before is not shown."
+      ? "The sidecar was restarted: earlier decisions are not shown."
       : "Live.";
     tellStale("");
   });
@@ -76,11 +76,11 @@ function open() {
   source.addEventListener("beat", (event) => { lastId = event.lastEventId; });
   source.addEventListener("dropped", (event) => {
     missed += JSON.parse(event.data).now;
-    dropped.textContent = `${missed.toLocaleString()} not told: more came than can be shown`;
+    dropped.textContent = `${missed.toLocaleString()} not shown: more arrived than can be displayed`;
   });
   source.onerror = () => {
     if (paused) return;
-    tellStale("These data are stale: the stream broke off. It is asked for again.");
+    tellStale("The data are stale: the stream broke off. Reconnecting.");
     if (source.readyState === EventSource.CLOSED) {
       setTimeout(() => { if (!paused) open(); }, 5000);
       tellWhy(source.url);
@@ -95,7 +95,7 @@ async function tellWhy(url) {
     const answer = await fetch(url, { signal: stop.signal });
     if (answer.ok || paused) return;
     const why = (await answer.json()).detail;
-    tellStale(`These data are stale: ${why}. The stream is asked for again.`);
+    tellStale(`The data are stale: ${why}. Reconnecting.`);
   } catch {
     // The sidecar can't be reached, which the page says already.
   } finally {
@@ -110,7 +110,7 @@ button.addEventListener("click", () => {
   if (paused) {
     source.close();
     draw();
-    state.textContent = "Paused. On resuming you see what came meanwhile, as far as it is kept.";
+    state.textContent = "Paused. After resuming you see the decisions in between that are still kept.";
   } else {
     open();
   }
