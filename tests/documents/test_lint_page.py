@@ -48,7 +48,7 @@ def test_a_section_says_what_the_linter_says(code: str) -> None:
     intro = SECTIONS[code].intro
     assert intro.startswith(f"*{CODES[code].severity.capitalize()}*")
     assert CODES[code].meaning in intro
-    assert ("mended by `--fix`" in intro) == (code in FIXABLE)
+    assert ("fixed by `--fix`" in intro) == (code in FIXABLE)
 
 
 @pytest.mark.parametrize("code", sorted(set(CODES) - WITHOUT_EXAMPLES))
