@@ -118,31 +118,23 @@ class FlatRules(msgspec.Struct, frozen=True, gc=False):
 
     def values(self, path: str, score: int) -> list[str]:
         """Return the values, in normal form, of the rules that give a path that score."""
-        path, octets, allow = self._compared(path) or "", score >> 1, score & 1
-        values = ["/"] if score == self.slash_score else []
-        values += [
+        path, octets, sign = self._compared(path) or "", score >> 1, "+" if score & 1 else "-"
+        slash = ["/"] if score == self.slash_score else []
+        patterns = [
             rule[1:]
             for rule in self.patterns.split("\n")
-            if len(rule) == octets + 1
-            and (rule[0] == "+") == allow
-            and wild_match(squeeze(rule[1:]), path)
+            if len(rule) == octets + 1 and rule[0] == sign and wild_match(squeeze(rule[1:]), path)
         ]
-        rules, plain, wild = self.rules, ">" if allow else "", "|" if allow else "<"
-        if octets <= len(path) and f"\n{path[:octets]}{plain}\n" in rules:
-            values.append(path[:octets])
-        if wild in rules:
-            values += [
-                rule[:-1]
-                for rule in rules.split("\n")
-                if len(rule) == octets + 1 and rule[-1] == wild and _matches(rule, path)
-            ]
-        return values
+        rules = [
+            rule.rstrip(_MARKS)
+            for rule in self.rules.split("\n")
+            if octets <= len(rule) <= octets + 1 and _score(rule) == score and _matches(rule, path)
+        ]
+        return [*slash, *patterns, *rules]
 
     def _compared(self, path: str) -> str | None:
         """Return the path in the form that rules are compared with, or None if that is not possible
         here."""
-        if len(path) > _MAX_PATH:
-            return None
         if not is_normal_path(path):
             path = rfc_path(path)
             if self.queries and query_form(path) != path:
@@ -207,21 +199,28 @@ def flat_rules(text: str, spans: Spans, crawl_delay: float | None) -> FlatRules 
         as_written = normal == joined
         joined, values = normal, normal.split("\n")
         denied, allowed = values[: len(denied)], values[len(denied) : -1]
-    rules: list[str] = []
-    patterns: list[str] = []
+    wild: set[str] = set()
+    if "*" in joined or "$" in joined:
+        wild = {value for value in denied + allowed if "*" in value or value[-1:] == "$"}
     key_length = _MAX_KEY
-    for values, sign, mark, wild_mark in ((allowed, "+", ">", "|"), (denied, "-", "", "<")):
-        for value in values:
-            literal, star, _ = value.partition("*")
-            is_pattern = bool(star) or value[-1:] == "$"
-            length = len(literal) if star or not is_pattern else len(literal) - 1
-            if length > 1:
-                rules.append(value + (wild_mark if is_pattern else mark))
-                key_length = min(key_length, length)
-            elif is_pattern and value[0] in "/*":
+    marked: list[str] = []
+    patterns: list[str] = []
+    for values, sign, mark in ((allowed, "+", "|"), (denied, "-", "<")):
+        for value in [value for value in values if value in wild]:
+            literal = len(value.partition("*")[0].removesuffix("$"))
+            if literal > 1:
+                marked.append(value + mark)
+                key_length = min(key_length, literal)
+            elif value[0] in "/*":
                 patterns.append(sign + value)
-    rules.sort(key=_score, reverse=True)
+    # Of two lines of equal length, a value without a mark is the longer one, and an Allow line is
+    # one character longer than the Disallow line of the same value. The sorts are stable.
+    rules = [value for value in denied if len(value) > 1 and value not in wild]
+    rules += [value + ">" for value in allowed if len(value) > 1 and value not in wild]
+    rules = sorted(rules + marked, key=len, reverse=True)
     patterns.sort(key=len, reverse=True)
+    if rules:
+        key_length = min(key_length, len(rules[-1].rstrip(_MARKS)))
     # Every path contains a slash.
     pieces = [rule[1:].rstrip("*$").rpartition("*")[2] or "/" for rule in patterns]
     return FlatRules(

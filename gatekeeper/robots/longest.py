@@ -151,8 +151,7 @@ class LongestMatch:
         form."""
         eager = source.size > _EAGER_OCTETS and sum([b - a + 64 for a, b in spans]) > _EAGER_OCTETS
         if eager or not speedups.ON:
-            rules = rules_in(source.lines, spans)
-            self._compiled = CompiledRules(rules, robots_file=True)
+            self._compiled = CompiledRules(rules_in(source.lines, spans), robots_file=True)
             self._source = None
             if speedups.ON:
                 self._max_length = _MAX_LENGTH
@@ -233,7 +232,7 @@ class LongestMatch:
                 else:
                     return True
                 if "#" not in path:
-                    return self._check_clues(path)
+                    return self._check_clues(path, clue)
         if path[:1] != "/":
             origin, path = split_url(url)
             if origin and url.startswith(origin + "/"):
@@ -280,14 +279,17 @@ class LongestMatch:
             return path.startswith(self._allow_heads) and self._longest_allows(path)
         for clue in self._clues:
             if clue in path:
-                return None if "#" in path else self._check_clues(path)
+                return None if "#" in path else self._check_clues(path, clue)
         return True
 
-    def _check_clues(self, path: str) -> bool:
-        """Return `answer` for a path without a fragment that contains a clue."""
-        for clue, pattern in zip(self._clues, self._patterns, strict=True):
-            if clue in path and (not pattern or wild_match(pattern, path)):
-                return path.startswith(self._allow_heads) and self._longest_allows(path)
+    def _check_clues(self, path: str, first: str) -> bool:
+        """Return `answer` for a path without a fragment. `first` is the first clue in the path."""
+        clues = self._clues
+        for place in range(clues.index(first), len(clues)):
+            if clues[place] in path:
+                pattern = self._patterns[place]
+                if not pattern or wild_match(pattern, path):
+                    return path.startswith(self._allow_heads) and self._longest_allows(path)
         return True
 
     def _longest_allows(self, path: str) -> bool:
