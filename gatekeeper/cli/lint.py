@@ -104,16 +104,16 @@ def _ignored_codes(given: Iterable[str]) -> frozenset[str]:
 
 def _report(text: Text, ignored: frozenset[str]) -> LintReport:
     robots = text.robots
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if robots is not None:
         kept = (finding for finding in robots.findings if finding.code not in ignored)
-        found = sorted(kept, key=lambda finding: (finding.line, finding.code))
+        findings = sorted(kept, key=lambda finding: (finding.line, finding.code))
     return LintReport(
         source=text.name,
         size=robots.size if robots else 0,
         truncated=robots is not None and robots.truncated,
-        errors=sum(finding.severity is Severity.ERROR for finding in found),
-        findings=found,
+        errors=sum(finding.severity is Severity.ERROR for finding in findings),
+        findings=findings,
         missing=robots is None,
     )
 

@@ -156,13 +156,13 @@ class Tally:
         key = (_subject(entry), cause(entry))
         causes[key if key in causes or len(causes) < _MAX_CAUSES else _OTHER_CAUSES] += 1
 
-    def summary(self, *, most: int = 20, kept: bool = True) -> list[str]:
+    def summary(self, *, most: int = 20, stored: bool = True) -> list[str]:
         """Return the lines of the final summary: counts, then denied and failed URLs by cause.
 
-        `kept`: whether the pages are stored anywhere; `most`: causes to list for each outcome.
+        `stored`: whether the pages are stored anywhere; `most`: causes to list for each outcome.
         """
         lines = [self._fetched()]
-        if not kept and self.size:
+        if not stored and self.size:
             lines.append("the pages were not stored: use -o DIR or --warc FILE to store them")
         if self.unarchived:
             lines.append(f"not in the WARC file: {self.unarchived:,} of the skipped pages")

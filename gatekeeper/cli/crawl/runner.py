@@ -477,6 +477,6 @@ def _print_summary(job: Job, tally: Tally, end: CrawlSummary) -> None:
     if job.as_json:
         print(json_text(end, sys.stderr), file=sys.stderr, flush=True)
         return
-    lines = tally.summary(kept=job.manifest is not None)
+    lines = tally.summary(stored=job.manifest is not None)
     lines += end.lines(max_wait=job.max_wait, resumes=job.manifest is not None)
     print("\n".join(lines))

@@ -58,7 +58,7 @@ def explain_page(
     service: Service,
     url: str,
     agent: str,
-    told: Explanation | None,
+    explained: Explanation | None,
     error: str | None,
     group: Collection[int] = (),
 ) -> Page:
@@ -77,9 +77,9 @@ def explain_page(
     ]
     if error is not None:
         body.append(tag("p", badge("bad", "Invalid question"), " ", error, class_="lead"))
-    if told is not None:
-        body.append(tag("div", story(service, told, group), id="story"))
-        body.append(_what_if(told))
+    if explained is not None:
+        body.append(tag("div", story(service, explained, group), id="story"))
+        body.append(_what_if(explained))
     elif error is None:
         body.append(
             tag(
@@ -92,9 +92,9 @@ def explain_page(
     return Page("Explain", "explain", body, None, ("explain.js",))
 
 
-def story(service: Service, told: Explanation, group: Collection[int]) -> Child:
+def story(service: Service, explained: Explanation, group: Collection[int]) -> Child:
     """Return a decision and everything that led to it; `group` is the result of `group_lines`."""
-    decision = told.decision
+    decision = explained.decision
     return [
         tag(
             "p",
@@ -105,13 +105,13 @@ def story(service: Service, told: Explanation, group: Collection[int]) -> Child:
             aria_live="polite",
         ),
         tag("h2", "How the URL is read"),
-        _canonical(told),
+        _canonical(explained),
         tag("h2", "How the file was fetched"),
-        _fetch_story(service, told),
+        _fetch_story(service, explained),
         tag("h2", "Matching rules"),
-        _candidates(told),
+        _candidates(explained),
         tag("h2", "The text"),
-        _text(told, group),
+        _text(explained, group),
     ]
 
 
@@ -131,9 +131,9 @@ def _reason(decision: Decision) -> Child:
     ]
 
 
-def _canonical(told: Explanation) -> Html:
+def _canonical(explained: Explanation) -> Html:
     """Return the URL and the rule's pattern, as written and as they are compared."""
-    decision = told.decision
+    decision = explained.decision
     forms = [("as asked", decision.url)]
     if decision.origin:
         target = urls.parse(decision.url)
@@ -171,8 +171,8 @@ def _note(value: str) -> Child:
     return None if normal is None else [" reads ", tag("code", normal[:500])]
 
 
-def _fetch_story(service: Service, told: Explanation) -> Html:
-    fetch, now = told.fetch, utc(service.clock.wall())
+def _fetch_story(service: Service, explained: Explanation) -> Html:
+    fetch, now = explained.fetch, utc(service.clock.wall())
     if fetch is None:
         return tag("p", "Nothing was fetched for this answer.", class_="empty")
     size = "no text" if fetch.size is None else f"{number(fetch.size)} bytes"
@@ -187,10 +187,10 @@ def _fetch_story(service: Service, told: Explanation) -> Html:
     )
 
 
-def _candidates(told: Explanation) -> Html:
-    deciding_rule = told.decision.rule
+def _candidates(explained: Explanation) -> Html:
+    deciding_rule = explained.decision.rule
     rows = []
-    for one in told.candidates[:200]:
+    for one in explained.candidates[:200]:
         first = deciding_rule is not None and one.line == deciding_rule.line
         rows.append(
             row(
@@ -210,12 +210,12 @@ def _candidates(told: Explanation) -> Html:
     )
 
 
-def _text(told: Explanation, group: Collection[int]) -> Html:
-    if told.robots_txt is None:
+def _text(explained: Explanation, group: Collection[int]) -> Html:
+    if explained.robots_txt is None:
         return tag("p", "There is no text.", class_="empty")
-    lines = told.robots_txt.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    decided = told.decision.rule.line if told.decision.rule is not None else 0
-    values = {one.line: one.value for one in told.candidates}
+    lines = explained.robots_txt.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    decided = explained.decision.rule.line if explained.decision.rule is not None else 0
+    values = {one.line: one.value for one in explained.candidates}
     first = max(0, min(decided - _MAX_LINES // 2, len(lines) - _MAX_LINES))
     shown = lines[first : first + _MAX_LINES]
     items = []
@@ -248,16 +248,16 @@ def _text(told: Explanation, group: Collection[int]) -> Html:
     )
 
 
-def group_lines(service: Service, told: Explanation) -> set[int]:
+def group_lines(service: Service, explained: Explanation) -> set[int]:
     """Return the lines of the groups that have matching rules or that name the agent.
 
     A text of half a megabyte takes a tenth of a second: call this from a worker thread.
     """
     from gatekeeper.sidecar.routes.check import as_read  # noqa: PLC0415 - it imports this module
 
-    text = as_read(service, (told.robots_txt or "").encode("utf-8", "replace"))
-    matching = {one.line for one in told.candidates}
-    agent = told.decision.user_agent.lower()
+    text = as_read(service, (explained.robots_txt or "").encode("utf-8", "replace"))
+    matching = {one.line for one in explained.candidates}
+    agent = explained.decision.user_agent.lower()
     lines_of_groups: set[int] = set()
     for group in text.groups:
         lines = {group.line, *(one.line for one in (*group.rules, *group.records))}
@@ -266,7 +266,7 @@ def group_lines(service: Service, told: Explanation) -> set[int]:
     return lines_of_groups
 
 
-def _what_if(told: Explanation) -> Html:
+def _what_if(explained: Explanation) -> Html:
     return details(
         "Try another text",
         tag(
@@ -278,7 +278,7 @@ def _what_if(told: Explanation) -> Html:
         tag("label", "Text of robots.txt", for_="what-if"),
         tag(
             "textarea",
-            (told.robots_txt or "")[:600_000],
+            (explained.robots_txt or "")[:600_000],
             id="what-if",
             rows=16,
             spellcheck="false",
@@ -552,10 +552,10 @@ def _change_rows(change: TextChange) -> Iterator[Html]:
             mark = "new" if old is None else "gone" if new is None else "changed"
             yield row(mark, _code(old), _code(new), class_=mark)
         return
-    kept = change.old
-    if len(kept) > 6:
-        kept = [*kept[:3], f"... {len(kept) - 6} lines that are the same ...", *kept[-3:]]
-    for line in kept:
+    lines = change.old
+    if len(lines) > 6:
+        lines = [*lines[:3], f"... {len(lines) - 6} lines that are the same ...", *lines[-3:]]
+    for line in lines:
         yield row("", _code(line), _code(line), class_="same")
 
 

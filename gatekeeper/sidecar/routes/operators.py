@@ -327,8 +327,8 @@ class _EventStream:
             missed = count - before - len(seen) + max(0, len(wanted) - most)
             if missed > 0:
                 self._dropped += missed
-                told = msgspec.json.encode(Dropped(now=missed, total=self._dropped))
-                parts.append(b"event: dropped\ndata: %b\n\n" % told)
+                data = msgspec.json.encode(Dropped(now=missed, total=self._dropped))
+                parts.append(b"event: dropped\ndata: %b\n\n" % data)
             parts += map(self._event, wanted[-most:])
             self._state.events_sent += len(wanted[-most:])
         if parts:

@@ -402,9 +402,9 @@ def _permitted(service: Service, call: Call, visitor: Visitor, needs: frozenset[
 async def what_if(service: Service, call: Call) -> web.StreamResponse:
     """The explanation for an edited text, as a fragment of a page."""
     asked = await read_body(call.request, WhatIf, limit=service.config.server.max_body)
-    told = await asyncio.to_thread(what_if_explanation, service, asked)
-    group = await asyncio.to_thread(stories.group_lines, service, told)
-    markup = tag("div", stories.story(service, told, group), id="story")
+    explained = await asyncio.to_thread(what_if_explanation, service, asked)
+    group = await asyncio.to_thread(stories.group_lines, service, explained)
+    markup = tag("div", stories.story(service, explained, group), id="story")
     return web.Response(text=markup, content_type="text/html", charset="utf-8", headers=HEADERS)
 
 

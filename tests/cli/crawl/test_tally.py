@@ -107,7 +107,7 @@ def test_the_summary_names_the_line_of_a_text_that_is_no_url() -> None:
 
 
 def test_the_summary_says_that_pages_were_not_kept() -> None:
-    assert tally(fetched()).summary(kept=False)[1:] == [
+    assert tally(fetched()).summary(stored=False)[1:] == [
         "the pages were not stored: use -o DIR or --warc FILE to store them"
     ]
 
