@@ -430,7 +430,7 @@ class Gatekeeper:
         Raises as entering `lease` does.
         """
         opened = self._opened or self._open  # `_open` raises GateClosed
-        return opened.leases.acquire(url, priority, timeout, user_agent, owned=owned)
+        return opened.leases.acquire(url, priority, timeout, user_agent, owned, None)
 
     async def try_acquire(
         self,

@@ -299,7 +299,7 @@ class LeaseRequest(msgspec.Struct, eq=False):
 
     def __aenter__(self) -> Coroutine[Any, Any, Lease]:
         return self._manager.acquire(
-            self._url, self._priority, self._timeout, self._agent, request=self
+            self._url, self._priority, self._timeout, self._agent, True, self
         )
 
     async def __aexit__(self, *error: object) -> None:
@@ -438,15 +438,14 @@ class LeaseManager:
         priority: int,
         timeout: float | None,
         user_agent: str | None,
-        *,
-        owned: bool = True,
-        request: LeaseRequest | None = None,
+        owned: bool,
+        request: LeaseRequest | None,
     ) -> Lease:
         """Wait for a lease with which the caller sends a request. See `Gatekeeper.acquire`.
 
         `request`: the one whose `async with` block the lease belongs to, if there is one.
         """
-        entered = self.entrance.crowded and timeout != 0
+        entered = self.entrance.crowded and (timeout is None or timeout > 0)
         if entered:  # First of all, since many tasks may start in one iteration of the loop.
             end = None if timeout is None else self.now() + timeout
             await self.entrance.queue_up()
