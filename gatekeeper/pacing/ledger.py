@@ -263,13 +263,13 @@ class ScopeRecord:
         self.holds: dict[str, _Hold] = {}
         self.tickets: list[_Ticket] = []
 
-    def settle(self, now: int) -> None:
+    def expire(self, now: int) -> None:
         """Remove holds and tickets that have expired, and start a new day if it is due."""
         for token, hold in list(self.holds.items()):
             if hold.end <= now:
                 del self.holds[token]
                 if not hold.headed:  # its request may have been sent at the last moment
-                    self.moved(hold.end)
+                    self.advance(hold.end)
         self.tickets = [one for one in self.tickets if one.due + micros(LAPSE) > now]
         if self.day is not None and now >= self.day + micros(DAY):
             self.day, self.pages, self.bytes = None, 0, 0
@@ -285,11 +285,11 @@ class ScopeRecord:
         day = None if self.day is None else (now - self.day) / 1e6
         return ScopeClock(self.name, day=day, pages=self.pages, bytes=self.bytes)
 
-    def moved(self, moment: int) -> None:
+    def advance(self, moment: int) -> None:
         """Count the clock from `moment`, unless it already counts from a later time."""
         self.basis = moment if self.basis is None else max(self.basis, moment)
 
-    def in_force(self, need: _Need, now: int) -> int:
+    def interval_for(self, need: _Need, now: int) -> int:
         """Return the interval that applies to a request that asks now."""
         longest = need.interval
         if need.guess or not self.guess:
@@ -299,7 +299,7 @@ class ScopeRecord:
     def free_at(self, need: _Need, now: int) -> tuple[int, bool]:
         """Return when a request may start, and whether it may turn out to be earlier because of a
         head, an end or a resume."""
-        interval = self.in_force(need, now)
+        interval = self.interval_for(need, now)
         free = max(0 if self.basis is None else self.basis + interval, self.blocked_until)
         if self.paused:
             return NEVER, True
@@ -313,7 +313,7 @@ class ScopeRecord:
         return ScopeClock(
             self.name,
             None if self.basis is None else (now - self.basis) / 1e6,
-            self.in_force(need, now) / 1e6,
+            self.interval_for(need, now) / 1e6,
             max(0, self.blocked_until - now) / 1e6,
             self.reason if self.blocked_until > now else "",
             self.paused,
@@ -342,7 +342,7 @@ class MemoryLedger:
         self._scopes_of: dict[str, tuple[str, ...]] = {}
         self._headed: set[str] = set()
         self._listeners: dict[str, LedgerListener] = {}
-        self._crowded = 1024
+        self._sweep_at = 1024
         """Number of records at which obsolete ones are removed."""
 
     def listen(self, owner: str, listener: LedgerListener) -> None:
@@ -369,13 +369,13 @@ class MemoryLedger:
         now = self._now()
         for token in tokens:
             self._headed.add(token)
-            for record in self._of(token, now):
+            for record in self._records_of(token, now):
                 hold = record.holds.get(token)
                 if hold is None or not hold.headed:
-                    record.moved(now)
+                    record.advance(now)
                 if hold is not None:
                     hold.headed = True
-                self._tell_first(record, now)
+                self._notify_first(record, now)
 
     async def end(self, ends: Sequence[End]) -> None:
         """Free the slots. If no head arrived before, the clocks count from now."""
@@ -397,7 +397,7 @@ class MemoryLedger:
         """Do what `renew` does, synchronously."""
         now = self._now()
         for token in tokens:
-            for record in self._of(token, now):
+            for record in self._records_of(token, now):
                 hold = record.holds.get(token)
                 if hold is None:
                     # The hold expired although its request is still in flight.
@@ -405,7 +405,7 @@ class MemoryLedger:
                     hold = record.holds[token] = _Hold(now, now, before)
                     hold.headed = token in self._headed
                     if not hold.headed:
-                        record.moved(now)
+                        record.advance(now)
                 hold.end = now + micros(self._hold)
 
     async def block(self, reports: Sequence[Report]) -> None:
@@ -448,13 +448,13 @@ class MemoryLedger:
     def _record(self, name: str, now: int) -> ScopeRecord:
         record = self._records.get(name)
         if record is None:
-            if len(self._records) >= self._crowded:
+            if len(self._records) >= self._sweep_at:
                 self._sweep(now)
             record = self._records[name] = ScopeRecord(name)
-        record.settle(now)
+        record.expire(now)
         return record
 
-    def _of(self, token: str, now: int) -> list[ScopeRecord]:
+    def _records_of(self, token: str, now: int) -> list[ScopeRecord]:
         return [self._record(name, now) for name in self._scopes_of.get(token, ())]
 
     def _take(self, token: str, scopes: tuple[ScopeRequest, ...], now: int) -> Granted | NotBefore:
@@ -481,7 +481,7 @@ class MemoryLedger:
                     record.count(now, 1, 0)
                     record.holds[token].counted = True
                 record.tickets = [one for one in record.tickets if one.token != token]
-                self._tell_first(record, now)
+                self._notify_first(record, now)
             return Granted(token, self._hold, tuple(record.used(now) for record in told))
         return self._queue(token, found, now)
 
@@ -498,7 +498,7 @@ class MemoryLedger:
             for other, _ in asked:
                 if any(one.token == token for one in other.tickets):
                     other.tickets = [one for one in other.tickets if one.token != token]
-                    self._tell_first(other, now)
+                    self._notify_first(other, now)
             left = min(record.day + micros(DAY) - now, micros(3600.0))
             return NotBefore(left / 1e6, (record.used(now),))
         return None
@@ -528,12 +528,12 @@ class MemoryLedger:
             if due <= now:
                 if mine is not None:
                     record.tickets.remove(mine)
-                    self._tell_first(record, now)
+                    self._notify_first(record, now)
                 continue
             clocks.append(record.clock(need, now))
             if mine is None:
                 if len(record.tickets) >= MAX_TICKETS:
-                    ask_at = max(ask_at, due + len(record.tickets) * record.in_force(need, now))
+                    ask_at = max(ask_at, due + len(record.tickets) * record.interval_for(need, now))
                     continue
                 mine = _Ticket(token, need)
                 record.tickets.append(mine)
@@ -552,7 +552,7 @@ class MemoryLedger:
                     ticket.due = ask_at if certain else NEVER
         return NotBefore(min(ask_at - now, micros(3600.0)) / 1e6, tuple(clocks))
 
-    def _tell_first(self, record: ScopeRecord, now: int) -> None:
+    def _notify_first(self, record: ScopeRecord, now: int) -> None:
         """Notify the first waiting request of when to ask, since the scope has changed."""
         if not record.tickets:
             return
@@ -565,14 +565,14 @@ class MemoryLedger:
         listener = self._listeners.get(first.token.partition(":")[0])
         if listener is not None:
             seconds = min(free - now, micros(3600.0)) / 1e6
-            _soon(listener.opened, first.token, max(0.0, seconds))
+            _call_soon(listener.opened, first.token, max(0.0, seconds))
 
     def _end(self, end: End, now: int) -> None:
         token = end.token
-        for place, record in enumerate(self._of(token, now)):
+        for place, record in enumerate(self._records_of(token, now)):
             hold = record.holds.pop(token, None)
             if end.outcome == "sent" and (hold is None or not hold.headed):
-                record.moved(now)
+                record.advance(now)
             elif end.outcome == "undone" and hold is not None and record.basis == hold.start:
                 record.basis, record.interval, record.guess = hold.before
             if end.outcome != "sent":
@@ -580,7 +580,7 @@ class MemoryLedger:
             elif end.size and not place:  # the first scope is that of the host
                 record.count(now, 0, end.size)
             record.tickets = [one for one in record.tickets if one.token != token]
-            self._tell_first(record, now)
+            self._notify_first(record, now)
         self._scopes_of.pop(token, None)
         self._headed.discard(token)
 
@@ -599,8 +599,8 @@ class MemoryLedger:
                 until = now + micros(report.interval_for)
                 record.learned_until = max(record.learned_until, until)
             for listener in self._listeners.values():
-                _soon(listener.blocked, report)
-            self._tell_first(record, now)
+                _call_soon(listener.blocked, report)
+            self._notify_first(record, now)
 
     def _pause(self, scopes: Iterable[str], paused: bool) -> None:
         now = self._now()
@@ -608,24 +608,24 @@ class MemoryLedger:
             record = self._record(name, now)
             record.paused = paused
             for listener in self._listeners.values():
-                _soon(listener.paused, name, paused)
-            self._tell_first(record, now)
+                _call_soon(listener.paused, name, paused)
+            self._notify_first(record, now)
 
     def _sweep(self, now: int) -> None:
         """Remove obsolete records. A record stays for at least ten minutes, since an interval that
         is requested later counts from the latest request."""
         old = now - micros(600.0)
         for name, record in list(self._records.items()):
-            record.settle(now)
+            record.expire(now)
             if record.holds or record.tickets or record.paused:
                 continue
             basis = -1 if record.basis is None else record.basis + record.interval
             if record.day is None and max(basis, record.blocked_until, record.learned_until) < old:
                 del self._records[name]
-        self._crowded = 2 * len(self._records) + 1024
+        self._sweep_at = 2 * len(self._records) + 1024
 
 
-def _soon(call: Any, *args: Any) -> None:
+def _call_soon(call: Any, *args: Any) -> None:
     """Call in the next turn of the loop, since the callback may call the ledger again."""
     try:
         asyncio.get_running_loop().call_soon(call, *args)

@@ -76,13 +76,13 @@ class Hold(msgspec.Struct, eq=False, gc=False):
     scopes: tuple[ScopeRequest, ...]
     seconds: float
     """The time to live."""
-    good_until: float
+    expires_at: float
     """When the hold may expire (monotonic), counted from when it was requested."""
     renew_at: float
     """When to renew the hold (monotonic)."""
     headed: bool = False
     """Whether the head of the response has arrived, or the request has failed."""
-    void: bool = False
+    revoked: bool = False
     """Whether a scope was blocked or paused since: a request must not be sent any more."""
     size: int = 0
     """Bytes of the response, if they are counted."""
@@ -104,10 +104,10 @@ class Hold(msgspec.Struct, eq=False, gc=False):
 
     def stale(self, now: float) -> bool:
         """Return True if a request that has not been sent must not be sent any more."""
-        return not self.headed and (self.void or now >= self.good_until)
+        return not self.headed and (self.revoked or now >= self.expires_at)
 
 
-class LedgerAnswers(NamedTuple):
+class LedgerCallbacks(NamedTuple):
     """The scheduler's callbacks for answers and events of the ledger. None of them may raise."""
 
     deliver: Callable[[ScopeQueue, Hold | None, float], None]
@@ -132,17 +132,17 @@ class LedgerAnswers(NamedTuple):
 class LedgerCalls:
     """The engine's `Remote` for a ledger outside this process. It stays correct if calls fail."""
 
-    def __init__(self, ledger: Ledger, clock: Clock, answers: LedgerAnswers) -> None:
+    def __init__(self, ledger: Ledger, clock: Clock, callbacks: LedgerCallbacks) -> None:
         self._ledger = ledger
         self._clock = clock
-        self._answers = answers
+        self._callbacks = callbacks
         name = getattr(ledger, "member", None)
         self.owner: str = f"{name}.{next(_schedulers)}" if name else secrets.token_hex(4)
         """The prefix of this scheduler's tokens."""
         self._numbers = itertools.count()
-        self._asking: dict[str, ScopeQueue] = {}
+        self._waiting_queues: dict[str, ScopeQueue] = {}
         """Queues that wait for an answer or a notification of the ledger, by their token."""
-        self._opened: dict[str, float] = {}
+        self._ask_again_at: dict[str, float] = {}
         """By token, when a request should ask again that was notified while an answer was due."""
         self._takes: dict[str, TakeRequest] = {}
         """Questions to be sent, by token."""
@@ -156,25 +156,25 @@ class LedgerCalls:
         """Pauses (True) and resumes that the ledger has not confirmed, by scope."""
         self._holds: dict[str, Hold] = {}
         """Holds of open leases, by token."""
-        self._renewals = SingleTimer(clock, self._renew_due)
-        self._renew: dict[str, None] = {}
+        self._renewal_timer = SingleTimer(clock, self._renew_due)
+        self._to_renew: dict[str, None] = {}
         """Tokens of holds to be renewed (a dictionary as ordered set)."""
-        self._reporting: set[str] = set()
+        self._sent_reports: set[str] = set()
         """Scopes with a report in flight."""
-        self._pausing: set[str] = set()
+        self._sent_pauses: set[str] = set()
         """Scopes with a pause or resume in flight."""
         self._flights: set[asyncio.Task[None]] = set()
-        self._departure = SingleTimer(clock, self._schedule)
+        self._departure_timer = SingleTimer(clock, self._schedule)
         self._departing = False
         """Whether `_depart` is scheduled for the next turn of the loop."""
-        self._departed = -math.inf
+        self._departed_at = -math.inf
         """When the latest flight left (monotonic)."""
         self._spacing = SPACING
         self._near = False
         """Whether the latest round trip was short, see `SPACING`."""
-        self._resting_until = -math.inf
+        self._back_off_until = -math.inf
         """No flight leaves before this time (monotonic), since one has failed."""
-        self._delay = RETRY_INITIAL
+        self._retry_delay = RETRY_INITIAL
         self._closed = False
         self.away: bool = False
         """Whether the ledger reported that it can't be reached: nothing is granted."""
@@ -213,7 +213,7 @@ class LedgerCalls:
         token = queue.token
         if not token:
             token = queue.token = f"{self.owner}:{next(self._numbers):x}"
-        self._asking[token] = queue
+        self._waiting_queues[token] = queue
         queue.asking = queue.has_conditions = True
         self._takes[token] = TakeRequest(token, scopes)
         self._schedule()
@@ -229,7 +229,7 @@ class LedgerCalls:
 
     def _keep(self, hold: Hold) -> None:
         self._holds[hold.token] = hold
-        self._renewals.set_no_later(hold.renew_at)
+        self._renewal_timer.set_no_later(hold.renew_at)
 
     def adopt(self, scopes: tuple[str, ...]) -> Hold:
         """Hold the scopes of a request that an earlier process left in flight."""
@@ -260,7 +260,7 @@ class LedgerCalls:
         """Send a report to every process, merged with an unconfirmed one of the same scope: the
         longer block and the longer interval apply."""
         if report.seconds > 0:
-            self._void(report.scope)
+            self._revoke(report.scope)
         known = self._reports.get(report.scope)
         if known is None or not (report.seconds or report.interval):
             self._reports[report.scope] = report
@@ -279,12 +279,12 @@ class LedgerCalls:
             return []
         await asyncio.sleep(0)  # notifications leave in this turn of the loop
         failures = self.failures
-        while self._flights and self.failures == failures and self._untold(scopes):
+        while self._flights and self.failures == failures and self._unconfirmed(scopes):
             await asyncio.wait(self._flights, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.sleep(0)
         return list(await look(scopes))
 
-    def _untold(self, scopes: Sequence[str]) -> bool:
+    def _unconfirmed(self, scopes: Sequence[str]) -> bool:
         """Return True if a pause or report of one of the scopes is still unconfirmed."""
         return any(name in self._pauses or name in self._reports for name in scopes)
 
@@ -296,9 +296,9 @@ class LedgerCalls:
     def forget(self, queue: ScopeQueue) -> None:
         """Withdraw the question of a queue that has no waiters any more."""
         token, queue.token = queue.token, ""
-        if self._asking.pop(token, None) is None:
+        if self._waiting_queues.pop(token, None) is None:
             return
-        self._opened.pop(token, None)
+        self._ask_again_at.pop(token, None)
         waits = self._takes.pop(token, None) is not None
         if queue.asking and not waits:
             return  # the question is in flight: `_answered` ends the hold if it is granted
@@ -310,35 +310,35 @@ class LedgerCalls:
 
     def opened(self, token: str, seconds: float) -> None:
         """Have the queue of that token ask again after `seconds`."""
-        queue = self._asking.get(token)
+        queue = self._waiting_queues.get(token)
         if queue is None:
             return
         moment = self._clock.monotonic() + seconds
         if queue.asking:
-            self._opened[token] = moment  # the answer in flight may be older than this
+            self._ask_again_at[token] = moment  # the answer in flight may be older than this
             return
-        self._answers.deliver(queue, None, moment)
-        self._answers.run()
+        self._callbacks.deliver(queue, None, moment)
+        self._callbacks.run()
 
     def blocked(self, report: Report) -> None:
         """Apply a report of any process. Holds of blocked scopes must not be used any more."""
         if report.seconds > 0:
-            self._void(report.scope)
-        self._answers.reported(report)
+            self._revoke(report.scope)
+        self._callbacks.reported(report)
 
     def paused(self, scope: str, paused: bool) -> None:
         """Apply a pause or resume by an operator on any process."""
         if paused:
-            self._void(scope)
-        self._answers.paused(scope, paused)
+            self._revoke(scope)
+        self._callbacks.paused(scope, paused)
 
     def lost(self, lost: bool) -> None:
         """Note that the ledger can't be reached any more, or can be reached again."""
         self.away = lost
         if not lost:
-            self._resting_until = -math.inf
+            self._back_off_until = -math.inf
             self._schedule()
-        self._answers.lost(lost)
+        self._callbacks.lost(lost)
 
     @property
     def recovers(self) -> bool:
@@ -347,12 +347,12 @@ class LedgerCalls:
 
     def clocks(self) -> list[ScopeClock]:
         """Return every clock and block that this process knows and that lies in the future."""
-        return self._answers.clocks()
+        return self._callbacks.clocks()
 
-    def _void(self, scope: str) -> None:
+    def _revoke(self, scope: str) -> None:
         for hold in self._holds.values():
             if not hold.headed and scope in hold.names:
-                hold.void = True
+                hold.revoked = True
 
     # --- flights ----------------------------------------------------------------------------
 
@@ -364,29 +364,29 @@ class LedgerCalls:
     def _depart(self) -> None:
         """Send a flight with all pending calls, unless there are none or it is too early."""
         self._departing = False
-        if self._closed or len(self._flights) >= MAX_FLIGHTS or not self._anything:
+        if self._closed or len(self._flights) >= MAX_FLIGHTS or not self._anything_pending:
             return  # called again when a flight has ended
-        moment, now = self._resting_until, self._clock.monotonic()
+        moment, now = self._back_off_until, self._clock.monotonic()
         if len(self._flights) >= (2 if self._near else 1):
-            moment = max(moment, self._departed + self._spacing)
+            moment = max(moment, self._departed_at + self._spacing)
         if now < moment:
-            self._departure.set_no_later(moment)
+            self._departure_timer.set_no_later(moment)
             return
-        self._departed = now
+        self._departed_at = now
         task = asyncio.get_running_loop().create_task(self._flight())
         self._flights.add(task)
         task.add_done_callback(self._arrived)
 
     @property
-    def _anything(self) -> bool:
+    def _anything_pending(self) -> bool:
         """Whether any call is pending that is not in flight."""
         return bool(
             self._takes
             or self._heads
             or self._ends
-            or self._renew
-            or len(self._reports) > len(self._reporting)
-            or len(self._pauses) > len(self._pausing)
+            or self._to_renew
+            or len(self._reports) > len(self._sent_reports)
+            or len(self._pauses) > len(self._sent_pauses)
         )
 
     def _arrived(self, task: asyncio.Task[None]) -> None:
@@ -396,7 +396,7 @@ class LedgerCalls:
     async def _flight(self) -> None:
         """Send all pending calls, in the order in which they have to take effect."""
         left = self._clock.monotonic()
-        calls = [*self._tellings(), *self._questions()]
+        calls = [*self._notifications(), *self._questions()]
         results: list[Any] = [asyncio.CancelledError()] * len(calls)
         try:
             results = await asyncio.gather(*(call for call, _ in calls), return_exceptions=True)
@@ -408,7 +408,7 @@ class LedgerCalls:
                     self._failed(result)
                 then(not failed, result)
             self._note_end(left, self.failures > failures)
-        self._answers.run()
+        self._callbacks.run()
         # Return holds that were not used immediately, so that others can use the scopes.
         delivered, self._delivered = self._delivered, []
         for queue, hold in delivered:
@@ -420,25 +420,25 @@ class LedgerCalls:
         """Back off after a flight that failed, for longer each time."""
         now = self._clock.monotonic()
         if not failed:
-            self._delay = RETRY_INITIAL
+            self._retry_delay = RETRY_INITIAL
             self._spacing = max(SPACING, (now - left) / MAX_FLIGHTS)
             self._near = self._spacing == SPACING
-        elif now >= self._resting_until:  # count flights that fail together only once
-            self._resting_until = now + self._delay
-            self._delay = min(2 * self._delay, RETRY_MAX)
+        elif now >= self._back_off_until:  # count flights that fail together only once
+            self._back_off_until = now + self._retry_delay
+            self._retry_delay = min(2 * self._retry_delay, RETRY_MAX)
 
-    def _tellings(self) -> list[_Call]:
+    def _notifications(self) -> list[_Call]:
         """Return the calls that must take effect before any request is granted."""
         ledger, calls = self._ledger, list[_Call]()
-        pauses = {name: one for name, one in self._pauses.items() if name not in self._pausing}
-        self._pausing.update(pauses)
+        changed = [name for name in self._pauses if name not in self._sent_pauses]
+        self._sent_pauses.update(changed)
         for paused in (True, False):
-            if names := [name for name, word in pauses.items() if word is paused]:
+            if names := [name for name in changed if self._pauses[name] is paused]:
                 call = ledger.pause(names) if paused else ledger.resume(names)
                 calls.append((call, partial(self._paused, names, paused)))
-        reports = {name: one for name, one in self._reports.items() if name not in self._reporting}
-        if reports:
-            self._reporting.update(reports)
+        names = [name for name in self._reports if name not in self._sent_reports]
+        if reports := {name: self._reports[name] for name in names}:
+            self._sent_reports.update(reports)
             calls.append((ledger.block(list(reports.values())), partial(self._reported, reports)))
         heads, self._heads = self._heads, {}
         ends, self._ends = self._ends, {}
@@ -446,7 +446,7 @@ class LedgerCalls:
         for scopes in heads.values():
             for name in scopes:
                 # The ledger's clocks count from this time or later, so asking earlier is useless.
-                self._answers.told(name, now)
+                self._callbacks.told(name, now)
         for token in ends:  # an end implies the head
             heads.pop(token, None)
         if heads:
@@ -457,7 +457,7 @@ class LedgerCalls:
 
     def _questions(self) -> list[_Call]:
         sent, ledger, calls = self._clock.monotonic(), self._ledger, list[_Call]()
-        renew, self._renew = list(self._renew), {}
+        renew, self._to_renew = list(self._to_renew), {}
         if renew:
             calls.append((ledger.renew(renew), partial(self._renewed, renew, sent)))
         most = MAX_BATCH
@@ -466,8 +466,8 @@ class LedgerCalls:
         if takes := list(itertools.islice(self._takes.values(), most)):
             for token, _ in takes:
                 del self._takes[token]
-                if token in self._asking:
-                    self._asking[token].asked = True
+                if token in self._waiting_queues:
+                    self._waiting_queues[token].asked = True
             calls.append((ledger.take(takes), partial(self._taken, takes, sent)))
             if self._takes:
                 self._schedule()
@@ -492,13 +492,13 @@ class LedgerCalls:
             self._heads.pop(token, None)
 
     def _paused(self, names: list[str], paused: bool, ok: bool, _: object) -> None:
-        self._pausing.difference_update(names)
+        self._sent_pauses.difference_update(names)
         for name in names:
             if ok and self._pauses.get(name) is paused:
                 del self._pauses[name]
 
     def _reported(self, reports: dict[str, Report], ok: bool, _: object) -> None:
-        self._reporting.difference_update(reports)
+        self._sent_reports.difference_update(reports)
         for name, report in reports.items():
             if ok and self._reports.get(name) is report:
                 del self._reports[name]
@@ -509,21 +509,21 @@ class LedgerCalls:
             if hold is None:
                 continue
             if not ok:
-                self._renew[token] = None
+                self._to_renew[token] = None
                 continue
-            if not hold.headed and self._clock.monotonic() >= hold.good_until:
-                hold.void = True  # it had expired: the scope may have been granted to another
-            hold.good_until = max(hold.good_until, sent + hold.seconds)
+            if not hold.headed and self._clock.monotonic() >= hold.expires_at:
+                hold.revoked = True  # it had expired: the scope may have been granted to another
+            hold.expires_at = max(hold.expires_at, sent + hold.seconds)
 
     def _renew_due(self) -> None:
         now, following = self._clock.monotonic(), math.inf
         for token, hold in self._holds.items():
             if hold.renew_at <= now:
-                self._renew[token] = None
+                self._to_renew[token] = None
                 hold.renew_at = now + hold.seconds / 4
             following = min(following, hold.renew_at)
-        self._renewals.set_no_later(following)
-        if self._renew:
+        self._renewal_timer.set_no_later(following)
+        if self._to_renew:
             self._schedule()
 
     def _taken(self, takes: list[TakeRequest], sent: float, ok: bool, found: Any) -> None:
@@ -533,7 +533,7 @@ class LedgerCalls:
         now = self._clock.monotonic()
         if not ok:
             for request in takes:
-                if request.token in self._asking or request.token in self._holds:
+                if request.token in self._waiting_queues or request.token in self._holds:
                     self._takes.setdefault(request.token, request)
                 else:
                     self._ends.setdefault(request.token, End(request.token, "undone"))
@@ -544,7 +544,7 @@ class LedgerCalls:
         for request, answer in granted:
             self._answered(request, answer, sent, now)
         if 0 < len(granted) < len(takes):
-            self._answers.run()
+            self._callbacks.run()
         for request, answer in zip(takes, found, strict=True):
             if not isinstance(answer, Granted):
                 self._answered(request, answer, sent, now)
@@ -553,51 +553,51 @@ class LedgerCalls:
         self, request: TakeRequest, answer: Granted | NotBefore, sent: float, now: float
     ) -> None:
         token = request.token
-        opened = self._opened.pop(token, None)
+        opened = self._ask_again_at.pop(token, None)
         if isinstance(answer, NotBefore):
             for clock in answer.clocks:
-                self._answers.heard(clock)
-            queue = self._asking.get(token)
+                self._callbacks.heard(clock)
+            queue = self._waiting_queues.get(token)
             if queue is not None:
                 ask_at = now + answer.seconds
                 queue.asking = False
-                self._answers.deliver(
+                self._callbacks.deliver(
                     queue, None, ask_at if opened is None else min(ask_at, opened)
                 )
             elif token in self._holds:
-                self._renew[token] = None  # adopted: hold it regardless of other holds
+                self._to_renew[token] = None  # adopted: hold it regardless of other holds
             else:
                 self._ends.setdefault(token, End(token, "undone"))
             return
-        queue = self._asking.pop(token, None)
+        queue = self._waiting_queues.pop(token, None)
         ttl = answer.seconds
         hold = Hold(token, request.scopes, ttl, sent + ttl, sent + ttl / 4)
-        if (queue is None or now >= hold.good_until) and token not in self._holds:
+        if (queue is None or now >= hold.expires_at) and token not in self._holds:
             self._ends.setdefault(token, End(token, "undone"))
         if queue is None:
             return
         for clock in answer.clocks:  # this page is counted again when the lease is granted
-            self._answers.heard(clock._replace(pages=clock.pages - 1))
+            self._callbacks.heard(clock._replace(pages=clock.pages - 1))
         queue.asking, queue.token, queue.asked = False, "", False
-        if now >= hold.good_until:
-            self._answers.deliver(queue, None, now)
+        if now >= hold.expires_at:
+            self._callbacks.deliver(queue, None, now)
             return
         self._delivered.append((queue, hold))
-        self._answers.deliver(queue, hold, now)
+        self._callbacks.deliver(queue, hold, now)
 
     async def close(self) -> None:
         """Stop asking, send pending notifications in a last flight, and close the ledger."""
-        self._renewals.hold()
-        for token in self._asking:
+        self._renewal_timer.hold()
+        for token in self._waiting_queues:
             self._ends.setdefault(token, End(token, "undone"))
-        self._asking.clear()
-        self._departure.hold()
+        self._waiting_queues.clear()
+        self._departure_timer.hold()
         flights, self._closed = list(self._flights), True
         for flight in flights:
             flight.cancel()
         await asyncio.gather(*flights, return_exceptions=True)
         self._takes.clear()
-        self._renew.clear()
+        self._to_renew.clear()
         if self._heads or self._ends or self._reports or self._pauses:
             await self._flight()
         if (closes := getattr(self._ledger, "close", None)) is not None:

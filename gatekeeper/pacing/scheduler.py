@@ -22,7 +22,7 @@ from gatekeeper.errors import GateClosed, LeaseTimeout, LedgerLost, StorageError
 from gatekeeper.pacing.engine import Engine
 from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.ledger import Ledger, Report, ScopeClock, ScopeView
-from gatekeeper.pacing.ledger_calls import Hold, LedgerAnswers, LedgerCalls
+from gatekeeper.pacing.ledger_calls import Hold, LedgerCallbacks, LedgerCalls
 from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.queues import ROBOTS, ScopeQueue
 from gatekeeper.pacing.rules import CONFIG_PREFIXES, SHARED_PREFIXES, BudgetSpent, HostRules, Rules
@@ -120,7 +120,7 @@ class Scheduler:
         self._memory = ScopeMemory(self._rules, clock, storage)
         self._remote: LedgerCalls | None = None
         if ledger is not None:
-            self._remote = LedgerCalls(ledger, clock, self._answers())
+            self._remote = LedgerCalls(ledger, clock, self._callbacks())
         self._timer = SingleTimer(clock, self._tick)
         self._drained = asyncio.Event()
         self._engine = Engine(
@@ -233,8 +233,8 @@ class Scheduler:
 
     # --- notifications by the ledger ----------------------------------------------------
 
-    def _answers(self) -> LedgerAnswers:
-        return LedgerAnswers(
+    def _callbacks(self) -> LedgerCallbacks:
+        return LedgerCallbacks(
             deliver=self._deliver,
             run=lambda: self._engine.run(self._clock.monotonic()),
             told=self._memory.count_from,

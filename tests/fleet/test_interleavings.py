@@ -145,7 +145,7 @@ async def test_a_stopped_members_grant_over_a_flushall_is_older_than_its_hold(
     sent = time.clock.monotonic()
     answer = await take(stopped, "s:1", "h")
     assert isinstance(answer, Granted)
-    good_until = sent + answer.seconds
+    expires_at = sent + answer.seconds
     await one._send_heartbeat()
     for task in (stopped._heartbeat_task, stopped._listen_task):
         assert task is not None
@@ -158,7 +158,7 @@ async def test_a_stopped_members_grant_over_a_flushall_is_older_than_its_hold(
         await time.tick(min(found.seconds, 2.0))
     else:
         raise AssertionError("nobody is ever let in")
-    assert time.clock.monotonic() >= good_until
+    assert time.clock.monotonic() >= expires_at
     # The member continues. Its old token has no privileges: it asks like every other member.
     async with stopped._lock:
         with pytest.raises(LedgerLost):

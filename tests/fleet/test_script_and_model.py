@@ -203,7 +203,7 @@ class BothLedgers(RuleBasedStateMachine):
 
 @pytest.fixture
 def told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger_module, "_soon", lambda call, *arguments: call(*arguments))
+    monkeypatch.setattr(ledger_module, "_call_soon", lambda call, *arguments: call(*arguments))
     return
 
 
