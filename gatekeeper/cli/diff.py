@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from gatekeeper.cli import BOM, DENIED, NAME, OK, json_text, load, log_to_stderr, paint, url_of_line
-from gatekeeper.cli.texts import Text, read_bounded, read_text
+from gatekeeper.cli import DENIED, NAME, OK, json_text, load, log_to_stderr, paint
+from gatekeeper.cli.texts import Text, read_bounded, read_text, urls_in
 from gatekeeper.robots import Change, Difference, RobotsTxt, Ruling, diff
 
 EXAMPLE = f"{NAME} diff https://example.org robots.txt --exit-code"
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("standard input can be read only once")
     settings = load(args)
     old, new = read_text(settings, args.old), read_text(settings, args.new)
-    urls = _urls(args.urls) if args.urls is not None else []
+    urls = urls_in(read_bounded(args.urls)) if args.urls is not None else []
     difference = diff(_robots(old), _robots(new), agents=args.agents, urls=urls)
     if args.json:
         print(json_text(difference))
@@ -49,11 +49,6 @@ def run(args: argparse.Namespace) -> int:
 def _robots(text: Text) -> RobotsTxt:
     """Return the parsed file, or an empty one if the site has none."""
     return RobotsTxt.parse(b"") if text.robots is None else text.robots
-
-
-def _urls(name: str) -> list[str]:
-    lines = read_bounded(name).removeprefix(BOM).splitlines()
-    return [url for line in lines if (url := url_of_line(line)) is not None]
 
 
 def _print(old: str, new: str, difference: Difference) -> None:

@@ -85,7 +85,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         type=seconds,
         default=3600.0,
-        help="stop if no host is due within this time after the last (3600); run again to resume",
+        help="stop if no host is due this long after the last request (3600); run again to resume",
     )
 
 

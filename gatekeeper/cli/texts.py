@@ -14,7 +14,7 @@ from xml.parsers import expat
 
 import msgspec
 
-from gatekeeper.cli import open_gate, standard_input, url_hint, url_of_line, warn_if_anonymous
+from gatekeeper.cli import BOM, open_gate, standard_input, url_hint, url_of_line, warn_if_anonymous
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots import RobotsTxt
 
@@ -103,6 +103,12 @@ def read_bounded(source: str) -> bytes:
     return body
 
 
+def urls_in(body: bytes) -> list[str]:
+    """Return the URLs in a text, one per line, without blank lines and comments."""
+    lines = body.removeprefix(BOM).splitlines()
+    return [url for line in lines if (url := url_of_line(line)) is not None]
+
+
 def parse_text(settings: Settings, name: str, body: bytes) -> Text:
     """Parse the body of a robots.txt with the configured dialect and size limit."""
     robots = RobotsTxt.parse(
@@ -164,11 +170,10 @@ class SitemapText:
         self.sitemaps: list[str] = []
         """The URLs of other sitemaps, if this is an index."""
         body = _decompressed(name, body)
-        if body.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
+        if body.removeprefix(BOM).lstrip().startswith(b"<"):
             self._read_xml(name, body)
         else:
-            lines = body.removeprefix(b"\xef\xbb\xbf").splitlines()
-            self.pages = [url for line in lines if (url := url_of_line(line)) is not None]
+            self.pages = urls_in(body)
 
     def _read_xml(self, name: str, body: bytes) -> None:
         path: list[str] = []
