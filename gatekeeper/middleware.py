@@ -305,14 +305,9 @@ def adopt(url: str) -> HeldLease | None:
     return None
 
 
-class LeaseBase(msgspec.Struct, eq=False, kw_only=True):
-    """The part that the leases of both gates share: entering, and ending with a connection."""
+class _LeaseState(msgspec.Struct, eq=False, kw_only=True):
+    """Attributes of a lease with defaults; in a class of their own, as they are keyword-only."""
 
-    url: str
-    host: str
-    owner: asyncio.Task[object] | None
-    """The task that holds the lease, which would wait for itself if it asked for another one of
-    the host; None if no task does."""
     data: Any = None
     """The payload of a URL from a `PoliteQueue`; otherwise free for the caller's use."""
     user_agent: str | None = None
@@ -324,6 +319,16 @@ class LeaseBase(msgspec.Struct, eq=False, kw_only=True):
     """Whether its block was left while the connection was in use."""
     _on_free: Callable[[], None] | None = None
     """Called when the connection is free."""
+
+
+class LeaseBase(_LeaseState, eq=False):
+    """The part that the leases of both gates share: entering, and ending with a connection."""
+
+    url: str
+    host: str
+    owner: asyncio.Task[object] | None
+    """The task that holds the lease, which would wait for itself if it asked for another one of
+    the host; None if no task does."""
 
     if TYPE_CHECKING:  # each kind of lease defines these
 

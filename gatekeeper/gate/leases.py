@@ -393,7 +393,7 @@ class LeaseManager:
             return None  # `wait` raises the deferral
         if grant is None:
             return None
-        lease = Lease(self, grant, origin, next(self._numbers), url=url, host=host, owner=owner)
+        lease = Lease(url, host, owner, self, grant, origin, next(self._numbers))
         if owner is not None and self.holdings.first.setdefault(owner, lease) is not lease:
             self.holdings.add(lease)
         return lease
@@ -425,9 +425,7 @@ class LeaseManager:
         source: Decision | UnbuiltDecision,
         agent: str | None = None,
     ) -> Lease:
-        lease = Lease(
-            self, grant, source, url=target.url, host=target.host, owner=owner, user_agent=agent
-        )
+        lease = Lease(target.url, target.host, owner, self, grant, source, user_agent=agent)
         if owner is not None:
             self.holdings.add(lease)
         return lease

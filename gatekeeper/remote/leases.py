@@ -270,16 +270,16 @@ class HeldRemoteLeases:
         """Hold a lease that was just granted, and requested for the name `user_agent`."""
         now = self._clock.monotonic()
         lease = RemoteLease(
+            granted.url,
+            host,
+            asyncio.current_task() if owned else None,
             self,
             self._clock,
             now,
             now + _MAX_HOLD_SECONDS,
-            id=granted.id,
-            url=granted.url,
-            host=host,
-            decision=granted.decision,
+            granted.id,
+            granted.decision,
             user_agent=user_agent,
-            owner=asyncio.current_task() if owned else None,
         )
         self._held[lease.id] = lease
         self.holdings.add(lease)
