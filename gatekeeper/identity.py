@@ -131,9 +131,9 @@ def read_signing_key(path: str | Path) -> SigningKey:
         key = serialization.load_pem_private_key(text, password=None)
     except (ValueError, TypeError) as error:
         # Without their message, which might quote the file.
-        raise ConfigError(f"{path}: no private key in PEM without a passphrase") from error
+        raise ConfigError(f"{path}: not a private key in PEM without a passphrase") from error
     if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise ConfigError(f"{path}: no Ed25519 key; `gatekeeper identity new` makes one")
+        raise ConfigError(f"{path}: not an Ed25519 key; `gatekeeper identity new` makes one")
     return SigningKey(key)
 
 
@@ -145,9 +145,9 @@ def read_public(path: str | Path) -> PublicKey:
     try:
         key = serialization.load_pem_public_key(_read(path, secret=False))
     except ValueError as error:
-        raise ConfigError(f"{path}: no key in PEM") from error
+        raise ConfigError(f"{path}: not a key in PEM") from error
     if not isinstance(key, ed25519.Ed25519PublicKey):
-        raise ConfigError(f"{path}: no Ed25519 key; `gatekeeper identity new` makes one")
+        raise ConfigError(f"{path}: not an Ed25519 key; `gatekeeper identity new` makes one")
     return PublicKey.of(key.public_bytes_raw())
 
 
@@ -201,8 +201,8 @@ def signature_agent(directory: str, form: str) -> SignatureAgent:
         raise ConfigError(f"identity.directory: {error}") from error
     if target.scheme != "https" or target.userinfo or urlsplit(directory).fragment:
         raise ConfigError(
-            f"identity.directory: {urls.mask(directory)} is no https URL without credentials and "
-            "fragment; give the origin that publishes your keys, such as https://bot.example.org"
+            f"identity.directory: {urls.mask(directory)} must be an https URL without credentials "
+            "and fragment; give the origin that publishes your keys, such as https://bot.example.org"
         )
     if target.path in {"/", DIRECTORY_PATH}:
         value = f'"{target.origin}"'

@@ -109,7 +109,7 @@ async def polite_session(
         )
         if not isinstance(session, aiohttp.ClientSession):
             raise ConfigError(
-                f"session_factory made a {type(session).__name__}, which is no ClientSession: wrap "
+                f"session_factory made a {type(session).__name__}, not a ClientSession: wrap "
                 "the session of polite_session in it instead"
             )
         timer = SharedTimer(clock)

@@ -65,6 +65,6 @@ async def test_each_attempt_of_a_client_that_tries_again_is_a_turn(
 
 
 async def test_what_is_no_session_is_refused(internet: FakeInternet) -> None:
-    with pytest.raises(ConfigError, match="no ClientSession"):
+    with pytest.raises(ConfigError, match="not a ClientSession"):
         async with polite_session(AGENT, config=config(), session_factory=lambda **_: object()):  # type: ignore[arg-type,return-value]
             pass

@@ -627,7 +627,7 @@ class Decider:
     def internal_error(self, raw: str, agent: str, error: Exception, moment: Moment) -> Decision:
         """Return DEFER for a URL whose question met an internal error, and log the error."""
         _log.error("no decision about %s", mask(raw, query=False), exc_info=error)
-        note = f"an error of gatekeeper's own ({type(error).__name__}); its log says more"
+        note = f"an internal error of gatekeeper ({type(error).__name__}); see its log"
         return self._defer(Reason.INTERNAL, raw, None, agent, moment, _ERROR_RETRY_SECONDS, note)
 
     def refused(self, url: str, header: str, note: str) -> Decision:
@@ -670,7 +670,7 @@ class Decider:
             reason, seconds = Reason.FLEET, _FLEET_RETRY_SECONDS
         else:
             reason, seconds = Reason.STORAGE, _STORAGE_RETRY_SECONDS
-            note = f"the clock of {target.host} can't be kept: {why}"
+            note = f"the clock of {target.host} can't be saved: {why}"
         return self._defer(reason, raw, target, agent, moment, seconds, note)
 
     def what_if(

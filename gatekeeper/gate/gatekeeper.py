@@ -184,7 +184,7 @@ class Gatekeeper:
 
     async def __aenter__(self) -> Self:
         if self._opened is not None:
-            raise GateClosed("this gate is open already; make another one")
+            raise GateClosed("this gate is already open; make another one")
         async with AsyncExitStack() as stack:
             if self._storage is not None:
                 await self._storage.open()

@@ -89,7 +89,7 @@ class GateInternals:
             return self._decider.write_many(urls, agent, self._monotonic())
         except Exception:  # noqa: BLE001 - one URL's error is its own
             # The error of one URL must not fail its batch: all are decided one by one instead.
-            _log.exception("many URLs can't be answered at once")
+            _log.exception("a batch of URLs can't be answered together")
             return DecisionBatch([None] * len(urls), [b""] * len(urls), 0)
 
     def knows(self, url: str, *, user_agent: str | None = None) -> bool:

@@ -576,7 +576,7 @@ class LeaseManager:
                 await self._dns.scopes(target.host, target.port)
             await self.questions.learn(target.origin)
         except GatekeeperError as error:
-            _log.debug("%s could not be asked in advance: %r", target.origin, error)
+            _log.debug("robots.txt of %s could not be fetched in advance: %r", target.origin, error)
 
     def _awaiting_head(self) -> list[tuple[str, float]]:
         everybody = self.holdings.everybody()
@@ -616,7 +616,7 @@ class LeaseManager:
                 return await self._dns.scopes(target.host, target.port)
         except TimeoutError:
             raise LeaseTimeout(
-                target.url, f"{target.url}: the address of {target.host} did not come in time"
+                target.url, f"{target.url}: {target.host} was not resolved in time"
             ) from None
 
     def _decide_before_turn(
@@ -657,5 +657,7 @@ class LeaseManager:
         except TimeoutError:
             self._scheduler.refuse_unknown(target.host)  # raises if the storage is the cause
             why = self._scheduler.lateness(target.host)[1]
-            text = f"{target.url}: its robots.txt did not come within {number(left or 0.0)} s{why}"
+            text = (
+                f"{target.url}: its robots.txt was not fetched within {number(left or 0.0)} s{why}"
+            )
             raise LeaseTimeout(target.url, text) from None

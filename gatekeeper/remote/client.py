@@ -494,7 +494,7 @@ class RemoteGatekeeper:
                 raise
             # The error of one URL must not fail its batch.
             _log.exception("%s can't be asked about", urls.mask(raw, query=False))
-            note = f"an error of this client's ({type(error).__name__}); its log says more"
+            note = f"an internal error of this client ({type(error).__name__}); see its log"
             return self._decision(
                 Verdict.DEFER, Reason.INTERNAL, raw, "", agent, note, _ERROR_RETRY_SECONDS
             )
@@ -521,7 +521,7 @@ class RemoteGatekeeper:
         if self._fail != "open":
             return self._deferral(url, question.origin, agent, detail)
         self._unanswered += 1
-        reason, note = Reason.GATE_UNREACHABLE, f"let through unasked (fail open): {detail}"
+        reason, note = Reason.GATE_UNREACHABLE, f"allowed without asking (fail open): {detail}"
         return self._decision(Verdict.ALLOW, reason, url, question.origin, agent, note)
 
     def _deferral(self, url: str, origin: str, agent: str | None, detail: str) -> Decision:
@@ -554,7 +554,7 @@ class RemoteGatekeeper:
 
 def _invalid_url(url: str, decision: Decision) -> InvalidURL:
     # A sidecar of another version may parse URLs more strictly than this client.
-    return InvalidURL(urls.mask(url), decision.note or "no URL by the sidecar's word")
+    return InvalidURL(urls.mask(url), decision.note or "the sidecar rejects this URL")
 
 
 def _abandon(window: Iterable[Decision | asyncio.Future[Decision]]) -> None:
@@ -578,7 +578,7 @@ async def identity_of(connection: SidecarConnection) -> str | None:
         answer = await connection.request("GET", "/healthz", timeout=_IDENTITY_SECONDS)
         return read(answer, Alive).user_agent
     except (SidecarUnreachable, GatekeeperError) as error:
-        _log.info("the sidecar does not say who it is: %s", error)
+        _log.info("the sidecar did not return its name: %s", error)
         return None
 
 

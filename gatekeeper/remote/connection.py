@@ -237,10 +237,12 @@ def _parse_address(where: str | os.PathLike[str]) -> tuple[str, str | None]:
     except ValueError:
         raise ConfigError(f"the sidecar's address can't be read; {_ADDRESS_FORMS}") from None
     if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigError(f"{text!r} is no address of a sidecar; {_ADDRESS_FORMS}")
+        raise ConfigError(f"{text!r} is not an address of a sidecar; {_ADDRESS_FORMS}")
     if url.user is not None or url.password is not None or url.query_string or url.fragment:
         # The address is not shown: it may contain a secret.
-        raise ConfigError(f"the sidecar's address holds more than a place; {_ADDRESS_FORMS}")
+        raise ConfigError(
+            f"the sidecar's address has credentials, a query or a fragment; {_ADDRESS_FORMS}"
+        )
     return str(url).rstrip("/"), None
 
 
@@ -249,7 +251,7 @@ def _authorization(token: str | None) -> dict[str, str]:
         return {}
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         # The token is not shown: not even a part of a secret belongs in a log (T6, T11).
-        raise ConfigError("the token holds blanks or characters that no header may have")
+        raise ConfigError("the token contains spaces or characters that a header can't contain")
     return {"Authorization": f"Bearer {token}"}
 
 
@@ -277,7 +279,7 @@ def read(answer: SidecarResponse, kind: type[_T]) -> _T:
         return decoder.decode(answer.body)  # type: ignore[return-value]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SidecarError(
-            answer.status, "unreadable", f"no answer of a sidecar that this client knows: {error}"
+            answer.status, "unreadable", f"this client can't read the response: {error}"
         ) from None
 
 
@@ -305,7 +307,7 @@ def problem(answer: SidecarResponse, url: str = "") -> GatekeeperError:
     """
     told = _document(answer)
     if told is None:
-        return SidecarError(answer.status, "unreadable", "this is no answer of a sidecar")
+        return SidecarError(answer.status, "unreadable", "the response is not a sidecar's")
     kind = told.type.rpartition(":")[2]
     decision = told.decision
     if kind == "invalid-url":
@@ -317,7 +319,7 @@ def problem(answer: SidecarResponse, url: str = "") -> GatekeeperError:
         detail = f"the sidecar does not accept this token ({detail})"
     elif kind == "unauthorized":
         detail += "; give RemoteGatekeeper its token=..."
-    return SidecarError(answer.status, kind, detail or "it says no more")
+    return SidecarError(answer.status, kind, detail or "no further detail")
 
 
 # --- background tasks -----------------------------------------------------------------------

@@ -498,7 +498,7 @@ class RemoteLeases:
         except TimeoutError:
             raise LeaseTimeout(
                 query.target.url,
-                f"{query.target.url}: {self._most_polls} others of this client wait already",
+                f"{query.target.url}: {self._most_polls} others of this client are waiting",
             ) from None
 
     async def _poll_beside_own(self, query: _LeaseQuery, endless: WaitsForItself) -> LeaseBody:
