@@ -52,13 +52,13 @@ _log = logging.getLogger(__name__)
 
 MOST_HELD: Final = 10_000
 """Maximum number of requests that are taken from the inner manager and wait for their turns."""
-_AT_ONCE: Final = 100
+_MAX_REFILL: Final = 100
 """Maximum number of requests that are taken from the inner manager at a time."""
-_LOOK: Final = 0.5
+_LOOK_SECONDS: Final = 0.5
 """Seconds for which `is_empty` waits for a turn: the crawler does not call it more often."""
-_UNUSED: Final = 5.0
+_UNUSED_SECONDS: Final = 5.0
 """Seconds after which a turn is given back that no worker uses: the crawler is paused or full."""
-_RETRY: Final = 60.0
+_RETRY_SECONDS: Final = 60.0
 """Seconds until a request that is deferred for its own User-Agent is queued again."""
 
 
@@ -91,18 +91,18 @@ class PoliteRequestManager(RequestManager):
         self._inner = inner
         self._on_skipped = on_skipped_request
         self._max_wait = max_wait
-        self._most = most_held
+        self._max_held = most_held
         self._shown: Any = None
         self._queue: PoliteQueue | None = None
         self._held: dict[int, Request] = {}
         """Requests that wait, by their `id()`, in the order in which they were added."""
-        self._at_hand: deque[Turn] = deque()
+        self._prefetched: deque[Turn] = deque()
         """Turns that `is_empty` acquired, for the next calls of `fetch_next_request`."""
         self._turns: dict[str, Turn] = {}
         """Turns of the requests that were returned, by their unique keys."""
         self._first: set[str] = set()
         """Unique keys of requests that were added to the forefront."""
-        self._later: set[asyncio.Handle] = set()
+        self._timers: set[asyncio.Handle] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def inner(self) -> RequestManager:
@@ -183,23 +183,23 @@ class PoliteRequestManager(RequestManager):
         """Return True if no host becomes due within half a second (the crawler does not call it
         more often). Each False has acquired another turn, so that every worker finds a request."""
         await self._refill()
-        turn = await self._next(_LOOK)
+        turn = await self._next(_LOOK_SECONDS)
         if turn is None:
             return True
-        self._at_hand.append(turn)
-        self._call_later(_UNUSED, self._give_back, turn)
+        self._prefetched.append(turn)
+        self._call_later(_UNUSED_SECONDS, self._give_back, turn)
         return False
 
     async def fetch_next_request(self) -> Request | None:
         """Return a request whose host is due, with its lease, or None if there is none now."""
         await self._refill()
         while True:
-            turn = self._at_hand.popleft() if self._at_hand else await self._next(0)
+            turn = self._prefetched.popleft() if self._prefetched else await self._next(0)
             if turn is None:
                 return None
             request: Request = turn.data
             self._held.pop(id(request), None)
-            if not await self._welcome(request, turn):
+            if not await self._is_allowed(request, turn):
                 continue
             self._turns[request.unique_key] = turn
             hand_out(self._gate, request.url, turn.lease)
@@ -225,11 +225,11 @@ class PoliteRequestManager(RequestManager):
             await inner.reclaim_request(request, forefront=True)
 
     async def _forget(self) -> list[Request]:
-        for handle in self._later:
+        for handle in self._timers:
             handle.cancel()
-        self._later.clear()
+        self._timers.clear()
         held, self._held = list(self._held.values()), {}
-        at_hand, self._at_hand = self._at_hand, deque()
+        at_hand, self._prefetched = self._prefetched, deque()
         for turn in at_hand:
             await turn.give_back()
         queue, self._queue = self._queue, None
@@ -243,7 +243,7 @@ class PoliteRequestManager(RequestManager):
     async def _refill(self) -> None:
         """Take requests from the inner manager, up to the limits, and queue them by host."""
         inner = await self.inner()
-        for _ in range(min(_AT_ONCE, self._most - len(self._held))):
+        for _ in range(min(_MAX_REFILL, self._max_held - len(self._held))):
             request = await inner.fetch_next_request()
             if request is None:
                 return
@@ -257,7 +257,7 @@ class PoliteRequestManager(RequestManager):
         self._first.discard(request.unique_key)
         try:
             url = request.url
-            if self._agent(request) is not None:  # `_welcome` decides it by its own User-Agent
+            if self._agent(request) is not None:  # `_is_allowed` decides it by its own User-Agent
                 url = f"{urls.parse(url).origin}/robots.txt"
             self._queue.put_nowait(url, int(first), request)
         except InvalidURL as error:
@@ -270,7 +270,7 @@ class PoliteRequestManager(RequestManager):
         are skipped meanwhile."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
-        while self._queue is not None and len(self._held) > len(self._at_hand):
+        while self._queue is not None and len(self._held) > len(self._prefetched):
             try:
                 turn = self._queue.get_nowait()
             except asyncio.QueueEmpty:
@@ -294,7 +294,7 @@ class PoliteRequestManager(RequestManager):
             await self._skip(request, why if isinstance(why, str) else why.explain())
         return None
 
-    async def _welcome(self, request: Request, turn: Turn) -> bool:
+    async def _is_allowed(self, request: Request, turn: Turn) -> bool:
         """Return True if a request may be sent with its own User-Agent, if it has one; the queue
         decided it for the gate's. Otherwise skip the request or queue it again later."""
         agent = self._agent(request)
@@ -309,7 +309,7 @@ class PoliteRequestManager(RequestManager):
             await self._skip(request, decision.explain())
         else:
             self._held[id(request)] = request
-            self._call_later(_RETRY, self._put, request)
+            self._call_later(_RETRY_SECONDS, self._put, request)
         return False
 
     def _agent(self, request: Request) -> str | None:
@@ -325,22 +325,22 @@ class PoliteRequestManager(RequestManager):
 
     async def _give_back(self, turn: Turn) -> None:
         """Give a turn back that no worker has used, so that others can use it."""
-        if turn in self._at_hand:
-            self._at_hand.remove(turn)
+        if turn in self._prefetched:
+            self._prefetched.remove(turn)
             await turn.give_back()
 
     def _call_later(
         self, seconds: float, what: Callable[[Any], Any], argument: Turn | Request
     ) -> None:
         def call() -> None:
-            self._later.discard(handle)
+            self._timers.discard(handle)
             task = loop.create_task(what(argument))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
         loop = asyncio.get_running_loop()
         handle = loop.call_later(seconds, call)
-        self._later.add(handle)
+        self._timers.add(handle)
 
 
 # --- crawlers -------------------------------------------------------------------------------

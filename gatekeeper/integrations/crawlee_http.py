@@ -50,14 +50,14 @@ _log = logging.getLogger(__name__)
 OnSkipped = Callable[[str, Any], Awaitable[None]]
 """A callback as for `crawler.on_skipped_request`, called with the URL and "robots_txt"."""
 
-_PIECE: Final = 65_536
+_PIECE_SIZE: Final = 65_536
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_OF_THE_BODY = frozenset({"content-encoding", "content-language", "content-location"}) | {
+_BODY_FIELDS = frozenset({"content-encoding", "content-language", "content-location"}) | {
     "content-type",
     "content-length",
 }
-_UNCONNECTED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
-_OF_THE_ORIGIN = frozenset({"authorization", "cookie", "proxy-authorization"})
+_CONNECT_ERRORS = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+_ORIGIN_FIELDS = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 
 class RequestDenied(Denied, ContextPipelineInterruptedError):
@@ -76,7 +76,7 @@ class RequestLeaseTimeout(LeaseTimeout, RequestThrottledError):
     """LeaseTimeout, for crawlee: it retries the request later."""
 
 
-def _as_theirs(error: GatekeeperError) -> GatekeeperError:
+def _converted(error: GatekeeperError) -> GatekeeperError:
     """Convert an error to the class that derives from crawlee's as well."""
     if isinstance(error, Deferred):
         return RequestDeferred(error.decision)
@@ -165,9 +165,9 @@ class PoliteHttpClient(HttpClient):
         timeout: timedelta | None = None,
     ) -> HttpCrawlingResult:
         """Fetch a page, following redirects. Called by crawlee."""
-        wanted = _Wanted(request.method, request.url, request.headers, request.payload)
+        wanted = _PendingRequest(request.method, request.url, request.headers, request.payload)
         try:
-            page = await self._travel(wanted, session, proxy_info, timeout, stream=False)
+            page = await self._fetch(wanted, session, proxy_info, timeout, stream=False)
         except (RequestDenied, RequestInvalidURL) as error:
             if isinstance(error, RequestDenied):
                 _log.info("%s is skipped: %s", request.url, error)
@@ -192,8 +192,8 @@ class PoliteHttpClient(HttpClient):
         timeout: timedelta | None = None,
     ) -> HttpResponse:
         """Fetch a URL, following redirects."""
-        wanted = _Wanted(method, url, headers, payload)
-        page = await self._travel(wanted, session, proxy_info, timeout, stream=False)
+        wanted = _PendingRequest(method, url, headers, payload)
+        page = await self._fetch(wanted, session, proxy_info, timeout, stream=False)
         return page.response
 
     @asynccontextmanager
@@ -210,8 +210,8 @@ class PoliteHttpClient(HttpClient):
     ) -> AsyncIterator[HttpResponse]:
         """Fetch a URL, following redirects, to read its body in pieces. The lease is held until the
         context is left."""
-        wanted = _Wanted(method, url, headers, payload)
-        page = await self._travel(wanted, session, proxy_info, timeout, stream=True)
+        wanted = _PendingRequest(method, url, headers, payload)
+        page = await self._fetch(wanted, session, proxy_info, timeout, stream=True)
         try:
             yield page.response
         finally:
@@ -231,8 +231,14 @@ class PoliteHttpClient(HttpClient):
 
     # -- hop by hop ----------------------------------------------------------------------
 
-    async def _travel(
-        self, wanted: _Wanted, session: Any, proxy: Any, timeout: timedelta | None, *, stream: bool
+    async def _fetch(
+        self,
+        wanted: _PendingRequest,
+        session: Any,
+        proxy: Any,
+        timeout: timedelta | None,
+        *,
+        stream: bool,
     ) -> _Page:
         """Return the page at the end of the redirects."""
         if proxy is not None:
@@ -250,7 +256,7 @@ class PoliteHttpClient(HttpClient):
                     self._names.refuse_url(self._gate, wanted.url, wanted.headers.get("user-agent"))
                 hop = await begin(self._gate, wanted.url, wanted.headers.get("user-agent"))
             except GatekeeperError as error:
-                raise _as_theirs(error) from error
+                raise _converted(error) from error
             began = loop.time()
             page = await self._send(hop, wanted, session, proxy, left, stream=stream)
             left = None if left is None else max(0.001, left - (loop.time() - began))
@@ -263,7 +269,7 @@ class PoliteHttpClient(HttpClient):
                 if not location.strip().lower().startswith(("http:", "https:", "/")):
                     return page  # a redirect to another scheme is not followed
                 await page.close()
-                raise _as_theirs(error) from error
+                raise _converted(error) from error
             await page.close()
             wanted.redirected(page.response.status_code, target)
         status = page.response.status_code
@@ -272,7 +278,7 @@ class PoliteHttpClient(HttpClient):
     async def _send(
         self,
         hop: Hop,
-        wanted: _Wanted,
+        wanted: _PendingRequest,
         session: Any,
         proxy: Any,
         left: float | None,
@@ -293,10 +299,10 @@ class PoliteHttpClient(HttpClient):
             refused = isinstance(error, GatekeeperError | ProxyError)
             hop.failed(
                 by_network=isinstance(error, Exception) and not refused,
-                unconnected=error if isinstance(error, _UNCONNECTED) else None,
+                unconnected=error if isinstance(error, _CONNECT_ERRORS) else None,
             )
             if isinstance(error, Denied):  # the guard refused the address
-                raise _as_theirs(self._names.denied(wanted.url, sent)) from error
+                raise _converted(self._names.denied(wanted.url, sent)) from error
             raise
         body = hop.answered(response.status_code, usual_names(response.headers))
         self._bodies.add(body)
@@ -315,7 +321,7 @@ class PoliteHttpClient(HttpClient):
 
     def _open(
         self,
-        wanted: _Wanted,
+        wanted: _PendingRequest,
         headers: dict[str, str],
         session: Any,
         proxy: Any,
@@ -346,7 +352,7 @@ class PoliteHttpClient(HttpClient):
 
     @asynccontextmanager
     async def _own(
-        self, wanted: _Wanted, headers: dict[str, str], session: Any
+        self, wanted: _PendingRequest, headers: dict[str, str], session: Any
     ) -> AsyncIterator[_Response]:
         url = url_of(wanted.url)
         if session is not None and "cookie" not in headers:
@@ -389,7 +395,7 @@ def _follows_by_httpx(client: HttpClient) -> bool:
     return bool(options.get("follow_redirects", True))
 
 
-class _Wanted:
+class _PendingRequest:
     """A request to be sent; each redirect changes it."""
 
     def __init__(self, method: str, url: str, headers: Any, payload: bytes | None) -> None:
@@ -406,12 +412,12 @@ class _Wanted:
         if (status in (301, 302) and self.method == "POST") or (
             status == 303 and self.method not in ("GET", "HEAD")
         ):
-            self.method, self.payload, gone = "GET", None, _OF_THE_BODY
+            self.method, self.payload, gone = "GET", None, _BODY_FIELDS
         try:
             if urls.parse(url).origin != urls.parse(self.url).origin:
-                gone |= _OF_THE_ORIGIN
+                gone |= _ORIGIN_FIELDS
         except InvalidURL:
-            gone |= _OF_THE_ORIGIN
+            gone |= _ORIGIN_FIELDS
         self.url = url
         self.headers = {k: v for k, v in self.headers.items() if k not in gone}
 
@@ -483,5 +489,5 @@ class _Response:
         """Yield the body in pieces. Raises RuntimeError if it has been read already."""
         if self._data is not None or self._answer.content.at_eof():
             raise RuntimeError("the body was read already")
-        async for piece in self._answer.content.iter_chunked(_PIECE):
+        async for piece in self._answer.content.iter_chunked(_PIECE_SIZE):
             yield piece

@@ -50,9 +50,9 @@ from gatekeeper.sync import SyncGatekeeper, SyncLease
 Call = Callable[[Callable[[], object]], object]
 """A function that calls a callback, immediately or later."""
 
-_MOST_SECONDS = 60.0
+_DEFAULT_CONNECT_SECONDS = 60.0
 """Timeout for connecting, in seconds, if the caller sets none."""
-_LEAST_SECONDS = 0.001
+_MIN_CONNECT_SECONDS = 0.001
 """Timeout for connecting if no time is left: 0 would make the socket non-blocking, whose error is
 not a timeout."""
 
@@ -65,25 +65,15 @@ class HopErrors:
     """
 
     def __init__(self, module: str, base: type[Exception]) -> None:
-        def both(name: str, text: str, *bases: type[Exception]) -> Any:
-            return type(name, bases, {"__module__": module, "__doc__": text})
+        def both(ours: type[Exception], theirs: type[Exception]) -> Any:
+            text = f"{ours.__name__}, and an error of the library's."
+            members = {"__module__": module, "__doc__": text}
+            return type(f"Request{ours.__name__}", (ours, theirs), members)
 
-        self.denied: type[Denied] = both(
-            "RequestDenied", "Denied, and an error of the library's.", Denied, base
-        )
-        self.deferred: type[Deferred] = both(
-            "RequestDeferred",
-            "Deferred (a Denied), and an error of the library's.",
-            *(Deferred, self.denied),
-        )
-        self.late: type[LeaseTimeout] = both(
-            "RequestLeaseTimeout",
-            "LeaseTimeout, and an error of the library's.",
-            *(LeaseTimeout, base),
-        )
-        self.invalid: type[InvalidURL] = both(
-            "RequestInvalidURL", "InvalidURL, and an error of the library's.", InvalidURL, base
-        )
+        self.denied: type[Denied] = both(Denied, base)
+        self.deferred: type[Deferred] = both(Deferred, self.denied)
+        self.late: type[LeaseTimeout] = both(LeaseTimeout, base)
+        self.invalid: type[InvalidURL] = both(InvalidURL, base)
 
     def of(self, error: GatekeeperError, request: object) -> GatekeeperError:
         """Convert an error to the corresponding class, with the attribute `request` set. Errors of
@@ -221,10 +211,10 @@ async def begin(gate: Gate, url: str, sent: str | None) -> Hop:
         if lease is None:
             lease = await enter_detached(gate.lease(url, user_agent=agent))
         else:
-            await _judged(lease, _judge_handed_out(lease, sent, gate, url))
+            await _end_if_denied(lease, _judge_handed_out(lease, sent, gate, url))
         lease.claim(url)  # from here on, a missing response counts against the host
     else:
-        await _judged(lease, judge_adopted(lease, sent, gate, url))
+        await _end_if_denied(lease, judge_adopted(lease, sent, gate, url))
     loop = asyncio.get_running_loop()
 
     def call_later(callback: Callable[[], object]) -> None:
@@ -236,7 +226,7 @@ async def begin(gate: Gate, url: str, sent: str | None) -> Hop:
     return Hop(lease, name, _call, call_later, adopted, told, _signer(gate))
 
 
-async def _judged(lease: HeldLease, judging: Coroutine[Any, Any, None]) -> None:
+async def _end_if_denied(lease: HeldLease, judging: Coroutine[Any, Any, None]) -> None:
     try:
         await judging
     except BaseException:
@@ -442,9 +432,9 @@ class Attempts:
     def __iter__(self) -> Iterator[tuple[str, int, float]]:
         """Yield address, port and timeout in seconds; each attempt is counted by the guard."""
         for number, (address, port) in enumerate(self._found):
-            left = _MOST_SECONDS if self._end is None else self._end - time.monotonic()
+            left = _DEFAULT_CONNECT_SECONDS if self._end is None else self._end - time.monotonic()
             self._names.dialled()
-            yield address, port, max(_LEAST_SECONDS, left / (len(self._found) - number))
+            yield address, port, max(_MIN_CONNECT_SECONDS, left / (len(self._found) - number))
 
     def failure(self) -> Exception | None:
         """Return the error to raise once all attempts have failed, or None if there was no address.

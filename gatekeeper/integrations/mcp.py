@@ -55,9 +55,9 @@ MOST_FETCHES: Final = 64
 """Maximum number of concurrent calls of `fetch`."""
 WAIT: Final = 60.0
 """Timeout of a call in seconds, including the waits for leases (those of redirects as well)."""
-_ASKING: Final = 2.0
+_WHY_SECONDS: Final = 2.0
 """Timeout in seconds for finding out what delayed a call."""
-_LOOKED_AT: Final = 1024
+_EXAMINED_BYTES: Final = 1024
 """Number of bytes at the start of a body that are examined to detect binary data."""
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=60.0)
 _INSTRUCTIONS = (
@@ -249,7 +249,7 @@ class _Tools:
                 again = "" if error.retry_at is None else f"; ask again at {error.retry_at:%FT%TZ}"
                 return _error(f"deferred: {error}{again}")
             return _error(await self._late(url))
-        except (GatekeeperError, aiohttp.ClientError, _NoText) as error:
+        except (GatekeeperError, aiohttp.ClientError, _NotText) as error:
             return _error(str(error) or type(error).__name__)
         text = TextContent(type="text", text=found.model_dump_json())
         return CallToolResult(content=[text], structured_content=found.model_dump(mode="json"))
@@ -258,7 +258,7 @@ class _Tools:
         """Return the message for a call that timed out, including what its host waits for."""
         text = f"{urls.mask(url)} did not come within {self._wait:g} s: its turn, or its server"
         with contextlib.suppress(GatekeeperError, TimeoutError):
-            async with asyncio.timeout(_ASKING):
+            async with asyncio.timeout(_WHY_SECONDS):
                 for clock in await self._gate.why(urls.parse(url).host):
                     text += f"; {clock}"
         return text
@@ -277,8 +277,8 @@ class _Tools:
                 response.close()  # the rest is not needed
         kind = response.content_type
         encoding = _encoding(response)
-        if b"\0" in body[:_LOOKED_AT] and not encoding.startswith("utf-16"):
-            raise _NoText(f"{response.url} is no text ({kind}): it can't be shown")
+        if b"\0" in body[:_EXAMINED_BYTES] and not encoding.startswith("utf-16"):
+            raise _NotText(f"{response.url} is no text ({kind}): it can't be shown")
         text = body.decode(encoding, errors="replace")
         if form != "raw" and ("html" in kind or kind == "application/xhtml+xml"):
             # A long page takes some seconds, so the conversion runs in a thread.
@@ -308,7 +308,7 @@ class _Tools:
                 raise LeaseTimeout(url, f"{urls.mask(url)}: {clock}", retry_at=clock.until)
 
 
-class _NoText(Exception):
+class _NotText(Exception):
     """The response can't be shown as text."""
 
 
@@ -339,21 +339,20 @@ _HIDDEN = frozenset(
     {"script", "style", "noscript", "template", "svg", "title", "textarea", "iframe"}
 )
 """Elements whose content is not visible as text of the page."""
-_BLOCKS = frozenset(
-    (
-        *("address", "article", "aside", "blockquote", "br", "dd", "div", "dl", "dt", "fieldset"),
-        *("figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "li"),
-        *("main", "nav", "ol", "p", "pre", "section", "table", "td", "th", "tr", "ul"),
-    )
+_BLOCK_NAMES = (
+    "address article aside blockquote br dd div dl dt fieldset figure footer form h1 h2 h3 h4 h5 "
+    "h6 header hr li main nav ol p pre section table td th tr ul"
 )
+_BLOCKS = frozenset(_BLOCK_NAMES.split())
+"""Elements that start and end on a line of their own."""
 _NAME = re.compile(r"/?[A-Za-z][^\s/>]*")
 _IN_TAG = re.compile(r"""[>"']""")
 _ATTRIBUTE = re.compile(r"""([^\s=>/"']+)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s>]*)))?""")
 _LONG_NUMBER = re.compile(r"&#(?:[0-9]{8,}|[xX][0-9a-fA-F]{8,});?")
 """Character references that are too large for any character; `html.unescape` fails for the longest.
 """
-_KEPT = str.maketrans({"\n": "\x00", " ": "\x01", "\t": "\x01"})
-_SHOWN = str.maketrans({"\x00": "\n", "\x01": " "})
+_PRESERVED = str.maketrans({"\n": "\x00", " ": "\x01", "\t": "\x01"})
+_RESTORED = str.maketrans({"\x00": "\n", "\x01": " "})
 """White space in `pre` is significant: it is replaced by other characters while that of the other
 text is collapsed."""
 
@@ -460,7 +459,7 @@ class _PageText:
             return
         if "&" in text:
             text = html.unescape(_LONG_NUMBER.sub("\ufffd", text))
-        self.parts.append(text.translate(_KEPT) if self._pre else re.sub(r"\s+", " ", text))
+        self.parts.append(text.translate(_PRESERVED) if self._pre else re.sub(r"\s+", " ", text))
 
 
 def _end_of_tag(text: str, at: int) -> int:
@@ -494,4 +493,4 @@ def as_text(page: str, *, markdown: bool = False) -> str:
     reader = _PageText(markdown=markdown)
     reader.feed(page)
     lines = [line.strip() for line in "".join(reader.parts).split("\n")]
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip().translate(_SHOWN)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip().translate(_RESTORED)

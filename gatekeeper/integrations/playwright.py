@@ -76,7 +76,7 @@ _BROWSER = re.compile(
     r"Mozilla/5\.0 \([^()]*\) (?:AppleWebKit/[\d.]+ \(KHTML, like Gecko\)|Gecko/[\d.]+)"
     r"(?: (?:HeadlessChrome|Chrome|Chromium|Version|Mobile|Safari|Edg|OPR|Firefox)/[\w.]+)+"
 )
-_UNSEEN = """
+_INIT_SCRIPT = """
 // Icons are asked for past any route, unless the page names one that is here already.
 if (window === window.top) addEventListener("DOMContentLoaded", () => {
   for (const link of document.querySelectorAll("link[rel~=icon i]")) link.remove();
@@ -87,10 +87,10 @@ if (navigator.serviceWorker) Object.defineProperty(ServiceWorkerContainer.protot
   value: () => Promise.reject(new DOMException("no service workers here", "SecurityError")),
 });
 """
-_REFUSED_AS = "blockedbyclient"
-_GIVEN_UP = ("ERR_ABORTED", "NS_BINDING_ABORTED", "cancelled")
+_ABORT_REASON = "blockedbyclient"
+_CANCELLED = ("ERR_ABORTED", "NS_BINDING_ABORTED", "cancelled")
 """Parts of browsers' error messages for a request that its page has cancelled."""
-_TOGETHER = 0.005
+_BATCH_SECONDS = 0.005
 """Seconds for which the requests of a page are collected for one batch of questions."""
 
 
@@ -144,7 +144,7 @@ class PoliteRoutes:
         self._context = context
         self._gate: Any = gate
         self._exempt = frozenset(exempt)
-        self._questions = _Questions(gate)
+        self._decisions = _DecisionBatches(gate)
         self._hops: dict[Request, Hop] = {}
         """Navigations that were sent and have no response yet."""
         self._bodies: dict[Request, BodyInUse] = {}
@@ -160,7 +160,7 @@ class PoliteRoutes:
     async def begin(self) -> None:
         """Install the route and the listeners. Called by `polite_route`."""
         context = self._context
-        await context.add_init_script(_UNSEEN)
+        await context.add_init_script(_INIT_SCRIPT)
         if "websocket" not in self._exempt:
             await context.route_web_socket("**", lambda socket: socket.close())
         await context.route("**/*", self._route)
@@ -215,17 +215,17 @@ class PoliteRoutes:
             if page is not None and request.is_navigation_request():
                 self._refusals[page] = error
             with suppress(Error):  # the page may be closed
-                await route.abort(_REFUSED_AS)
+                await route.abort(_ABORT_REASON)
         except Error as error:
             _log.debug("%s was not sent: %s", urls.mask(request.url), error)
         except BaseException:
             with suppress(Error):
-                await route.abort(_REFUSED_AS)
+                await route.abort(_ABORT_REASON)
             raise
 
     async def _decide(self, route: Route, request: Request) -> None:
         """Send a request if it is allowed. Raises GatekeeperError otherwise."""
-        url, name = request.url, _name(request.headers.get("user-agent"))
+        url, name = request.url, _agent_unless_default(request.headers.get("user-agent"))
         if not url.startswith(("http:", "https:")):
             await route.continue_()
             return
@@ -233,15 +233,15 @@ class PoliteRoutes:
             agent = other_agent(name, self._gate.user_agent)
             own = self._gate.user_agent
             if request.resource_type not in self._exempt:
-                decision = await self._questions.ask(url, agent)
+                decision = await self._decisions.ask(url, agent)
                 refuse(decision)
                 own = own or decision.user_agent
-            await route.continue_(headers=_named(request, own if name is None else None))
+            await route.continue_(headers=_headers_with(request, own if name is None else None))
             return
         hop = await begin(self._gate, url, name)
         self._hops[request] = hop
         try:
-            await route.continue_(headers=_named(request, hop.user_agent))
+            await route.continue_(headers=_headers_with(request, hop.user_agent))
         except BaseException:
             self._hops.pop(request, None)
             hop.failed(by_network=False)
@@ -263,7 +263,7 @@ class PoliteRoutes:
         hop = self._hops.pop(request, None)
         if hop is not None:
             failure = request.failure or ""
-            hop.failed(by_network=not any(word in failure for word in _GIVEN_UP))
+            hop.failed(by_network=not any(word in failure for word in _CANCELLED))
 
     def _closed(self, page: Page | None) -> None:
         """Clean up after a closed page, or with None after the context: no events will follow."""
@@ -277,7 +277,7 @@ class PoliteRoutes:
                     hop.failed(by_network=False)
 
 
-def _name(sent: str | None) -> str | None:
+def _agent_unless_default(sent: str | None) -> str | None:
     """Return a User-Agent unless it is a browser's default."""
     return None if sent is None or _BROWSER.fullmatch(sent) else sent
 
@@ -286,11 +286,11 @@ async def _agent_of(page: Page) -> str | None:
     """Return the User-Agent that the page's context was created with, if the page shows one. The
     header that is actually sent is checked again later."""
     with suppress(Error):
-        return _name(str(await page.evaluate("navigator.userAgent")))
+        return _agent_unless_default(str(await page.evaluate("navigator.userAgent")))
     return None
 
 
-def _named(request: Request, name: str | None) -> dict[str, str] | None:
+def _headers_with(request: Request, name: str | None) -> dict[str, str] | None:
     """Return the headers with that User-Agent, or None to send them unchanged."""
     return None if name is None else {**request.headers, "user-agent": name}
 
@@ -301,7 +301,7 @@ def _page_of(request: Request) -> Page | None:
     return None
 
 
-class _Questions:
+class _DecisionBatches:
     """Batches decisions: the requests of a page at the same moment make one call per origin."""
 
     def __init__(self, gate: Any) -> None:
@@ -316,7 +316,7 @@ class _Questions:
         future: asyncio.Future[Decision] = loop.create_future()
         if key not in self._waiting:
             self._waiting[key] = []
-            loop.call_later(_TOGETHER, self._ask_together, key)
+            loop.call_later(_BATCH_SECONDS, self._ask_together, key)
         self._waiting[key].append((url, future))
         return await future
 

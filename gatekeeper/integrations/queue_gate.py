@@ -25,7 +25,7 @@ from gatekeeper.split_dict import SplitDict
 
 MAX_WAIT: Final = 600.0
 """Default of the maximum number of seconds to wait for a deferred request."""
-_MOST_GIVEN_UP: Final = 20_000
+_MAX_GIVEN_UP: Final = 20_000
 """Maximum number of origins and hosts whose deferral is remembered as too long."""
 
 
@@ -38,35 +38,35 @@ class Deferrals:
 
     def __init__(self, clock: Clock, longest: float) -> None:
         self._now = clock.monotonic
-        self._lasts = 2 * longest
-        self._lately = SplitDict[str, float]()
+        self._period = 2 * longest
+        self._current = SplitDict[str, float]()
         """By origin, since when it has been deferring (monotonic): origins of the current period.
         """
-        self._before = SplitDict[str, float]()
+        self._previous = SplitDict[str, float]()
         """The same for origins that had no request since the current period began."""
-        self._next = 0.0
-        """When the next period begins and `_lately` becomes `_before`."""
+        self._period_ends = 0.0
+        """When the next period begins and `_current` becomes `_previous`."""
 
     def __len__(self) -> int:
-        return self._lately.size + self._before.size
+        return self._current.size + self._previous.size
 
     def waited(self, origin: str) -> float:
         """Note that an origin defers now, and return for how many seconds it has been deferring."""
         now = self._now()
-        if now >= self._next:
-            late = now >= self._next + self._lasts
-            self._before = SplitDict() if late else self._lately
-            self._lately, self._next = SplitDict(), now + self._lasts
-        since = self._lately.get(origin)
+        if now >= self._period_ends:
+            late = now >= self._period_ends + self._period
+            self._previous = SplitDict() if late else self._current
+            self._current, self._period_ends = SplitDict(), now + self._period
+        since = self._current.get(origin)
         if since is None:
-            before = self._before.take(origin)
-            since = self._lately[origin] = now if before is None else before
+            before = self._previous.take(origin)
+            since = self._current[origin] = now if before is None else before
         return now - since
 
     def ended(self, origin: str) -> None:
         """Note that an origin does not defer any more."""
-        self._lately.take(origin)
-        self._before.take(origin)
+        self._current.take(origin)
+        self._previous.take(origin)
 
 
 class RefusedTurn:
@@ -103,7 +103,7 @@ class Refusals:
 
     def __init__(self, clock: Clock, max_wait: float) -> None:
         self.clock = clock
-        self._most = max_wait
+        self._max_wait = max_wait
         self._deferrals = Deferrals(clock, max_wait)
 
     def refusal(self, decision: Decision | None) -> RefusedTurn | None:
@@ -125,10 +125,10 @@ class Refusals:
         """Return a refusal if a deferral that ends in `left` seconds exceeds the maximum wait."""
         if who != SIDECAR:
             self._deferrals.ended(SIDECAR)
-        late = left + self._deferrals.waited(who) > self._most
+        late = left + self._deferrals.waited(who) > self._max_wait
         return RefusedTurn(why, self.clock) if late else None
 
-    def _had(self, lease: Any) -> Any:
+    def _granted(self, lease: Any) -> Any:
         """Return the lease, after noting that its origin does not defer any more."""
         if len(self._deferrals):
             self._deferrals.ended(SIDECAR)
@@ -139,14 +139,14 @@ class Refusals:
 
     def too_late(self, origin: str, until: float, why: str) -> RefusedTurn | None:
         """Return a refusal if a host's next turn, at `until` (wall clock), is too far away."""
-        if until - self.clock.wall() <= self._most:
+        if until - self.clock.wall() <= self._max_wait:
             return None
         text = f"{origin} may not be asked before {utc(until):%Y-%m-%dT%H:%M:%SZ}: {why}"
         return RefusedTurn(text, self.clock)
 
     async def _or_refusal(self, url: str, asking: Coroutine[Any, Any, Any]) -> Any:
         try:
-            return self._had(await asking)
+            return self._granted(await asking)
         except Denied as error:
             found = self.refusal(error.decision)
             if found is None:
@@ -171,7 +171,7 @@ class NearGate(Refusals):
     def __init__(self, gate: Gatekeeper, max_wait: float) -> None:
         self._inside = internals(gate)
         super().__init__(self._inside.clock, max_wait)
-        self._given_up: LRUCache[str, Decision] = LRUCache(_MOST_GIVEN_UP)
+        self._given_up: LRUCache[str, Decision] = LRUCache(_MAX_GIVEN_UP)
         """Decisions for origins that defer for too long, by origin and by host."""
 
     def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
@@ -190,7 +190,7 @@ class NearGate(Refusals):
         """Return a lease or a refusal if that is possible without waiting, else None."""
         lease = self._inside.take(url)
         if lease is not None:
-            return self._had(lease)
+            return self._granted(lease)
         target = urls.parse(url)
         if self._inside.robots_file(url) is None:
             found = self._gave_up(target.origin) or self.refusal(self._inside.peek(url))
@@ -213,7 +213,7 @@ class NearGate(Refusals):
 
     async def acquire(self, url: str, *, timeout: float, **options: Any) -> Any:
         """Wait for a lease or a refusal."""
-        seconds = min(timeout, self._most)
+        seconds = min(timeout, self._max_wait)
         return await self._or_refusal(url, self._inside.acquire(url, timeout=seconds, **options))
 
     def _late(self, url: str, error: LeaseTimeout) -> RefusedTurn | None:
@@ -228,7 +228,7 @@ class NearGate(Refusals):
         if self._gave_up(host) is not None:
             callback()
             return lambda: None
-        return self._inside.when_due(host, callback, priority=priority, longest=self._most)
+        return self._inside.when_due(host, callback, priority=priority, longest=self._max_wait)
 
 
 class FarGate(Refusals):

@@ -170,7 +170,7 @@ class PoliteAdapter(HTTPAdapter):
             self._gate.do(lambda inner: self._names.refuse_url(inner, url, sent))
             hop = begin_sync(self._gate, url, sent)
         except GatekeeperError as error:
-            raise self._as_theirs(error, request) from error
+            raise self._converted(error, request) from error
         request.headers.update(hop.headers(request.method or "GET", url))
         self._thread.refused, self._thread.unconnected = False, None
         response = None
@@ -184,11 +184,11 @@ class PoliteAdapter(HTTPAdapter):
             unconnected, self._thread.unconnected = self._thread.unconnected, None
             hop.failed(by_network=network, unconnected=unconnected)
             if self._thread.refused and isinstance(error, requests.RequestException):
-                raise self._as_theirs(self._names.denied(url, sent), request) from error
+                raise self._converted(self._names.denied(url, sent), request) from error
             raise
         return response
 
-    def _as_theirs(self, error: GatekeeperError, request: object) -> GatekeeperError:
+    def _converted(self, error: GatekeeperError, request: object) -> GatekeeperError:
         found = _ERRORS.of(error, request)
         if isinstance(found, requests.RequestException):
             found.response = None

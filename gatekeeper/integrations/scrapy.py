@@ -65,7 +65,7 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-_STASHED: Final = 5.0
+_STASH_SECONDS: Final = 5.0
 """Seconds after which a turn is given back that the engine does not use, being paused or full."""
 _ORDER: Final = 950
 """Closer to the downloader than Scrapy's own middlewares, so that it sees requests as sent."""
@@ -274,7 +274,7 @@ class PoliteScheduler(BaseScheduler):
         if not request.url.startswith(("http://", "https://")) or self._is_cached(request):
             return None
         try:
-            return self._crawl.asked_as(request)
+            return self._crawl.lease_url(request)
         except InvalidURL:
             return None  # the middleware raises the error
 
@@ -346,9 +346,9 @@ class PoliteScheduler(BaseScheduler):
         if isinstance(turn, Turn):
             self._crawl.turns[request] = turn
         # The request is done when it is garbage-collected: its callback has run, and the results
-        # were scheduled or are in a pipeline. `_later` defers to the loop, since a collection can
-        # run at any point.
-        dropped = weakref.finalize(request, _later, self._loop, weakref.ref(self), turn)
+        # were scheduled or are in a pipeline. `_end_soon` defers to the loop, since a collection
+        # can run at any point.
+        dropped = weakref.finalize(request, _end_soon, self._loop, weakref.ref(self), turn)
         dropped.atexit = False
         self._stats.inc_value(f"scheduler/dequeued/{kind}")
         return request
@@ -366,13 +366,13 @@ class PoliteScheduler(BaseScheduler):
                 turn = await queue.get()
             except GatekeeperError as error:
                 _log.error("the next request can't be had: %s", error)
-                await asyncio.sleep(_STASHED)
+                await asyncio.sleep(_STASH_SECONDS)
                 continue
             self._stashed = turn
             self._taken.clear()
             wake_scrapy(self._crawler.engine)
             with suppress(TimeoutError):
-                async with asyncio.timeout(_STASHED):
+                async with asyncio.timeout(_STASH_SECONDS):
                     await self._taken.wait()
             if self._stashed is turn:  # the engine is paused or full: let others use the turn
                 self._stashed = None
@@ -380,7 +380,7 @@ class PoliteScheduler(BaseScheduler):
                 await self._taken.wait()
 
 
-def _later(
+def _end_soon(
     loop: asyncio.AbstractEventLoop,
     scheduler: weakref.ref[PoliteScheduler],
     turn: Turn | _DirectTurn,

@@ -48,11 +48,11 @@ from gatekeeper.remote.client import RemoteGatekeeper
 
 _log = logging.getLogger("gatekeeper.integrations.scrapy")
 
-_AGAIN: Final = 0.1
+_MIN_RETRY_SECONDS: Final = 0.1
 """Minimum number of seconds after which a deferred download asks again."""
-_LOOK: Final = 2.0
+_LOOK_SECONDS: Final = 2.0
 """Seconds between two checks whether the crawl is being stopped, while a download waits."""
-_LOOK_UP: Final = 5.0
+_LOOK_UP_SECONDS: Final = 5.0
 """Timeout in seconds for finding out why a name could not be resolved; expiry is a result too."""
 
 
@@ -106,9 +106,12 @@ class ScrapyCrawl:
         agent = getattr(spider, "user_agent", None) or self.settings["USER_AGENT"]
         if (where := self.settings.get("GATEKEEPER_URL")) is not None:
             name = None if unnamed(agent) else agent
-            token, config = self.settings.get("GATEKEEPER_TOKEN"), self._config()
             gate: Gatekeeper | RemoteGatekeeper = RemoteGatekeeper(
-                *(where, name), token=token, config=config, patience=min(10.0, self.max_wait)
+                where,
+                name,
+                token=self.settings.get("GATEKEEPER_TOKEN"),
+                config=self._config(),
+                patience=min(10.0, self.max_wait),
             )
         else:
             if unnamed(agent):
@@ -165,7 +168,7 @@ class ScrapyCrawl:
         own = None if self.gate is None else self.gate.user_agent
         return None if own is None else other_agent(self.sent_by(request), own)
 
-    def asked_as(self, request: Request) -> str:
+    def lease_url(self, request: Request) -> str:
         """Return the URL for which to acquire a lease: the request's, or if the gate's own agent
         does not decide the request, that of the host's robots.txt, which is never denied."""
         if request.meta.get("dont_obey_robotstxt") or self.agent_of(request) is not None:
@@ -194,7 +197,7 @@ class ScrapyCrawl:
             turn.lease.give_back()
 
     @contextmanager
-    def out_of_the_way(self, request: Request) -> Iterator[None]:
+    def outside_the_downloader(self, request: Request) -> Iterator[None]:
         """Keep a waiting request from counting against CONCURRENT_REQUESTS, if it is a download
         that was requested directly from the engine. Requests from the scheduler do count, since the
         engine would otherwise fetch everything that the scheduler has."""
@@ -219,7 +222,7 @@ class ScrapyCrawl:
         task = asyncio.ensure_future(waiting)
         try:
             while not task.done():
-                await asyncio.wait([task], timeout=_LOOK)
+                await asyncio.wait([task], timeout=_LOOK_SECONDS)
                 crawler = self._crawler()
                 if not task.done() and crawler is not None and is_scrapy_closing(crawler):
                     late = LeaseTimeout(request.url, f"{request.url}: the crawl is being stopped")
@@ -274,7 +277,7 @@ class PoliteMiddleware:
         self._crawl = ScrapyCrawl.of(crawler)
         self._names = GuardedNames(as_config(None))
         self._under_way: weakref.WeakKeyDictionary[Request, _Sending] = weakref.WeakKeyDictionary()
-        crawler.signals.connect(self._left, signal=signals.request_left_downloader)
+        crawler.signals.connect(self._left_downloader, signal=signals.request_left_downloader)
 
     @classmethod
     def from_crawler(cls, crawler: Crawler) -> Self:
@@ -290,7 +293,7 @@ class PoliteMiddleware:
         turn = crawl.turns.get(request)
         # A request that was sent before, or whose lease has expired, needs a new lease.
         if turn is None or getattr(turn.lease, "ended", False):
-            with crawl.out_of_the_way(request):
+            with crawl.outside_the_downloader(request):
                 lease = await crawl.unless_stopped(request, self._acquire(gate, request))
         else:
             lease = turn.lease
@@ -308,7 +311,7 @@ class PoliteMiddleware:
         lease.claim(lease.url)  # from here on, a missing response counts against the host
         sending = self._under_way[request] = _Sending(lease)
         if (task := asyncio.current_task()) is not None:
-            task.add_done_callback(lambda _: self._over(request))
+            task.add_done_callback(lambda _: self._task_done(request))
         # Another middleware may drop the request without notice.
         end = weakref.finalize(request, call_soon, asyncio.get_running_loop(), sending.end)
         end.atexit = False
@@ -329,12 +332,12 @@ class PoliteMiddleware:
             left = max(0.0, end - clock.wall())
             try:
                 await self._judge(gate, request)
-                return await gate.acquire(crawl.asked_as(request), owned=False, timeout=left)
+                return await gate.acquire(crawl.lease_url(request), owned=False, timeout=left)
             except Denied as error:
                 until = getattr(error, "retry_at", None)
                 if until is None or until.timestamp() > end or left == 0.0:
                     raise crawl.refused(request, error.decision) from error
-                await clock.sleep(max(_AGAIN, until.timestamp() - clock.wall()))
+                await clock.sleep(max(_MIN_RETRY_SECONDS, until.timestamp() - clock.wall()))
             except (InvalidURL, LeaseTimeout) as error:
                 raise _ERRORS.of(error, request) from error
             except ConfigError as error:
@@ -347,7 +350,7 @@ class PoliteMiddleware:
             return
         refuse(await gate.check(request.url, user_agent=agent))
 
-    def _left(self, request: Request) -> None:
+    def _left_downloader(self, request: Request) -> None:
         """Note that a request has left the downloader. If its caller was cancelled, Scrapy has
         completed the download all the same, and delivers the result to no one."""
         sending = self._under_way.get(request)
@@ -356,7 +359,7 @@ class PoliteMiddleware:
             if not self._crawl.is_wanted(request):
                 self._under_way.pop(request).end()
 
-    def _over(self, request: Request) -> None:
+    def _task_done(self, request: Request) -> None:
         """End the lease of a request whose task has ended without a report, by a cancellation."""
         sending = self._under_way.get(request)
         if sending is not None and sending.left:
@@ -374,7 +377,7 @@ class PoliteMiddleware:
         return response
 
     def _answered(self, sending: _Sending, request: Request, response: Response) -> None:
-        self._tell(
+        self._report(
             sending,
             status=response.status,
             elapsed=_latency(request),
@@ -402,7 +405,7 @@ class PoliteMiddleware:
                 await self._unreached(sending.lease, request, exception)
         finally:
             since = time.monotonic() - sending.began
-            self._tell(sending, elapsed=since if unanswered else None)
+            self._report(sending, elapsed=since if unanswered else None)
 
     async def _unreached(self, lease: Any, request: Request, exception: Exception) -> None:
         """Tell the gate why connecting failed, since the cause may be our own uplink."""
@@ -414,14 +417,14 @@ class PoliteMiddleware:
             # Twisted gives no details: resolve again to see whether the name server responds.
             target = urls.parse(request.url)
             try:
-                async with asyncio.timeout(_LOOK_UP):
+                async with asyncio.timeout(_LOOK_UP_SECONDS):
                     await self._names.addresses(gate, target.host, 0)
             except OSError as error:
                 why = error
         if why is not None:
             internals(gate).unreached(lease, why)
 
-    def _tell(self, sending: _Sending, **told: Any) -> None:
+    def _report(self, sending: _Sending, **told: Any) -> None:
         lease = sending.lease
         try:
             lease.report(**told)

@@ -40,10 +40,10 @@ class LeasedAsyncStream:
         errors."""
         self._inner = inner
         self._body = body
-        self._mapped = mapped
+        self._converting_errors = mapped
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        with self._mapped():
+        with self._converting_errors():
             async for part in self._inner:
                 self._body.came(len(part))
                 yield part
@@ -63,10 +63,10 @@ class LeasedStream:
     def __init__(self, inner: Any, body: BodyInUse, mapped: Mapped) -> None:
         self._inner = inner
         self._body = body
-        self._mapped = mapped
+        self._converting_errors = mapped
 
     def __iter__(self) -> Iterator[bytes]:
-        with self._mapped():
+        with self._converting_errors():
             for part in self._inner:
                 self._body.came(len(part))
                 yield part
@@ -129,7 +129,7 @@ class _Library(Generic[_Asked]):
         raise NotImplementedError
 
     @contextmanager
-    def _told(self, request: Any) -> Iterator[None]:
+    def _converted(self, request: Any) -> Iterator[None]:
         """Convert our errors to those that derive from the library's as well."""
         try:
             yield
@@ -187,7 +187,7 @@ class _Library(Generic[_Asked]):
             body.free()
             return response
         self._bodies.add(body)
-        response.stream = self.leased(response.stream, body, self._mapped)
+        response.stream = self.leased(response.stream, body, self._converting_errors)
         return response
 
     def _free(self) -> None:
@@ -195,7 +195,7 @@ class _Library(Generic[_Asked]):
             body.free()
 
     @contextmanager
-    def _mapped(self) -> Iterator[None]:
+    def _converting_errors(self) -> Iterator[None]:
         """Convert errors of httpcore to those of httpx with the same name."""
         try:
             yield
@@ -222,7 +222,7 @@ class AsyncHopTransport(_Library[Gate]):
     async def handle_async_request(self, request: Any) -> Any:
         """Decide a request, wait for its lease, and send it. httpx calls this for each redirect."""
         url, sent = str(request.url), request.headers.get("User-Agent")
-        with self._told(request):
+        with self._converted(request):
             if self.guarded:
                 self._names.refuse_url(self._gate, url, sent)
             hop = await begin(self._gate, url, sent)
@@ -257,7 +257,7 @@ class HopTransport(_Library[SyncGatekeeper]):
     def handle_request(self, request: Any) -> Any:
         """Decide a request, wait for its lease, and send it. httpx calls this for each redirect."""
         url, sent = str(request.url), request.headers.get("User-Agent")
-        with self._told(request):
+        with self._converted(request):
             if self.guarded:
                 self._gate.do(lambda inner: self._names.refuse_url(inner, url, sent))
             hop = begin_sync(self._gate, url, sent)
@@ -289,7 +289,7 @@ class _PoolTransport:
 
     async def handle_async_request(self, request: Any) -> Any:
         outer = self._outer
-        with outer._mapped():
+        with outer._converting_errors():
             answer = await self._pool.handle_async_request(outer._raw(request))
         return outer.httpx.Response(
             status_code=answer.status,
@@ -311,7 +311,7 @@ class _SyncPoolTransport:
 
     def handle_request(self, request: Any) -> Any:
         outer = self._outer
-        with outer._mapped():
+        with outer._converting_errors():
             answer = self._pool.handle_request(outer._raw(request))
         return outer.httpx.Response(
             status_code=answer.status,
