@@ -67,24 +67,25 @@ class GateInternals:
         self._scheduler = gate._scheduler
         self._take = gate._scheduler.take
 
+    def _token(self, user_agent: str | None) -> str:
+        return self._gate._agent if user_agent is None else token_of(user_agent)
+
     # -- questions that never wait ---------------------------------------------------
 
     def recall(self, url: str, *, user_agent: str | None = None) -> Decision | None:
         """Return the decision of `check` if the decision cache has it; else None."""
-        agent = self._gate._agent if user_agent is None else token_of(user_agent)
-        return self._decider.recall(url, agent, self.clock)
+        return self._decider.recall(url, self._token(user_agent), self.clock)
 
     def write(self, url: str, *, user_agent: str | None = None) -> WrittenDecision | None:
         """Recall a decision to be sent as JSON. None if the decision cache does not have it."""
-        agent = self._gate._agent if user_agent is None else token_of(user_agent)
-        return self._decider.write(url, agent, self._monotonic())
+        return self._decider.write(url, self._token(user_agent), self._monotonic())
 
     def write_many(self, urls: Sequence[str], *, user_agent: str | None = None) -> DecisionBatch:
         """Recall decisions about many URLs, to be sent as JSON. `DecisionBatch.tally` counts them.
 
         A decision is also missing if its rule decided no URL before.
         """
-        agent = self._gate._agent if user_agent is None else token_of(user_agent)
+        agent = self._token(user_agent)
         try:
             return self._decider.write_many(urls, agent, self._monotonic())
         except Exception:  # noqa: BLE001 - one URL's error is its own
@@ -94,7 +95,7 @@ class GateInternals:
 
     def knows(self, url: str, *, user_agent: str | None = None) -> bool:
         """Return True if `decide` answers: the file of the URL's origin is cached and fresh."""
-        agent = self._gate._agent if user_agent is None else token_of(user_agent)
+        agent = self._token(user_agent)
         try:
             return self._fresh(urls.parse(url).origin, agent) is not None
         except InvalidURL:
@@ -102,7 +103,7 @@ class GateInternals:
 
     def decide(self, url: str, *, user_agent: str | None = None) -> Decision | None:
         """Return the decision of `check` if that needs no waiting; else None. Raises InvalidURL."""
-        agent = self._gate._agent if user_agent is None else token_of(user_agent)
+        agent = self._token(user_agent)
         decision = self._decider.recall(url, agent, self.clock)
         if decision is not None:
             return decision
@@ -117,17 +118,15 @@ class GateInternals:
 
         Raises InvalidURL.
         """
-        agent = self._gate._agent if user_agent is None else token_of(user_agent)
-        return self._decider.robots_file(url, urls.parse(url), agent)
+        return self._decider.robots_file(url, urls.parse(url), self._token(user_agent))
 
     def unknown(self, url: str, *, user_agent: str | None = None) -> Decision:
         """Return DEFER: the file is not cached, and the caller does not wait for it.
 
         Raises InvalidURL.
         """
-        agent = self._gate._agent if user_agent is None else token_of(user_agent)
         moment = self._gate._open.questions.moment()
-        return self._decider.unknown(url, urls.parse(url), agent, moment)
+        return self._decider.unknown(url, urls.parse(url), self._token(user_agent), moment)
 
     def unkept(self, url: str, target: Target, user_agent: str | None, why: str) -> Decision:
         """Return DEFER: the clock of the turn can't be written to the state file, because `why`."""
