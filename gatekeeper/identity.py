@@ -208,7 +208,7 @@ def signature_agent(directory: str, form: str) -> SignatureAgent:
         value = f'"{target.origin}"'
     elif form == "string":
         raise ConfigError(
-            'identity.signature_agent: "string" can only name an origin, whose keys stand at '
+            'identity.signature_agent: "string" can only name an origin, whose keys are at '
             f"{DIRECTORY_PATH}; shorten identity.directory to {target.origin}"
         )
     else:

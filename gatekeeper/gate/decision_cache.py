@@ -75,7 +75,7 @@ class CachedDecision:
 
 
 class WrittenDecision(msgspec.Struct, frozen=True, gc=False):
-    """A decision that was sent as JSON; it is rebuilt only if somebody reads it."""
+    """A decision that was sent as JSON; it is rebuilt only if it is read."""
 
     cached: CachedDecision
     url: str

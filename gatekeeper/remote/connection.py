@@ -305,16 +305,16 @@ def problem(answer: SidecarResponse, url: str = "") -> GatekeeperError:
 
     `url` is the one asked about. A problem without a counterpart there becomes a SidecarError.
     """
-    told = _document(answer)
-    if told is None:
+    document = _document(answer)
+    if document is None:
         return SidecarError(answer.status, "unreadable", "the response is not a sidecar's")
-    kind = told.type.rpartition(":")[2]
-    decision = told.decision
+    kind = document.type.rpartition(":")[2]
+    decision = document.decision
     if kind == "invalid-url":
-        return InvalidURL(url, told.detail.removeprefix(f"{url!r}: "))
+        return InvalidURL(url, document.detail.removeprefix(f"{url!r}: "))
     if decision is not None and decision.verdict is not Verdict.ALLOW:
         return (Deferred if decision.verdict is Verdict.DEFER else Denied)(decision)
-    detail = told.detail
+    detail = document.detail
     if kind == "unauthorized" and answer.token:
         detail = f"the sidecar does not accept this token ({detail})"
     elif kind == "unauthorized":
