@@ -256,7 +256,7 @@ class DecisionCache:
         self.on: bool = speedups.ON
         self.rules_version: int = 1
         """Version of the operator's rules: a record is ready if `record.ready` equals it."""
-        self._few, self._many = records.first, records.table
+        self._first, self._table = records.first, records.table
         self._prefix = prefix
         self._agent = agent
         self._max_agents = max_agents
@@ -282,7 +282,7 @@ class DecisionCache:
 
     def origin(self, origin: str, agent: str, now: float) -> CachedOrigin | None:
         """Return the cache entry of an origin for an agent, if it is fresh at monotonic `now`."""
-        record = self._few.get(origin) or self._many[hash(origin) & MASK].get(origin)
+        record = self._first.get(origin) or self._table[hash(origin) & MASK].get(origin)
         if record is None or record.cached is None or now >= record.fresh_until:
             return None
         found: CachedOrigin | None = record.cached.get(agent)
@@ -305,7 +305,7 @@ class DecisionCache:
         except (AttributeError, TypeError):
             raise urls.not_text(url) from None
         origin = url[:cut]
-        record = self._few.get(origin) or self._many[hash(origin) & MASK].get(origin)
+        record = self._first.get(origin) or self._table[hash(origin) & MASK].get(origin)
         if record is None or cut < 0 or now >= record.fresh_until or len(url) > urls.MAX_URL:
             return None
         if record.cached is None and record.ready != self.rules_version:
@@ -396,7 +396,7 @@ class DecisionCache:
         except (AttributeError, TypeError):
             raise urls.not_text(url) from None
         name = url[:cut]
-        record = self._few.get(name) or self._many[hash(name) & MASK].get(name)
+        record = self._first.get(name) or self._table[hash(name) & MASK].get(name)
         if cut < 0 or record is None or (cached := record.cached) is None:
             return None
         origin: CachedOrigin | None = cached.get(self._agent)

@@ -159,7 +159,7 @@ class Gatekeeper:
         self._authority, self._path_start = "\n", 0
         self._cached_origin: CachedOrigin | _NoCachedOrigin = _NoCachedOrigin()
         self._warm_allowed = self._warm_denied = 0
-        self._few, self._many = self._decider.records.first, self._decider.records.table
+        self._first, self._table = self._decider.records.first, self._decider.records.table
 
     def _make_pacing(self) -> RobotsPacing:
         return RobotsPacing(
@@ -304,7 +304,7 @@ class Gatekeeper:
         """
         cut = url.find("/", 8)  # after `https://`
         origin = url[:cut]
-        record = self._few.get(origin) or self._many[hash(origin) & MASK].get(origin)
+        record = self._first.get(origin) or self._table[hash(origin) & MASK].get(origin)
         if cut < 0 or record is None:
             return None
         cached = record.cached
