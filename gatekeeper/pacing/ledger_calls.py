@@ -43,8 +43,9 @@ from gatekeeper.pacing.ledger import (
 from gatekeeper.pacing.queues import ScopeQueue
 from gatekeeper.pacing.rules import DailyBudget
 
-MAX_BATCH = 1024
-"""Maximum number of requests in one flight; a ledger may split them further."""
+MAX_BATCH = 256
+"""Maximum number of questions in one flight; a ledger may split them further. More of them would
+keep the ledger busy for so long that it does not count as near, see `SPACING`."""
 MAX_FLIGHTS = 8
 """Maximum number of flights under way at the same time."""
 SPACING = 0.005
