@@ -113,8 +113,9 @@ async def bare_files(pages: list[str]) -> int:
 async def fetch_files(pages: list[str]) -> int:
     """`gatekeeper fetch -i FILE -o DIR`, without its process start."""
     from gatekeeper.cli.crawl.progress import watcher
-    from gatekeeper.cli.crawl.runner import Job, crawl, rare_collections
+    from gatekeeper.cli.crawl.runner import Job, crawl
     from gatekeeper.cli.crawl.sources import Limits
+    from gatekeeper.sidecar.listening import rare_collections
 
     listed = _folder() / "urls.txt"
     listed.write_text("\n".join(pages), encoding="utf-8")

@@ -29,6 +29,7 @@ from gatekeeper.fleet import RedisLedger
 from gatekeeper.pacing.ledger import End
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots.timing import RobotsInterval
+from gatekeeper.sidecar.listening import rare_collections
 
 __all__ = ["run"]
 
@@ -168,12 +169,11 @@ class _Collections:
 def _far(options: Options) -> Table:
     length = 4.0 if options.quick else 15.0
     gc.collect()
-    gc.freeze()  # exempt imported objects, as the sidecar and `gatekeeper fetch` do
-    with store() as path:
-        late, trip, _ = asyncio.run(_distance(path, 200, 0.5, length))
-    with store() as path, _Collections() as collections:
-        _, long_trip, told = asyncio.run(_distance(path, 5_000, 1.0, length))
-    gc.unfreeze()
+    with rare_collections():  # as the sidecar and `gatekeeper fetch` have them
+        with store() as path:
+            late, trip, _ = asyncio.run(_distance(path, 200, 0.5, length))
+        with store() as path, _Collections() as collections:
+            _, long_trip, told = asyncio.run(_distance(path, 5_000, 1.0, length))
     shares = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
     rows, figures = [], {}
     for name, share in shares:

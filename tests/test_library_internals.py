@@ -305,7 +305,13 @@ def _private(tree: ast.AST) -> set[tuple[str, bool | None]]:
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         or (isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr))
+        if getattr(node, "attr", "") not in _OF_NAMED_TUPLES
     }
+
+
+_OF_NAMED_TUPLES = ("_asdict", "_fields", "_make", "_replace")
+"""Documented names of `typing.NamedTuple`, which begin with an underscore only to leave the field
+names free."""
 
 
 @functools.cache

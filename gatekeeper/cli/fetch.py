@@ -105,8 +105,12 @@ def _concurrency(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     """Exit 0 if every URL was fetched, 1 if any was not, 130 after Ctrl-C."""
     from gatekeeper.cli.crawl.progress import watcher  # noqa: PLC0415 - `--help` stays quick
-    from gatekeeper.cli.crawl.runner import Job, crawl, rare_collections  # noqa: PLC0415
-    from gatekeeper.sidecar.listening import loop_factory, raise_file_limit  # noqa: PLC0415
+    from gatekeeper.cli.crawl.runner import Job, crawl  # noqa: PLC0415
+    from gatekeeper.sidecar.listening import (  # noqa: PLC0415
+        loop_factory,
+        raise_file_limit,
+        rare_collections,
+    )
 
     raise_file_limit()  # each silent host occupies one socket until its request times out
     log_to_stderr()

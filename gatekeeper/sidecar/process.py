@@ -44,6 +44,7 @@ from gatekeeper.sidecar.listening import (
     open_sockets,
     open_to_others,
     raise_file_limit,
+    rare_collections,
     url_of,
 )
 from gatekeeper.sidecar.logs import set_up_logging
@@ -86,12 +87,8 @@ def serve(options: ServeOptions) -> None:
     """
     check_config(options.config, options.identity)
     set_up_logging(options.config.server)
-    gc.freeze()  # imported objects stay: saves ten milliseconds of each full collection
-    try:
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(_serve_until_signal(options))
-    finally:
-        gc.unfreeze()
+    with rare_collections(), asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_serve_until_signal(options))
 
 
 async def _serve_until_signal(options: ServeOptions) -> None:

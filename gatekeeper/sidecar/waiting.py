@@ -234,7 +234,7 @@ class LeaseWaiters:
             if (why := gate_internals.storage_failing) is not None:
                 refuse(gate_internals.unkept(wanted.url, target, wanted.user_agent, why))
             late = gate_internals.lateness(target.host)[1]
-            text = f"{wanted.url}: its robots.txt did not come within {wanted.wait:g} s{late}"
+            text = f"{wanted.url}: its robots.txt was not fetched within {wanted.wait:g} s{late}"
             raise LeaseTimeout(wanted.url, text) from None
 
     async def _wait_in_queue(

@@ -13,7 +13,6 @@ connections are lost, but no lease is.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -54,6 +53,7 @@ from gatekeeper.sidecar.listening import (
     is_plain,
     loop_factory,
     raise_file_limit,
+    rare_collections,
 )
 from gatekeeper.sidecar.logs import set_up_logging
 from gatekeeper.sidecar.security import Tokens
@@ -494,8 +494,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the owner gets them as well, and acts on them
     os.environ.pop("NOTIFY_SOCKET", None)
-    gc.freeze()  # as the owner does
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+    with rare_collections(), asyncio.Runner(loop_factory=loop_factory()) as runner:
         why = runner.run(_serve(socket.socket(fileno=int(sys.argv[-1]))))
     if why is not None:
         _log.error("%s", why)

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from gatekeeper.cli.crawl.progress import Plain
-from gatekeeper.cli.crawl.runner import Job, crawl, rare_collections
+from gatekeeper.cli.crawl.runner import Job, crawl
 from gatekeeper.cli.crawl.sources import Limits
 from gatekeeper.config import Config
+from gatekeeper.sidecar.listening import rare_collections
 from tests.cli.crawling import CONFIG, OPEN, ROBOTS, fetch, manifest, stored
 from tests.internet import CloseSilently, Encoded, FakeInternet, Hold, Page, Truncated
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -141,8 +140,6 @@ _log = logging.getLogger(__name__)
 INTERRUPTED = 130
 _TURNS_SHOWN = 8
 _MAX_QUEUED = 1_000_000
-_GC_THRESHOLD = 20_000
-"""New objects after which the garbage collector runs; they take some megabytes."""
 _DISK_WAIT = 300.0
 """Seconds for which a crawl waits for room on the disk, or --max-wait if that is less."""
 
@@ -194,23 +191,6 @@ class Job:
             return Path(os.path.relpath(warc, folder)).as_posix()
         except ValueError:  # another drive
             return warc.as_posix()
-
-
-@contextmanager
-def rare_collections() -> Iterator[None]:
-    """Run the garbage collector rarely, and not over imported modules.
-
-    Reference counting frees the objects of a page when it ends, and a hundred pages in progress
-    are not garbage.
-    """
-    before = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(_GC_THRESHOLD, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
 
 
 async def crawl(job: Job, progress: Progress, *, clock: Clock | None = None, **session: Any) -> int:
