@@ -217,8 +217,8 @@ class CachedOrigin:
         `own_agent`: it is for the gate's own agent."""
         self.origin: str = record.origin
         self.host: str = urls.host_of(record.origin)
-        self.policy = policy
-        self.first_decision = first_decision
+        self.policy: Policy = policy
+        self.first_decision: Decision = first_decision
         self.reason: Reason = record.current.outcome.row.reason
         """The reason if no rule matches."""
         rule_of = policy.decider(record.origin) if cacheable else None

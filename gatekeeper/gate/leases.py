@@ -77,6 +77,9 @@ class Lease(LeaseBase, eq=False):
     ...             )
     """
 
+    if TYPE_CHECKING:
+        owner: asyncio.Task[object] | None
+
     _manager: LeaseManager
     _grant: Grant
     _source: Decision | CachedOrigin | UnbuiltDecision
@@ -294,13 +297,17 @@ class LeaseRequest(msgspec.Struct, eq=False):
     _agent: str | None
     _lease: Lease | None = None
 
-    if not TYPE_CHECKING:
+    if TYPE_CHECKING:  # a context manager to every type checker
+
+        async def __aenter__(self) -> Lease: ...
+
+    else:
         report = renew = give_back = end = decision = expires_at = Unentered()
 
-    def __aenter__(self) -> Coroutine[Any, Any, Lease]:
-        return self._manager.acquire(
-            self._url, self._priority, self._timeout, self._agent, True, self
-        )
+        def __aenter__(self):
+            return self._manager.acquire(
+                self._url, self._priority, self._timeout, self._agent, True, self
+            )
 
     async def __aexit__(self, *error: object) -> None:
         if self._lease is not None:
