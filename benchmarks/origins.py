@@ -164,15 +164,15 @@ class _Files:
 
 
 def _gate(files: _Files, **settings: Any) -> Any:
-    from gatekeeper import Config, Gatekeeper
+    from gatekeeper import Config
     from gatekeeper.clock import VirtualClock
     from gatekeeper.config import CacheConfig
+    from gatekeeper.testing import ScriptedGate
 
-    class Gate(Gatekeeper):
-        def _source(self, session: object) -> Any:
-            return files
-
-    return Gate(AGENT, config=Config(cache=CacheConfig(**settings)), clock=VirtualClock())
+    config = Config(cache=CacheConfig(**settings))
+    gate: Any = ScriptedGate(AGENT, config=config, clock=VirtualClock())
+    gate.robots_files = files
+    return gate
 
 
 def _url(number: int, files: _Files, rng: random.Random) -> str:

@@ -53,9 +53,9 @@ def run(options: Options) -> list[Table]:
 
 
 async def _stops(body: bytes, rounds: int) -> dict[str, float]:
-    from gatekeeper import Gatekeeper
     from gatekeeper.clock import VirtualClock
     from gatekeeper.fetching.outcomes import Outcome, Retrieval
+    from gatekeeper.testing import ScriptedGate
 
     class Files:
         number = 0
@@ -70,12 +70,10 @@ async def _stops(body: bytes, rounds: int) -> dict[str, float]:
         async def reach(self, origin: str) -> bool | None:
             return None
 
-    class Gate(Gatekeeper):
-        def _source(self, session: object) -> Any:
-            return Files()
-
     stops: dict[str, list[float]] = {what: [] for what in _WHAT}
-    async with Gate(AGENT, clock=VirtualClock()) as gate:
+    scripted: Any = ScriptedGate(AGENT, clock=VirtualClock())
+    scripted.robots_files = Files()
+    async with scripted as gate:
         await gate.check(_WARM)
         for number in range(rounds):
             url = f"https://large{number}.example/page"
