@@ -430,7 +430,8 @@ class Gatekeeper:
         Raises as entering `lease` does.
         """
         opened = self._opened or self._open  # `_open` raises GateClosed
-        return opened.leases.acquire(url, priority, timeout, user_agent, owned, None)
+        request = LeaseRequest(opened.leases, url, priority, timeout, user_agent, owned, False)
+        return request.__aenter__()
 
     async def try_acquire(
         self,

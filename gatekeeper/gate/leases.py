@@ -287,27 +287,51 @@ def _as_sent(url: str) -> URL | None:
         return None
 
 
-class LeaseRequest(msgspec.Struct, eq=False):
-    """The result of `gate.lease()`: entering waits for the turn, leaving ends the lease."""
+class LeaseRequest(msgspec.Struct, eq=False, gc=False):
+    """The result of `gate.lease()`: entering waits for the turn, leaving ends the lease.
+
+    With `_bound` False, the lease that `__aenter__` returns is not bound to a block.
+    """
 
     _manager: LeaseManager
     _url: str
     _priority: int
     _timeout: float | None
     _agent: str | None
+    _owned: bool = True
+    _bound: bool = True
     _lease: Lease | None = None
 
-    if TYPE_CHECKING:  # a context manager to every type checker
-
-        async def __aenter__(self) -> Lease: ...
-
-    else:
+    if not TYPE_CHECKING:
         report = renew = give_back = end = decision = expires_at = Unentered()
 
-        def __aenter__(self):
-            return self._manager.acquire(
-                self._url, self._priority, self._timeout, self._agent, True, self
+    async def __aenter__(self) -> Lease:
+        manager, timeout = self._manager, self._timeout
+        entrance = manager.entrance
+        entered = entrance.crowded and (timeout is None or timeout > 0)
+        if entered:  # First of all, since many tasks may start in one iteration of the loop.
+            end = None if timeout is None else manager.now() + timeout
+            await entrance.queue_up()
+            entrance.entered()
+            timeout = None if end is None else max(0.0, end - manager.now())
+        owner = asyncio.current_task(manager.loop) if self._owned else None
+        lease = None if entered or self._agent is not None else manager.take(self._url, owner)
+        if lease is None:
+            lease = await manager.wait(
+                self._url,
+                owner,
+                priority=self._priority,
+                timeout=timeout,
+                user_agent=self._agent,
+                entered=entered,
             )
+        lease._sent_by_caller = True
+        if self._bound:
+            self._lease = lease
+            open_leases.set((*open_leases.get(), lease))
+        elif self._owned:
+            hold_in_context(lease)
+        return lease
 
     async def __aexit__(self, *error: object) -> None:
         if self._lease is not None:
@@ -435,44 +459,6 @@ class LeaseManager:
         lease = Lease(target.url, target.host, owner, self, grant, source, user_agent=agent)
         if owner is not None:
             self.holdings.add(lease)
-        return lease
-
-    async def acquire(
-        self,
-        url: str,
-        priority: int,
-        timeout: float | None,
-        user_agent: str | None,
-        owned: bool,
-        request: LeaseRequest | None,
-    ) -> Lease:
-        """Wait for a lease with which the caller sends a request. See `Gatekeeper.acquire`.
-
-        `request`: the one whose `async with` block the lease belongs to, if there is one.
-        """
-        entered = self.entrance.crowded and (timeout is None or timeout > 0)
-        if entered:  # First of all, since many tasks may start in one iteration of the loop.
-            end = None if timeout is None else self.now() + timeout
-            await self.entrance.queue_up()
-            self.entrance.entered()
-            timeout = None if end is None else max(0.0, end - self.now())
-        owner = asyncio.current_task(self.loop) if owned else None
-        lease = None if entered or user_agent is not None else self.take(url, owner)
-        if lease is None:
-            lease = await self.wait(
-                url,
-                owner,
-                priority=priority,
-                timeout=timeout,
-                user_agent=user_agent,
-                entered=entered,
-            )
-        lease._sent_by_caller = True
-        if request is not None:
-            request._lease = lease
-            open_leases.set((*open_leases.get(), lease))
-        elif owned:
-            hold_in_context(lease)
         return lease
 
     async def wait(
