@@ -114,6 +114,9 @@ async def surroundings(internet: FakeInternet, tmp_path: Path) -> AsyncIterator[
         "HOME": str(here),
         "XDG_STATE_HOME": str(tmp_path / "state"),
         "GATEKEEPER_GUARD_ALLOW": "127.0.0.0/8",
+        # A block may leave a lease open, for which a sidecar would wait until it stops.
+        "GATEKEEPER_SERVER_DRAIN_GRACE": "0",
+        "GATEKEEPER_SERVER_DRAIN_TIMEOUT": "0.2",
         "GATEKEEPER_USER_AGENT": "examplebot/1.0 (+https://example.org/bot)",
     }
     given = Surroundings(environ, here)
