@@ -1,4 +1,4 @@
-"""The map in docs/architecture.md names every module once, and lists the enforced layers."""
+"""The map in docs/architecture.md is complete, and no page has a section twice."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import importlib.util
 import re
 import tomllib
 from pathlib import Path
+
+from tests.documents.blocks import documents
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
@@ -34,3 +36,10 @@ def test_the_layers_are_those_that_are_held() -> None:
     (layers,) = (one["layers"] for one in contracts if one["type"] == "layers")
     held = [re.findall(r"\w+", layer) for layer in layers if layer != "__main__"]
     assert [re.findall(r"\w+", line.partition("  ")[0]) for line in block("cli")] == held
+
+
+def test_no_page_has_a_section_twice() -> None:
+    for path in documents():
+        text = re.sub(r"(?ms)^```.*?^```$", "", path.read_text("utf-8"))
+        sections = re.findall(r"(?m)^##+ .+$", text)
+        assert len(sections) == len(set(sections)), path
