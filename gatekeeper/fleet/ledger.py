@@ -246,7 +246,7 @@ class RedisLedger:
             raise
         self._open = True
         if self._shared_log.begins("member", self._prefix):
-            _log.info("member %s of the fleet at %s", self.member, self._store.where)
+            _log.info("this is member %s of the fleet at %s", self.member, self._store.where)
         loop = asyncio.get_running_loop()
         self._listen_task = loop.create_task(self._listen_loop())
         self._heartbeat_task = loop.create_task(self._heartbeat_loop())
@@ -485,7 +485,7 @@ class RedisLedger:
             statuses = [reply[1] for reply in decoded]
             if 0 in statuses or not (recovering or epoch == self._epoch):
                 self._epoch = ""
-                raise LedgerLost("the store's memory is another one than it was")
+                raise LedgerLost("the store's contents have changed")
             await self._check_clock(decoded[-1][0] / 1e6, sent, received, epoch)
             # All calls from the first late one on are sent again: each is idempotent, and their
             # order is preserved.
@@ -497,7 +497,7 @@ class RedisLedger:
                 if not recovering:
                     self._set_reached()
                 return answers
-        raise LedgerLost("calls of the store arrive too late, time after time")
+        raise LedgerLost("calls reach the store too late, again and again")
 
     def _packed(
         self, operations: list[Operation], sent: float, epoch: str
@@ -544,13 +544,13 @@ class RedisLedger:
             current, server, version = ((one or b"").decode() for one in found)
             if current and version != str(FORMAT):
                 raise ConfigError(
-                    f"fleet.namespace: what is stored under {self._prefix} has format {version}, "
-                    f"and this version of gatekeeper writes {FORMAT}: choose another namespace"
+                    f"fleet.namespace: the keys of {self._prefix} have format {version}, but this "
+                    f"version of gatekeeper writes format {FORMAT}: choose another namespace"
                 )
             if current and server == identity.text:
                 return current
             await self._declare(current, identity)
-        raise LedgerLost("the members can't agree about the store's epoch")
+        raise LedgerLost("the members can't agree on the store's epoch")
 
     async def _declare(self, expected: str, identity: StoreIdentity) -> None:
         arguments = [expected, secrets.token_hex(4), identity.text]
@@ -603,9 +603,9 @@ class RedisLedger:
         if self._lost_at is not None:
             return
         self._lost_at = self._clock.monotonic()
-        consequence = "nothing is granted"
+        consequence = "no leases are granted"
         if self.config.when_lost == "divide":
-            consequence = "each member goes on with the hosts that are its own"
+            consequence = "each member continues with its own share of the hosts"
         reason = str(why).removeprefix(f"{self._store.where}: ")
         if self._shared_log.begins("lost", self._prefix):
             _log.error("%s can't be reached (%s): %s", self._store.where, reason, consequence)
@@ -634,12 +634,12 @@ class RedisLedger:
         self._quarantine_logged = quarantined
         if not quarantined:
             if self._shared_log.ends("quarantine", self._prefix):
-                _log.info("%s: turns are given again", self._store.where)
+                _log.info("%s: leases are granted again", self._store.where)
         elif self._shared_log.begins("quarantine", self._prefix):
             _log.log(
                 logging.WARNING if self._open else logging.INFO,  # expected for the first member
-                "%s is empty, or another than it was (a restart, a failover, FLUSHALL): nobody gets"
-                " a turn until every member has told what it knows, %.0f s at most",
+                "%s is empty or has lost its data (a restart, a failover, FLUSHALL): no leases are "
+                "granted until every member has reported its state, for at most %.0f s",
                 self._store.where,
                 seconds,
             )
@@ -662,7 +662,7 @@ class RedisLedger:
         current, left, now, _, writes, *_ = answer
         if not epoch or current.decode() != epoch:  # both are empty if both sides lost it
             self._epoch = ""
-            raise LedgerLost("the store's memory is another one than it was")
+            raise LedgerLost("the store's contents have changed")
         received = self._clock.monotonic()
         self._quarantine_until = received + int(left) / 1e6
         self._note_quarantine(int(left) / 1e6)
@@ -698,7 +698,7 @@ class RedisLedger:
                 self._logged_error = str(error)
                 self._failed(error)
             except Exception as error:  # noqa: BLE001 - without heartbeats the member is forgotten
-                _log.exception("a beat failed")
+                _log.exception("a heartbeat failed")
                 self._failed(error)
 
     async def _join(self) -> None:
@@ -726,7 +726,7 @@ class RedisLedger:
             except LedgerLost as error:
                 _log.debug("%s", error)
             except Exception:  # noqa: BLE001 - without notifications no block would arrive
-                _log.exception("listening failed")
+                _log.exception("receiving notifications failed")
             self._subscribed = 0
             await asyncio.sleep(0.25)
 
@@ -762,7 +762,7 @@ class RedisLedger:
                 elif kind == "p":
                     listener.paused(values[0], bool(values[1]))
         except (msgspec.DecodeError, KeyError, IndexError, TypeError, ValueError):
-            _log.warning("a message on %s can't be read: another program uses it", channel)
+            _log.warning("a message on %s can't be read: another program may use it", channel)
 
     # --- without the store --------------------------------------------------------------------
 

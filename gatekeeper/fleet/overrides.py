@@ -77,7 +77,7 @@ class FleetOverrides:
             for follower in followers:
                 follower(said)
         except (msgspec.MsgspecError, ConfigError) as error:
-            _log.error("another member's override of %s can't be followed: %s", match, error)
+            _log.error("another member's override of %s can't be applied: %s", match, error)
 
     async def write_new(self, epoch: str) -> None:
         """Write the rules that were set here since the last call. Raises LedgerLost."""
@@ -106,4 +106,4 @@ class FleetOverrides:
         pairs = [part for pair in rules.items() for part in pair]
         arguments = [epoch, after_loss, str(_EXPIRY_MS), self._channel, *pairs]
         if not await self._store.script(OVERRIDE, self._keys, arguments):
-            raise LedgerLost("the store's memory is another one than it was")
+            raise LedgerLost("the store's contents have changed")

@@ -145,7 +145,7 @@ class Store:
                 if first <= self._slot <= last:
                     await self._switch_to(master)
                     return
-            why = "nobody has some slots of the cluster"
+            why = "some slots of the cluster have no server"
         raise LedgerLost(f"{self.where}: {why}")
 
     async def _switch_to(self, master: list[Any]) -> None:
@@ -184,7 +184,7 @@ class Store:
         places = [_host_and_port(one) for one in hosts.split(",")]
         name, _, database = parts.path.lstrip("/").partition("/")
         if not name or not all(host for host, _ in places):
-            raise ValueError("write redis+sentinel://host:port,host:port/name of the master")
+            raise ValueError("write redis+sentinel://host:port,host:port/NAME (of the master)")
         # redis-py parses the query, both for the store and for its Sentinels.
         query: dict[str, Any] = dict(
             self._redis.connection.parse_url(f"redis://x/{database}?{parts.query}")
@@ -216,7 +216,7 @@ class Store:
     async def _on_connect(self, connection: Any) -> None:
         await connection.on_connect()
         if not self._connecting:
-            raise self._redis.ConnectionError("a new connection: its memory was not looked at yet")
+            raise self._redis.ConnectionError("a new connection, whose epoch is not known yet")
 
     @asynccontextmanager
     async def _deadline(self) -> AsyncIterator[None]:
@@ -291,7 +291,7 @@ class Store:
         policy = info.get("maxmemory_policy", "noeviction")
         if policy != "noeviction":
             raise ConfigError(
-                f"fleet.url: {self.where} has maxmemory-policy {policy}, which drops promises: "
+                f"fleet.url: {self.where} has maxmemory-policy {policy}, which may drop clocks: "
                 "set maxmemory-policy noeviction"
             )
         replicated = self._sentinel or int(info.get("connected_slaves", 0)) > 0
@@ -313,7 +313,7 @@ class Store:
                 raise found
         except self._errors as error:
             _log.warning(
-                "%s does not say its min-replicas-to-write: %s", self.where, _message(error)
+                "%s does not return its min-replicas-to-write: %s", self.where, _message(error)
             )
             return False
         return not found or int(found[1]) == 0
@@ -414,7 +414,7 @@ class Store:
                     async with asyncio.timeout(CALL_DEADLINE):
                         await pubsub.ping()
                 elif silent >= 2 * _SILENT_POLLS:
-                    raise TimeoutError("the connection that brings messages is silent")
+                    raise TimeoutError("the connection for notifications is silent")
                 continue
             silent = 0
             if message["type"] == "subscribe":
@@ -495,7 +495,7 @@ class _StoreConnection:
             return [await self._answer() for _ in commands]
         except Exception as error:
             if not self._open:  # another call has closed it, so its state is undefined
-                raise self._redis.ConnectionError("the connection was given up") from error
+                raise self._redis.ConnectionError("the connection was closed") from error
             self._open = False  # later data would not be the response to the next call
             raise
         finally:
@@ -503,7 +503,7 @@ class _StoreConnection:
 
     async def _answer(self) -> Any:
         if not self._open:
-            raise ConnectionError("it broke")
+            raise ConnectionError("the connection broke")
         try:
             return await self._connection.read_response()
         except self._redis.ResponseError as error:
@@ -523,7 +523,7 @@ def _split_url(url: str, where: str) -> SplitResult:
     parts = urlsplit(url)
     if parts.scheme not in _SCHEMES or "://" not in url:
         raise ConfigError(
-            f"fleet.url: {where!r} begins with none of "
+            f"fleet.url: {where!r} must begin with one of "
             + ", ".join(f"{one}://" for one in _SCHEMES)
         )
     if "@" in (parts.path if "@" in parts.netloc else url):
@@ -533,14 +533,14 @@ def _split_url(url: str, where: str) -> SplitResult:
     for name, _ in parse_qsl(parts.query, keep_blank_values=True):
         if name not in _OPTIONS and not name.startswith("ssl_"):
             raise ConfigError(
-                f"fleet.url: {where!r}: the option {name!r} can't be set: what can is "
+                f"fleet.url: {where!r}: the option {name!r} is not supported, only "
                 f"{', '.join(sorted(_OPTIONS))} and ssl_..."
             )
     database = parts.path.rpartition("/")[2] if parts.scheme != "unix" else ""
     if parts.scheme.endswith("+sentinel") and parts.path.count("/") < 2:
         database = ""
     if database and not database.isdecimal():
-        raise ConfigError(f"fleet.url: {where!r}: {database!r} is no number of a database")
+        raise ConfigError(f"fleet.url: {where!r}: {database!r} is not a database number")
     return parts
 
 
@@ -559,7 +559,7 @@ def _credentials(parts: SplitResult) -> dict[str, str]:
     return found
 
 
-_ADD_CREDENTIALS = "name a user and a password in it, with the rights that docs/fleet.md lists"
+_ADD_CREDENTIALS = "add a user and a password to it, with the rights that docs/fleet.md lists"
 _REMEDIES = {
     "NOAUTH": _ADD_CREDENTIALS,
     "WRONGPASS": _ADD_CREDENTIALS,
@@ -569,8 +569,8 @@ _REMEDIES = {
     "no permissions": _ADD_CREDENTIALS,
     "can't run this command": _ADD_CREDENTIALS,
     "DB index": "name a database that the server has",
-    "SELECT is not allowed": "name no database; a cluster has but one",
-    "'SENTINEL'": "this is no Sentinel: name those, or write it without +sentinel",
+    "SELECT is not allowed": "remove the database number; a cluster has only database 0",
+    "'SENTINEL'": "this server is not a Sentinel: name the Sentinels, or remove +sentinel",
 }
 """Remedies for errors that retrying can't fix, by a part of the server's error message."""
 

@@ -90,7 +90,10 @@ async def works() -> AsyncIterator[Works]:
     ("url", "remedy"),
     [
         ("redis://127.0.0.1:{port}/99", "DB index is out of range: name a database that"),
-        ("redis+sentinel://127.0.0.1:{port}/name/0", "this is no Sentinel: name those"),
+        (
+            "redis+sentinel://127.0.0.1:{port}/name/0",
+            "this server is not a Sentinel: name the Sentinels",
+        ),
     ],
 )
 async def test_a_url_that_no_waiting_makes_right_is_refused_at_the_start(
@@ -204,16 +207,18 @@ def test_no_password_is_shown_however_it_is_written(url: str, shown: str) -> Non
 def test_what_has_no_scheme_is_quoted_as_it_was_given(url: str, shown: str) -> None:
     assert without_credentials(url) == shown
     assert "secret" not in repr(FleetConfig(url=url))
-    with pytest.raises(ConfigError, match=rf"fleet\.url: '{shown}' begins with none of redis://"):
+    with pytest.raises(
+        ConfigError, match=rf"fleet\.url: '{shown}' must begin with one of redis://"
+    ):
         Store(url, FleetConfig())
 
 
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("http://h", "begins with none of redis://"),
+        ("http://h", "must begin with one of redis://"),
         ("redis://u:a/b@h:1/0", "%2F"),
-        ("redis://h/zero", "'zero' is no number of a database"),
+        ("redis://h/zero", "'zero' is not a database number"),
         ("redis://h/0?socket_timeout=600", "'socket_timeout' can't be set"),
         ("redis://h/0?decode_responses=1", "'decode_responses' can't be set"),
         ("redis://h:port/0", "can't be used"),

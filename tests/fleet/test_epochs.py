@@ -595,7 +595,7 @@ async def test_a_member_that_meets_what_nobody_foresaw_goes_on_beating(
         while not ledger._epoch:
             await asyncio.sleep(0.005)
     assert await granted(ledger, "a:1", "h")
-    assert "a beat failed" in caplog.text
+    assert "a heartbeat failed" in caplog.text
 
 
 async def test_an_answer_that_cannot_be_read_is_a_store_that_is_lost(

@@ -327,6 +327,6 @@ async def test_a_store_that_refuses_is_lost_and_comes_back_by_itself(
     assert far.ledger.state == "connected"
     assert await granted(far.ledger, "a:1", "h")
     lost, back = (record.getMessage() for record in caplog.records)
-    assert "nothing is granted" in lost
+    assert "no leases are granted" in lost
     assert refusal.rsplit(maxsplit=1)[-1].strip(".") in lost or "No connection" in lost, lost
     assert "is back after" in back

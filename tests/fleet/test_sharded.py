@@ -268,4 +268,4 @@ async def test_what_all_shards_meet_is_logged_once(
     finally:
         store.close()
     assert times("can't be reached") == times("is back after") == times(" of the fleet at ") == 1
-    assert times("nobody gets a turn") == 1
+    assert times("no leases are granted until") == 1

@@ -158,8 +158,8 @@ async def test_readiness_tells_the_state_of_the_fleet_and_its_members(
     assert (status, said["fleet"]) == (200, {"state": "connected", "members": 1})
     # The log tells why there were no turns for a while, and that they are granted again.
     async with asyncio.timeout(10.0):
-        while not any("turns are given again" in one for one in caplog.messages):
+        while not any("leases are granted again" in one for one in caplog.messages):
             await asyncio.sleep(0.01)
-    waits = [one for one in caplog.messages if "nobody gets a turn" in one]
+    waits = [one for one in caplog.messages if "no leases are granted until" in one]
     assert len(waits) == 1
     assert store.url in waits[0]
