@@ -200,8 +200,8 @@ class RedisLedger:
         self._members = MemberList(self.member, self._clock, config.hold)
         self._clock_offset: tuple[float, float, float] | None = None
         """The store's clock minus ours: lower bound, upper bound, and when they were measured."""
-        self._logged_error = ""
-        """The configuration error that was logged last, so that it is logged only once."""
+        self._logged_errors: set[str] = set()
+        """The configuration errors that were logged, so that each is logged only once."""
         self._failing_since: float | None = None
         self._lost_at: float | None = None
         self._quarantine_until = 0.0
@@ -263,9 +263,7 @@ class RedisLedger:
         self._open = False
         self._heartbeat_now.set()
         # Cancelling a call closes the connection, which is still needed to leave the fleet.
-        under_way = [
-            task for task in (self._heartbeat_task, *self._flights.tasks) if task is not None
-        ]
+        under_way = [task for task in (self._heartbeat_task, *self._flights.tasks) if task]
         if under_way:
             await asyncio.wait(under_way, timeout=_CLOSE_TIMEOUT)
         for task in (self._listen_task, *under_way):
@@ -651,14 +649,10 @@ class RedisLedger:
         epoch = epoch or self._epoch
         forget = str(micros(max(60.0, 3 * self.config.hold)))
         channel = self._key("all") if self._members.announces else ""
-        names = ("epoch", "members", "overrides", "read")
-        known = str(int(self._members.known))
+        keys = [self._key(name) for name in ("epoch", "members", "overrides", "read")]
+        arguments = [self.member, forget, channel, epoch, str(self._members.list_time)]
         sent = self._clock.monotonic()
-        answer = await self._store.script(
-            BEAT,
-            [self._key(name) for name in names],
-            [self.member, forget, channel, epoch, str(self._members.list_time), known],
-        )
+        answer = await self._store.script(BEAT, keys, [*arguments, str(int(self._members.known))])
         current, left, now, _, writes, *_ = answer
         if not epoch or current.decode() != epoch:  # both are empty if both sides lost it
             self._epoch = ""
@@ -689,17 +683,19 @@ class RedisLedger:
                         await self._execute([])
                     else:
                         await self._recover()
-            except LedgerLost as error:
-                _log.debug("%s", error)
-                self._failed(error)
-            except ConfigError as error:
-                level = logging.DEBUG if str(error) == self._logged_error else logging.ERROR
-                _log.log(level, "%s", error)
-                self._logged_error = str(error)
+            except (LedgerLost, ConfigError) as error:
+                self._log_failure(error)
                 self._failed(error)
             except Exception as error:  # noqa: BLE001 - without heartbeats the member is forgotten
                 _log.exception("a heartbeat failed")
                 self._failed(error)
+
+    def _log_failure(self, error: LedgerLost | ConfigError) -> None:
+        """Log a failure. Errors that an operator has to correct are shown, each one once."""
+        new = isinstance(error, ConfigError) and str(error) not in self._logged_errors
+        if new:
+            self._logged_errors.add(str(error))
+        _log.log(logging.ERROR if new else logging.DEBUG, "%s", error)
 
     async def _join(self) -> None:
         """Wait briefly until the other members know this one; nothing is granted before that."""
@@ -723,8 +719,8 @@ class RedisLedger:
         while True:
             try:
                 await self._store.listen(channels, self._receive, subscribed)
-            except LedgerLost as error:
-                _log.debug("%s", error)
+            except (LedgerLost, ConfigError) as error:
+                self._log_failure(error)
             except Exception:  # noqa: BLE001 - without notifications no block would arrive
                 _log.exception("receiving notifications failed")
             self._subscribed = 0

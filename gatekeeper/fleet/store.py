@@ -229,9 +229,8 @@ class Store:
         except self._errors as error:
             self._located = self._slot is None
             await self.hang_up()
-            if self._starting and (remedy := _remedy(error)) is not None:
-                said = _message(error).rstrip(". ")
-                raise ConfigError(f"fleet.url: {self.where}: {said}: {remedy}") from error
+            if self._starting and (refusal := _refusal(self.where, error)) is not None:
+                raise refusal from error
             lost = StoreDown if self._is_down(error) else LedgerLost
             raise lost(f"{self.where}: {_message(error)}") from error
         except asyncio.CancelledError:
@@ -384,12 +383,14 @@ class Store:
     ) -> None:
         """Subscribe to `channels()`, which is polled for new ones, and pass each message to
         `heard(channel, data)` until the connection breaks. `subscribed(number)` is called with the
-        number of confirmed subscriptions. Raises LedgerLost."""
+        number of confirmed subscriptions. Raises LedgerLost, or ConfigError if the server denies
+        access."""
         try:
             async with self._messages.pubsub() as pubsub:
                 await self._listen(pubsub, channels, heard, subscribed)
         except self._errors as error:
-            raise LedgerLost(f"{self.where}: {_message(error)}") from error
+            lost = LedgerLost(f"{self.where}: {_message(error)}")
+            raise _refusal(self.where, error) or lost from error
 
     async def _listen(
         self,
@@ -520,7 +521,10 @@ class _StoreConnection:
 
 def _split_url(url: str, where: str) -> SplitResult:
     """Split and validate a store's URL. Raises ConfigError if it would be misread."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ConfigError(f"fleet.url: {where!r} can't be used: {error}") from error
     if parts.scheme not in _SCHEMES or "://" not in url:
         raise ConfigError(
             f"fleet.url: {where!r} must begin with one of "
@@ -536,9 +540,13 @@ def _split_url(url: str, where: str) -> SplitResult:
                 f"fleet.url: {where!r}: the option {name!r} is not supported, only "
                 f"{', '.join(sorted(_OPTIONS))} and ssl_..."
             )
-    database = parts.path.rpartition("/")[2] if parts.scheme != "unix" else ""
-    if parts.scheme.endswith("+sentinel") and parts.path.count("/") < 2:
-        database = ""
+    if parts.scheme == "unix":
+        if not parts.path:
+            raise ConfigError(f"fleet.url: {where!r} names no socket: unix:///path/of/socket")
+        return parts
+    database = parts.path.removeprefix("/")
+    if parts.scheme.endswith("+sentinel"):
+        database = database.partition("/")[2]
     if database and not database.isdecimal():
         raise ConfigError(f"fleet.url: {where!r}: {database!r} is not a database number")
     return parts
@@ -560,14 +568,9 @@ def _credentials(parts: SplitResult) -> dict[str, str]:
 
 
 _ADD_CREDENTIALS = "add a user and a password to it, with the rights that docs/fleet.md lists"
-_REMEDIES = {
-    "NOAUTH": _ADD_CREDENTIALS,
-    "WRONGPASS": _ADD_CREDENTIALS,
-    "NOPERM": _ADD_CREDENTIALS,
-    "invalid username-password": _ADD_CREDENTIALS,
-    "uthentication": _ADD_CREDENTIALS,
-    "no permissions": _ADD_CREDENTIALS,
-    "can't run this command": _ADD_CREDENTIALS,
+_DENIED = ("NOAUTH", "WRONGPASS", "NOPERM", "invalid username-password", "uthentication")
+_DENIED += ("no permissions", "The user executing the script can't")
+_REMEDIES = dict.fromkeys(_DENIED, _ADD_CREDENTIALS) | {
     "DB index": "name a database that the server has",
     "SELECT is not allowed": "remove the database number; a cluster has only database 0",
     "'SENTINEL'": "this server is not a Sentinel: name the Sentinels, or remove +sentinel",
@@ -575,10 +578,12 @@ _REMEDIES = {
 """Remedies for errors that retrying can't fix, by a part of the server's error message."""
 
 
-def _remedy(error: Exception) -> str | None:
-    """Return how to correct the URL, or None if the URL may be right."""
+def _refusal(where: str, error: Exception) -> ConfigError | None:
+    """Return an error that says how to correct the URL, or None if the URL may be right."""
     text = str(error)
-    return next((remedy for words, remedy in _REMEDIES.items() if words in text), None)
+    remedy = next((remedy for words, remedy in _REMEDIES.items() if words in text), None)
+    said = _message(error).rstrip(". ")
+    return None if remedy is None else ConfigError(f"fleet.url: {where}: {said}: {remedy}")
 
 
 def _message(error: Exception) -> str:

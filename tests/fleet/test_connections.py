@@ -151,15 +151,41 @@ async def test_with_the_rights_that_the_documents_list_and_a_database_of_its_own
     assert SECRET not in repr(ledger.config)
     for user in (f"crawler:{SECRET[:3]}", "nobody:" + ESCAPED):
         stranger = RedisLedger(f"redis://{user}@{place}")
-        with pytest.raises(ConfigError, match=r"fleet\.url: redis://127.*name a user") as refused:
+        with pytest.raises(ConfigError, match=r"fleet\.url: redis://127.*add a user") as refused:
             await stranger.open()
         assert SECRET not in str(refused.value)
-    server.ask("ACL", "SETUSER", "weak", "on", f">{SECRET}", "~*", "&*", "+@read")
-    stranger = RedisLedger(f"redis://weak:{ESCAPED}@{place}")
-    with pytest.raises(ConfigError, match=r"docs/fleet\.md"):
-        await stranger.open()
+    for rights in ("~* &* +@read", "~other &* +@all", "~* resetchannels +@all"):
+        server.ask("ACL", "SETUSER", "weak", "reset", "on", f">{SECRET}", *rights.split())
+        stranger = RedisLedger(f"redis://weak:{ESCAPED}@{place}")
+        with pytest.raises(ConfigError, match=r"docs/fleet\.md"):
+            await stranger.open()
     assert SECRET not in caplog.text
     assert ESCAPED not in caplog.text
+
+
+async def test_a_user_who_may_not_subscribe_is_named_once_in_the_log(
+    started: Started, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Blocks and newcomers would otherwise be noticed late without any hint why."""
+    server = started(port=free_port())
+    server.ask("ACL", "SETUSER", "deaf", "on", ">pw", "~*", "&*", "+@all", "-subscribe")
+    async with RedisLedger(f"redis://deaf:pw@127.0.0.1:{server.port}/0") as ledger:
+        async with asyncio.timeout(PATIENCE):
+            while not caplog.records:
+                await asyncio.sleep(0.01)
+            tried = asyncio.Event()
+            listen = ledger._store.listen
+
+            async def listen_again(*args: object) -> None:
+                tried.set()
+                await listen(*args)  # type: ignore[arg-type]
+
+            ledger._store.listen = listen_again  # type: ignore[method-assign]
+            await tried.wait()
+            await ledger._store.run("PING")
+    (said,) = (one.getMessage() for one in caplog.records if one.levelname == "ERROR")
+    assert "subscribe" in said
+    assert "docs/fleet.md" in said
 
 
 async def test_over_a_unix_socket_with_a_database(started: Started, works: Works) -> None:
@@ -219,11 +245,15 @@ def test_what_has_no_scheme_is_quoted_as_it_was_given(url: str, shown: str) -> N
         ("http://h", "must begin with one of redis://"),
         ("redis://u:a/b@h:1/0", "%2F"),
         ("redis://h/zero", "'zero' is not a database number"),
-        ("redis://h/0?socket_timeout=600", "'socket_timeout' can't be set"),
-        ("redis://h/0?decode_responses=1", "'decode_responses' can't be set"),
+        ("redis://h/0?socket_timeout=600", "'socket_timeout' is not supported"),
+        ("redis://h/0?decode_responses=1", "'decode_responses' is not supported"),
         ("redis://h:port/0", "can't be used"),
-        ("redis+sentinel://h:1/", "name of the master"),
-        ("redis+sentinel://h:1/m/zero", "'zero' is no number"),
+        ("redis://[::1/0", "can't be used"),
+        ("redis://h/1/2", "'1/2' is not a database number"),
+        ("unix://", "names no socket"),
+        ("unix://?db=1", "names no socket"),
+        ("redis+sentinel://h:1/", "of the master"),
+        ("redis+sentinel://h:1/m/zero", "'zero' is not a database number"),
     ],
 )
 def test_a_url_that_would_be_misread_is_refused(url: str, said: str) -> None:
@@ -430,7 +460,7 @@ async def test_a_namespace_of_another_format_is_refused(server: Server) -> None:
     """Also if a new epoch would start: this version can't interpret the stored data."""
     server.ask("HSET", "{gatekeeper}:epoch", "id", "x", "server", "y", "format", str(FORMAT + 1))
     said = await refused(server.url)
-    assert f"has format {FORMAT + 1}" in said
+    assert f"have format {FORMAT + 1}" in said
     assert "fleet.namespace" in said
     assert "choose another namespace" in said
     assert b"x" in server.ask("HGET", "{gatekeeper}:epoch", "id")
