@@ -294,7 +294,8 @@ def shell_keys(values: Sequence[str]) -> list[str]:
     """
     if not values:
         return []
-    roughly = "\x00".join(values).replace("?", "*").replace("\\", "*").split("\x00")
+    joined = _NO_OCTET.join(values)
+    roughly = joined.replace("?", "*").replace("\\", "*").split(_NO_OCTET)
     return [
         max((_without_classes(value) if "[" in value else value).split("*"), key=len)
         for value in roughly

@@ -29,6 +29,7 @@ from gatekeeper.robots.parser import (
     line_numbers,
     product_token,
     rule_offsets,
+    to_octets,
     values_in,
 )
 from gatekeeper.robots.rules import (
@@ -397,7 +398,8 @@ class Policy:
         self.conflicts = conflicts
         self.v2_semantics = v2_semantics
         self.inherit_crawl_delay: bool = inherit_crawl_delay
-        readings = choose(robots, self.agent.lower(), precedence=v2_semantics == "precedence")
+        name = to_octets(self.agent).lower()  # in this order, as the text of the file
+        readings = choose(robots, name, precedence=v2_semantics == "precedence")
         self._compared_readings: tuple[RuleSet, ...] = ()
         if conflicts == "declared":  # the others are compared, but do not decide
             readings, self._compared_readings = readings[:1], readings[1:]

@@ -56,6 +56,8 @@ def obeys(text: str, agent: str, dialect: str = "rfc9309") -> bool:
         ("Example Bot", "Example"),
         ("*", "anybody"),
         ("* everybody", "anybody"),
+        ("Spürhund", "Spürhund/1.0"),
+        ("Паук", "Паук"),
     ],
 )
 def test_user_agent_line_is_read_leniently(line: str, agent: str) -> None:

@@ -155,6 +155,16 @@ def test_comment_rule_goes_by_the_set() -> None:
     assert not RobotsTxt.parse(text, dialect="rfc9309").policy("X").allowed("/a")
 
 
+def test_an_escaped_octet_in_a_rule_changes_no_other_rule() -> None:
+    """V2-36: the patterns of a set are prepared together."""
+    for octet in range(256):
+        rules = ["Disallow: /%3Fa*", f"Disallow: *x%{octet:02X}y", "Disallow: /%3Fb*"]
+        text = "\n".join(["User-agent: X", "Robot-version: 2.0", *rules])
+        policy = RobotsTxt.parse(text, dialect="2.0").policy("X")
+        for path in ("/%3fac", f"/x%{octet:02x}y", "/%3fbc"):
+            assert not policy.allowed(path), (rules, path)
+
+
 def test_struck_precedence_can_be_asked_for() -> None:
     """V2-21"""
     text = "User-agent: X\nRobot-version: 2.0\nAllow: /foo*\nDisallow: *shtml\n"
