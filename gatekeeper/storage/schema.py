@@ -62,7 +62,6 @@ _REMEDIES = {
     sqlite3.SQLITE_BUSY: "stop the other program that holds it",
 }
 
-# Since version 1; at first the body was a column of `origins`.
 _CREATE_TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE origins (
@@ -113,10 +112,6 @@ CREATE TABLE clocks (
     day_pages INTEGER NOT NULL DEFAULT 0,
     day_bytes INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
-"""
-
-# Since version 2: each text once, by its hash, and when it was seen.
-_CREATE_HISTORY = """
 CREATE TABLE blobs (hash BLOB PRIMARY KEY, size INTEGER NOT NULL, body BLOB NOT NULL);
 CREATE TABLE history (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -132,33 +127,6 @@ CREATE INDEX history_by_origin ON history (origin);
 CREATE INDEX history_by_hash ON history (body_hash);
 """
 
-
-# Move bodies out of their rows, so that identical ones are stored once, and start the history.
-_TO_2 = (
-    _CREATE_HISTORY
-    + """
-ALTER TABLE clocks ADD COLUMN paused INTEGER NOT NULL DEFAULT 0;
-INSERT OR IGNORE INTO blobs (hash, size, body)
-    SELECT body_hash, text_size(body), body FROM origins
-    WHERE body IS NOT NULL AND body_hash IS NOT NULL;
-INSERT INTO history (origin, body_hash, first_seen, last_seen, outcome, status, size)
-    SELECT o.origin, o.body_hash, coalesce(o.good_fetched_at, o.fetched_at),
-        coalesce(o.good_fetched_at, o.fetched_at), coalesce(o.good_outcome, o.outcome),
-        o.good_status, b.size
-    FROM origins AS o JOIN blobs AS b ON b.hash = o.body_hash;
-UPDATE origins SET body_hash = NULL WHERE body IS NULL;
-ALTER TABLE origins DROP COLUMN body;
-"""
-)
-
-# Clocks get what else slows a host down: errors, latency, and its RateLimit field.
-_TO_3 = """
-ALTER TABLE clocks ADD COLUMN errors INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE clocks ADD COLUMN latency REAL;
-ALTER TABLE clocks ADD COLUMN said_interval REAL NOT NULL DEFAULT 0;
-ALTER TABLE clocks ADD COLUMN said_until REAL NOT NULL DEFAULT 0;
-ALTER TABLE clocks ADD COLUMN era REAL;
-"""
 
 # Records get the time of writing, so that changes of the wall clock can be corrected for.
 _TO_4 = """
@@ -186,8 +154,8 @@ ALTER TABLE clocks ADD COLUMN day_pages INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE clocks ADD COLUMN day_bytes INTEGER NOT NULL DEFAULT 0;
 """
 
-_MIGRATIONS = {1: _TO_2, 2: _TO_3, 3: _TO_4, 4: _TO_5, 5: _TO_6}
-"""Version -> the script that migrates it to the next version."""
+_MIGRATIONS = {3: _TO_4, 4: _TO_5, 5: _TO_6}
+"""Version -> the script that migrates it to the next version. No release wrote an older file."""
 
 
 def _run_script(connection: sqlite3.Connection, script: str) -> None:
@@ -273,7 +241,7 @@ def _create(path: Path) -> None:
         connection = sqlite3.connect(new, isolation_level=None)
         try:
             connection.execute("BEGIN")
-            _run_script(connection, _CREATE_TABLES + _CREATE_HISTORY)
+            _run_script(connection, _CREATE_TABLES)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {VERSION}")
             connection.execute("COMMIT")
@@ -369,8 +337,10 @@ def _checked_version(connection: sqlite3.Connection, path: Path) -> int:
             f"{path}: written by a newer gatekeeper (schema {version}, this one knows {VERSION}); "
             "upgrade, or give another path"
         )
-    if version < 1:
-        raise StorageError(f"{path}: no schema in it; move it away and start again")
+    if version < min(_MIGRATIONS):
+        raise StorageError(
+            f"{path}: no schema in it that a release has written; move it away and start again"
+        )
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
     size = pages * connection.execute("PRAGMA page_size").fetchone()[0]
     if size <= _MAX_CHECKED_BYTES:
@@ -385,7 +355,6 @@ def _migrate(connection: sqlite3.Connection, path: Path, version: int) -> None:
     """Migrate in one transaction, so that a process killed meanwhile leaves the old schema."""
     if version == VERSION:
         return
-    connection.create_function("text_size", 1, _text_size, deterministic=True)
     connection.execute("BEGIN IMMEDIATE")
     try:
         for step in range(version, VERSION):
@@ -399,10 +368,6 @@ def _migrate(connection: sqlite3.Connection, path: Path, version: int) -> None:
             f"{path}: can't be migrated from schema {version} to {VERSION} ({error}); "
             "nothing was changed: make space, or move it away and start again"
         ) from error
-
-
-def _text_size(body: bytes) -> int:
-    return len(unpack_body(body))
 
 
 # --- rows ------------------------------------------------------------------------------------

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sqlite3
 import subprocess
 import sys
+import tarfile
 import tempfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,41 +18,6 @@ from gatekeeper.errors import StorageError
 from gatekeeper.storage import ClockRecord, SqliteStorage, schema
 
 ORIGIN = "https://a.example"
-
-VERSION_1 = """
-CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE origins (
-    origin TEXT PRIMARY KEY, outcome TEXT NOT NULL, state TEXT NOT NULL, status INTEGER,
-    fetched_at REAL NOT NULL, soft_expires_at REAL NOT NULL, expires_at REAL NOT NULL,
-    first_unreachable_at REAL, ladder_step INTEGER NOT NULL, hops TEXT NOT NULL,
-    etag TEXT, last_modified TEXT, good_outcome TEXT, good_status INTEGER,
-    good_fetched_at REAL, good_hops TEXT NOT NULL, body BLOB, body_hash BLOB,
-    took REAL, last_page_ok_at REAL
-) WITHOUT ROWID;
-CREATE TABLE clocks (
-    scope TEXT PRIMARY KEY, next_at REAL NOT NULL, blocked_until REAL NOT NULL,
-    block_reason TEXT NOT NULL, failures INTEGER NOT NULL, last_failure_at REAL NOT NULL,
-    safe_interval REAL NOT NULL
-) WITHOUT ROWID;
-PRAGMA application_id = 0x67617465;
-PRAGMA user_version = 1;
-"""
-
-
-# The tables of the second version that later ones changed.
-VERSION_2_CLOCKS = """
-ALTER TABLE origins DROP COLUMN made_at;
-ALTER TABLE origins DROP COLUMN boot_id;
-ALTER TABLE origins DROP COLUMN boot_at;
-DROP TABLE clocks;
-CREATE TABLE clocks (
-    scope TEXT PRIMARY KEY, next_at REAL NOT NULL, blocked_until REAL NOT NULL,
-    block_reason TEXT NOT NULL, failures INTEGER NOT NULL, last_failure_at REAL NOT NULL,
-    safe_interval REAL NOT NULL, paused INTEGER NOT NULL DEFAULT 0
-) WITHOUT ROWID;
-INSERT INTO clocks VALUES ('a.example', 9.0, 8.0, '429', 1, 2.0, 0.5, 1);
-PRAGMA user_version = 2;
-"""
 
 
 async def opened(path: Path) -> None:
@@ -77,21 +41,12 @@ async def fill(path: Path, made: Callable[..., Any], origins: int = 300) -> None
             storage.put_origin(made(f"https://{n}.example", b"Disallow: /%d\n" % n))
 
 
-def version_1(path: Path) -> None:
-    body = zlib.compress(b"Disallow: /x\n")
-    digest = hashlib.sha256(b"Disallow: /x\n").digest()
-    connection = sqlite3.connect(path)
-    connection.executescript(VERSION_1)
-    row = "INSERT INTO origins VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
-    common = (5.0, 6.0, 7.0, 4.0, 2, "", '"e"', None)
-    for origin in ("https://a.example", "https://b.example"):
-        good = ("rule", 200, 3.0, "https://c.example/robots.txt", body, digest, 0.5, None)
-        connection.execute(row, (origin, "timeout", "unreachable", None, *common, *good))
-    none = ("no_file", 404, 3.0, "", None, None, None, None)
-    connection.execute(row, ("https://n.example", "no_file", "unavailable", 404, *common, *none))
-    connection.execute("INSERT INTO clocks VALUES ('a.example', 9.0, 8.0, '429', 1, 2.0, 0.5)")
-    connection.commit()
-    connection.close()
+def schema_3(path: Path) -> None:
+    """Put a file there that the oldest schema which is still migrated wrote; see `data/make.py`."""
+    with tarfile.open(Path(__file__).with_name("data") / "schema-3.tar.gz") as archive:
+        member = archive.extractfile("closed/state.db")
+        assert member is not None
+        path.write_bytes(member.read())
 
 
 def test_the_columns_are_the_fields_of_the_records(path: Path) -> None:
@@ -109,60 +64,6 @@ async def test_an_empty_file_is_a_new_one(path: Path) -> None:
     assert path.stat().st_size > 0
 
 
-async def test_a_file_of_the_first_version_is_brought_up_to_date(path: Path) -> None:
-    version_1(path)
-    async with SqliteStorage(path) as storage:
-        found = await storage.load_origin(ORIGIN)
-        assert found is not None
-        assert (found.outcome, found.ladder_step, found.etag) == ("timeout", 2, '"e"')
-        assert found.first_unreachable_at == 4.0
-        assert found.good_hops == ("https://c.example/robots.txt",)
-        assert found.body == zlib.compress(b"Disallow: /x\n")
-        assert await storage.load_clocks() == [
-            ClockRecord(
-                scope="a.example",
-                next_at=9.0,
-                blocked_until=8.0,
-                block_reason="429",
-                failures=1,
-                last_failure_at=2.0,
-                safe_interval=0.5,
-            )
-        ]
-        (entry,) = await storage.history("https://b.example")
-        assert (entry.first_seen, entry.outcome, entry.size) == (3.0, "rule", 13)
-        assert await storage.body(entry.body_hash) == b"Disallow: /x\n"
-        gone = await storage.load_origin("https://n.example")
-        assert gone is not None
-        assert (gone.body, gone.body_hash, gone.good_status) == (None, None, 404)
-    await opened(path)
-
-
-async def test_a_file_of_the_second_version_is_brought_up_to_date(path: Path) -> None:
-    schema.prepare(path)
-    connection = sqlite3.connect(path)
-    connection.executescript(VERSION_2_CLOCKS)
-    connection.close()
-    async with SqliteStorage(path) as storage:
-        assert await storage.load_clocks() == [
-            ClockRecord(
-                scope="a.example",
-                next_at=9.0,
-                blocked_until=8.0,
-                block_reason="429",
-                failures=1,
-                last_failure_at=2.0,
-                safe_interval=0.5,
-                paused=True,
-            )
-        ]
-        storage.put_clock(ClockRecord(scope="a.example", next_at=9.0, errors=3, latency=0.5))
-        await storage.flush()
-        found = await storage.load_clock("a.example")
-        assert found is not None
-        assert (found.errors, found.latency, found.said_until) == (3, 0.5, 0.0)
-
-
 def test_a_migrated_file_has_the_schema_of_a_new_one(path: Path, tmp_path: Path) -> None:
     def columns(file: Path) -> dict[str, list[Any]]:
         connection = schema.connect(file)
@@ -171,24 +72,34 @@ def test_a_migrated_file_has_the_schema_of_a_new_one(path: Path, tmp_path: Path)
         connection.close()
         return found
 
-    version_1(path)
+    schema_3(path)
     new = tmp_path / "new.db"
     schema.prepare(new)
     assert columns(path) == columns(new)
 
 
 async def test_a_migration_that_fails_changes_nothing(path: Path) -> None:
-    version_1(path)
+    schema_3(path)
     connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE history (something TEXT)")
+    connection.execute("ALTER TABLE clocks ADD COLUMN day_at REAL")
     connection.commit()
     connection.close()
-    with pytest.raises(StorageError, match="can't be migrated from schema 1"):
+    with pytest.raises(StorageError, match="can't be migrated from schema 3"):
         await opened(path)
     connection = sqlite3.connect(path)
-    assert connection.execute("PRAGMA user_version").fetchone() == (1,)
-    assert connection.execute("SELECT count(*) FROM origins WHERE body NOT NULL").fetchone() == (2,)
+    assert connection.execute("PRAGMA user_version").fetchone() == (3,)
+    columns = [row[1] for row in connection.execute("PRAGMA table_info(clocks)")]
+    assert "era" in columns
+    assert "refused_at" not in columns
     connection.close()
+
+
+async def test_a_schema_that_no_release_wrote_is_refused(path: Path) -> None:
+    schema_3(path)
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 2")
+    connection.close()
+    await refused(path, "no schema in it that a release has written")
 
 
 async def test_a_newer_schema_is_refused(path: Path) -> None:
