@@ -165,8 +165,6 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     status: int | None = None
     headers: Mapping[str, str] = {}
     body: bytes | None = None
-    truncated: bool = False
-    received: int = 0
     elapsed: float | None = None
     """Seconds from sending the request to the response head."""
     detail: str = ""
@@ -469,7 +467,7 @@ async def _read_reply(
     if not outcome.has_text or outcome is Outcome.EMPTY:
         # The body of an error is never read.
         return Reply(outcome=outcome, status=head.status, headers=head.headers, elapsed=elapsed)
-    body, received, binary = await _read_body(head, deadline, config)
+    body, binary = await _read_body(head, deadline, config)
     truncated = len(body) > config.max_body
     outcome = Outcome.NOT_TEXT if binary else classify_body(outcome, body, truncated=truncated)
     return Reply(
@@ -477,23 +475,21 @@ async def _read_reply(
         status=head.status,
         headers=head.headers,
         body=body if outcome.has_text else None,
-        truncated=truncated,
-        received=received,
         elapsed=elapsed,
     )
 
 
 async def _read_body(
     head: aiohttp.ClientResponse, deadline: RetrievalDeadline, config: FetchConfig
-) -> tuple[bytes, int, bool]:
-    """Return the decoded body, the octets received, and whether it is not a text.
+) -> tuple[bytes, bool]:
+    """Return the decoded body, and whether it is not a text.
 
     The body has one octet more than the limit if the text is longer. Raises BadEncoding if the
     limit of received octets is reached before that: so much padding is an attack.
     """
     if is_media(head.headers.get(CONTENT_TYPE, "")):
         head.close()
-        return b"", 0, True
+        return b"", True
     encoding = head.headers.get(CONTENT_ENCODING)
     decoder = Decoder(encoding) if encoding else None
     content = head.content
@@ -510,16 +506,16 @@ async def _read_body(
             sniffed = True
             if is_binary(bytes(body[:1024])):
                 head.close()
-                return b"", received, True
+                return b"", True
         if len(body) > config.max_body:
             head.close()
-            return bytes(body), received, False
+            return bytes(body), False
         if received > config.max_wire:
             raise BadEncoding(f"{received} octets received for {len(body)} of text")
     if decoder is not None:
         decoder.finish()
     whole = bytes(body)
-    return whole, received, not sniffed and is_binary(whole)
+    return whole, not sniffed and is_binary(whole)
 
 
 _ACCEPT: Final = "text/plain, text/*;q=0.9, */*;q=0.1"
@@ -748,8 +744,6 @@ class _Redirects:
             lifetime=lifetime(headers, now),
             retry_after=self._wait,
             took=self._deadline.used,
-            truncated=reply.truncated,
-            received=reply.received,
             detail=reply.detail,
             addresses=reply.addresses,
         )

@@ -2,7 +2,7 @@
 
 The table of addresses is our own, and denies by default in IPv6. `ipaddress.is_global` and similar
 properties are not used: they differ between Python 3.11 and 3.13, and count multicast addresses
-as global. Sources: the IANA special-purpose registries (as of `TABLE_VERSION`), the WHATWG Fetch
+as global. Sources: the IANA special-purpose registries (as of 2026-11-20), the WHATWG Fetch
 standard for ports, and the RFCs named beside the entries.
 
 Nothing here uses the network; the module `guard` enforces the policy for every request.
@@ -29,9 +29,6 @@ from gatekeeper.config import Config, GuardConfig, as_config
 from gatekeeper.decision import BLOCKED_NOTE
 from gatekeeper.errors import ConfigError, InvalidURL
 from gatekeeper.split_dict import SplitDict
-
-TABLE_VERSION = "2026-11-20"
-"""The date on which the tables were last compared with the registries."""
 
 
 class Kind(StrEnum):
@@ -289,7 +286,6 @@ class GuardStats:
 
     mode: str
     """"full", or "url-only" if connections through proxies are not judged."""
-    table_version: str
     refused: Mapping[str, int]
     """Refusals by kind, including addresses removed from the answers of name servers."""
     dialled: int
@@ -414,7 +410,7 @@ class Guard:
 
     def stats(self) -> GuardStats:
         """Return the counters of refusals and dials since the guard was created."""
-        return GuardStats(self.mode, TABLE_VERSION, dict(self._refused), self._dialled)
+        return GuardStats(self.mode, dict(self._refused), self._dialled)
 
     # -- the URL stage
 

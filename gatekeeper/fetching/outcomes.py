@@ -650,9 +650,6 @@ class Retrieval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Seconds that the site asks to wait, at most `pacing.backoff_max`; None: it does not ask."""
     took: float = 0.0
     """Network seconds of all hops, without waiting for turns."""
-    truncated: bool = False
-    received: int = 0
-    """Octets of the body received, before decoding."""
     detail: str = ""
     """The error, for the log. Never shown to a client (T2)."""
     addresses: tuple[str, ...] = ()
