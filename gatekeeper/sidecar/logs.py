@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent import futures
 from datetime import datetime
 from functools import partial
-from typing import IO, TYPE_CHECKING, Final, TypeVar
+from typing import IO, TYPE_CHECKING, Final, Self, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -143,10 +143,8 @@ _SHUTDOWN_SECONDS = 1.0
 _MAX_URL = 2048
 
 
-class DecisionRecord(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag="decision"
-):
-    """One line of the decision log. Its `event` is "decision", to tell it from other lines."""
+class DecisionEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A decision and the request that it answered: the data of an event of the kind `decision`."""
 
     time: datetime
     id: str
@@ -159,9 +157,35 @@ class DecisionRecord(
     reason: str
     state: str | None = None
     line: int | None = None
+    """The line of the deciding rule."""
     rule: str | None = None
     robots_status: int | None = None
     retry_at: datetime | None = None
+
+    @classmethod
+    def of(cls, decision: Decision, request: str, client: str, *, at: float, url: str) -> Self:
+        """Describe a decision made at the wall time `at`; `url` is its URL as it may be shown."""
+        rule = decision.rule
+        return cls(
+            time=utc(at),
+            id=decision.id,
+            request=request,
+            client=client,
+            url=url[:_MAX_URL],
+            origin=decision.origin,
+            user_agent=decision.user_agent,
+            verdict=decision.verdict,
+            reason=decision.reason,
+            state=decision.state,
+            line=rule.line if rule is not None else None,
+            rule=rule.text[:200] if rule is not None else None,
+            robots_status=decision.robots_status,
+            retry_at=decision.retry_at,
+        )
+
+
+class DecisionLine(DecisionEvent, frozen=True, tag_field="event", tag="decision"):
+    """One line of the decision log. Its `event` is "decision", to tell it from other lines."""
 
 
 _Entry = tuple[float, Decision | WrittenDecision, str, str]
@@ -245,10 +269,6 @@ class DecisionLog:
             last = in_thread(last_page, name="decision-log")
             futures.wait([last], _SHUTDOWN_SECONDS)
 
-    def write(self) -> None:
-        """Write the lines of one write immediately."""
-        self._write_page(self._take_page())
-
     def _take_page(self) -> list[str]:
         """Take the lines for one write from the ring; drop, and count, what exceeds `log_rate`."""
         ring = self._ring
@@ -281,37 +301,22 @@ class DecisionLog:
     def _line(self, entry: _Entry) -> str:
         at, logged, request, client = entry
         decision = logged.decision if isinstance(logged, WrittenDecision) else logged
-        rule = decision.rule
-        record = DecisionRecord(
-            time=utc(at),
-            id=decision.id,
-            request=request,
-            client=client,
-            url=self._masked(decision.url),
-            origin=decision.origin,
-            user_agent=decision.user_agent,
-            verdict=decision.verdict,
-            reason=decision.reason,
-            state=decision.state,
-            line=rule.line if rule is not None else None,
-            rule=rule.text[:200] if rule is not None else None,
-            robots_status=decision.robots_status,
-            retry_at=decision.retry_at,
-        )
+        url = self._masked(decision.url)
+        line = DecisionLine.of(decision, request, client, at=at, url=url)
         if self._json:
             # T11: the JSON encoder escapes every control character that a URL may hold.
-            return self._encoder.encode(record).decode() + "\n"
-        rule_text = f" (line {record.line}: {record.rule})" if rule is not None else ""
-        text = f"{record.verdict} {record.url} [{record.reason}]{rule_text} id={record.id}"
+            return self._encoder.encode(line).decode() + "\n"
+        rule_text = f" (line {line.line}: {line.rule})" if line.line is not None else ""
+        text = f"{line.verdict} {line.url} [{line.reason}]{rule_text} id={line.id}"
         text += f" client={client}"
-        return f"{record.time:%H:%M:%S} {_printable(text)}\n"
+        return f"{line.time:%H:%M:%S} {_printable(text)}\n"
 
     def _masked(self, url: str) -> str:
         if not self._queries:
             url, hidden, _ = url.partition("#")  # T11: a fragment may hold a token as well
             head, mark, _ = url.partition("?")
             url = f"{head}{'?***' if mark else ''}{'#***' if hidden else ''}"
-        return url[:_MAX_URL]
+        return url
 
 
 def _allows(logged: Decision | WrittenDecision) -> bool:

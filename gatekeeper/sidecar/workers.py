@@ -173,15 +173,6 @@ class Workers:
                 for task in (*running, *self._tasks):
                     task.cancel()
 
-    async def started(self) -> None:
-        """Return when every worker is ready."""
-        await self._until(lambda: sum(one.ready for one in self._workers.values()) == self._count)
-
-    @property
-    def pids(self) -> list[int]:
-        """The process ids of the workers."""
-        return [one.process.pid for one in self._workers.values()]
-
     async def recall(self) -> None:
         """Make every worker pass its connections back and exit. Idempotent."""
         self._stopping = True

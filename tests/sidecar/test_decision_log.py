@@ -17,6 +17,7 @@ from gatekeeper.decision import Decision, Reason, State, Verdict
 from gatekeeper.robots import Rule
 from gatekeeper.sidecar import logs
 from gatekeeper.sidecar.logs import DecisionLog
+from tests.sidecar.decision_log_support import write_log
 
 RULE = Rule(line=3, field="disallow", value="/private", text="Disallow: /private")
 
@@ -42,7 +43,7 @@ def written(*decisions: Decision, **settings: Any) -> list[str]:
     )
     for one in decisions:
         log.add(one, "r-1", "token-1")
-    log.write()
+    write_log(log)
     return stream.getvalue().splitlines()
 
 
@@ -101,11 +102,11 @@ def test_t8_what_comes_too_fast_is_dropped_and_counted() -> None:
     stream = io.StringIO()
     log = DecisionLog(ServerConfig(log_rate=100, log_format="json"), VirtualClock(), stream=stream)
     log.add_many([decision()] * 50_000, "r-1", "c")
-    log.write()
+    write_log(log)
 
     assert log.written == 10
     assert log.dropped == 50_000 - 10 - 10  # ten more wait for the next write
-    log.write()
+    write_log(log)
     assert log.written + log.dropped == 50_000
 
 
@@ -116,7 +117,7 @@ def test_a_log_nobody_reads_stops_no_answer() -> None:
 
     log = DecisionLog(ServerConfig(log_format="json"), VirtualClock(), stream=Broken())
     log.add(decision(), "r-1", "c")
-    log.write()
+    write_log(log)
 
     assert (log.written, log.dropped) == (0, 1)
 
@@ -172,7 +173,7 @@ def test_lines_of_others_go_between_whole_lines(tmp_path: Any) -> None:
     with open(tmp_path / "log", "w") as stream:
         log = DecisionLog(ServerConfig(log_format="json"), VirtualClock(), stream=stream)
         log.add_many([decision()] * 500, "r-1", "c")
-        log.write()
+        write_log(log)
     lines = (tmp_path / "log").read_text().splitlines()
 
     assert [json.loads(line)["id"] for line in lines] == ["d-7"] * 500

@@ -14,6 +14,7 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.config import ServerConfig
 from gatekeeper.sidecar.logs import DecisionLog
 from tests.internet import FakeInternet, Interim, NeverAnswer, Page, Raw, redirect
+from tests.sidecar.decision_log_support import write_log
 
 OPEN = "User-agent: *\nDisallow: /private\n"
 
@@ -26,7 +27,7 @@ def site(internet: FakeInternet) -> Any:
 def logged(service: Any) -> list[dict[str, Any]]:
     """Return the lines of the decision log, decoded."""
     log, stream = service.service.log, service.service.log._stream
-    log.write()
+    write_log(log)
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 

@@ -16,6 +16,7 @@ from multidict import CIMultiDict
 from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.routes import forward_auth
 from tests.internet import FakeInternet, Hold, NeverAnswer, Page
+from tests.sidecar.decision_log_support import write_log
 
 ROBOTS = "User-agent: *\nDisallow: /private\n\nUser-agent: testbot\nAllow: /\n"
 FORWARDED = {
@@ -85,7 +86,7 @@ async def test_t20_a_403_for_an_unknown_origin_has_an_id_a_reason_and_a_line_in_
     headers = (await ask(service, FORWARDED)).headers
     assert headers["X-Gatekeeper-Reason"] == "unknown"
 
-    service.service.log.write()
+    write_log(service.service.log)
     [line] = log.getvalue().splitlines()
     told = json.loads(line)
     assert told["id"] == headers["X-Gatekeeper-Decision-Id"]

@@ -18,6 +18,7 @@ from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.security import Tokens
 from gatekeeper.wire import Decisions
 from tests.internet import FakeInternet
+from tests.sidecar.decision_log_support import write_log
 
 pytestmark = pytest.mark.usefixtures("speedups_on")
 
@@ -312,7 +313,7 @@ async def test_it_is_counted_and_logged_like_any_other(doors: Any) -> None:
         connection = await both.connect(usual=usual)
         await connection.ask(CHECK)
         await connection.ask(post("/v1/leases", {"url": "http://a.test/1"}))
-    both.service.log.write()
+    write_log(both.service.log)
     told = [json.loads(line) for line in lines]
 
     assert both.service.metrics.requests == {
@@ -334,7 +335,7 @@ async def test_a_batch_is_answered_in_its_order_and_logged(doors: Any, log: str)
     urls = [*(f"http://a.test/{path}" for path in paths), "nonsense", "http://b.test/"]
     answer = await connection.ask(post("/v1/check", {"urls": urls}))
     told = msgspec.json.decode(answer.partition(b"\r\n\r\n")[2], type=Decisions).decisions
-    both.service.log.write()
+    write_log(both.service.log)
     logged = {one["id"]: one["url"] for one in map(json.loads, lines)}
 
     assert [one.url for one in told] == urls

@@ -11,6 +11,7 @@ import pytest
 from gatekeeper.config import ServerConfig
 from gatekeeper.sidecar.logs import DecisionLog
 from tests.internet import FakeInternet
+from tests.sidecar.decision_log_support import write_log
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ async def service(door: Any, internet: FakeInternet) -> Any:
 
 def logged(service: Any) -> list[str]:
     log = service.service.log
-    log.write()
+    write_log(log)
     return [json.loads(line)["request"] for line in log._stream.getvalue().splitlines()]
 
 

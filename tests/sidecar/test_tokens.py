@@ -19,6 +19,7 @@ from gatekeeper.sidecar.logs import DecisionLog
 from gatekeeper.sidecar.security import Token, Tokens, read_tokens
 from gatekeeper.sidecar.service import ROUTES
 from tests.internet import FakeInternet
+from tests.sidecar.decision_log_support import write_log
 
 ONE, TWO, THREE = "a" * 32, "b" * 40, "c" * 32
 BY_ROLE = {role: f"{role.value:-<33}" for role in Role}
@@ -243,7 +244,7 @@ async def test_the_decision_log_names_the_client(
         await sidecar.get("/v1/check", params={"url": "http://a.test/"}, headers=bearer)
     body = {"urls": ["http://a.test/", "http://a.test/2"]}
     await sidecar.post("/v1/check", body, headers={"Authorization": f"Bearer {BARE}"})
-    log.write()
+    write_log(log)
     lines = stream.getvalue().splitlines()
 
     names = (

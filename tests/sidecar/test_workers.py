@@ -436,27 +436,27 @@ async def test_a_worker_that_hangs_gets_no_connection_and_is_killed(
         await acceptor.start()
         stack.push_async_callback(acceptor.stop)
         await stack.enter_async_context(asyncio.timeout(60))
-        await workers.started()
+        await workers._until(lambda: len(workers._accepting()) == 2)
 
         held = [await stack.enter_async_context(connection(base)) for _ in range(8)]
         for _ in range(3):  # answered by the owner first, then by a worker
             for ask in held:
                 assert (await ask(query))[0] == 200
-        hung = workers.pids[0]
+        hung = next(iter(workers._workers.values())).process.pid
         os.kill(hung, signal.SIGSTOP)
         while len(workers._accepting()) == 2:
             await asyncio.sleep(0.01)
         for _ in range(4):  # no new connection waits for the worker that hangs
             async with connection(base) as ask:
                 assert (await ask(query))[0] == 200
-        assert hung in workers.pids
+        assert hung in [one.process.pid for one in workers._workers.values()]
 
         monkeypatch.setattr(workers_module, "_SYNC_SECONDS", 0.5)
         await workers.settle()  # the worker is killed, and its connections break
         for ask in held:
             with contextlib.suppress(aiohttp.ClientConnectionError):
                 assert (await ask(query))[0] == 200
-        while hung in workers.pids:
+        while hung in [one.process.pid for one in workers._workers.values()]:
             await asyncio.sleep(0.01)
         assert not Path(f"/proc/{hung}").exists()
         assert workers.restarts >= 1

@@ -27,6 +27,7 @@ from gatekeeper.sidecar.exchange import (
     read_body,
     read_query,
 )
+from gatekeeper.sidecar.logs import DecisionEvent
 from gatekeeper.sidecar.pages.feeds import GivenDecision, SeriesBody
 from gatekeeper.sidecar.pages.state import LeaseView, Overview
 from gatekeeper.sidecar.reload import needs_restart
@@ -170,24 +171,6 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             and (not self.client or given.client == self.client)
             and (not self.reason or decision.reason.value == self.reason)
         )
-
-
-class DecisionEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The data of one event of the kind `decision`."""
-
-    id: str
-    time: datetime
-    client: str
-    request: str
-    verdict: str
-    reason: str
-    url: str
-    origin: str
-    user_agent: str
-    line: int | None = None
-    """The line of the deciding rule."""
-    rule: str | None = None
-    retry_at: datetime | None = None
 
 
 class Dropped(msgspec.Struct, frozen=True, kw_only=True):
@@ -345,23 +328,8 @@ class _EventStream:
 def _encode(given: GivenDecision) -> bytes:
     """Encode the event of a decision, as it is sent to all streams."""
     decision = given.decision
-    rule = decision.rule
-    data = msgspec.json.encode(
-        DecisionEvent(
-            id=decision.id,
-            time=utc(given.at),
-            client=given.client,
-            request=given.request,
-            verdict=decision.verdict,
-            reason=decision.reason,
-            url=decision.url[:2048],
-            origin=decision.origin,
-            user_agent=decision.user_agent,
-            line=rule.line if rule is not None else None,
-            rule=rule.text[:200] if rule is not None else None,
-            retry_at=decision.retry_at,
-        )
-    )
+    event = DecisionEvent.of(decision, given.request, given.client, at=given.at, url=decision.url)
+    data = msgspec.json.encode(event)
     return b"id: %s-%d\nevent: decision\ndata: %b\n\n" % (_PREFIX.encode(), given.number, data)
 
 
