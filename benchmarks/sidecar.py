@@ -336,9 +336,11 @@ async def _serve_gate(count: int) -> None:
             await _until_closed(sock.getsockname()[1], origins, [os.getpid()])
         else:
             async with workers.serving(service, server):
-                await workers.started()
+                ready = workers._accepting
+                await workers._until(lambda: len(ready()) == count)
+                pids = [one.process.pid for one in ready()]
                 await Acceptor(sock, workers, backlog=128).start()
-                await _until_closed(sock.getsockname()[1], origins, [os.getpid(), *workers.pids])
+                await _until_closed(sock.getsockname()[1], origins, [os.getpid(), *pids])
         await service.close()
         await runner.cleanup()
 

@@ -74,8 +74,6 @@ class _StoredRetrieval(msgspec.Struct, array_like=True):
     brief: bool
     retry_after: float | None
     took: float
-    truncated: bool
-    received: int
 
 
 class SharedFetcher:
@@ -315,8 +313,6 @@ def _stored(retrieval: Retrieval, fresh: float) -> _StoredRetrieval:
         brief=retrieval.lifetime.brief,
         retry_after=retrieval.retry_after,
         took=retrieval.took,
-        truncated=retrieval.truncated,
-        received=retrieval.received,
     )
 
 
@@ -333,7 +329,5 @@ def _retrieval(shared: _StoredRetrieval, age: float) -> Retrieval:
         lifetime=Lifetime(max(0.0, shared.fresh - age), shared.brief),
         retry_after=None if shared.retry_after is None else max(0.0, shared.retry_after - age),
         took=shared.took,
-        truncated=shared.truncated,
-        received=shared.received,
         detail="another member of the fleet fetched it",
     )
