@@ -129,7 +129,7 @@ class Proxy:
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 resolver = GuardedResolver(guard, internals.resolver)
-                tunnel = _Tunnel(*await _connect(guard, resolver, url))
+                tunnel = _Tunnel(*await _connect(guard, resolver, url), lease)
         except AddressRefused as error:
             lease.give_back()
             raise Problem(403, "blocked", "blocked") from error  # T2: this one word
@@ -137,8 +137,6 @@ class Proxy:
             internals.unreached(lease, error)
             lease.report(elapsed=time.monotonic() - began)
             raise Problem(502, "no-answer", "the site could not be reached") from error
-        if lease.counts_bytes:
-            tunnel.received = lease.received
         lease.ends_with(tunnel)
         return tunnel
 
@@ -182,11 +180,13 @@ class Proxy:
 class _Tunnel:
     """A connection to a site, in the form that `Lease.ends_with` expects."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, lease: Lease
+    ) -> None:
         self._writer = writer
         self._callbacks: list[Callable[[], None]] = []
         self.read = reader.read
-        self.received: Callable[[int], object] | None = None
+        self.received = lease.received if lease.counts_bytes else None
         """Called with the number of octets the site sent. None if its host has no budget."""
         self.closed = False
 
