@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import re
 import secrets
 import socket
@@ -175,8 +176,7 @@ class RedisLedger:
         self._robots_store: Store | None = None
         self._shared_fetcher: SharedFetcher | None = None
         self._prefix = f"{{{namespace}}}:"
-        names = ("epoch", "known", "pushed", "members", "read")
-        self._epoch_keys = [self._key(name) for name in names]
+        self._epoch_keys = [*map(self._key, ("epoch", "known", "pushed", "members", "read"))]
         self.member: str = member or f"{_machine_name()}-{secrets.token_hex(4)}"
         """The name of this member: by default the machine's name and a random suffix."""
         self._listeners: dict[str, LedgerListener] = {}
@@ -637,9 +637,9 @@ class RedisLedger:
             _log.log(
                 logging.WARNING if self._open else logging.INFO,  # expected for the first member
                 "%s is empty or has lost its data (a restart, a failover, FLUSHALL): no leases are "
-                "granted until every member has reported its state, for at most %.0f s",
+                "granted until every member has reported its state, for at most %d s",
                 self._store.where,
-                seconds,
+                math.ceil(seconds),
             )
 
     # --- members ------------------------------------------------------------------------------

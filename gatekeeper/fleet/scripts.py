@@ -158,7 +158,10 @@ local function due(r, token, interval, slots, guess)
   if free > now then return free, open_ended end
   for _, ticket in ipairs(r.t) do
     if ticket[1] == token then break end
-    if ticket[5] <= now then return ticket[5] + lapse, true end
+    -- One that was told to ask now, or that waits for this very scope, for a longer interval.
+    if ticket[5] < NEVER and ticket[5] <= math.max(now, (free_at(r, unpack(ticket, 2, 4)))) then
+      return ticket[5] + lapse, true
+    end
   end
   return now, false
 end

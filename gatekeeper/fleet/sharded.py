@@ -217,8 +217,7 @@ class ShardedLedger:
         found: dict[int, TakeRequest] = {}
         for one in request.scopes:
             number = self.shard_of(one.scope)
-            before = found.get(number)
-            scopes = (one,) if before is None else (*before.scopes, one)
+            scopes = (*found[number].scopes, one) if number in found else (one,)
             found[number] = TakeRequest(request.token, scopes)
         return list(found.items())
 

@@ -512,7 +512,9 @@ class MemoryLedger:
         for ticket in record.tickets:
             if ticket.token == token:
                 break
-            if ticket.due <= now:  # the scope is reserved for the request that was notified
+            # The scope is reserved for a request that was notified, or that waits for this very
+            # scope, for a longer interval.
+            if ticket.due < NEVER and ticket.due <= max(now, record.free_at(ticket.need, now)[0]):
                 return ticket.due + micros(LAPSE), True
         return now, False
 

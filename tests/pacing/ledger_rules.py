@@ -311,6 +311,36 @@ class LedgerRules:
         await time.tick(1.01)
         assert await granted(ledger, "c:1", "h")
 
+    async def test_a_shorter_interval_does_not_overtake_a_longer_one(
+        self, ledger: Ledger, time: Time
+    ) -> None:
+        """As in the queue of a single process, the request that asked first starts first. Otherwise
+        members whose robots.txt group or settings ask for less would starve the others."""
+        for _ in range(2):
+            assert await granted(ledger, "a:1", "h", interval=0.5)
+            await ledger.head(["a:1"])
+            await ledger.end([End("a:1")])
+            assert near(await wait_of(ledger, "b:1", "h", interval=2.0), 2.0)
+            await time.tick(1.0)
+            assert near(await wait_of(ledger, "a:1", "h", interval=0.5), 1.0 + LAPSE)
+            await time.tick(1.02)
+            assert await granted(ledger, "b:1", "h", interval=2.0)
+            await ledger.head(["b:1"])
+            await ledger.end([End("b:1")])
+            assert near(await wait_of(ledger, "a:1", "h", interval=0.5), 2.0)
+            await time.tick(2.02)
+
+    async def test_a_longer_interval_keeps_no_scope_while_another_one_is_closed(
+        self, ledger: Ledger, time: Time
+    ) -> None:
+        await ledger.block([Report("h", 60.0, "429")])
+        assert await granted(ledger, "a:1", "group", interval=0.5)
+        await ledger.head(["a:1"])
+        await ledger.end([End("a:1")])
+        assert near(await wait_of(ledger, "b:1", "h", "group", interval=5.0), 60.0)
+        await time.tick(0.52)
+        assert await granted(ledger, "a:2", "group", interval=0.5)
+
     async def test_a_contested_scope_costs_two_calls_a_grant(
         self, ledger: Ledger, time: Time
     ) -> None:
