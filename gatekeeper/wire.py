@@ -266,6 +266,7 @@ class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     held_until: datetime | None = None
     """When that lease expires unless it is renewed."""
     held_by: str | None = None
-    """The client that holds the lease; shown to that client and to the role `admin`."""
+    """The client that holds the lease, shown to that client and to the role `admin`; or another
+    member of the fleet, shown to `admin`."""
     why: str | None = None
     """`host_blocked` or `host_paused` if that kept the turn from coming in time."""

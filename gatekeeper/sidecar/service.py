@@ -36,6 +36,7 @@ from gatekeeper.errors import (
 from gatekeeper.gate import GateInternals, internals
 from gatekeeper.gate.decision_cache import WrittenDecision
 from gatekeeper.library_internals import Octets
+from gatekeeper.pacing.ledger import ScopeView
 from gatekeeper.pacing.waiting import Entrance
 from gatekeeper.sidecar.exchange import (
     METHODS,
@@ -75,6 +76,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _MAX_PER_ITERATION = 250
 """Requests that begin in one iteration of the loop at most."""
+_LOOK_TIMEOUT = 0.5
+"""Seconds for which a refused lease waits to learn from the fleet's store what holds the host."""
 _log = logging.getLogger(__name__)
 
 ROUTES = (
@@ -470,13 +473,12 @@ class Service:
             decision=decision,
         )
 
-    def turn_timeout(self, error: LeaseTimeout, call: Call | None = None) -> Problem:
+    def turn_timeout(
+        self, error: LeaseTimeout, call: Call | None = None, holder: Holder | None = None
+    ) -> Problem:
         """Return the 429 for a turn that did not come within `wait`, with what holds the host."""
-        try:
-            host = urls.parse(error.url).host
-        except InvalidURL:
-            host = ""
-        holder = self._holder(host, call)
+        host = _host_of(error)
+        holder = holder or self._holder(host, call)
         why, until = self.internals.held_up(host)
         retry_at = error.retry_at or (utc(until) if until else None)
         return Problem(
@@ -487,6 +489,25 @@ class Service:
             held=holder,
             why=None if why == "turn" else why,
         )
+
+    async def turn_timeout_in_fleet(self, error: LeaseTimeout, call: Call) -> Problem:
+        """Return `turn_timeout`, also if a lease of another member of the fleet holds the host."""
+        host = _host_of(error)
+        holder = self._holder(host, call)
+        if holder.since is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_TIMEOUT):
+                    holder = self._member_holding(await self.internals.look(host), call)
+        return self.turn_timeout(error, call, holder)
+
+    def _member_holding(self, views: list[ScopeView], call: Call) -> Holder:
+        """Describe the hold of a host that ends first; its member only to admins (T15)."""
+        if not views or not views[0].holds:
+            return Holder()
+        hold, wall = min(views[0].holds, key=lambda one: one.seconds), self.clock.wall()
+        admin = Role.ADMIN in self.admission.roles(call.request.headers)
+        member = hold.owner if admin else None
+        return Holder(utc(wall - hold.age), utc(wall + hold.seconds), member)
 
     def _holder(self, host: str, call: Call | None) -> Holder:
         """Describe the lease that holds the host; its client only to itself and admins (T15)."""
@@ -501,6 +522,13 @@ class Service:
     def seconds_until(self, moment: datetime | None) -> str:
         """Return a moment as the value of a Retry-After header; 1 if there is none."""
         return retry_after(1.0 if moment is None else moment.timestamp() - self.clock.wall())
+
+
+def _host_of(error: LeaseTimeout) -> str:
+    try:
+        return urls.parse(error.url).host
+    except InvalidURL:
+        return ""
 
 
 def _partly_sent(request: web.BaseRequest) -> bool:

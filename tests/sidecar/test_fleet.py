@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from gatekeeper.sidecar.exchange import Role
+from gatekeeper.sidecar.security import Token, Tokens
 from tests.fleet.server import BINARY, Server
 from tests.internet import FakeInternet, free_port
 
@@ -61,6 +63,7 @@ async def test_two_sidecars_share_a_host_and_say_when_their_store_is_away(
     # One request at a time in the whole fleet, also without waiting for a turn.
     status, said = await other.post("/v1/leases", {"url": page, "wait": 0})
     assert (status, said["type"].rpartition(":")[2]) == (429, "not-yet")
+    await a_refusal_names_the_member(other, page, one.service.gate.stats().fleet.member)
     status, _ = await one.post(f"/v1/leases/{lease}/report", {"status": 200})
     assert status == 204
     lease = await until_201(other, page)
@@ -83,6 +86,25 @@ async def test_two_sidecars_share_a_host_and_say_when_their_store_is_away(
     store.start()
     await until_201(one, page)
     assert (await one.get("/readyz"))[0] == 200
+
+
+async def a_refusal_names_the_member(door: Any, page: str, member: str) -> None:
+    """A turn that does not come in time is refused with what holds the host; admins see whose."""
+    names = {"crawler": {Role.CRAWL}, "boss": {Role.CRAWL, Role.ADMIN}}
+    tokens = Tokens([Token(f"{n:x<40}".encode(), n, frozenset(r)) for n, r in names.items()])
+    door.service.apply_config(door.service.config, tokens)
+    for name in names:
+        headers = {"Authorization": f"Bearer {name:x<40}"}
+        want = {"url": page, "wait": 0.05}
+        status, said = await door.post("/v1/leases", want, headers=headers)
+        assert status == 429
+        assert said["held_since"] < said["held_until"]
+        assert " holds the host since " in said["detail"]
+        if name == "boss":
+            assert said["held_by"].startswith(f"{member}.")
+        else:
+            assert member not in str(said)
+    door.service.apply_config(door.service.config, Tokens([]))
 
 
 async def test_no_door_shows_the_password_of_the_store(
