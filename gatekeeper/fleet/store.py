@@ -559,17 +559,13 @@ def _host_and_port(text: str) -> tuple[str, int]:
 
 
 def _credentials(parts: SplitResult) -> dict[str, str]:
-    found = {}
-    if parts.username:
-        found["username"] = unquote(parts.username)
-    if parts.password:
-        found["password"] = unquote(parts.password)
-    return found
+    given = {"username": parts.username, "password": parts.password}
+    return {name: unquote(value) for name, value in given.items() if value}
 
 
 _ADD_CREDENTIALS = "add a user and a password to it, with the rights that docs/fleet.md lists"
-_DENIED = ("NOAUTH", "WRONGPASS", "NOPERM", "invalid username-password", "uthentication")
-_DENIED += ("no permissions", "The user executing the script can't")
+_DENIED: tuple[str, ...] = ("NOAUTH", "WRONGPASS", "NOPERM", "invalid username-password")
+_DENIED += ("uthentication", "no permissions", "The user executing the script can't")
 _REMEDIES = dict.fromkeys(_DENIED, _ADD_CREDENTIALS) | {
     "DB index": "name a database that the server has",
     "SELECT is not allowed": "remove the database number; a cluster has only database 0",
