@@ -36,7 +36,6 @@ from gatekeeper.errors import (
 from gatekeeper.gate import GateInternals, internals
 from gatekeeper.gate.decision_cache import WrittenDecision
 from gatekeeper.library_internals import Octets
-from gatekeeper.pacing.ledger import ScopeView
 from gatekeeper.pacing.waiting import Entrance
 from gatekeeper.sidecar.exchange import (
     METHODS,
@@ -76,8 +75,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _MAX_PER_ITERATION = 250
 """Requests that begin in one iteration of the loop at most."""
-_LOOK_TIMEOUT = 0.5
-"""Seconds for which a refused lease waits to learn from the fleet's store what holds the host."""
 _log = logging.getLogger(__name__)
 
 ROUTES = (
@@ -337,9 +334,9 @@ class Service:
         except Exception as error:  # the only place where errors become responses
             if _partly_sent(request):
                 _reset_connection(request)
-                self._problem(error, call)  # logs an unexpected error
+                await self._problem(error, call)  # logs an unexpected error
                 raise ConnectionResetError("the answer broke off") from error
-            response = self._problem(error, call).response(call.id)
+            response = (await self._problem(error, call)).response(call.id)
         except asyncio.CancelledError:
             if _partly_sent(request):
                 _reset_connection(request)
@@ -431,7 +428,7 @@ class Service:
             float(self.internals.storage_failing is not None or not self.leases.writable),
         )
 
-    def _problem(self, error: Exception, call: Call) -> Problem:
+    async def _problem(self, error: Exception, call: Call) -> Problem:
         """Return the problem document for an exception. An unexpected one is only logged."""
         if isinstance(error, Problem):
             return error
@@ -444,7 +441,7 @@ class Service:
         if isinstance(error, Denied):
             return self.refusal(error)
         if isinstance(error, LeaseTimeout):
-            return self.turn_timeout(error, call)
+            return await self.turn_timeout(error, call)
         if isinstance(error, StorageError):
             return Problem(503, "storage", str(error), headers={"Retry-After": "5"})
         if isinstance(error, GateClosed):
@@ -473,12 +470,13 @@ class Service:
             decision=decision,
         )
 
-    def turn_timeout(
-        self, error: LeaseTimeout, call: Call | None = None, holder: Holder | None = None
-    ) -> Problem:
+    async def turn_timeout(self, error: LeaseTimeout, call: Call) -> Problem:
         """Return the 429 for a turn that did not come within `wait`, with what holds the host."""
-        host = _host_of(error)
-        holder = holder or self._holder(host, call)
+        try:
+            host = urls.parse(error.url).host
+        except InvalidURL:
+            host = ""
+        holder = await self._holder(host, call)
         why, until = self.internals.held_up(host)
         retry_at = error.retry_at or (utc(until) if until else None)
         return Problem(
@@ -490,45 +488,25 @@ class Service:
             why=None if why == "turn" else why,
         )
 
-    async def turn_timeout_in_fleet(self, error: LeaseTimeout, call: Call) -> Problem:
-        """Return `turn_timeout`, also if a lease of another member of the fleet holds the host."""
-        host = _host_of(error)
-        holder = self._holder(host, call)
-        if holder.since is None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_TIMEOUT):
-                    holder = self._member_holding(await self.internals.look(host), call)
-        return self.turn_timeout(error, call, holder)
+    async def _holder(self, host: str, call: Call) -> Holder:
+        """Describe the lease that holds the host; whose it is only to its client and admins (T15).
 
-    def _member_holding(self, views: list[ScopeView], call: Call) -> Holder:
-        """Describe the hold of a host that ends first; its member only to admins (T15)."""
+        A lease of another member of the fleet is described by the store.
+        """
+        admin = Role.ADMIN in self.admission.roles(call.request.headers)
+        if (held := self.leases.holding(host)) is not None:
+            may_know = admin or held.client == call.client
+            return Holder(held.granted_at, held.expires_at, held.client if may_know else None)
+        views = await self.internals.look(host)
         if not views or not views[0].holds:
             return Holder()
-        hold, wall = min(views[0].holds, key=lambda one: one.seconds), self.clock.wall()
-        admin = Role.ADMIN in self.admission.roles(call.request.headers)
+        hold, wall = views[0].holds[0], self.clock.wall()
         member = hold.owner if admin else None
         return Holder(utc(wall - hold.age), utc(wall + hold.seconds), member)
-
-    def _holder(self, host: str, call: Call | None) -> Holder:
-        """Describe the lease that holds the host; its client only to itself and admins (T15)."""
-        held = self.leases.holding(host)
-        if held is None:
-            return Holder()
-        may_know = call is not None and (
-            held.client == call.client or Role.ADMIN in self.admission.roles(call.request.headers)
-        )
-        return Holder(held.granted_at, held.expires_at, held.client if may_know else None)
 
     def seconds_until(self, moment: datetime | None) -> str:
         """Return a moment as the value of a Retry-After header; 1 if there is none."""
         return retry_after(1.0 if moment is None else moment.timestamp() - self.clock.wall())
-
-
-def _host_of(error: LeaseTimeout) -> str:
-    try:
-        return urls.parse(error.url).host
-    except InvalidURL:
-        return ""
 
 
 def _partly_sent(request: web.BaseRequest) -> bool:

@@ -183,8 +183,6 @@ async def with_turn(
     except Denied as error:
         service.decided(error.decision, call)
         raise
-    except LeaseTimeout as error:
-        raise await service.turn_timeout_in_fleet(error, call) from error
 
 
 async def _send(service: Service, call: Call, url: str, lease: Lease) -> web.StreamResponse | str:

@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from gatekeeper import urls
-from gatekeeper.errors import Denied, LeaseTimeout
+from gatekeeper.errors import Denied
 from gatekeeper.http_fields import parse_retry_after
 from gatekeeper.sidecar.exchange import (
     CRAWL,
@@ -54,10 +54,6 @@ async def acquire(service: Service, call: Call) -> web.StreamResponse:
     except Denied as error:
         service.decided(error.decision, call)
         raise
-    except LeaseTimeout as error:
-        if not body.wait:  # a client that polls: not worth a call of the fleet's store
-            raise
-        raise await service.turn_timeout_in_fleet(error, call) from error
     service.metrics.queue_wait.observe(service.clock.monotonic() - started)
     service.decided(held.lease.decision, call)
     return json_response(_body(held), status=201)
