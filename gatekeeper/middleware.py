@@ -27,6 +27,7 @@ from aiohttp import (
     encode_basic_auth,
 )
 from aiohttp.hdrs import AUTHORIZATION, LOCATION, RETRY_AFTER, URI, USER_AGENT
+from yarl import URL
 
 from gatekeeper.clock import Deadline, SharedTimer
 from gatekeeper.decision import Decision, NotYet, refuse
@@ -396,6 +397,15 @@ class LeaseBase(_LeaseState, eq=False):
         elif then is not None:
             then()
 
+    def claim(self, url: str) -> bool:
+        """Use the lease for a request to `url`. Return True for the first claim that matches."""
+        if self._claimed or self.ended:
+            return False
+        # aiohttp sends the URL that yarl parses, and yarl unescapes parts of it: both URLs are
+        # brought into that form before they are compared.
+        self._claimed = url == self.url or _as_sent(url) == _as_sent(self.url)
+        return self._claimed
+
     def _free_in_block(self) -> None:
         """Connection callback of `lasts_with`: the block may still be open."""
         self._hold_while(None)
@@ -414,6 +424,13 @@ class LeaseBase(_LeaseState, eq=False):
                 then()
         finally:
             self.end()
+
+
+def _as_sent(url: str) -> URL | None:
+    try:
+        return url_of(url).with_fragment(None)
+    except ValueError:
+        return None
 
 
 TakeLease = Callable[[str, "asyncio.Task[object] | None"], HeldLease | None]

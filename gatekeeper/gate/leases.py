@@ -15,7 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from yarl import URL
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, deadline, number, utc
@@ -49,7 +48,7 @@ from gatekeeper.pacing.queues import REFETCH, Offer
 from gatekeeper.pacing.rules import BudgetSpent
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiting import EVERYTHING, Entrance, received
-from gatekeeper.urls import Target, url_of
+from gatekeeper.urls import Target
 
 _DNS_SECONDS = 0.5
 """Seconds that a DNS look-up may take when a lease of an earlier process is restored."""
@@ -142,15 +141,6 @@ class Lease(LeaseBase, eq=False):
     def ended(self) -> bool:
         """Whether the slot was given back, or the lease expired."""
         return not self._grant.open
-
-    def claim(self, url: str) -> bool:
-        """Use the lease for a request to `url`. Return True for the first claim that matches."""
-        if self._claimed or not self._grant.open:
-            return False
-        # aiohttp sends the URL that yarl parses, and yarl unescapes parts of it: both URLs are
-        # brought into that form before they are compared.
-        self._claimed = url == self.url or _as_sent(url) == _as_sent(self.url)
-        return self._claimed
 
     def leave(self) -> None:
         """Undo `enter` and end the lease. Without a report it counts as sent and unanswered.
@@ -278,13 +268,6 @@ class Lease(LeaseBase, eq=False):
             if self.owner is not None:
                 self._manager.holdings.drop(self)
                 self.owner = None
-
-
-def _as_sent(url: str) -> URL | None:
-    try:
-        return url_of(url).with_fragment(None)
-    except ValueError:
-        return None
 
 
 class LeaseRequest(msgspec.Struct, eq=False, gc=False):

@@ -30,7 +30,6 @@ from gatekeeper.errors import (
     Deferred,
     GateClosed,
     GatekeeperError,
-    InvalidURL,
     LeaseTimeout,
     SidecarError,
     report_type_error,
@@ -131,17 +130,6 @@ class RemoteLease(LeaseBase, eq=False):
         """Whether its request is known to be under way."""
         connection = None if self._held_by is None else self._held_by()
         return connection is not None and not connection.closed
-
-    def claim(self, url: str) -> bool:
-        """Use the lease for a request to `url`. Return True for the first claim that matches."""
-        if self._claimed or self.ended:
-            return False
-        try:
-            matches = "".join(urls.split(url)) == self.url
-        except InvalidURL:
-            return False
-        self._claimed = matches
-        return matches
 
     def leave(self) -> None:
         """Undo `enter` and end the lease, now or when the connection is free. Without a report it

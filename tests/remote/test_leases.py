@@ -358,6 +358,23 @@ async def test_an_adopted_lease_outlives_its_block_while_the_body_comes(world: W
     assert ended == {"reported": 1, "given_back": 0, "expired": 0, "dropped": 0}
 
 
+@pytest.mark.parametrize("path", ["/%7Eme", "/x;list=1%2C2"])
+async def test_a_request_that_aiohttp_unescapes_adopts_its_lease(world: World, path: str) -> None:
+    world.internet.site("a.test").robots("")
+    sidecar = await world.sidecar()
+    gate = await world.client(sidecar.where)
+    async with (
+        aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(resolver=world.internet.resolver),
+            middlewares=(gate.middleware,),
+        ) as session,
+        gate.lease(f"http://a.test{path}") as lease,
+        session.get(lease.url) as response,
+    ):
+        assert response.status == 404
+    assert gate.stats().granted == 1
+
+
 async def test_of_two_tasks_that_cross_the_last_is_refused_at_once(world: World) -> None:
     for name in ("a.test", "b.test"):
         world.internet.site(name).robots("")
