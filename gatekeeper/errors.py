@@ -3,6 +3,7 @@
     GatekeeperError
     ├── InvalidURL (ValueError)             not an http or https URL
     ├── ConfigError (ValueError)            an invalid setting
+    │   └── MissingExtra (ModuleNotFoundError)   an optional package is not installed
     ├── Denied (aiohttp.ClientError)        this request may not be sent
     │   └── Deferred                        ... not now; ask again at retry_at
     ├── LeaseTimeout (aiohttp.ClientError, TimeoutError)   no lease within the timeout
@@ -19,7 +20,8 @@ where a request has to be stopped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gatekeeper.speedups import lazily
@@ -42,8 +44,10 @@ __all__ = [
     "InvalidURL",
     "LeaseTimeout",
     "LedgerLost",
+    "MissingExtra",
     "SidecarError",
     "StorageError",
+    "needs_extra",
 ]
 
 
@@ -75,6 +79,26 @@ def quoted(url: str) -> str:
 
 class ConfigError(GatekeeperError, ValueError):
     """A setting or argument is invalid; the message names it and the remedy."""
+
+
+class MissingExtra(ModuleNotFoundError, ConfigError):
+    """A package of an optional extra is not installed; `name` is its name."""
+
+
+@contextmanager
+def needs_extra(extra: str, user: str) -> Iterator[None]:
+    """Explain how to install an extra, if a module that the block imports is missing.
+
+    Raises MissingExtra. `user` is what needs the extra: a setting, an option or a module.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        install = f"pip install 'robots-gatekeeper[{extra}]'"
+        raise MissingExtra(
+            f"{user} needs {error.name}: {install} (in a checkout: pip install '.[{extra}]')",
+            name=error.name,
+        ) from None
 
 
 class AddressRefused(GatekeeperError, OSError):

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from gatekeeper import urls
 from gatekeeper.config import read_file
-from gatekeeper.errors import ConfigError, InvalidURL
+from gatekeeper.errors import ConfigError, InvalidURL, needs_extra
 
 if TYPE_CHECKING:
     from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
@@ -93,14 +93,9 @@ def _base64url(data: bytes) -> str:
 
 def _cryptography() -> tuple[Any, Any]:
     """Import the needed modules of cryptography. Raises ConfigError if it is not installed."""
-    try:
+    with needs_extra("sign", "identity.key"):
         from cryptography.hazmat.primitives import serialization  # noqa: PLC0415 - an extra
         from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: PLC0415
-    except ImportError as error:
-        raise ConfigError(
-            "identity.key: signing needs the package cryptography: "
-            "pip install 'robots-gatekeeper[sign]'"
-        ) from error
     return serialization, ed25519
 
 

@@ -362,12 +362,7 @@ class SyncGatekeeper:
         return SyncLease(found, self)
 
     def try_acquire(
-        self,
-        url: str,
-        *,
-        priority: int = 0,
-        user_agent: str | None = None,
-        owned: bool = True,
+        self, url: str, *, priority: int = 0, user_agent: str | None = None, owned: bool = True
     ) -> SyncLease | NotYet:
         """Grant a lease if the host's turn is now; else return `NotYet` with the time to ask again.
 

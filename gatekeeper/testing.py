@@ -33,13 +33,16 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 import aiohttp
-import pytest
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, VirtualClock
 from gatekeeper.config import Config, FetchConfig
+from gatekeeper.errors import needs_extra
 from gatekeeper.fetching.outcomes import Outcome, Retrieval, Validators, classify, classify_body
 from gatekeeper.gate import Gatekeeper
+
+with needs_extra("testing", __name__):
+    import pytest
 
 __all__ = [
     "Breach",
@@ -295,11 +298,7 @@ def judge(log: Iterable[Seen], manners: Mapping[str, Manners], *, wall: float) -
 
 
 def _pace(
-    request: Seen,
-    before: list[Seen],
-    asked: Manners,
-    known: bool,
-    wall: float,
+    request: Seen, before: list[Seen], asked: Manners, known: bool, wall: float
 ) -> Iterable[tuple[str, str]]:
     """Yield the breaches that concern the host: its clock, its slots, its blocks."""
     interval = asked.interval(wall + request.at) if known else asked.default
@@ -312,10 +311,8 @@ def _pace(
         flying += other.ended is None or other.ended > request.at + EPSILON
         until = _blocked_until(other, wall)
         if request.at < until - EPSILON:
-            yield (
-                "block",
-                f"{until - request.at:.3f} s too soon, by the {other.status} at {since:.3f}",
-            )
+            early = until - request.at
+            yield "block", f"{early:.3f} s too soon, by the {other.status} at {since:.3f}"
     if flying >= asked.limit:
         yield "crowd", f"{flying} others in flight, {asked.limit} in all are borne"
 

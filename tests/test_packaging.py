@@ -202,6 +202,32 @@ def test_t18_importing_everything_brings_no_extra_in() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "testing",
+        *sorted(
+            f"integrations.{name}"
+            for name in ("httpx", "httpx2", "requests", "scrapy", "crawlee", "playwright", "mcp")
+        ),
+    ],
+)
+def test_a_module_says_which_extra_it_needs(path: str) -> None:
+    extra = path.rpartition(".")[2]
+    code = (
+        "import sys\n"
+        f"for name in {sorted(EXTRAS)!r}:\n"
+        "    sys.modules[name] = None\n"
+        f"import gatekeeper.{path}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    told = done.stderr.splitlines()[-1]
+    assert f"MissingExtra: gatekeeper.{path} needs " in told
+    assert f"pip install 'robots-gatekeeper[{extra}]'" in told
+
+
 def test_t18_the_package_runs_no_code_of_others() -> None:
     """Nothing unpickles, evaluates or shells out: what a site sends stays text.
 

@@ -8,7 +8,6 @@ import os
 
 from gatekeeper.cli import NAME, OK, TOKEN, free_port, load, seconds, warn_if_anonymous
 from gatekeeper.cli.config import Settings
-from gatekeeper.errors import ConfigError
 
 EXAMPLE = f"{NAME} mcp --user-agent 'examplebot/1.0 (+https://example.org/bot)'"
 
@@ -37,12 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until the client disconnects, or until Ctrl-C."""
-    try:
-        from gatekeeper.integrations.mcp import serving  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{error.name} is not installed: pip install 'robots-gatekeeper[mcp]'"
-        ) from None
+    from gatekeeper.integrations.mcp import serving  # noqa: PLC0415
+
     settings: Settings = load(args)
     if args.gate is None:
         warn_if_anonymous(settings)

@@ -12,7 +12,7 @@ import msgspec
 
 from gatekeeper.cli import DENIED, NAME, OK, TOKEN, json_text, seconds
 from gatekeeper.cli.healthcheck import add_address, address_of, get_from, server_of
-from gatekeeper.errors import ConfigError
+from gatekeeper.errors import needs_extra
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -42,8 +42,9 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print(json_text(read_state(server, token)))
             return OK
-        from rich.console import Console  # noqa: PLC0415 - the extra `cli`
-        from rich.live import Live  # noqa: PLC0415
+        with needs_extra("cli", "`top` without --json"):
+            from rich.console import Console  # noqa: PLC0415 - an extra
+            from rich.live import Live  # noqa: PLC0415
 
         console = Console()
         if args.once or not console.is_terminal:
@@ -57,10 +58,6 @@ def run(args: argparse.Namespace) -> int:
                 live.update(display := _refreshed(server, token, display))
     except KeyboardInterrupt:
         return OK
-    except ImportError as error:
-        raise ConfigError(
-            "`top` needs rich: pip install 'robots-gatekeeper[cli]', or use --json"
-        ) from error
     except OSError as error:
         print(f"{address_of(server)}: {error.strerror or error}")
         return DENIED

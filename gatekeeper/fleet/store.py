@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from gatekeeper.config import FleetConfig
-from gatekeeper.errors import ConfigError, LedgerLost
+from gatekeeper.errors import ConfigError, LedgerLost, needs_extra
 from gatekeeper.urls import without_credentials
 
 CALL_DEADLINE = 2.0
@@ -67,16 +67,11 @@ class Store:
         """`any_epoch`: calls do not depend on the store's epoch, so they may use new connections,
         and several of them. `tag`: the hash tag of the keys, for a cluster. Raises ConfigError if
         the URL can't be used or the extra `redis` is not installed."""
-        try:
+        with needs_extra("redis", "fleet.url"):
             import redis.asyncio  # noqa: PLC0415 - an optional extra
             import redis.crc  # noqa: PLC0415
             from redis.asyncio.retry import Retry  # noqa: PLC0415
             from redis.backoff import NoBackoff  # noqa: PLC0415
-        except ImportError as error:
-            raise ConfigError(
-                "fleet.url needs redis-py: pip install 'robots-gatekeeper[redis]' "
-                "(in a checkout: pip install '.[redis]')"
-            ) from error
         self._redis = redis.asyncio
         self._errors: tuple[type[Exception], ...] = (redis.RedisError, OSError, TimeoutError)
         self._loading: type[Exception] = redis.BusyLoadingError

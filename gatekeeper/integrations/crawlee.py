@@ -16,27 +16,36 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from crawlee import Request, RequestState
-from crawlee.request_loaders import RequestManager
-from crawlee.storages import RequestQueue
-
 from gatekeeper import urls
 from gatekeeper.decision import Verdict
-from gatekeeper.errors import ConfigError, GateClosed, GatekeeperError, InvalidURL, StorageError
-from gatekeeper.gate import Gatekeeper
-from gatekeeper.integrations.crawlee_http import (
-    OnSkipped,
-    PoliteHttpClient,
-    RequestDeferred,
-    RequestDenied,
-    RequestInvalidURL,
-    RequestLeaseTimeout,
+from gatekeeper.errors import (
+    ConfigError,
+    GateClosed,
+    GatekeeperError,
+    InvalidURL,
+    StorageError,
+    needs_extra,
 )
+from gatekeeper.gate import Gatekeeper
 from gatekeeper.integrations.hops import hand_out, take_back
 from gatekeeper.integrations.queue_gate import MAX_WAIT, RefusedTurn, queue_gate
 from gatekeeper.middleware import other_agent
 from gatekeeper.queue import PoliteQueue, Turn
 from gatekeeper.remote.client import RemoteGatekeeper
+
+with needs_extra("crawlee", __name__):
+    from crawlee import Request, RequestState
+    from crawlee.request_loaders import RequestManager
+    from crawlee.storages import RequestQueue
+
+    from gatekeeper.integrations.crawlee_http import (
+        OnSkipped,
+        PoliteHttpClient,
+        RequestDeferred,
+        RequestDenied,
+        RequestInvalidURL,
+        RequestLeaseTimeout,
+    )
 
 __all__ = [
     "PoliteHttpClient",

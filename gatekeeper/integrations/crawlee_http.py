@@ -52,10 +52,9 @@ OnSkipped = Callable[[str, Any], Awaitable[None]]
 
 _PIECE_SIZE: Final = 65_536
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_BODY_FIELDS = frozenset({"content-encoding", "content-language", "content-location"}) | {
-    "content-type",
-    "content-length",
-}
+_BODY_FIELDS = frozenset(
+    {"content-encoding", "content-language", "content-length", "content-location", "content-type"}
+)
 _CONNECT_ERRORS = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _ORIGIN_FIELDS = frozenset({"authorization", "cookie", "proxy-authorization"})
 

@@ -6,12 +6,13 @@ httpx.Client(transport=SyncPoliteTransport(sync_gate))        a SyncGatekeeper
 
 from __future__ import annotations
 
-import httpcore
-import httpx
-
-from gatekeeper.errors import Deferred, Denied, InvalidURL, LeaseTimeout
+from gatekeeper.errors import Deferred, Denied, InvalidURL, LeaseTimeout, needs_extra
 from gatekeeper.integrations.hops import HopErrors
 from gatekeeper.integrations.transports import AsyncHopTransport, HopTransport
+
+with needs_extra("httpx", __name__):
+    import httpcore
+    import httpx
 
 __all__ = [
     "PoliteTransport",

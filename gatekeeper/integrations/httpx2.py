@@ -6,12 +6,13 @@ httpx2.Client(transport=SyncPoliteTransport(sync_gate))        a SyncGatekeeper
 
 from __future__ import annotations
 
-import httpcore2
-import httpx2
-
-from gatekeeper.errors import Deferred, Denied, InvalidURL, LeaseTimeout
+from gatekeeper.errors import Deferred, Denied, InvalidURL, LeaseTimeout, needs_extra
 from gatekeeper.integrations.hops import HopErrors
 from gatekeeper.integrations.transports import AsyncHopTransport, HopTransport
+
+with needs_extra("httpx2", __name__):
+    import httpcore2
+    import httpx2
 
 __all__ = [
     "PoliteTransport",

@@ -16,9 +16,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal, Protocol
 
 import aiohttp
-from mcp.server.mcpserver import MCPServer
-from mcp.types import CallToolResult, TextContent
-from pydantic import BaseModel, Field
 
 from gatekeeper import urls
 from gatekeeper.config import Config
@@ -30,12 +27,18 @@ from gatekeeper.errors import (
     GatekeeperError,
     LeaseTimeout,
     SidecarError,
+    needs_extra,
 )
 from gatekeeper.middleware import Gate
 from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.remote.client import RemoteGatekeeper
 from gatekeeper.session import plain_session, polite_session, session_gate
 from gatekeeper.storage.base import Storage
+
+with needs_extra("mcp", __name__):
+    from mcp.server.mcpserver import MCPServer
+    from mcp.types import CallToolResult, TextContent
+    from pydantic import BaseModel, Field
 
 __all__ = [
     "AgentGate",

@@ -15,8 +15,6 @@ from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from playwright.async_api import BrowserContext, Error, Page, Request, Response, Route
-
 from gatekeeper import urls
 from gatekeeper.decision import Decision, refuse
 from gatekeeper.errors import (
@@ -26,6 +24,7 @@ from gatekeeper.errors import (
     GatekeeperError,
     InvalidURL,
     LeaseTimeout,
+    needs_extra,
 )
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.integrations.hops import (
@@ -39,6 +38,9 @@ from gatekeeper.integrations.hops import (
 )
 from gatekeeper.middleware import adopt, other_agent
 from gatekeeper.remote.client import RemoteGatekeeper
+
+with needs_extra("playwright", __name__):
+    from playwright.async_api import BrowserContext, Error, Page, Request, Response, Route
 
 __all__ = [
     "PoliteRoutes",

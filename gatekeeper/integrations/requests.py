@@ -14,14 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, cast
 
-import requests
 from aiohttp.abc import AbstractResolver
-from requests.adapters import DEFAULT_POOLBLOCK, DEFAULT_POOLSIZE, HTTPAdapter
-from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
-from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import MaxRetryError
-from urllib3.util.response import is_fp_closed
-from urllib3.util.retry import Retry
 
 from gatekeeper.errors import (
     AddressRefused,
@@ -31,6 +24,7 @@ from gatekeeper.errors import (
     GatekeeperError,
     InvalidURL,
     LeaseTimeout,
+    needs_extra,
 )
 from gatekeeper.integrations.hops import (
     Attempts,
@@ -42,6 +36,15 @@ from gatekeeper.integrations.hops import (
     begin_sync,
 )
 from gatekeeper.sync import SyncGatekeeper
+
+with needs_extra("requests", __name__):
+    import requests
+    from requests.adapters import DEFAULT_POOLBLOCK, DEFAULT_POOLSIZE, HTTPAdapter
+    from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
+    from urllib3.connection import HTTPConnection, HTTPSConnection
+    from urllib3.exceptions import MaxRetryError
+    from urllib3.util.response import is_fp_closed
+    from urllib3.util.retry import Retry
 
 __all__ = [
     "PoliteAdapter",

@@ -26,31 +26,33 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self, cast
 
-from scrapy import Request, Spider
-from scrapy.core.scheduler import BaseScheduler
-from scrapy.crawler import Crawler
-from scrapy.downloadermiddlewares.httpcache import HttpCacheMiddleware
-from scrapy.robotstxt import RobotParser as BaseRobotParser
-from scrapy.settings import BaseSettings
-from scrapy.utils.defer import deferred_from_coro, maybe_deferred_to_future
-from scrapy.utils.misc import build_from_crawler, load_object
-from scrapy.utils.request import request_from_dict
-
-from gatekeeper.errors import GatekeeperError, InvalidURL, StorageError
+from gatekeeper.errors import GatekeeperError, InvalidURL, StorageError, needs_extra
 from gatekeeper.integrations.queue_gate import queue_gate
-from gatekeeper.integrations.scrapy_requests import (
-    PoliteMiddleware,
-    RequestDeferred,
-    RequestDenied,
-    RequestInvalidURL,
-    RequestLeaseTimeout,
-    ScrapyCrawl,
-    call_soon,
-)
 from gatekeeper.library_internals import wake_scrapy
 from gatekeeper.queue import PoliteQueue, Turn
 from gatekeeper.robots import Policy, RobotsTxt, product_token
 from gatekeeper.storage.sqlite import Entry, KeptEntries
+
+with needs_extra("scrapy", __name__):
+    from scrapy import Request, Spider
+    from scrapy.core.scheduler import BaseScheduler
+    from scrapy.crawler import Crawler
+    from scrapy.downloadermiddlewares.httpcache import HttpCacheMiddleware
+    from scrapy.robotstxt import RobotParser as BaseRobotParser
+    from scrapy.settings import BaseSettings
+    from scrapy.utils.defer import deferred_from_coro, maybe_deferred_to_future
+    from scrapy.utils.misc import build_from_crawler, load_object
+    from scrapy.utils.request import request_from_dict
+
+    from gatekeeper.integrations.scrapy_requests import (
+        PoliteMiddleware,
+        RequestDeferred,
+        RequestDenied,
+        RequestInvalidURL,
+        RequestLeaseTimeout,
+        ScrapyCrawl,
+        call_soon,
+    )
 
 __all__ = [
     "Addon",

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from gatekeeper.config import Config, HostRule, PacingConfig, match_named
-from gatekeeper.errors import ConfigError, GatekeeperError
+from gatekeeper.errors import ConfigError, GatekeeperError, needs_extra
 
 CONFIG_PREFIXES = ("domain:", "group:")
 """Prefixes of the names of scopes that hosts share by configuration."""
@@ -296,13 +296,8 @@ def _registered_domain_of() -> Callable[[str], str | None]:
 
     Raises ConfigError if the extra `psl` is not installed.
     """
-    try:
+    with needs_extra("psl", "pacing.domain_interval"):
         from publicsuffixlist import PublicSuffixList  # noqa: PLC0415 - an optional extra
-    except ImportError as error:
-        raise ConfigError(
-            "pacing.domain_interval needs the Public Suffix List: "
-            "pip install 'robots-gatekeeper[psl]' (in a checkout: pip install '.[psl]')"
-        ) from error
     suffixes = PublicSuffixList()
 
     def domain_of(host: str) -> str | None:

@@ -22,7 +22,7 @@ from aiohttp.connector import Connection
 
 from gatekeeper import urls
 from gatekeeper.cli.crawl.manifest import Folder, WarcPlace
-from gatekeeper.errors import ConfigError, StorageError
+from gatekeeper.errors import ConfigError, StorageError, needs_extra
 
 # --- one file per page -----------------------------------------------------------------------
 
@@ -317,13 +317,8 @@ class PeerResponse(aiohttp.ClientResponse):
 
 def warc_writer() -> Any:
     """Return the writer class of warcio, an extra. Raises ConfigError if it is not installed."""
-    try:
+    with needs_extra("warc", "--warc"):
         from warcio.warcwriter import WARCWriter  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise ConfigError(
-            "--warc needs warcio: pip install 'robots-gatekeeper[warc]' "
-            "(in a checkout: pip install '.[warc]')"
-        ) from error
     return WARCWriter
 
 
