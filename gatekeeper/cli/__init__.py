@@ -392,7 +392,7 @@ def standard_input() -> BinaryIO:
 
 
 def url_of_line(line: bytes) -> str | None:
-    """Return the URL in a line, or None for a blank line or a comment.
+    r"""Return the URL in a line, or None for a blank line or a comment.
 
     Bytes that are not UTF-8 are preserved: `urls` refuses them, and no other page is requested
     instead.
@@ -415,7 +415,7 @@ def standard_input_lines() -> Iterator[str]:
 def url_hint(text: str) -> str:
     """Return the suggestion that ends an error about a host given instead of a URL; else "".
 
-    >>> hint("example.org/page"), hint("page")
+    >>> url_hint("example.org/page"), url_hint("page")
     ('; did you mean https://example.org/page?', '')
     """
     if "://" in text or not any(mark in text.partition("/")[0] for mark in ".:"):

@@ -136,7 +136,7 @@ class Settings:
 def token_warning(text: str) -> str | None:
     """Return a warning about a valid user agent whose product token may surprise; else None.
 
-    >>> agent_doubt("my bot")
+    >>> token_warning("my bot")
     "user agent 'my bot': rules are selected for 'my'"
     """
     token = agent_named(text)

@@ -178,7 +178,7 @@ def address_kind(ip: IPv4Address | IPv6Address) -> Kind | None:
 def embedded_ipv4(ip: IPv6Address, *, nat64: bool) -> IPv4Address | None:
     """Return the IPv4 address inside a mapped (or, with `nat64`, a NAT64) address, or None.
 
-    >>> ipv4_within(IPv6Address("64:ff9b::7f00:1"), nat64=True)
+    >>> embedded_ipv4(IPv6Address("64:ff9b::7f00:1"), nat64=True)
     IPv4Address('127.0.0.1')
     """
     if ip in MAPPED or (nat64 and ip in NAT64):
@@ -189,7 +189,7 @@ def embedded_ipv4(ip: IPv6Address, *, nat64: bool) -> IPv4Address | None:
 def is_inner_name(host: str) -> bool:
     """Return True if a normalized name (lower case, no final dot) belongs to the inner network.
 
-    >>> inner_name("metadata.google.internal"), inner_name("internal.example.com")
+    >>> is_inner_name("metadata.google.internal"), is_inner_name("internal.example.com")
     (True, False)
     """
     return "." not in host or host.endswith(_INNER_SUFFIXES) or host in INNER_NAMES

@@ -59,7 +59,7 @@ def name_for(url: str, content_type: str) -> str:
     first. A digest makes the name unique, and the same for the same URL in every run.
 
     >>> name_for("https://example.com/a/..%2f../r%20v.php?x=1", "text/html")
-    'example.com/r-20v.php-fc8ed5d2b6e1d8cd.html'
+    'example.com/r-20v.php-2cbe126bda0dc37a.html'
     """
     return "/".join(_split_name(*urls.split(url), _digest(url), content_type))
 

@@ -35,7 +35,7 @@ _SPECIAL: Final = re.compile(f"[&<>\"'{_CONTROL}]")
 def escaped(text: str) -> Html:
     """Return markup that displays a text as it is.
 
-    >>> shown("<b>" + chr(0x202E))
+    >>> escaped("<b>" + chr(0x202E))
     '&lt;b&gt;\\\\u202e'
     """
     if _SPECIAL.search(text) is None:  # the common case
