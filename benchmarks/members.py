@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 
 from benchmarks.options import Options
 from benchmarks.report import Table, count
-from benchmarks.simulation import Account, Judge
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, PacingConfig
 from gatekeeper.pacing.ledger import (
@@ -29,6 +28,7 @@ from gatekeeper.pacing.ledger import (
     TakeRequest,
 )
 from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.simulation import Account, Judge
 from gatekeeper.robots.timing import RobotsInterval
 
 __all__ = ["Fleet", "run"]

@@ -21,11 +21,11 @@ from typing import Any
 from benchmarks.options import Options
 from benchmarks.report import Table, count, seconds
 from benchmarks.resident import resident
-from benchmarks.simulation import SimulationReport, simulate
 from benchmarks.timing import Spread, spread
 from gatekeeper.clock import SystemClock, VirtualClock
 from gatekeeper.config import Config, PacingConfig
 from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.simulation import SimulationReport, simulate
 from gatekeeper.robots.timing import RobotsInterval
 
 __all__ = ["main", "run"]

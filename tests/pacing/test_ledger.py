@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.simulation import Account, Judge
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig
 from gatekeeper.pacing.grants import Grant
@@ -27,6 +26,7 @@ from gatekeeper.pacing.ledger import (
 )
 from gatekeeper.pacing.ledger_calls import MAX_FLIGHTS, SPACING
 from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.simulation import Account, Judge
 from gatekeeper.robots.timing import RobotsInterval
 from tests.pacing.ledger_rules import LedgerRules
 from tests.pacing.turns_together import Member, TurnsTogether, VirtualTime

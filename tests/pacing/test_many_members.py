@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from benchmarks.simulation import Account, Judge
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.simulation import Account, Judge
 from gatekeeper.robots.timing import RobotsInterval
 from tests.pacing.test_ledger import FarLedger
 

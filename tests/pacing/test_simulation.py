@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.simulation import simulate
 from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig
 from gatekeeper.pacing.rules import DailyBudget
 from gatekeeper.pacing.scopes import Scope
+from gatekeeper.pacing.simulation import simulate
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -94,7 +94,7 @@ class Judge:
     def head(self, account: Experience, now: float) -> None:
         """Note that a response started, or that the request failed."""
         account.unheaded -= 1
-        if now > account.basis:
+        if now > account.basis:  # noqa: PLR1730 - no call here
             account.basis = now
 
     def end(self, account: Experience, now: float, headed: bool = True) -> None:
@@ -102,7 +102,7 @@ class Judge:
         account.in_flight -= 1
         if not headed:
             account.unheaded -= 1
-            if now > account.basis:
+            if now > account.basis:  # noqa: PLR1730 - no call here
                 account.basis = now
 
     def withdrawn(self, account: Experience) -> None:
