@@ -63,7 +63,7 @@ def rate_limit_of(headers: Mapping[str, str | None], name: str = "RateLimit") ->
     return field if field is None or headers.get("Age") is None else None
 
 
-class Spread(NamedTuple):
+class QuotaRate(NamedTuple):
     """The rate that a RateLimit field allows: one request per `seconds`, for the next `lasting`
     seconds."""
 
@@ -71,7 +71,7 @@ class Spread(NamedTuple):
     lasting: float
 
 
-NO_SPREAD = Spread(0.0, 0.0)
+NO_QUOTA_RATE = QuotaRate(0.0, 0.0)
 
 _WORD = r"[A-Za-z*][!#$%&'*+.^_`|~:/0-9A-Za-z-]*"
 _BARE = rf'-?[0-9]{{1,15}}(?:\.[0-9]{{1,3}})?|"[ !#-\[\]-~]*"|\?[01]|:[A-Za-z0-9+/=]*:|{_WORD}'
@@ -91,15 +91,15 @@ def parse_rate_limit(value: str | None) -> float | None:
     return max(waits, default=0.0) or None
 
 
-def spread_of(value: str | None) -> Spread | None:
+def quota_rate(value: str | None) -> QuotaRate | None:
     """Return the slowest rate that a RateLimit field allows, or None if it is malformed or missing
     (HTTP-11).
 
-    >>> spread_of('"burst";r=0;t=30'), spread_of('"day";r=10;t=100')
-    (Spread(seconds=30.0, lasting=30.0), Spread(seconds=10.0, lasting=100.0))
+    >>> quota_rate('"burst";r=0;t=30'), quota_rate('"day";r=10;t=100')
+    (QuotaRate(seconds=30.0, lasting=30.0), QuotaRate(seconds=10.0, lasting=100.0))
     """
-    spreads = [Spread(reset / max(1.0, remaining), reset) for remaining, reset in _quotas(value)]
-    return max(spreads, key=lambda spread: spread.seconds, default=None)
+    rates = [QuotaRate(reset / max(1.0, remaining), reset) for remaining, reset in _quotas(value)]
+    return max(rates, key=lambda rate: rate.seconds, default=None)
 
 
 def _quotas(value: str | None) -> list[tuple[float, float]]:

@@ -29,7 +29,7 @@ ON: bool = os.environ.get(VARIABLE, "") in ("", "0")
 """Whether speed-ups are used. Classes read it on construction, as `speedups.ON`, so that a test can
 set it; existing objects keep the value that they read."""
 
-SURELY_SHORT = 5_460
+ALWAYS_SENDABLE_LENGTH = 5_460
 """A text of at most so many characters can't exceed the limit of a URL by percent-encoding: a
 twelfth of `urls.MAX_PATH`. It is defined here so that rules need not import `urls`."""
 

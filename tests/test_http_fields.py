@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gatekeeper.http_fields import Spread, parse_http_date, parse_retry_after, spread_of
+from gatekeeper.http_fields import QuotaRate, parse_http_date, parse_retry_after, quota_rate
 
 NOON = 784_111_777.0  # Sun, 06 Nov 1994 08:49:37 GMT
 
@@ -46,13 +46,13 @@ def test_two_digits_more_than_fifty_years_ahead_are_in_the_past() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "spread"),
+    ("value", "rate"),
     [
-        ('"burst";r=0;t=30', Spread(30.0, 30.0)),
-        ('"day";r=10;t=100', Spread(10.0, 100.0)),
-        ('"a";r=50;t=30, "b";r=1;t=60', Spread(60.0, 60.0)),  # the slowest
+        ('"burst";r=0;t=30', QuotaRate(30.0, 30.0)),
+        ('"day";r=10;t=100', QuotaRate(10.0, 100.0)),
+        ('"a";r=50;t=30, "b";r=1;t=60', QuotaRate(60.0, 60.0)),  # the slowest
         ('"a";r=50', None),
-        ('"a";pk=:YWJj:;r=1;t=5', Spread(5.0, 5.0)),
+        ('"a";pk=:YWJj:;r=1;t=5', QuotaRate(5.0, 5.0)),
         ("limit=100, remaining=50", None),  # an older draft: raw only
         ('"a";r=x;t=1, "b"', None),
         ('"a";r=1;t=1,', None),  # malformed: ignored as a whole
@@ -62,5 +62,5 @@ def test_two_digits_more_than_fifty_years_ahead_are_in_the_past() -> None:
         ('"a";r=1;t=1' + " " * 3000, None),
     ],
 )
-def test_rate_limit(value: str | None, spread: Spread | None) -> None:
-    assert spread_of(value) == spread
+def test_rate_limit(value: str | None, rate: QuotaRate | None) -> None:
+    assert quota_rate(value) == rate

@@ -248,7 +248,7 @@ class RecordCache:
             if record.voids < self._voids and record.current.outcome in GUARD_REFUSALS:
                 self.drop(origin)
                 return None
-            record.asked += 1
+            record.questions += 1
         elif self._cold_bytes or self._promise_bytes:
             record = self._restore_cold(origin)
             if record is not None:
@@ -304,10 +304,10 @@ class RecordCache:
             record = hot.get(origin)
             if record is None or origin == kept:
                 continue
-            if not chances or not (record.asked or record.cached):
+            if not chances or not (record.questions or record.cached):
                 return origin
             chances -= 1
-            record.asked = 0
+            record.questions = 0
             hot.replace(origin, record)
 
     def drop(self, origin: str) -> None:

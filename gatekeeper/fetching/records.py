@@ -364,10 +364,10 @@ class _RecordInUse(_RecordHead, kw_only=True, gc=False, eq=False):
     """The fields that each question reads, adjacent in memory: with hundreds of thousands of
     origins they exceed every processor cache."""
 
-    asked: int = 0
+    questions: int = 0
     """Recent questions; reset by the search for the least used records."""
-    seen: int = 0
-    """The era of the latest question; see `DecisionCache.often`."""
+    last_era: int = 0
+    """The era of the latest question; see `DecisionCache.count_question`."""
     ready: int = 0
     """If it equals the number of the operator's latest change (`Decider.forget`), the text alone
     decides for the gate's own agent while the record is `warm`: neither the guard nor an

@@ -321,7 +321,7 @@ class DecisionCache:
         decisions about the origin are worth caching from now on, for which one has to be built. No
         clock is read: a timer ends the time for which a record is warm.
         """
-        if record.ready != self.rules_version or len(path) >= speedups.SURELY_SHORT:
+        if record.ready != self.rules_version or len(path) >= speedups.ALWAYS_SENDABLE_LENGTH:
             return None
         as_sent = "/." not in path and is_normal_path(path)
         if (not as_sent and not urls.is_sent_as_written(path)) or self.count_question(record):
@@ -343,7 +343,7 @@ class DecisionCache:
         """Return True if its decisions are worth caching with the next question."""
         if not self.on:
             return True
-        return record.asked >= _CACHE_AFTER - 1 and self._era - record.seen <= _MAX_ERAS
+        return record.questions >= _CACHE_AFTER - 1 and self._era - record.last_era <= _MAX_ERAS
 
     def count_question(self, record: Record) -> bool:
         """Count a question about a record. Return True if its decisions are worth caching."""
@@ -351,9 +351,9 @@ class DecisionCache:
         if self._left_in_era <= 0:
             self._era, self._left_in_era = self._era + 1, _QUESTIONS_PER_ERA
         era = self._era
-        record.asked = record.asked + 1 if era - record.seen <= _MAX_ERAS else 1
-        record.seen = era
-        return record.asked >= _CACHE_AFTER
+        record.questions = record.questions + 1 if era - record.last_era <= _MAX_ERAS else 1
+        record.last_era = era
+        return record.questions >= _CACHE_AFTER
 
     def write_many(
         self, raws: Sequence[str], agent: str, now: float, numbers: Iterator[int]

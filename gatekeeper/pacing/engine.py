@@ -558,14 +558,14 @@ class Engine:
         if self.frozen and status is None and retry_after is None:
             return  # A local fault says nothing about the host, but a Retry-After came from it.
         scope, past = grant.scope, grant.scope.history
-        wait, spread = None, http_fields.NO_SPREAD
+        wait, rate = None, http_fields.NO_QUOTA_RATE
         if retry_after is not None:
             wait = http_fields.parse_retry_after(retry_after, self.clock.wall())
         if rate_limit is not None:
-            spread = http_fields.spread_of(rate_limit) or spread
+            rate = http_fields.quota_rate(rate_limit) or rate
         # Sent before the last refusal arrived: a burst that is refused counts as one refusal.
         sent_before_refusal = past is not None and grant.refusals < past.refusals
-        report = RequestReport(status, elapsed, wait, *spread, sent_before_refusal)
+        report = RequestReport(status, elapsed, wait, *rate, sent_before_refusal)
         if not self._learn(scope, report, now):
             return
         history = scope.ensure_history()

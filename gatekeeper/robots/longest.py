@@ -40,13 +40,13 @@ from gatekeeper.robots.rules import (
     rules_in,
     split_url,
 )
-from gatekeeper.speedups import SURELY_SHORT, lazy_pattern
+from gatekeeper.speedups import ALWAYS_SENDABLE_LENGTH, lazy_pattern
 
 QuickAnswer = Callable[[str], bool | None]
 """A function of the text after the authority in a URL, as written, beginning with `/`. Returns the
 verdict, or None if the whole URL has to be parsed, which may fail."""
 
-_MAX_LENGTH = SURELY_SHORT - 1
+_MAX_LENGTH = ALWAYS_SENDABLE_LENGTH - 1
 """Maximum length in characters of a text that is answered without parsing the URL; the URL parser
 checks the limit for longer ones."""
 # Finds the same lines as `parser.RULE`, faster, because comments are cut later.

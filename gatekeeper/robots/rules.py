@@ -38,7 +38,7 @@ from gatekeeper.robots.patterns import (
     squeeze,
     wild_match,
 )
-from gatekeeper.speedups import SURELY_SHORT, lazy_pattern
+from gatekeeper.speedups import ALWAYS_SENDABLE_LENGTH, lazy_pattern
 
 _BLANKS = frozenset(" \t")
 DOT_SEGMENT = lazy_pattern(r"/\.\.?(?:[/?#]|\Z)")
@@ -119,7 +119,7 @@ def split_url(url: str) -> tuple[str, str]:
             from gatekeeper.urls import path_of  # noqa: PLC0415 - see `_import_split`
 
             return "", path_of(url)  # only the host may be invalid
-    if len(url) > SURELY_SHORT or "#" in url or "/." in url or "/%2" in url:
+    if len(url) > ALWAYS_SENDABLE_LENGTH or "#" in url or "/." in url or "/%2" in url:
         return "", _split("http://a" + url)[1]
     return "", url
 

@@ -497,7 +497,7 @@ async def test_a_text_at_rest_wakes_for_an_origin_that_is_asked_about_again(
     assert record.text is not None
     record.text.rest()
     record.drop_cached()
-    record.asked = 0
+    record.questions = 0
     awake = []
     for number in range(4):
         assert not await asked(virtual_internet, gate, f"/private/{number}")

@@ -68,7 +68,7 @@ def rest(gate: Gatekeeper) -> None:
     """Pack every text, as if many other origins had been asked about since."""
     for record in gate._decider.records.values():
         record.drop_cached()
-        record.asked = 0
+        record.questions = 0
         if record.text is not None:
             record.text.rest()
 

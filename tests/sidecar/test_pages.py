@@ -18,6 +18,7 @@ from msgspec import structs
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.sidecar.exchange import Role
+from gatekeeper.sidecar.pages.decision_pages import line_changes
 from gatekeeper.sidecar.pages.html import escaped, tag
 from gatekeeper.sidecar.pages.shell import (
     ASSETS,
@@ -27,8 +28,7 @@ from gatekeeper.sidecar.pages.shell import (
     asset,
     assets_hash,
 )
-from gatekeeper.sidecar.pages.stories import line_changes
-from gatekeeper.sidecar.pages.views import overview_page
+from gatekeeper.sidecar.pages.status_pages import overview_page
 from gatekeeper.sidecar.routes.pages import _safe_path
 from gatekeeper.sidecar.security import Admission, Token, Tokens
 from tests.internet import FakeInternet

@@ -28,7 +28,7 @@ from gatekeeper.sidecar.exchange import (
     read_body,
     read_query,
 )
-from gatekeeper.sidecar.pages import stories, views
+from gatekeeper.sidecar.pages import decision_pages, status_pages
 from gatekeeper.sidecar.pages.html import Child, badge, hidden, tag
 from gatekeeper.sidecar.pages.shell import (
     ASSETS,
@@ -258,13 +258,13 @@ async def sign_out(service: Service, call: Call) -> web.StreamResponse:
 
 async def overview(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/`"""
-    return views.overview_page(service, await service.operators.overview())
+    return status_pages.overview_page(service, await service.operators.overview())
 
 
 async def hosts(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/hosts`"""
     query = read_query(call.query, HostQuery)
-    return views.hosts_page(service, query, await host_list(service, query))
+    return status_pages.hosts_page(service, query, await host_list(service, query))
 
 
 async def host(service: Service, call: Call, visitor: Visitor) -> Page:
@@ -272,7 +272,7 @@ async def host(service: Service, call: Call, visitor: Visitor) -> Page:
     name = host_named(call.params["host"])
     entries = service.operators.leases()
     leases = [entry.view() for entry in entries if entry.host == name][:100]
-    return views.host_page(service, await host_of(service, name), leases, visitor)
+    return status_pages.host_page(service, await host_of(service, name), leases, visitor)
 
 
 class ExplainQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -285,28 +285,28 @@ class ExplainQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 async def explain(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/explain`"""
     query = read_query(call.query, ExplainQuery)
-    result, error_text, group = None, None, set[int]()
+    result, problem, group = None, None, set[int]()
     if query.url:
         question = CheckQuery(query.url, query.user_agent or None)
         call.client = visitor.name
         try:
             result = await explanation(service, question, call)
-            group = await asyncio.to_thread(stories.group_lines, service, result)
+            group = await asyncio.to_thread(decision_pages.group_lines, service, result)
         except GatekeeperError as error:
-            error_text = str(error)
-    return stories.explain_page(service, query.url, query.user_agent, result, error_text, group)
+            problem = str(error)
+    return decision_pages.explain_page(service, query.url, query.user_agent, result, problem, group)
 
 
 async def waiting(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/waiting`"""
     text = "&".join(pair for pair in call.query.split("&") if pair != "client=")
     query = read_query(text, LeaseQuery)
-    return views.waiting_page(service, query, lease_list(service, query), visitor)
+    return status_pages.waiting_page(service, query, lease_list(service, query), visitor)
 
 
 async def live(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/live`"""
-    return stories.live_page(service, read_query(call.query, EventQuery))
+    return decision_pages.live_page(service, read_query(call.query, EventQuery))
 
 
 class HistoryPageQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -321,36 +321,36 @@ async def history(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/history`"""
     query = read_query(call.query, HistoryPageQuery)
     if not query.origin:
-        return stories.history_page(service, "", [], None, None)
+        return decision_pages.history_page(service, "", [], None, None)
     try:
         origin = urls.parse(query.origin).origin
     except GatekeeperError as error:
-        return stories.history_page(service, query.origin, [], None, str(error))
+        return decision_pages.history_page(service, query.origin, [], None, str(error))
     entries = await service.gate.history(origin)
     new = len(entries) - 1 if query.new is None else query.new
     old = new - 1 if query.old is None else query.old
     versions = None
     if 0 <= old < len(entries) and 0 <= new < len(entries) and old != new:
         versions = await _versions(service, origin, entries, old, new)
-    return stories.history_page(service, origin, entries, versions, None)
+    return decision_pages.history_page(service, origin, entries, versions, None)
 
 
 async def _versions(
     service: Service, origin: str, entries: list[HistoryEntry], old: int, new: int
-) -> stories.VersionDiff:
+) -> decision_pages.VersionDiff:
     bodies = []
     for entry in (entries[old], entries[new]):
         body = await service.internals.text_of(entry.body_hash) if entry.body_hash else b""
         bodies.append(body or b"")
     asked = service.operators.feed.urls_of(origin, _MAX_COMPARED)
 
-    def compare() -> stories.VersionDiff:
+    def compare() -> decision_pages.VersionDiff:
         texts = [as_read(service, body) for body in bodies]
         before, after = (text.policy(service.gate.user_agent) for text in texts)
         verdicts = [(url, before.allowed(url), after.allowed(url)) for url in asked]
         lines = [body.decode("utf-8", "replace").splitlines() for body in bodies]
-        return stories.VersionDiff(
-            changes=stories.line_changes(*lines),
+        return decision_pages.VersionDiff(
+            changes=decision_pages.line_changes(*lines),
             verdicts=[one for one in verdicts if one[1] != one[2]],
             asked=len(asked),
         )
@@ -361,7 +361,7 @@ async def _versions(
 
 async def config(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/config`"""
-    return views.config_page(config_body(service))
+    return status_pages.config_page(config_body(service))
 
 
 # --- requests of the pages' scripts -----------------------------------------------------------
@@ -403,8 +403,8 @@ async def what_if(service: Service, call: Call) -> web.StreamResponse:
     """The explanation for an edited text, as a fragment of a page."""
     asked = await read_body(call.request, WhatIf, limit=service.config.server.max_body)
     explained = await asyncio.to_thread(what_if_explanation, service, asked)
-    group = await asyncio.to_thread(stories.group_lines, service, explained)
-    markup = tag("div", stories.story(service, explained, group), id="story")
+    group = await asyncio.to_thread(decision_pages.group_lines, service, explained)
+    markup = tag("div", decision_pages.decision_section(service, explained, group), id="story")
     return web.Response(text=markup, content_type="text/html", charset="utf-8", headers=HEADERS)
 
 

@@ -78,7 +78,7 @@ def explain_page(
     if error is not None:
         body.append(tag("p", badge("bad", "Invalid question"), " ", error, class_="lead"))
     if explained is not None:
-        body.append(tag("div", story(service, explained, group), id="story"))
+        body.append(tag("div", decision_section(service, explained, group), id="story"))
         body.append(_what_if(explained))
     elif error is None:
         body.append(
@@ -92,7 +92,7 @@ def explain_page(
     return Page("Explain", "explain", body, None, ("explain.js",))
 
 
-def story(service: Service, explained: Explanation, group: Collection[int]) -> Child:
+def decision_section(service: Service, explained: Explanation, group: Collection[int]) -> Child:
     """Return a decision and everything that led to it; `group` is the result of `group_lines`."""
     decision = explained.decision
     return [
@@ -107,7 +107,7 @@ def story(service: Service, explained: Explanation, group: Collection[int]) -> C
         tag("h2", "How the URL is read"),
         _canonical(explained),
         tag("h2", "How the file was fetched"),
-        _fetch_story(service, explained),
+        _fetch_section(service, explained),
         tag("h2", "Matching rules"),
         _candidates(explained),
         tag("h2", "The text"),
@@ -171,7 +171,7 @@ def _note(value: str) -> Child:
     return None if normal is None else [" reads ", tag("code", normal[:500])]
 
 
-def _fetch_story(service: Service, explained: Explanation) -> Html:
+def _fetch_section(service: Service, explained: Explanation) -> Html:
     fetch, now = explained.fetch, utc(service.clock.wall())
     if fetch is None:
         return tag("p", "Nothing was fetched for this answer.", class_="empty")
