@@ -6,52 +6,76 @@ from gatekeeper.speedups import lazily
 
 TYPE_CHECKING = False  # not typing's: importing typing takes longer than all of this
 
-if TYPE_CHECKING:
-    from gatekeeper.clock import Clock, SystemClock, VirtualClock
-    from gatekeeper.config import Config, GroupRule, HostRule
-    from gatekeeper.decision import Decision, NotYet, Reason, State, Verdict
+if TYPE_CHECKING:  # `as` marks the names that the package exports
+    from gatekeeper.clock import (
+        Clock as Clock,
+        SystemClock as SystemClock,
+        VirtualClock as VirtualClock,
+    )
+    from gatekeeper.config import Config as Config, GroupRule as GroupRule, HostRule as HostRule
+    from gatekeeper.decision import (
+        Decision as Decision,
+        NotYet as NotYet,
+        Reason as Reason,
+        State as State,
+        Verdict as Verdict,
+    )
     from gatekeeper.errors import (
-        AddressRefused,
-        ConfigError,
-        Deferred,
-        Denied,
-        GateClosed,
-        GatekeeperError,
-        InvalidURL,
-        LeaseTimeout,
-        SidecarError,
-        StorageError,
+        AddressRefused as AddressRefused,
+        ConfigError as ConfigError,
+        Deferred as Deferred,
+        Denied as Denied,
+        GateClosed as GateClosed,
+        GatekeeperError as GatekeeperError,
+        InvalidURL as InvalidURL,
+        LeaseTimeout as LeaseTimeout,
+        SidecarError as SidecarError,
+        StorageError as StorageError,
     )
-    from gatekeeper.fleet import RedisLedger
-    from gatekeeper.gate import Gatekeeper, GateStats
-    from gatekeeper.gate.leases import Lease
-    from gatekeeper.middleware import Gate, signals
-    from gatekeeper.pacing.ledger import Granted, Ledger, MemoryLedger, NotBefore
-    from gatekeeper.pacing.waiting import ClockView
-    from gatekeeper.queue import PoliteQueue
-    from gatekeeper.remote.client import RemoteGatekeeper, RemoteStats
+    from gatekeeper.fleet import RedisLedger as RedisLedger
+    from gatekeeper.gate import Gatekeeper as Gatekeeper, GateStats as GateStats
+    from gatekeeper.gate.leases import Lease as Lease
+    from gatekeeper.middleware import Gate as Gate, signals as signals
+    from gatekeeper.pacing.ledger import (
+        Granted as Granted,
+        Ledger as Ledger,
+        MemoryLedger as MemoryLedger,
+        NotBefore as NotBefore,
+    )
+    from gatekeeper.pacing.waiting import ClockView as ClockView
+    from gatekeeper.queue import PoliteQueue as PoliteQueue
+    from gatekeeper.remote.client import (
+        RemoteGatekeeper as RemoteGatekeeper,
+        RemoteStats as RemoteStats,
+    )
     from gatekeeper.robots import (
-        Candidate,
-        CleanParam,
-        Dialect,
-        Finding,
-        Group,
-        Match,
-        PageRules,
-        PageSignals,
-        Policy,
-        RequestRate,
-        RobotsTxt,
-        Rule,
-        Severity,
-        Window,
-        product_token,
+        Candidate as Candidate,
+        CleanParam as CleanParam,
+        Dialect as Dialect,
+        Finding as Finding,
+        Group as Group,
+        Match as Match,
+        PageRules as PageRules,
+        PageSignals as PageSignals,
+        Policy as Policy,
+        RequestRate as RequestRate,
+        RobotsTxt as RobotsTxt,
+        Rule as Rule,
+        Severity as Severity,
+        Window as Window,
+        product_token as product_token,
     )
-    from gatekeeper.session import Guard, Refusal, guarded_connector, polite_session, session_gate
-    from gatekeeper.sync import SyncGatekeeper
-    from gatekeeper.urls import Target
+    from gatekeeper.session import (
+        Guard as Guard,
+        Refusal as Refusal,
+        guarded_connector as guarded_connector,
+        polite_session as polite_session,
+        session_gate as session_gate,
+    )
+    from gatekeeper.sync import SyncGatekeeper as SyncGatekeeper
+    from gatekeeper.urls import Target as Target
 else:  # imported on first use: a program that only parses files does not load an HTTP client
-    __getattr__, __dir__ = lazily(
+    __getattr__, __dir__, __all__ = lazily(
         __name__,
         {
             "gatekeeper.remote.client": ["RemoteGatekeeper", "RemoteStats"],
@@ -107,63 +131,3 @@ else:  # imported on first use: a program that only parses files does not load a
     )
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "AddressRefused",
-    "Candidate",
-    "CleanParam",
-    "Clock",
-    "ClockView",
-    "Config",
-    "ConfigError",
-    "Decision",
-    "Deferred",
-    "Denied",
-    "Dialect",
-    "Finding",
-    "Gate",
-    "GateClosed",
-    "GateStats",
-    "Gatekeeper",
-    "GatekeeperError",
-    "Granted",
-    "Group",
-    "GroupRule",
-    "Guard",
-    "HostRule",
-    "InvalidURL",
-    "Lease",
-    "LeaseTimeout",
-    "Ledger",
-    "Match",
-    "MemoryLedger",
-    "NotBefore",
-    "NotYet",
-    "PageRules",
-    "PageSignals",
-    "Policy",
-    "PoliteQueue",
-    "Reason",
-    "RedisLedger",
-    "Refusal",
-    "RemoteGatekeeper",
-    "RemoteStats",
-    "RequestRate",
-    "RobotsTxt",
-    "Rule",
-    "Severity",
-    "SidecarError",
-    "State",
-    "StorageError",
-    "SyncGatekeeper",
-    "SystemClock",
-    "Target",
-    "Verdict",
-    "VirtualClock",
-    "Window",
-    "guarded_connector",
-    "polite_session",
-    "product_token",
-    "session_gate",
-    "signals",
-]

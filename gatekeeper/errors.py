@@ -29,7 +29,7 @@ from gatekeeper.speedups import lazily
 if TYPE_CHECKING:
     from gatekeeper.decision import Deferred, Denied, LeaseTimeout
 else:  # `decision` imports aiohttp, which a program that only parses files should not wait for
-    __getattr__, __dir__ = lazily(
+    __getattr__, __dir__, _ = lazily(
         __name__, {"gatekeeper.decision": ["Deferred", "Denied", "LeaseTimeout"]}
     )
 

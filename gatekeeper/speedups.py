@@ -39,15 +39,16 @@ _COPIED = ("findall", "finditer", "fullmatch", "match", "pattern", "search", "sp
 
 def lazily(
     package: str, names_by_module: Mapping[str, Iterable[str]]
-) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` for a package that imports its names on first use.
+) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` for a package that imports its names on first
+    use.
 
     `names_by_module` maps each module to those of its names (`name`, or `name as other`) that the
     package exports. Modules of the package are available as its attributes too, imported or not.
 
-    >>> getattr_, dir_ = lazily("gatekeeper", {"gatekeeper.urls": ["mask", "mask as hide"]})
-    >>> getattr_("hide") is getattr_("mask"), {"hide", "mask"} <= {*dir_()}
-    (True, True)
+    >>> getattr_, dir_, all_ = lazily("gatekeeper", {"gatekeeper.urls": ["mask", "mask as hide"]})
+    >>> getattr_("hide") is getattr_("mask"), {"hide", "mask"} <= {*dir_()}, all_
+    (True, True, ['hide', 'mask'])
     """
     sources: dict[str, tuple[str, str]] = {}
     for module, exported in names_by_module.items():
@@ -69,7 +70,7 @@ def lazily(
     def names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *sources})
 
-    return find, names
+    return find, names, sorted(sources)
 
 
 def _import_module_of(package: str, name: str) -> object:

@@ -177,7 +177,7 @@ def test_a_module_that_is_broken_is_not_taken_for_missing(
     (room / "part.py").write_text("import a_module_that_nobody_has\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.import_module(room.name)
-    find, names = lazily(room.name, {f"{room.name}.part": ["thing"]})
+    find, names, _ = lazily(room.name, {f"{room.name}.part": ["thing"]})
     assert "thing" in names()
     for name in ("part", "thing"):
         with pytest.raises(ModuleNotFoundError, match="nobody_has"):

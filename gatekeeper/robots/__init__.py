@@ -9,32 +9,42 @@ from gatekeeper.speedups import lazily
 
 TYPE_CHECKING = False
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `as` marks the names that the package exports
     from gatekeeper.robots.composition import (
-        Change,
-        Composed,
-        ComposeProblem,
-        Difference,
-        Fragment,
-        Ruling,
-        compose,
-        diff,
+        Change as Change,
+        Composed as Composed,
+        ComposeProblem as ComposeProblem,
+        Difference as Difference,
+        Fragment as Fragment,
+        Ruling as Ruling,
+        compose as compose,
+        diff as diff,
     )
-    from gatekeeper.robots.lint import Finding
-    from gatekeeper.robots.model import Candidate, Group, Match, Rule, Severity
-    from gatekeeper.robots.parser import Dialect, RobotsTxt, product_token
-    from gatekeeper.robots.policy import Policy
+    from gatekeeper.robots.lint import Finding as Finding
+    from gatekeeper.robots.model import (
+        Candidate as Candidate,
+        Group as Group,
+        Match as Match,
+        Rule as Rule,
+        Severity as Severity,
+    )
+    from gatekeeper.robots.parser import (
+        Dialect as Dialect,
+        RobotsTxt as RobotsTxt,
+        product_token as product_token,
+    )
+    from gatekeeper.robots.policy import Policy as Policy
     from gatekeeper.robots.signals import (
-        AccessChallenge,
-        CleanParam,
-        PageRules,
-        PageSignals,
-        page_signals,
+        AccessChallenge as AccessChallenge,
+        CleanParam as CleanParam,
+        PageRules as PageRules,
+        PageSignals as PageSignals,
+        page_signals as page_signals,
     )
-    from gatekeeper.robots.timing import RequestRate, Window
-    from gatekeeper.robots.witness import Witness, witnesses
+    from gatekeeper.robots.timing import RequestRate as RequestRate, Window as Window
+    from gatekeeper.robots.witness import Witness as Witness, witnesses as witnesses
 else:  # imported on first use: parsing alone must not import an HTTP client
-    __getattr__, __dir__ = lazily(
+    __getattr__, __dir__, __all__ = lazily(
         __name__,
         {
             "gatekeeper.robots.composition": [
@@ -68,33 +78,3 @@ else:  # imported on first use: parsing alone must not import an HTTP client
             "gatekeeper.robots.witness": ["Witness", "witnesses"],
         },
     )
-
-__all__ = [
-    "AccessChallenge",
-    "Candidate",
-    "Change",
-    "CleanParam",
-    "ComposeProblem",
-    "Composed",
-    "Dialect",
-    "Difference",
-    "Finding",
-    "Fragment",
-    "Group",
-    "Match",
-    "PageRules",
-    "PageSignals",
-    "Policy",
-    "RequestRate",
-    "RobotsTxt",
-    "Rule",
-    "Ruling",
-    "Severity",
-    "Window",
-    "Witness",
-    "compose",
-    "diff",
-    "page_signals",
-    "product_token",
-    "witnesses",
-]
