@@ -509,15 +509,23 @@ async def deadline(clock: Clock, seconds: float | None) -> AsyncIterator[Deadlin
         limit.end()
 
 
+_FIRST_WALL_SECOND = 100_000_000
+"""Of the year 1973. Smaller times of a block are durations that were taken for times."""
+
+
 def block_end(host: str, until: datetime | float) -> float:
     """Return the end of a host's block in wall seconds.
 
     Raises ConfigError for NaN, another type, or a datetime without a time zone: meant as UTC
-    but read as local time, that would end the block hours early.
+    but read as local time, that would end the block hours early. Raises it too for a number that
+    can only be meant as a duration: as a time in the past it would lift the block.
     """
     wall = until.timestamp() if isinstance(until, datetime) else until
     known = isinstance(wall, int | float) and not math.isnan(wall)
     if not known or (isinstance(until, datetime) and until.utcoffset() is None):
         remedy = "give wall seconds, or a datetime with its time zone"
         raise ConfigError(f"block of {host}: until={until} is not a moment; {remedy}")
+    if 0 < wall < _FIRST_WALL_SECOND:
+        remedy = f"for {until:g} seconds from now give time.time() + {until:g}; 0 lifts the block"
+        raise ConfigError(f"block of {host}: until={until} is a moment of long ago; {remedy}")
     return wall

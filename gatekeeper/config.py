@@ -382,11 +382,13 @@ class Config(_Section, frozen=True):
 
     @classmethod
     def _checked(cls, raw: dict[str, Any]) -> Config:
+        if not isinstance(raw, dict):
+            example = '{"pacing": {"default_interval": 2.0}}'
+            raise ConfigError(f"a dict such as {example}, not {printable(repr(raw), 40)}")
         try:
             config = msgspec.convert(raw, cls)
         except msgspec.ValidationError as error:
-            known = isinstance(raw, dict) and first_mistake(cls, raw)
-            raise ConfigError(known or str(error)) from error
+            raise ConfigError(first_mistake(cls, raw) or str(error)) from error
         for rule in config.host:
             try:
                 match_named(rule.match)

@@ -151,7 +151,21 @@ class GateClosed(GatekeeperError, RuntimeError):
     """The gate was used before `async with` opened it, or after it was closed."""
 
 
-# --- wrong argument types, for callers that use no type checker -----------------------------
+# --- mistakes of callers that use no type checker -------------------------------------------
+
+
+class AsyncOnly:
+    """Descriptor for the `__enter__` of an asynchronous context manager: `with` raises a TypeError
+    with the remedy.
+    """
+
+    __slots__ = ()
+
+    def __get__(self, manager: object, owner: type) -> AsyncOnly:
+        """Return the descriptor for the class; raise TypeError for an instance."""
+        if manager is None:
+            return self
+        raise TypeError(f"a {owner.__name__} is opened by `async with`, not by `with`")
 
 
 def refuse_single_text(urls: Iterable[str]) -> None:
@@ -173,11 +187,13 @@ def refuse_single_text(urls: Iterable[str]) -> None:
         )
 
 
-_REPORT_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+_ARGUMENT_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "status": ((int,), "an int such as 200"),
     "elapsed": ((float, int), "seconds such as 0.25"),
     "size": ((int,), "bytes such as 1024"),
     "retry_after": ((str, float, int), "seconds such as 120, or the Retry-After field"),
+    "priority": ((int, float), "a number such as 1"),
+    "timeout": ((float, int), "seconds such as 60.0"),
 }
 _INTEGER = frozenset({type(None), int})
 _NUMBER = _INTEGER | {float}
@@ -200,9 +216,25 @@ def report_type_error(
         and retry_after.__class__ in _NUMBER_OR_TEXT
     ):
         return None
-    given = {"status": status, "elapsed": elapsed, "size": size, "retry_after": retry_after}
+    return _type_error(status=status, elapsed=elapsed, size=size, retry_after=retry_after)
+
+
+def refuse_wrong_wait(priority: object, timeout: object = None) -> None:
+    """Raise a TypeError that describes the wrong argument of a wait for a turn.
+
+    >>> refuse_wrong_wait(0, "60")
+    Traceback (most recent call last):
+    TypeError: timeout must be seconds such as 60.0, not the str '60': give float(timeout)
+    """
+    if priority.__class__ is int and timeout.__class__ in _NUMBER:
+        return
+    if (wrong := _type_error(priority=priority, timeout=timeout)) is not None:
+        raise wrong
+
+
+def _type_error(**given: object) -> TypeError | None:
     for name, value in given.items():
-        kinds, wanted = _REPORT_TYPES[name]
+        kinds, wanted = _ARGUMENT_TYPES[name]
         if value is None or (isinstance(value, kinds) and not isinstance(value, bool)):
             continue
         text = f"{name} must be {wanted}, not the {type(value).__name__} {f'{value!r}'[:40]}"

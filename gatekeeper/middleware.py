@@ -152,12 +152,7 @@ class Gate(Protocol):
         """Wait for the host's turn; the lease is the right to send one request to the URL."""
 
     async def try_acquire(
-        self,
-        url: str,
-        *,
-        priority: int = 0,
-        user_agent: str | None = None,
-        owned: bool = True,
+        self, url: str, *, priority: int = 0, user_agent: str | None = None, owned: bool = True
     ) -> HeldLease | NotYet:
         """Grant a lease if the host's turn is now; end it with `end`. Else return NotYet."""
 

@@ -24,6 +24,7 @@ import msgspec
 from gatekeeper.clock import Clock, SingleTimer, Timer
 from gatekeeper.deadlock import Choice
 from gatekeeper.decision import Decision
+from gatekeeper.errors import refuse_wrong_wait
 from gatekeeper.pacing.queues import Counters
 from gatekeeper.pacing.waiting import MAX_PER_ITERATION, CrowdFuture, Departures
 from gatekeeper.storage.sqlite import Entry, KeptEntries, OverflowFile
@@ -74,6 +75,7 @@ class Backlog:
     ) -> None:
         """Add a URL after those of the same priority. If it raises StorageError, or what `keep.add`
         raises, the URL was not added."""
+        refuse_wrong_wait(priority)
         entry = (-priority, next(self._arrivals), url, data)
         in_file = self._belongs_in_file(entry)
         if in_file or len(self._entries) >= 2 * self._limit:

@@ -22,7 +22,7 @@ from typing import Any, Self, cast
 from gatekeeper import urls
 from gatekeeper.deadlock import TurnWait, WaitGraph
 from gatekeeper.decision import Decision, Verdict
-from gatekeeper.errors import Denied, GateClosed, LeaseTimeout, StorageError
+from gatekeeper.errors import AsyncOnly, Denied, GateClosed, LeaseTimeout, StorageError
 from gatekeeper.gate import Gatekeeper, internals
 from gatekeeper.middleware import inherited
 from gatekeeper.origin_queues import (
@@ -214,6 +214,8 @@ class PoliteQueue:
             for entry in kept:
                 self._put_back(urls.split(entry[2])[0], entry)
 
+    __enter__ = AsyncOnly()
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -223,8 +225,7 @@ class PoliteQueue:
     async def close(self) -> None:
         """Drop the waiting URLs and stop asking for them. Tasks in `get` and `put` get GateClosed,
         and `join` returns. Open turns may still be left. Returns when the last asynchronous
-        `on_denied` has returned. Idempotent.
-        """
+        `on_denied` has returned. Idempotent."""
         if not self._closed:
             self._closed = True
             self._unfinished -= self._size
@@ -261,8 +262,7 @@ class PoliteQueue:
         """Add a URL; a higher priority goes first. `data` comes back as `lease.data`.
 
         Raises InvalidURL, GateClosed, or StorageError if its origin has too many URLs for memory
-        and the scratch file can't be written, or can't hold `data`. Then the URL was not added.
-        """
+        and the scratch file can't be written, or can't hold `data`. Then it was not added."""
         origin = urls.split(url)[0]
         while 0 < self._maxsize <= self._size and not self._closed:  # as `full`
             await self._putters.wait(self._joiners.look)

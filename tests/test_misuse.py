@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 from yarl import URL
 
-from gatekeeper import ConfigError, Gatekeeper, GatekeeperError, RemoteGatekeeper
+from gatekeeper import (
+    Config,
+    ConfigError,
+    Gatekeeper,
+    GatekeeperError,
+    PoliteQueue,
+    RemoteGatekeeper,
+)
 
 
 @pytest.mark.parametrize("raw", [None, b"http://a.test/", URL("http://a.test/"), 3])
@@ -161,3 +168,51 @@ async def test_a_word_that_is_no_rule_and_a_history_of_nothing_are_told(raw: Any
             gate.override(raw)
         with pytest.raises((TypeError, GatekeeperError), match=r"url must be str|not an http"):
             await gate.history(raw)
+
+
+@pytest.mark.parametrize("far", [False, True], ids=["embedded", "remote"])
+async def test_with_instead_of_async_with_is_told(far: bool) -> None:
+    gate = RemoteGatekeeper("http://127.0.0.1:1") if far else Gatekeeper("examplebot")
+    for manager in (gate, PoliteQueue(gate)):
+        with pytest.raises(TypeError, match="is opened by `async with`, not by `with`"):
+            manager.__enter__()
+    async with gate:
+        with pytest.raises(AttributeError, match=r"enter it first: async with gate\.lease"):
+            gate.lease("http://a.test/").__enter__()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"timeout": "60"}, "timeout must be seconds such as 60.0, not the str '60'"),
+        ({"timeout": True}, "timeout must be seconds such as 60.0, not the bool True"),
+        ({"priority": "high"}, "priority must be a number such as 1, not the str 'high'"),
+    ],
+)
+@pytest.mark.parametrize("far", [False, True], ids=["embedded", "remote"])
+async def test_a_wait_of_the_wrong_type_is_told(
+    options: dict[str, Any], told: str, far: bool
+) -> None:
+    async with RemoteGatekeeper("http://127.0.0.1:1") if far else Gatekeeper("examplebot") as gate:
+        with pytest.raises(TypeError, match=told):
+            await gate.acquire("http://a.test/", **options)
+
+
+async def test_data_in_the_place_of_a_priority_is_told() -> None:
+    async with Gatekeeper("examplebot") as gate, PoliteQueue(gate) as queue:
+        with pytest.raises(TypeError, match="priority must be a number such as 1, not the dict"):
+            await queue.put("http://a.test/", {"depth": 0})  # type: ignore[arg-type]
+
+
+async def test_a_block_for_seconds_is_told_how_to_name_a_moment() -> None:
+    """As a time of 1970 it would lift the block."""
+    async with Gatekeeper("examplebot") as gate:
+        with pytest.raises(ConfigError, match=r"30 seconds from now give time\.time\(\) \+ 30"):
+            await gate.block("a.test", 30)
+        await gate.block("a.test", 0)
+
+
+@pytest.mark.parametrize("raw", [[], "gatekeeper.toml", None])
+def test_settings_that_are_no_dict_are_told(raw: Any) -> None:
+    with pytest.raises(ConfigError, match=r'a dict such as \{"pacing": .*, not '):
+        Config.from_dict(raw)

@@ -570,11 +570,7 @@ class Fallback(Enum):
 
 
 def fallback_while_unreachable(
-    config: FetchConfig,
-    *,
-    unreachable_for: float,
-    has_last_good: bool,
-    page_ok_ago: float | None,
+    config: FetchConfig, *, unreachable_for: float, has_last_good: bool, page_ok_ago: float | None
 ) -> Fallback:
     """Return what applies after the file has been unreachable for so many seconds.
 

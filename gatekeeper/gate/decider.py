@@ -465,12 +465,7 @@ class Decider:
         return self.interval_of(record, standing.text, standing.took, agent, moment)
 
     def interval_of(
-        self,
-        record: Record,
-        text: FileText | None,
-        took: float | None,
-        agent: str,
-        moment: Moment,
+        self, record: Record, text: FileText | None, took: float | None, agent: str, moment: Moment
     ) -> RobotsInterval:
         """Return the interval by a text of the record, which may have expired, or by no text.
 

@@ -26,7 +26,7 @@ from gatekeeper.clock import Clock, SystemClock, block_end
 from gatekeeper.config import Config, HostRule, agent_named, as_config, host_named, token_of
 from gatekeeper.deadlock import WaitGraph
 from gatekeeper.decision import Decision, NotYet
-from gatekeeper.errors import GateClosed, StorageError
+from gatekeeper.errors import AsyncOnly, GateClosed, StorageError
 from gatekeeper.fetching.directory import DelayReason, Directory, OnRetrieval
 from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.fetcher import Fetcher
@@ -181,6 +181,8 @@ class Gatekeeper:
         )
 
     # -- life ------------------------------------------------------------------------
+
+    __enter__ = AsyncOnly()
 
     async def __aenter__(self) -> Self:
         if self._opened is not None:
@@ -434,12 +436,7 @@ class Gatekeeper:
         return request.__aenter__()
 
     async def try_acquire(
-        self,
-        url: str,
-        *,
-        priority: int = 0,
-        user_agent: str | None = None,
-        owned: bool = True,
+        self, url: str, *, priority: int = 0, user_agent: str | None = None, owned: bool = True
     ) -> Lease | NotYet:
         """Grant a lease if the host's turn is now; else return `NotYet` with the time to ask again.
 
@@ -552,7 +549,7 @@ class Gatekeeper:
     @property
     def _open(self) -> _Opened:
         if self._opened is None:
-            raise GateClosed("open the gate first: async with Gatekeeper(...) as gate")
+            raise GateClosed("the gate is not open; use it inside `async with Gatekeeper(...)`")
         return self._opened
 
     def _take(self, url: str, owner: asyncio.Task[object] | None) -> Lease | None:

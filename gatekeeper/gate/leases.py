@@ -27,6 +27,7 @@ from gatekeeper.errors import (
     LeaseTimeout,
     LedgerLost,
     StorageError,
+    refuse_wrong_wait,
     report_type_error,
 )
 from gatekeeper.fetching.faults import LocalFaults, Uplink
@@ -286,7 +287,7 @@ class LeaseRequest(msgspec.Struct, eq=False, gc=False):
     _lease: Lease | None = None
 
     if not TYPE_CHECKING:
-        report = renew = give_back = end = decision = expires_at = Unentered()
+        report = renew = give_back = end = decision = expires_at = __enter__ = Unentered()
 
     async def __aenter__(self) -> Lease:
         manager, timeout = self._manager, self._timeout
@@ -459,6 +460,7 @@ class LeaseManager:
         `entered`: the caller has passed the entrance. Raises as entering `Gatekeeper.lease` does.
         """
         refuse_wildcard_agent(user_agent)
+        refuse_wrong_wait(priority, timeout)
         end = None if timeout is None else self.clock.monotonic() + timeout
         if not entered and timeout != 0 and (before := self.entrance.enter()) is not None:
             await before

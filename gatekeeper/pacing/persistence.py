@@ -402,12 +402,7 @@ class ScopeMemory:
     scope tries the storage before a new scope is created.
     """
 
-    def __init__(
-        self,
-        rules: Rules,
-        clock: Clock,
-        storage: Storage | None = None,
-    ) -> None:
+    def __init__(self, rules: Rules, clock: Clock, storage: Storage | None = None) -> None:
         self.rules = rules
         self.scopes: SplitDict[str, Scope] = SplitDict()
         self.promises: Promises | None = None if storage is None else Promises(storage, clock, self)

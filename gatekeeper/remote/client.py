@@ -41,6 +41,7 @@ from gatekeeper.config import (
 from gatekeeper.deadlock import WaitGraph
 from gatekeeper.decision import Decision, NotYet, Reason, Verdict
 from gatekeeper.errors import (
+    AsyncOnly,
     ConfigError,
     GateClosed,
     GatekeeperError,
@@ -193,6 +194,8 @@ class RemoteGatekeeper:
         return f"<RemoteGatekeeper {self._connection!r} {'open' if self._open else 'shut'}>"
 
     # -- life ------------------------------------------------------------------------
+
+    __enter__ = AsyncOnly()
 
     async def __aenter__(self) -> Self:
         if self._open or self._closed:
@@ -455,7 +458,9 @@ class RemoteGatekeeper:
     def _check_usable(self, user_agent: str | None) -> None:
         """Raise GateClosed or ConfigError unless a question for the agent can be sent."""
         if not self._open:
-            raise GateClosed("open the gate first: async with RemoteGatekeeper(...) as gate")
+            raise GateClosed(
+                "the gate is not open; use it inside `async with RemoteGatekeeper(...)`"
+            )
         if user_agent is not None:
             check_agent(user_agent)
 

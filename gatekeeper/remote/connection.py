@@ -153,7 +153,9 @@ class SidecarConnection:
         """Send a request once. Raises SidecarUnreachable if `timeout` passes without a response."""
         session = self._session
         if session is None:
-            raise GateClosed("open the gate first: async with RemoteGatekeeper(...) as gate")
+            raise GateClosed(
+                "the gate is not open; use it inside `async with RemoteGatekeeper(...)`"
+            )
         seconds = self._timeout if timeout is None else timeout
         self.requests += 1
         url = URL(self.base + path, encoded=True)

@@ -32,6 +32,7 @@ from gatekeeper.errors import (
     GatekeeperError,
     LeaseTimeout,
     SidecarError,
+    refuse_wrong_wait,
     report_type_error,
 )
 from gatekeeper.middleware import (
@@ -220,7 +221,7 @@ class RemoteLeaseRequest:
     __slots__ = ("_acquire", "_lease")
 
     if not TYPE_CHECKING:
-        report = renew = give_back = end = decision = expires_at = Unentered()
+        report = renew = give_back = end = decision = expires_at = __enter__ = Unentered()
 
     def __init__(self, acquire: Callable[[], Awaitable[RemoteLease]]) -> None:
         self._acquire = acquire
@@ -395,6 +396,7 @@ class RemoteLeases:
         self, url: str, *, priority: int, timeout: float | None, user_agent: str | None, owned: bool
     ) -> RemoteLease:
         """See `RemoteGatekeeper.acquire`."""
+        refuse_wrong_wait(priority, timeout)
         target = urls.parse(url)
         end = math.inf if timeout is None else self._clock.monotonic() + max(0.0, timeout)
         query = _LeaseQuery(url, target, priority, user_agent, end)

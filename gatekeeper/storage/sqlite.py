@@ -26,12 +26,7 @@ from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import MEMORY, StorageConfig
 from gatekeeper.errors import StorageError
 from gatekeeper.storage import schema
-from gatekeeper.storage.base import (
-    ClockRecord,
-    HistoryEntry,
-    OriginRecord,
-    StorageStats,
-)
+from gatekeeper.storage.base import ClockRecord, HistoryEntry, OriginRecord, StorageStats
 from gatekeeper.storage.writer import Writer
 
 T = TypeVar("T")
