@@ -236,20 +236,29 @@ def values_in(text: str, spans: Spans, *fields: str) -> dict[str, list[str]]:
     `fields` are in lower case; each of them is a key of the result.
     """
     found: dict[str, list[str]] = {field: [] for field in fields}
-    lines = _line_finder(fields)
+    find = _line_pattern(fields).findall
     for low, high in spans:
-        for field, value in lines("\n" + text[low:high]):
+        for field, value in find("\n" + text[low:high]):
             found[field.lower()].append(value.rstrip(" \t"))
     return found
 
 
+def lines_of(text: str, span: tuple[int, int], field: str) -> Iterator[tuple[int, str]]:
+    """Yield the offset and the value, as octets, of each line of the field in the span."""
+    low, high = span
+    # The line end before the span is part of the text, except at its start, where no group has a
+    # line of any field but User-agent.
+    for found in _line_pattern((field,)).finditer(text, max(low - 1, 0), high):
+        yield found.start() + 1, found[2].rstrip(" \t")
+
+
 @lru_cache(maxsize=64)
-def _line_finder(fields: tuple[str, ...]) -> Callable[[str], list[tuple[str, str]]]:
-    """Return a function that finds the lines of the given fields in a text that begins with a line
-    end."""
+def _line_pattern(fields: tuple[str, ...]) -> re.Pattern[str]:
+    """Return an expression that matches a line end and the line of one of the given fields after
+    it."""
     names = "|".join(map(re.escape, fields))
     pattern = rf"\n[ \t]*+({names})[ \t]*+:[ \t]*+([^#\n]*+)"
-    return re.compile(pattern, re.IGNORECASE | re.ASCII).findall
+    return re.compile(pattern, re.IGNORECASE | re.ASCII)
 
 
 def rule_offsets(text: str, spans: Spans) -> array[int]:

@@ -27,6 +27,7 @@ from gatekeeper.robots.parser import (
     Dialect,
     Spans,
     line_numbers,
+    lines_of,
     product_token,
     rule_offsets,
     to_octets,
@@ -565,13 +566,14 @@ class Policy:
 
     @property
     def request_rates(self) -> tuple[timing.RequestRate, ...]:
-        """All valid Request-rates, in file order."""
+        """The valid Request-rates, in file order. Of more than 100 different ones only the slowest
+        is left, for all hours."""
         return self._directives().request_rates
 
     @property
     def visit_times(self) -> tuple[timing.Window, ...]:
-        """The windows in which visits are welcome; empty means at any time (the 2.0 draft,
-        V2-24)."""
+        """The windows in which visits are welcome; empty means at any time (the 2.0 draft, V2-24).
+        Of more than 100 different ones the first 100 are left."""
         return self._directives().visit_times
 
     @property
@@ -653,30 +655,38 @@ class Policy:
         if directives is None:
             values: dict[str, list[str]] = {}
             if _DIRECTIVE.search(self.robots.lines):
-                for _, found in self._field_values(*parts.timing.FIELDS):
+                for found in self._field_values(*parts.timing.FIELDS):
                     values |= {field: values.get(field) or each for field, each in found.items()}
             read = parts.timing.read_directives
             directives = read(values) if values else parts.timing.NO_DIRECTIVES
             self._cached_directives = directives
         return directives
 
-    def _field_values(self, *fields: str) -> Iterator[tuple[Spans, dict[str, list[str]]]]:
-        """Yield the spans of each reading and their values of the fields.
+    def _field_values(self, *fields: str) -> Iterator[dict[str, list[str]]]:
+        """Yield the values of the fields in each of the spans that may have them.
 
-        The first reading that has a field applies. The Crawl-delay of `*` comes last, if agents
-        without one inherit it (VND-09).
+        The first that has a field applies. The Crawl-delay of `*` comes last, if agents without one
+        inherit it (VND-09).
         """
         text = self.robots.lines
         for reading in self._readings:
-            yield reading.spans, values_in(text, reading.spans, *fields)
+            yield values_in(text, reading.spans, *fields)
         if self.inherit_crawl_delay and "crawl-delay" in fields:
-            spans = choose(self.robots, "*")[0].spans
-            yield spans, values_in(text, spans, "crawl-delay")
+            yield values_in(text, self._default_spans(), "crawl-delay")
+
+    def _default_spans(self) -> Spans:
+        return choose(self.robots, "*")[0].spans
 
     def _spans_of(self, field: str) -> Spans:
-        """Return the spans of the first reading that has the field."""
-        readings = self._field_values(field)
-        return next((spans for spans, values in readings if values[field]), ())
+        """Return the first spans that have the field; see `_field_values`."""
+        text = self.robots.lines
+        readings = [reading.spans for reading in self._readings]
+        if self.inherit_crawl_delay and field == "crawl-delay":
+            readings.append(self._default_spans())
+        for spans in readings:
+            if any(True for span in spans for _ in lines_of(text, span, field)):
+                return spans
+        return ()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Policy) and self._key() == other._key()

@@ -6,17 +6,26 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, time, timedelta
+from itertools import chain, islice
 from typing import NamedTuple
 
 import msgspec
 
 from gatekeeper.robots import signals
-from gatekeeper.robots.parser import Spans, to_unicode
+from gatekeeper.robots.parser import Spans, lines_of, to_unicode
 from gatekeeper.speedups import lazy_pattern
 
 MAX_SECONDS = 31_536_000.0
 """Upper bound of any requested interval: a year. A larger value, such as a very long number, is
 reduced to it and must not overflow into no interval, because an error must never speed us up."""
+
+_MAX_VALUES = 100
+"""Maximum number of different rates, and of different windows, that count: each answer looks at
+all of them. People write fewer than ten; a site could write 30,000. Of more rates only the slowest
+counts, at all hours, and of more windows the first ones: both are the stricter reading."""
+_MAX_SEARCHED_LINES = 1_000
+"""Maximum number of lines of a field among which the line that determines an interval is looked
+for. Beyond it the interval is described without a line."""
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}  # `d`: used, not in the draft (V2-27)
 
@@ -204,16 +213,23 @@ class Directives(NamedTuple):
 def read_directives(values: Mapping[str, Sequence[str]]) -> Directives:
     """Parse the values, given as octets, of each of the `FIELDS`."""
     delays = map(parse_crawl_delay, values["crawl-delay"])
-    rates = map(parse_request_rate, values["request-rate"])
-    windows = map(parse_visit_time, values["visit-time"])
+    rates = map(parse_request_rate, dict.fromkeys(values["request-rate"]))
+    windows = map(parse_visit_time, dict.fromkeys(values["visit-time"]))
     return Directives(
         crawl_delay=max((delay for delay in delays if delay is not None), default=None),
-        request_rates=tuple(rate for rate in rates if rate),
-        visit_times=tuple(window for window in windows if window),
+        request_rates=_bounded(tuple(dict.fromkeys(rate for rate in rates if rate))),
+        visit_times=tuple(dict.fromkeys(window for window in windows if window))[:_MAX_VALUES],
         comments=tuple(map(to_unicode, values["comment"])),
         signal=signals.combine_signals(map(signals.parse_content_signal, values["content-signal"])),
         usage=values["content-usage"],
     )
+
+
+def _bounded(rates: tuple[RequestRate, ...]) -> tuple[RequestRate, ...]:
+    if len(rates) <= _MAX_VALUES:
+        return rates
+    slowest = max(rates, key=lambda rate: rate.interval)
+    return (RequestRate(slowest.documents, slowest.seconds),)
 
 
 NO_DIRECTIVES = read_directives(dict.fromkeys(FIELDS, ()))
@@ -276,11 +292,8 @@ def by_rule_of_thumb(seconds: float) -> str:
 
 
 def _where(text: str, spans: Spans, field: str, wanted: Callable[[str], bool]) -> str:
-    for low, high in spans:
-        at = low
-        for line in text[low:high].split("\n"):
-            head, colon, rest = line.partition("#")[0].partition(":")
-            if colon and head.strip(" \t").lower() == field and wanted(rest.strip(" \t")):
-                return f" line {text.count(chr(10), 0, at) + 1}"
-            at += len(line) + 1
+    lines = chain.from_iterable(lines_of(text, span, field) for span in spans)
+    for offset, value in islice(lines, _MAX_SEARCHED_LINES):
+        if wanted(value):
+            return f" line {text.count(chr(10), 0, offset) + 1}"
     return ""

@@ -11,6 +11,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 
 import pytest
 
@@ -218,3 +219,27 @@ def test_a_2_0_set_of_too_many_patterns_is_denied_by_no_line() -> None:
     match = policy(10_001).match("/x")
     assert (match.allowed, match.rule, match.candidates) == (False, None, ())
     assert policy(10_001).allowed("/robots.txt")
+
+
+_MOMENT = datetime(2026, 3, 10, 12, tzinfo=UTC)
+_TIMED = {
+    "one window, again and again": lambda n: "Visit-time: 0100-0101",
+    "windows": lambda n: f"Visit-time: {n % 11:02}{n % 60:02}-11{n % 59:02}",
+    "rates": lambda n: f"Request-rate: {n + 1}/1000000",
+    "rates in windows": lambda n: f"Request-rate: 1/{n + 1} 0100-02{n % 60:02}",
+    "delays": lambda n: f"Crawl-delay: 0.{n:06}",
+    "a delay after all others": lambda n: "Crawl-delay: 1" if n < 25_000 else "Crawl-delay: 2",
+    "a delay after comments": lambda n: "#" if n < 250_000 else "Crawl-delay: 2",
+}
+
+
+@pytest.mark.parametrize("name", _TIMED)
+def test_any_number_of_times_and_rates_is_answered_within_5_ms(name: str) -> None:
+    """A gate asks for them in its event loop."""
+    policy = RobotsTxt.parse(fill(lambda n: _TIMED[name](n) + "\n")).policy("bot")
+    assert policy.timed is ("window" in name and "rate" not in name)
+    assert seconds(lambda: policy.may_visit(_MOMENT), LATER_SECONDS) < LATER_SECONDS
+    assert seconds(lambda: policy.next_visit(_MOMENT), LATER_SECONDS) < LATER_SECONDS
+    assert seconds(lambda: policy.interval(_MOMENT), LATER_SECONDS) < LATER_SECONDS
+    goal = 2 * LATER_SECONDS  # it reads the text again: once a file
+    assert seconds(lambda: policy.interval_source(_MOMENT), goal) < goal

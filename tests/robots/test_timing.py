@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gatekeeper.robots import RobotsTxt
 from gatekeeper.robots.timing import (
     MAX_SECONDS,
     RequestRate,
@@ -309,3 +310,30 @@ def test_values_compare_and_print() -> None:
     assert str(NIGHT) == "2200-0159"
     assert math.isclose(RequestRate(3, 2).interval, 2 / 3)
     assert hash(RequestRate(1, 2, NOON)) == hash(RequestRate(1, 2, Window(time(12), time(12, 29))))
+
+
+# --- more of them than anybody writes -----------------------------------------------------
+
+
+def test_of_too_many_windows_the_first_count() -> None:
+    lines = [f"Visit-time: {n // 60:02}{n % 60:02}-{n // 60:02}{n % 60:02}" for n in range(200)]
+    policy = RobotsTxt.parse("\n".join(["User-agent: *", *lines])).policy("bot")
+    assert [str(window) for window in policy.visit_times] == [line[12:] for line in lines[:100]]
+    assert policy.next_visit(at("12:00")) == at("00:00", day=11)
+
+
+def test_of_too_many_rates_the_slowest_holds_at_all_hours() -> None:
+    lines = [f"Request-rate: 1/{n + 1} 0100-0159" for n in range(200)]
+    policy = RobotsTxt.parse("\n".join(["User-agent: *", *lines])).policy("bot")
+    assert policy.request_rates == (RequestRate(1, 200),)
+    assert policy.interval(at("12:00")) == 200.0
+    assert policy.interval_source(at("12:00")) == (
+        "request-rate 1/200s, that is 200 s, from robots.txt"
+    )
+
+
+def test_equal_values_are_listed_once() -> None:
+    lines = ["Request-rate: 1/10", "Visit-time: 0600-0845"] * 200
+    policy = RobotsTxt.parse("\n".join(["User-agent: *", *lines])).policy("bot")
+    assert policy.request_rates == (RequestRate(1, 10),)
+    assert policy.visit_times == (EARLY,)
