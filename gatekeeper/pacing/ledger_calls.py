@@ -342,9 +342,13 @@ class LedgerCalls:
         self._callbacks.lost(lost)
 
     @property
-    def recovers(self) -> bool:
-        """Whether the ledger has lost its data, so that nothing is granted for a while."""
-        return getattr(self._ledger, "state", None) == "recovering"
+    def unavailable(self) -> str:
+        """Why the ledger grants nothing to this process at the moment; empty if it does."""
+        if self.away:
+            return "the fleet's store can't be reached"
+        recovers = getattr(self._ledger, "state", None) == "recovering"
+        back = "the fleet's store has just come back, and its members are restoring its data"
+        return back if recovers else ""
 
     def clocks(self) -> list[ScopeClock]:
         """Return every clock and block that this process knows and that lies in the future."""

@@ -514,9 +514,9 @@ class Scheduler:
     def lateness(self, host: str) -> tuple[float, str]:
         """Return the least time in seconds until the host's next turn, and the end of an error
         message about it."""
-        recovers = self._remote is not None and self._remote.recovers
+        why = "" if self._remote is None else self._remote.unavailable
         scope = self._memory.find(host)
-        return (0.0, "") if scope is None else late(scope, self._clock.monotonic(), recovers)
+        return (0.0, "") if scope is None else late(scope, self._clock.monotonic(), why)
 
     async def _dry_run(
         self, scope: Scope, url: str, admit: Admit, refetch: Refetch | None, ttl: float | None
@@ -696,7 +696,9 @@ class Scheduler:
     def why(self, host: str) -> tuple[ClockView, ...]:
         """Return every clock of the host with its source; empty for an unknown host."""
         scope = self._memory.find(host)
-        return () if scope is None else explain(scope, self._clock, self._pacing)
+        views = () if scope is None else explain(scope, self._clock, self._pacing)
+        why = "" if self._remote is None or scope is None else self._remote.unavailable
+        return (*views, ClockView(host, "fleet", why)) if why else views
 
     async def look(self, host: str) -> list[ScopeView]:
         """Return what the ledger knows of the host's scopes; empty without a ledger. May raise any

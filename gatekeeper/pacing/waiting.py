@@ -335,8 +335,8 @@ _ANSWER = re.compile(r"\A(?:[0-9]{3}|no status)\b")
 class ClockView(msgspec.Struct, frozen=True):
     """One reason why a scope has to wait, or could have to.
 
-    `kind`: interval, next, block, pause, budget, probe, back-off or in_flight. `str(view)` is
-    a line for people.
+    `kind`: interval, next, block, pause, budget, probe, back-off, in_flight or fleet. `str(view)`
+    is a line for people.
     """
 
     scope: str
@@ -516,10 +516,10 @@ def state_of(scope: Scope, now: float) -> str:
     return "idle" if scope.queue is None else "waiting"
 
 
-def late(scope: Scope, now: float, recovers: bool) -> tuple[float, str]:
+def late(scope: Scope, now: float, unavailable: str) -> tuple[float, str]:
     """Return the least time in seconds until the scope's next turn, and the end of an error message
-    about it. `recovers`: the fleet's ledger lost its data, and grants nothing before its members
-    have restored it."""
+    about it. `unavailable`: why the fleet's ledger grants nothing at the moment; empty if it does.
+    """
     scopes = (scope, *scope.shared)
     latest = max(scopes, key=Scope.promised_at)
     due, history = latest.promised_at(), latest.history
@@ -529,5 +529,4 @@ def late(scope: Scope, now: float, recovers: bool) -> tuple[float, str]:
         blocked = history is not None and history.blocked_until == due
         why = f" ({history.reason})" if history is not None and blocked and history.reason else ""
         return due - now, f"; the next turn is due in {number(due - now)} s{why}"
-    why = "; the fleet's store has just come back, and its members are restoring its data"
-    return due - now, why if recovers else ""
+    return due - now, f"; {unavailable}" if unavailable else ""

@@ -7,13 +7,15 @@ import io
 import json
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from gatekeeper.cli.crawl.progress import TURN, Holdup, HoldupReporter, Plain
+from gatekeeper.cli.crawl.progress import TURN, Holdup, HoldupReporter, Plain, WaitingHosts
 from gatekeeper.cli.crawl.runner import INTERRUPTED, Job, crawl
 from gatekeeper.clock import VirtualClock, utc
+from gatekeeper.decision import Reason
+from gatekeeper.pacing.waiting import ClockView
 from tests.cli.crawling import CONFIG, OPEN, ROBOTS, fetch, manifest
 from tests.internet import FakeInternet, Hold, Page
 
@@ -37,6 +39,25 @@ async def test_a_host_that_refuses_is_named_once_however_many_urls_wait_for_it(
     lines = await net.drive(said(net, "http://a.test/1", "http://a.test/2", max_wait=3.0))
     assert len(lines) == 1
     assert lines[0].startswith("waiting for http://a.test: robots.txt: connect failed; again at 20")
+
+
+async def test_a_fleet_whose_store_is_away_holds_every_host_up(
+    virtual_internet: FakeInternet,
+) -> None:
+    """Its return can't be foretold: the crawl waits for it, but not for longer than `max_wait`."""
+
+    class Gate:
+        async def why(self, host: str) -> tuple[ClockView, ...]:
+            return (ClockView(host, "fleet", "the fleet's store can't be reached"),)
+
+        def peek(self, url: str) -> None:
+            return None
+
+    waiting, gate = WaitingHosts(), cast("Any", Gate())
+    waiting.add("http://a.test/1")
+    turn = await waiting.turn("http://a.test/1", gate, virtual_internet.clock)
+    assert turn.holdup == Holdup(Reason.FLEET, "the fleet's store can't be reached", None)
+    assert 0 < await waiting.soonest(gate, virtual_internet.clock, 0.0) < 5
 
 
 async def test_a_page_that_asks_to_wait_is_said_to(virtual_internet: FakeInternet) -> None:

@@ -82,10 +82,18 @@ async def test_two_sidecars_share_a_host_and_say_when_their_store_is_away(
     assert said["decision"]["reason"] == "fleet"
     status, said = await one.get(f"/v1/check?url={page}")
     assert (status, said["verdict"]) == (200, "allow")  # cached records still answer
+    assert "the fleet's store can't be reached" in await fleet_clocks(one)
 
     store.start()
     await until_201(one, page)
+    assert await fleet_clocks(one) == []
     assert (await one.get("/readyz"))[0] == 200
+
+
+async def fleet_clocks(door: Any) -> list[str]:
+    """Return why the fleet's store grants nothing, as shown with the clocks of a host."""
+    _, body = await door.get("/v1/hosts/127.0.0.1")
+    return [one["source"] for one in body["clocks"] if one["kind"] == "fleet"]
 
 
 async def a_refusal_names_the_member(door: Any, page: str, member: str) -> None:

@@ -522,9 +522,10 @@ _REASONS = {
     "block": Reason.HOST_BLOCKED,
     "pause": Reason.HOST_PAUSED,
     "budget": Reason.BUDGET,
+    "fleet": Reason.FLEET,
 }
-_INDEFINITE = frozenset({"pause"})
-"""Kinds of clock that end only when an operator ends them."""
+_ENDLESS = {"pause": _INFINITY, "fleet": 1.0}
+"""Seconds that count for kinds of clock whose end is unknown; others may end at any moment."""
 
 
 class WaitingHosts:
@@ -587,7 +588,7 @@ class WaitingHosts:
             if view.kind == "interval" and view.since is not None:
                 slowed = view.source
             if view.until is None:
-                left = _INFINITY if view.kind in _INDEFINITE else 0.0
+                left = _ENDLESS.get(view.kind, 0.0)
             else:
                 left = view.until.timestamp() - wall
             if left > seconds:
