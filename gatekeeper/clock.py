@@ -21,6 +21,7 @@ import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -194,17 +195,13 @@ class SystemClock:
         return asyncio.get_running_loop().call_later(delay, callback, *args)
 
 
+@dataclass(slots=True, eq=False)
 class _VirtualTimer:
-    __slots__ = ("args", "callback", "clock", "live")
-
-    def __init__(
-        self, clock: VirtualClock, callback: Callable[..., object], args: tuple[Any, ...]
-    ) -> None:
-        self.clock = clock
-        self.callback = callback
-        self.args = args
-        self.live = True
-        """The call was neither made nor cancelled."""
+    clock: VirtualClock
+    callback: Callable[..., object]
+    args: tuple[Any, ...]
+    live: bool = True
+    """The call was neither made nor cancelled."""
 
     def cancel(self) -> None:
         if self.live:

@@ -38,34 +38,21 @@ IN_MEMORY = 32
 """URLs of one origin that stay in memory; further ones wait in a file."""
 
 
-class Backlog:
+class Backlog(msgspec.Struct, eq=False):
     """The URLs of one origin, the highest priority first, then first come, first served.
 
     The first of them are in memory: every entry in the file comes after all entries in memory.
     """
 
-    __slots__ = (
-        "_arrivals",
-        "_entries",
-        "_file",
-        "_first_in_file",
-        "_in_file",
-        "_limit",
-        "_number",
-    )
-
-    def __init__(
-        self, number: int, overflow: OverflowFile, limit: int, arrivals: Iterator[int]
-    ) -> None:
-        """`arrivals` numbers the URLs of all backlogs of a queue."""
-        self._number = number
-        self._arrivals = arrivals
-        self._file = overflow
-        self._limit = limit
-        self._entries: list[Entry] = []
-        self._in_file = 0
-        self._first_in_file: tuple[float, int] | None = None
-        """No entry in the file comes before this; None while the file has none."""
+    _number: int
+    _file: OverflowFile
+    _limit: int
+    _arrivals: Iterator[int]
+    """Numbers the URLs of all backlogs of a queue."""
+    _entries: list[Entry] = []
+    _in_file: int = 0
+    _first_in_file: tuple[float, int] | None = None
+    """No entry in the file comes before this; None while the file has none."""
 
     def __len__(self) -> int:
         return len(self._entries) + self._in_file

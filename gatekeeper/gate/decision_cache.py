@@ -42,20 +42,17 @@ _MAX_ORIGINS = 5_000
 """Origins whose decisions are cached; the one that was added first is evicted."""
 
 
-class CachedDecision:
+class CachedDecision(msgspec.Struct, eq=False):
     """The cached decision of one rule, and the counter of how often it was given."""
 
-    __slots__ = ("counter", "decision", "json", "prefix")
-
-    def __init__(self, decision: Decision, counter: list[int], prefix: str) -> None:
-        self.decision: Decision = decision
-        self.counter: list[int] = counter
-        """A list of one counter, shared by all entries with the same verdict and reason, so that
-        counting needs no look-up."""
-        self.json: tuple[bytes, bytes] | None = None
-        """The JSON before the URL, and from the URL to the id's number; set by `write`."""
-        self.prefix: str = prefix
-        """Prefix of decision ids."""
+    decision: Decision
+    counter: list[int]
+    """A list of one counter, shared by all entries with the same verdict and reason, so that
+    counting needs no look-up."""
+    prefix: str
+    """Prefix of decision ids."""
+    json: tuple[bytes, bytes] | None = None
+    """The JSON before the URL, and from the URL to the id's number; set by `write`."""
 
     @property
     def allows(self) -> bool:

@@ -13,6 +13,8 @@ from contextvars import Token
 from functools import partial
 from typing import Any, Final
 
+import msgspec
+
 from gatekeeper.clock import Clock, SharedTimer
 from gatekeeper.deadlock import WaitGraph
 from gatekeeper.errors import HoldLapsed, StorageError
@@ -149,21 +151,16 @@ class RobotsPacing:
             self._scheduler.block(host, until_wall, PARKED)
 
 
-class _TurnWatch:
+class _TurnWatch(msgspec.Struct, eq=False):
     """Tells the waiters of a robots.txt, every few seconds, what its turn waits for.
 
     A block may begin while they wait; those who can't wait that long have to learn of it.
     """
 
-    __slots__ = ("_alarm", "_tell", "_why", "ends")
-
-    def __init__(
-        self, alarm: SharedTimer, tell: Callable[[DelayReason | None], None], why: DelayReason
-    ) -> None:
-        self._alarm = alarm
-        self._tell = tell
-        self._why = why
-        self.ends = 0.0
+    _alarm: SharedTimer
+    _tell: Callable[[DelayReason | None], None]
+    _why: DelayReason
+    ends: float = 0.0
 
     def __enter__(self) -> None:
         self.due(self._alarm.clock.monotonic())
@@ -178,19 +175,16 @@ class _TurnWatch:
         self._tell(None)
 
 
-class RobotsTurn:
+class RobotsTurn(msgspec.Struct, eq=False):
     """The turn of a robots.txt request, as an async context manager.
 
     It takes the host's turn and starts its clock as a page does.
     """
 
-    __slots__ = ("_grant", "_pacing", "_previous_check", "_target")
-
-    def __init__(self, pacing: RobotsPacing, target: Target) -> None:
-        self._pacing = pacing
-        self._target = target
-        self._grant: Grant | None = None
-        self._previous_check: Token[Callable[[], bool] | None] | None = None
+    _pacing: RobotsPacing
+    _target: Target
+    _grant: Grant | None = None
+    _previous_check: Token[Callable[[], bool] | None] | None = None
 
     async def __aenter__(self) -> Grant:
         grant = self._grant = await self._pacing.take_robots_turn(self._target)

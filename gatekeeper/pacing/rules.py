@@ -67,16 +67,13 @@ class BudgetSpent(GatekeeperError):
         self.seconds: float = seconds
 
 
-class Usage:
+class Usage(msgspec.Struct, eq=False):
     """Pages and bytes that one host was asked for in its current day, in monotonic seconds."""
 
-    __slots__ = ("began", "bytes", "pages")
-
-    def __init__(self, began: float = float("-inf"), pages: int = 0, size: int = 0) -> None:
-        self.began: float = began
-        """When the day's first page was granted."""
-        self.pages: int = pages
-        self.bytes: int = size
+    began: float = float("-inf")
+    """When the day's first page was granted."""
+    pages: int = 0
+    bytes: int = 0
 
     def count(self, start: float, pages: int = 0, size: int = 0) -> None:
         """Add pages and bytes of a lease that started at `start`.

@@ -46,18 +46,15 @@ class Experience(Protocol):
     unheaded: int
 
 
-class Account:
+class Account(msgspec.Struct, eq=False):
     """The plain `Experience`."""
 
-    __slots__ = ("basis", "blocked_until", "in_flight", "interval", "limit", "unheaded")
-
-    def __init__(self, interval: float, limit: int = 1) -> None:
-        self.interval: float = interval
-        self.limit: int = limit
-        self.basis: float = -INF
-        self.blocked_until: float = -INF
-        self.in_flight: int = 0
-        self.unheaded: int = 0
+    interval: float
+    limit: int = 1
+    basis: float = -INF
+    blocked_until: float = -INF
+    in_flight: int = 0
+    unheaded: int = 0
 
 
 class Judge:

@@ -48,17 +48,14 @@ class GivenDecision(NamedTuple):
     client: str
 
 
-class Counts:
+class Counts(msgspec.Struct, eq=False):
     """The number of allowed, denied and deferred URLs of a host."""
 
-    __slots__ = ("allow", "defer", "deny", "origins")
-
-    def __init__(self) -> None:
-        self.allow: int = 0
-        self.deny: int = 0
-        self.defer: int = 0
-        self.origins: tuple[str, ...] = ()
-        """Origins of the host that were asked about, `_MAX_ORIGINS` at most; one per port."""
+    allow: int = 0
+    deny: int = 0
+    defer: int = 0
+    origins: tuple[str, ...] = ()
+    """Origins of the host that were asked about, `_MAX_ORIGINS` at most; one per port."""
 
     def add(self, verdict: Verdict, count: int = 1) -> None:
         """Count decisions with this verdict."""
