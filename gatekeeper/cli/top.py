@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 _MAX_HOSTS = 20
 _STALE = "no answer; the display is out of date"
-
+_COLUMNS = {"host": 0, "state": 0, "robots.txt": 100, "interval": 60, "source": 120}
+_COUNTS = {"in flight": 60, "waiting": 0, "allowed": 80, "denied": 80}
+_COLUMNS |= _COUNTS
+"""Columns about hosts, each with the width of the narrowest terminal that shows it."""
 
 EXAMPLE = f"{NAME} top --every 5"
 
@@ -47,15 +50,15 @@ def run(args: argparse.Namespace) -> int:
             from rich.live import Live  # noqa: PLC0415
 
         console = Console()
+        display = render(read_state(server, token), console.width)
         if args.once or not console.is_terminal:
-            console.print(render(read_state(server, token)))
+            console.print(display)
             return OK
-        display = render(read_state(server, token))
         with Live(display, console=console, screen=True, auto_refresh=False) as live:
             while True:
                 live.refresh()
                 time.sleep(args.every)
-                live.update(display := _refreshed(server, token, display))
+                live.update(display := _refreshed(server, token, display, console.width))
     except KeyboardInterrupt:
         return OK
     except OSError as error:
@@ -63,13 +66,13 @@ def run(args: argparse.Namespace) -> int:
         return DENIED
 
 
-def _refreshed(server: ServerConfig, token: str | None, before: Group) -> Group:
+def _refreshed(server: ServerConfig, token: str | None, before: Group, width: int) -> Group:
     """Return a fresh display, or the previous one, marked as old, if there is no answer."""
     from rich.console import Group  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     try:
-        return render(read_state(server, token))
+        return render(read_state(server, token), width)
     except OSError as error:
         old = before.renderables[1:] if _STALE in str(before.renderables[0]) else before.renderables
         return Group(Text(f"{_STALE}: {error.strerror or error}", style="bold red"), *old)
@@ -93,8 +96,11 @@ def _ask(server: ServerConfig, path: str, token: str | None) -> Any:
     return answer
 
 
-def render(state: dict[str, Any]) -> Group:
-    """Return the result of `read_state` as a display. Texts of sites can't control the terminal."""
+def render(state: dict[str, Any], width: int = 120) -> Group:
+    """Return the result of `read_state` as a display for a terminal of that width.
+
+    Texts of sites can't control the terminal.
+    """
     from rich.console import Group  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
@@ -122,16 +128,16 @@ def render(state: dict[str, Any]) -> Group:
         "settings  " + ("in force" if one["reload"]["ok"] else "the last reload failed"),
     )
     hosts = Table(expand=True, box=None, header_style="bold")
-    for name in ("host", "state", "robots.txt", "interval", "source"):
-        hosts.add_column(name, overflow="ellipsis", no_wrap=True)
-    for name in ("in flight", "waiting", "allowed", "denied"):
-        hosts.add_column(name, justify="right")
+    shown = [name for name, least_width in _COLUMNS.items() if width >= least_width]
+    for name in shown:  # a long host takes more lines, and no width from the other columns
+        hosts.add_column(name, overflow="fold", no_wrap=name not in ("host", "source"))
+        if name in _COUNTS:
+            hosts.columns[-1].justify = "right"
     for host in state["hosts"]["hosts"]:
         interval = "-" if host["interval"] is None else f"{host['interval']:g} s"
-        texts = [host["host"], host["state"], host["robots"] or "-", interval]
-        texts += [host["interval_source"] or "-", host["in_flight"], host["waiting"]]
-        texts += [host["allowed"], host["denied"]]
-        hosts.add_row(*(Text(_plain(str(text))) for text in texts))
+        texts = host | {"robots.txt": host["robots"] or "-", "interval": interval}
+        texts |= {"source": host["interval_source"] or "-", "in flight": host["in_flight"]}
+        hosts.add_row(*(Text(_plain(str(texts[name]))) for name in shown))
     return Group(head, "", numbers, "", hosts)
 
 

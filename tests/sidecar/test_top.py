@@ -66,6 +66,22 @@ def test_it_shows_numbers_and_hosts_and_no_text_steers_the_terminal() -> None:
     assert "\x1b[31m2 s" not in text
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 160])
+def test_a_narrow_terminal_shows_whole_names_of_hosts(width: int) -> None:
+    """The names were cut to three characters at 60 columns, and to seven at 80."""
+    from rich.console import Console
+
+    name = "www.example.org"
+    host = TOLD["hosts"]["hosts"][0] | {"host": name, "interval_source": "crawl-delay 0.05 s " * 3}
+    console = Console(width=width)
+    with console.capture() as capture:
+        console.print(render(TOLD | {"hosts": {"hosts": [host]}}, width))
+    text = capture.get()
+    assert name in text
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    assert ("source" in text, "denied" in text) == (width >= 120, width >= 80)
+
+
 async def top(*arguments: str, env: dict[str, str] | None = None) -> tuple[int | None, str]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
