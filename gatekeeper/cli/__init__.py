@@ -19,7 +19,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, cast
@@ -133,11 +133,19 @@ def _parse(argv: Sequence[str] | None, args: argparse.Namespace) -> None:
 
 def _hint(unknown: list[str], args: argparse.Namespace) -> str:
     """Return a suggestion for the first unknown option; empty if no option is similar."""
+    options = re.findall(r"--[a-z][a-z-]+", args.parser.format_help())
+    return did_you_mean(unknown[0].partition("=")[0], options, otherwise="")
+
+
+def did_you_mean(unknown: str, names: Iterable[str], *, otherwise: str, cutoff: float = 0.6) -> str:
+    """Return the end of a sentence about an unknown name: the similar one, if any, or `otherwise`.
+
+    `cutoff`: how similar it must be, from 0 to 1.
+    """
     import difflib  # noqa: PLC0415 - needed for mistakes only
 
-    options = re.findall(r"--[a-z][a-z-]+", args.parser.format_help())
-    matches = difflib.get_close_matches(unknown[0].partition("=")[0], options, 1)
-    return f"; did you mean {matches[0]}?" if matches else ""
+    matches = difflib.get_close_matches(unknown, list(names), 1, cutoff)
+    return f"; did you mean {matches[0]}?" if matches else otherwise
 
 
 def _build() -> str:

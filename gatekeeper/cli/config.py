@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import os
 import re
 import sys
@@ -20,7 +19,7 @@ import msgspec
 from msgspec import inspect
 
 from gatekeeper import speedups
-from gatekeeper.cli import NAME, OK, check_folder, json_text, load
+from gatekeeper.cli import NAME, OK, check_folder, did_you_mean, json_text, load
 from gatekeeper.config import (
     Config,
     GuardConfig,
@@ -229,12 +228,8 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, st
 
 def suggest(variable: str) -> str:
     """Return the end of a sentence about an unknown variable: the one that may be meant."""
-    matches = difflib.get_close_matches(variable, list(_variables()), n=1, cutoff=0.8)
-    return (
-        f"; did you mean {matches[0]}?"
-        if matches
-        else "; `gatekeeper config show` lists all of them"
-    )
+    every = "; `gatekeeper config show` lists all of them"
+    return did_you_mean(variable, _variables(), otherwise=every, cutoff=0.8)
 
 
 def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:

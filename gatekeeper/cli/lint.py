@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from gatekeeper import __version__
-from gatekeeper.cli import DENIED, NAME, OK, json_text, load, log_to_stderr, paint
+from gatekeeper.cli import DENIED, NAME, OK, did_you_mean, json_text, load, log_to_stderr, paint
 from gatekeeper.cli.config import Settings
 from gatekeeper.cli.texts import Text, is_url, parse_text, read_all, replace_file
 from gatekeeper.errors import GatekeeperError
@@ -94,10 +94,7 @@ def _ignored_codes(given: Iterable[str]) -> frozenset[str]:
     codes = [code.strip() for each in given for code in each.split(",") if code.strip()]
     for code in codes:
         if code not in CODES:
-            import difflib  # noqa: PLC0415 - needed for mistakes only
-
-            matches = difflib.get_close_matches(code, CODES, 1)
-            hint = f"; did you mean {matches[0]}?" if matches else "; docs/lint.md lists them all"
+            hint = did_you_mean(code, CODES, otherwise="; docs/lint.md lists them all")
             raise GatekeeperError(f"--ignore {code}: there is no such code{hint}")
     return frozenset(codes)
 
