@@ -14,7 +14,7 @@ from collections.abc import Callable
 import pytest
 
 from gatekeeper.fetching.outcomes import is_media
-from gatekeeper.http_fields import parse_rate_limit, parse_retry_after, spread_of
+from gatekeeper.http_fields import parse_rate_limit, parse_retry_after, quota_rate
 from gatekeeper.robots import RobotsTxt, page_signals
 from tests.effort import LONG
 
@@ -168,7 +168,7 @@ def test_many_different_rules_in_one_header(name: str) -> None:
         ("120", lambda text: parse_retry_after(text, 1_700_000_000.0)),
         ("Wed, 21 Oct 2026 07:28:00 GMT", lambda text: parse_retry_after(text, 1_700_000_000.0)),
         ('"burst";q=100;w=60, "day";r=0;t=30', parse_rate_limit),
-        ('"burst";q=100;w=60, "day";q=1000;w=86400', spread_of),
+        ('"burst";q=100;w=60, "day";q=1000;w=86400', quota_rate),
     ],
 )
 def test_a_header_beside_the_text_costs_no_more_than_its_length(
