@@ -455,6 +455,19 @@ _shape("one signal of 57,000 names")(
     lambda: _one("Content-Signal", ",".join(f"a{n}=y" for n in range(57_000)))
 )
 _shape("one signal of commas")(lambda: _one("Content-Signal", "," * 480_000))
+_shape("one rule of dollar signs")(lambda: _one("Disallow", "/" + "$" * 480_000))
+_shape("one rule of percent signs")(lambda: _one("Disallow", "/*" + "%$" * 240_000))
+_shape("lines of a control character")(lambda: _one("Disallow", "/" + "\n\1" * 240_000))
+
+
+@_rules("Visit-times")
+def _(number: int) -> str:
+    return f"Visit-time: {number % 24:02}{number % 60:02}-{number % 23:02}{number % 59:02}"
+
+
+@_rules("Request-rates")
+def _(number: int) -> str:
+    return f"Request-rate: 1/{number + 1} 0100-02{number % 60:02}"
 
 
 def drawn(seed: int) -> Shape:

@@ -100,7 +100,8 @@ CODES: dict[str, Code] = {
     ),
     "agent-list": Code(
         _ERROR,
-        "A user-agent line names one agent; write a line for each (RFC 9309 section 2.2.1).",
+        "A user-agent line names one agent, by its product token; write a line for each (RFC 9309 "
+        "section 2.2.1).",
     ),
     "repeated-agent": Code(
         _INFO, "The agent already has a group; the two are merged (RFC 9309 section 2.2.1)."

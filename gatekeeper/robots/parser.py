@@ -128,6 +128,8 @@ DISALLOWED = lazy_pattern(r"\n(?:Disallow|[ \t]*+(?i:disallow)[ \t]*+):[ \t]*+(.
 # controls that are allowed. DEL is not a control character in the RFC's grammar.
 _CONTROLS = bytes(set(range(0x20)) - set(b"\t\r\n"))
 SPOILT = lazy_pattern(r"^(?=[^\n]*[\x00-\x08\x0b-\x1f])", re.MULTILINE)
+# A single call of `sub` lets no other thread run, whatever it replaces.
+_PIECES = lazy_pattern(r"(?s:.{1,65536})[^\n]*+\n?+")
 _V2_COMMENT = lazy_pattern(r"[ \t]#")
 
 _BOM_FIRST_OCTETS = {b"\xef", b"\xff", b"\xfe", b"\x00"}
@@ -183,7 +185,7 @@ def decode(
     if len(data.translate(None, _CONTROLS)) != len(data):
         # A control octet makes its own line unreadable (RFC 9309 section 3, RFC-42). The line is
         # replaced by a comment, because a comment does not end a record.
-        lines = SPOILT.sub("#", text)
+        lines = "".join([SPOILT.sub("#", piece) for piece in _PIECES.findall(text)])
     return text, lines, size, truncated, bom
 
 

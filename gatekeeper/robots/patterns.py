@@ -43,6 +43,11 @@ _PLAIN = bytes(set(_UNRESERVED + _RESERVED) - set(b"$"))
 # None of these expressions backtracks, and adjacent escapes are replaced together, so the time is
 # linear in any text.
 _LONE_PERCENT = lazy_pattern(r"%(?![0-9A-Fa-f]{2})")
+# A single call of an expression lets no other thread run, however long it takes: a long text is
+# processed in pieces that cut no escape, of at most _PIECE octets.
+_PIECE = 65_536
+_HEX = "[0-9A-Fa-f]"
+_PIECES = lazy_pattern(rf"(?s:.{{1,{_PIECE - 2}}})(?:(?<=%){_HEX}{{2}}|(?<=%{_HEX}){_HEX})?+")
 _ESCAPES = lazy_pattern(r"((?:%[0-9A-Fa-f]{2})++)")
 _CHANGING = (
     r"%(?:2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE]|[a-f][0-9A-Fa-f]|[0-9A-F][a-f])"
@@ -117,6 +122,8 @@ def _escaped_octets(escapes: str) -> bytes:
 
 
 def _normalise(text: str, unchanged: bytes) -> str:
+    if len(text) > _PIECE:
+        return "".join([_normalise(piece, unchanged) for piece in _PIECES.findall(text)])
     if "%" in text:
         text = _replace_escapes(_LONE_PERCENT.sub("%25", text), _CHANGING_ESCAPES, _normal_escapes)
     special = set(text.encode("latin-1").translate(None, unchanged))
@@ -190,7 +197,10 @@ def rfc_pattern(value: str) -> str:
 
 def rfc_patterns(values: str) -> str:
     """Apply `rfc_pattern` to many values, one per line; the result has one per line, too."""
-    return _normalise(_INNER_DOLLAR.sub("%24", values), _IN_PATTERNS)
+    if "$" in values:  # a `$` before a line end stays
+        values = f"{values}\n".replace("$\n", f"{_NO_OCTET}\n")
+        values = values.replace("$", "%24").replace(_NO_OCTET, "$")[:-1]
+    return _normalise(values, _IN_PATTERNS)
 
 
 def query_form(text: str) -> str:

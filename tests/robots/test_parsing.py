@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gatekeeper import speedups
-from gatekeeper.robots import Dialect, RobotsTxt
+from gatekeeper.robots import Dialect, RobotsTxt, patterns
+from gatekeeper.robots.parser import to_octets
 
 RULES = "User-agent: *\nDisallow: /b\n"
 
@@ -347,3 +348,24 @@ def test_mistakes_of_a_call_are_told(
 def test_whatever_holds_octets_is_read() -> None:
     for kind in (bytes, bytearray, memoryview):
         assert RobotsTxt.parse(kind(b"User-agent: *\nDisallow: /\n")).groups
+
+
+@pytest.mark.parametrize("length", [65_533, 65_534, 65_535, 65_536, 65_537, 131_071])
+@pytest.mark.parametrize("value", ["%", "$", "%2F", "%2f", "%%7e", "a", "\xe9"])
+def test_a_value_of_any_length_is_read_octet_by_octet(length: int, value: str) -> None:
+    """Long texts are normalised in pieces."""
+    for before in ("", "a", "ab"):
+        written = f"/{before}{value * (length // len(value))}%7Ez"
+        form = {"%": "%25", "$": "%24", "%2f": "%2F", "%%7e": "%25~", "\xe9": "%C3%A9"}
+        normal = f"/{before}{form.get(value, value) * (length // len(value))}~z"
+        assert patterns.rfc_pattern(to_octets(written)) == normal
+        assert patterns.rfc_patterns(to_octets(f"{written}\n{written}$")) == f"{normal}\n{normal}$"
+
+
+@pytest.mark.parametrize("length", [65_535, 65_536, 65_537])
+def test_a_control_character_spoils_its_line_wherever_it_is(length: int) -> None:
+    """RFC-42: long files are read in pieces."""
+    for spoilt in ("Disallow: /b\1", f"Disallow: /{'b' * length}\1", f"\1Disallow: /b{'b' * 9}"):
+        text = f"User-agent: *\n# {'x' * (length - 40)}\nDisallow: /a\n{spoilt}\nDisallow: /c"
+        policy = RobotsTxt.parse(text).policy("bot")
+        assert [policy.allowed(path) for path in ("/a", "/bb", "/c")] == [False, True, False]
