@@ -560,16 +560,17 @@ class RedisLedger:
         """Push every clock, block and hold that this member knows of to a store without them."""
         self._clock_offset = None
         completeness = self._members.completeness(epoch, bool(self._last_epoch))
-        if completeness:
-            clocks = [one for listener in self._listeners.values() for one in listener.clocks()]
-            if not all(one.scope for one in clocks):
-                self._members.clocks_are_missing()
-            operations = [
-                *(clock_operation(one) for one in clocks if one.scope),
-                *self._renewals([token for token, one in self._tokens.items() if one.granted]),
-            ]
-            for first in range(0, len(operations), _PUSH_BATCH):
-                await self._execute(operations[first : first + _PUSH_BATCH], epoch)
+        clocks = [one for listener in self._listeners.values() for one in listener.clocks()]
+        if not completeness:  # from the state file: its pauses may have been undone meanwhile
+            clocks = [one._replace(paused=False) for one in clocks]
+        if not all(one.scope for one in clocks):
+            self._members.clocks_are_missing()
+        operations = [
+            *(clock_operation(one) for one in clocks if one.scope),
+            *self._renewals([token for token, one in self._tokens.items() if one.granted]),
+        ]
+        for first in range(0, len(operations), _PUSH_BATCH):
+            await self._execute(operations[first : first + _PUSH_BATCH], epoch)
         await self.overrides.write_all(epoch)
         arguments = [epoch, self.member, str(completeness), self._key("all")]
         arguments += self._members.push_arguments(epoch, completeness)

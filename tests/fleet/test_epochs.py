@@ -71,6 +71,26 @@ async def test_who_joins_a_fleet_need_not_wait(join: Join, time: FleetTime) -> N
     assert other.stats().members == 2
 
 
+async def test_a_gate_that_joins_takes_the_clocks_of_its_state_file_along(
+    join: Join, server: Server, time: FleetTime
+) -> None:
+    """Otherwise the other members would ask a host again before its interval is over. Pauses stay
+    its own, since an operator may have resumed the host meanwhile."""
+    one = await join()
+    newcomer = RedisLedger(server.url, clock=time.clock)
+    clocks = (
+        ScopeClock("known", 10.0, 60.0),
+        ScopeClock("blocked", None, 0.0, 90.0, "429"),
+        ScopeClock("paused", 10.0, 60.0, paused=True),
+    )
+    newcomer.listen("n", Knowing(*clocks))
+    async with newcomer:
+        assert near(await wait_of(one, "a:1", "known"), 50.0, 1.0)
+        assert near(await wait_of(one, "a:2", "blocked"), 90.0, 1.0)
+        assert near(await wait_of(one, "a:3", "paused"), 50.0, 1.0)
+        assert await granted(one, "a:4", "other")
+
+
 async def test_flushall_and_all_who_lived_are_there(join: Join, server: Server) -> None:
     """The quarantine ends as soon as each member has pushed its clocks, blocks and holds."""
     one, other = await join(), await join()
