@@ -16,7 +16,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from email.utils import formatdate
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar, get_args
 from urllib.parse import unquote, unquote_plus
 
 import msgspec
@@ -306,7 +306,7 @@ class PageQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return max(1, -(-total // self.per_page))
 
 
-class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EmptyObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An empty object. Requiring JSON, even empty, keeps out pages in a browser (T4)."""
 
 
@@ -331,15 +331,30 @@ def read_query(text: str, kind: type[_T]) -> _T:
     try:
         return msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise Problem(400, "bad-request", f"query: {error}{_url_hint(fields, kind)}") from None
+        remedy = _remedy(error, kind, fields.get("url", ""))
+        raise Problem(400, "bad-request", f"query: {error}{remedy}") from None
 
 
-def _url_hint(fields: Mapping[str, str], kind: type) -> str:
-    """Return advice for a query where unknown parameters may be the rest of an unquoted URL."""
-    known = {field.encode_name for field in msgspec.structs.fields(kind)}
-    if "?" in fields.get("url", "") and not fields.keys() <= known:
-        return "; if it belongs to the URL, percent-encode that: curl -G --data-urlencode url=..."
+def _remedy(error: msgspec.ValidationError, kind: type, url: str = "") -> str:
+    """Return advice about an unknown name or value: those that `kind` knows.
+
+    Unknown parameters of a query may be the rest of its `url`, if that was not quoted.
+    """
+    text = str(error)
+    types = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+    if text.startswith("Object contains unknown field"):
+        known = ", ".join(f"`{name}`" for name in types) or "none"
+        quote = "if it belongs to the URL, percent-encode that: curl -G --data-urlencode url=..."
+        return f"; known: {known}; {quote}" if "?" in url else f"; known: {known}"
+    if text.startswith("Invalid enum value"):
+        return f"; give one of {', '.join(_choices(types[text[text.rindex('$.') + 2 : -1]]))}"
     return ""
+
+
+def _choices(kind: Any) -> list[str]:
+    """Return the strings that a Literal, or a union of Literals, accepts."""
+    parts = get_args(kind)
+    return [kind] if isinstance(kind, str) else [one for part in parts for one in _choices(part)]
 
 
 def decode(text: str) -> str:
@@ -421,32 +436,44 @@ async def read_body(request: web.BaseRequest, kind: type[_T], *, limit: int) -> 
         raise Problem(415, "media-type", "the body must be sent as it is, without an encoding")
     body = await read_octets(request, limit)
     try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         try:
-            fields = _decode_with_surrogates(body)
-            if fields is not None:
-                return msgspec.convert(fields, type=kind)
-        except (ValueError, RecursionError):  # a DecodeError is a ValueError
-            pass
-        raise Problem(400, "bad-request", f"body: {error}") from None
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.DecodeError:
+            if (fields := _decode_with_surrogates(body)) is None:
+                raise
+            return msgspec.convert(fields, type=kind)
+    except msgspec.ValidationError as error:
+        detail = f"{error}{_remedy(error, kind)}"
+    except UnicodeDecodeError:
+        detail = "not UTF-8"
+    except msgspec.DecodeError as error:
+        detail = str(error) if body else "it is empty; send {} where there is nothing to say"
+    raise Problem(400, "bad-request", f"body: {detail}")
 
 
 def _decode_with_surrogates(body: bytes) -> dict[str, object] | None:
-    r"""Decode a body whose URLs hold a lone surrogate such as `\ud800`. Return None if none does.
+    r"""Decode a body whose URLs hold a lone surrogate such as `\ud800`. Return None if none
+    does, or if the body is not JSON.
 
     JSON can represent strings that are not valid Unicode (RFC 8259 section 8.2), and json.dumps
     and JSON.stringify write them for URLs of broken pages. Such a URL is refused by itself, not
-    with its whole batch; in any other field it is an error. Raises ValueError or RecursionError if
-    the body is not JSON.
+    with its whole batch; in any other field it is an error, for which Problem 400 is raised.
     """
     if not _SURROGATE.search(body):
         return None
-    fields = json.loads(body, parse_constant=int)  # `int` raises ValueError for NaN and Infinity
-    if not isinstance(fields, dict):
+    name = ""
+    try:
+        fields = json.loads(body, parse_constant=int)  # `int` raises ValueError for NaN, Infinity
+        if not isinstance(fields, dict):
+            return None
+        for name, value in fields.items():
+            if name not in ("url", "urls"):
+                json.dumps({name: value}, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        detail = f"body: half of a character (a lone surrogate) in {name[:40]!r}; write it whole"
+        raise Problem(400, "bad-request", detail) from None
+    except (ValueError, RecursionError):
         return None
-    others = {key: value for key, value in fields.items() if key not in ("url", "urls")}
-    json.dumps(others, ensure_ascii=False).encode()
     return fields
 
 

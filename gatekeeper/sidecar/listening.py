@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 from aiohttp import HttpVersion11, web
+from aiohttp.http_exceptions import LineTooLong
 
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import ConfigError
@@ -676,6 +677,8 @@ class _Protocol(web.RequestHandler):
             # 400 into a 500.
             status = 403 if any(map(_FORWARD_AUTH_LINE.match, self._unparsed)) else 400
             detail = "the request is not valid HTTP"
+            if isinstance(exc, LineTooLong):
+                detail = "a line exceeds server.max_header; ask about long URLs by POST /v1/check"
             problem = Problem(status, "bad-request", detail)
         response = problem.response()
         response.force_close()

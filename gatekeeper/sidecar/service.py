@@ -40,9 +40,9 @@ from gatekeeper.pacing.waiting import Entrance
 from gatekeeper.sidecar.exchange import (
     METHODS,
     Call,
+    EmptyObject,
     Holder,
     InlineCall,
-    Nothing,
     Problem,
     Role,
     Router,
@@ -358,7 +358,7 @@ class Service:
         self.clients.enter(call.client)
         try:
             if call.query and route.no_query:
-                read_query(call.query, Nothing)
+                read_query(call.query, EmptyObject)
             if Role.ADMIN in route.needs:
                 await self.settle()  # so that operators see what workers did
             return await route.handler(self, call)

@@ -92,3 +92,62 @@ async def test_there_is_one_bound_on_waiting(door: Any, wait: float) -> None:
     status, problem = await service.post("/v1/leases", {"url": "http://a.test/", "wait": wait})
     assert (status, problem["most"]) == (400, 300)
     assert problem["detail"] == "body: `wait` may be 300 at most (server.max_wait) - at `$.wait`"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "detail"),
+    [
+        ("/v1/leases", b'{"url": "http://a.test/", "id": "\\ud800"}', "'id'"),
+        ("/v1/check", b'{"urls": [], "user_agent": "\\udfff"}', "'user_agent'"),
+        ("/v1/check", b'{"urls": [], "\\ud800": 1}', r"'\ud800'"),
+        ("/v1/check", b'{"urls": ["\\ud800"], "user_agent": 1}', "$.user_agent"),
+        ("/v1/check", b'{"urls": ["\xff"]}', "UTF-8"),
+        ("/v1/hosts/a.test/pause", b"", "send {}"),
+        ("/v1/hosts/a.test/pause", b'{"x": 1}', "`x`; known: none"),
+        ("/v1/check", b'{"url": "http://a.test/"}', "`url`; known: `urls`, `user_agent`"),
+    ],
+)
+async def test_a_refusal_names_the_field_and_the_remedy(
+    door: Any, path: str, body: bytes, detail: str
+) -> None:
+    service = await door()
+    headers = {"Content-Type": "application/json"}
+    async with service.session.post(service.base + path, data=body, headers=headers) as response:
+        assert response.status == 400
+        assert detail in (await response.json(content_type=None))["detail"]
+
+
+@pytest.mark.parametrize(
+    ("query", "choices"),
+    [
+        ("hosts?state=x", "give one of free, waiting, busy, blocked, paused"),
+        ("hosts?sort=", "give one of host, -host, next, -next"),
+        ("leases?state=", "give one of any, held, waiting"),
+        ("events?verdict=maybe", "give one of any, allow, deny, defer"),
+    ],
+)
+async def test_an_unknown_choice_is_answered_with_the_known_ones(
+    door: Any, query: str, choices: str
+) -> None:
+    service = await door()
+    async with service.session.get(f"{service.base}/v1/{query}") as response:
+        assert response.status == 400
+        assert choices in (await response.json(content_type=None))["detail"]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        f"GET /v1/check?url=http://a.test/{'a' * 70_000} HTTP/1.1\r\nHost: a",
+        f"GET /healthz HTTP/1.1\r\nHost: a\r\nX-Long: {'a' * 70_000}",
+    ],
+)
+async def test_a_line_that_is_too_long_is_answered_with_the_limit(door: Any, head: str) -> None:
+    service = await door()
+    host, _, port = service.base.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"{head}\r\n\r\n".encode())
+    got = await reader.read()
+    writer.close()
+    assert b" 400 " in got.splitlines()[0]
+    assert b"server.max_header; ask about long URLs by POST /v1/check" in got

@@ -113,7 +113,7 @@ async def test_a_generated_client_asks_leases_reports_and_fetches(
         order = {"state": models.ListHostsState("any"), "sort": models.ListHostsSort("-in_flight")}
         hosts = (await ask("hosts.list_hosts", **order)).parsed
         assert [one.host for one in hosts.hosts] == ["a.test"]
-        assert (await ask("hosts.pause_host", "a.test", body=models.Nothing())).parsed.state
+        assert (await ask("hosts.pause_host", "a.test", body=models.EmptyObject())).parsed.state
         assert (await ask("service.is_ready")).parsed.status == "ready"
         assert (await ask("operators.get_overview")).parsed.decisions["allow"] >= 1
 

@@ -16,8 +16,8 @@ from gatekeeper.pacing.ledger import ScopeView
 from gatekeeper.sidecar.exchange import (
     CRAWL_OR_ADMIN,
     Call,
+    EmptyObject,
     Handler,
-    Nothing,
     PageQuery,
     Problem,
     Route,
@@ -173,7 +173,7 @@ async def block(service: Service, call: Call) -> web.StreamResponse:
 
 
 async def _require_empty_body(service: Service, call: Call) -> None:
-    await read_body(call.request, Nothing, limit=service.config.server.max_body)
+    await read_body(call.request, EmptyObject, limit=service.config.server.max_body)
 
 
 def _host_in_path(call: Call) -> str:
@@ -256,8 +256,8 @@ ROUTES = (
         answers={200: HostBody},
         problems=(400,),
     ),
-    _control("pause", pause, "Grant no turns until resumed.", Nothing),
-    _control("resume", resume, "Grant turns again.", Nothing),
+    _control("pause", pause, "Grant no turns until resumed.", EmptyObject),
+    _control("resume", resume, "Grant turns again.", EmptyObject),
     _control("refresh", refresh, "Fetch its robots.txt again.", RefreshBody, 202),
     _control("block", block, "Send no request before a given moment.", BlockBody),
 )

@@ -18,7 +18,7 @@ from gatekeeper.config import values_of
 from gatekeeper.decision import Decision
 from gatekeeper.sidecar.exchange import (
     Call,
-    Nothing,
+    EmptyObject,
     PageQuery,
     Problem,
     Role,
@@ -112,7 +112,7 @@ def lease_list(service: Service, query: LeaseQuery) -> LeaseList:
 
 async def drop_lease(service: Service, call: Call) -> web.StreamResponse:
     """End a lease whose client is believed to be gone; it counts as used."""
-    await read_body(call.request, Nothing, limit=service.config.server.max_body)
+    await read_body(call.request, EmptyObject, limit=service.config.server.max_body)
     service.leases.drop(call.params["id"])
     return web.Response(status=204)
 
@@ -428,7 +428,7 @@ ROUTES = (
         drop_lease,
         "Take a lease away; it counts as used.",
         operation="dropLease",
-        body=Nothing,
+        body=EmptyObject,
         answers={204: None},
         problems=(404, 503),
     ),

@@ -17,7 +17,7 @@ from gatekeeper.sidecar.exchange import (
     CHECK,
     OCTETS,
     Call,
-    Nothing,
+    EmptyObject,
     Problem,
     Route,
     json_response,
@@ -110,7 +110,7 @@ async def prometheus(service: Service, call: Call) -> web.StreamResponse:
 
 async def reload_config(service: Service, call: Call) -> web.StreamResponse:
     """Read the configuration again. A bad one changes nothing."""
-    await read_body(call.request, Nothing, limit=service.config.server.max_body)
+    await read_body(call.request, EmptyObject, limit=service.config.server.max_body)
     try:
         done = await reload(service)
     except ConfigError as error:
@@ -126,7 +126,7 @@ ROUTES = (
         reload_config,
         "Read the configuration again.",
         operation="reloadConfiguration",
-        body=Nothing,
+        body=EmptyObject,
         answers={200: Reloaded},
         problems=(409,),
     ),
