@@ -353,8 +353,7 @@ def _remedy(error: msgspec.ValidationError, kind: type, url: str = "") -> str:
 
 def _choices(kind: Any) -> list[str]:
     """Return the strings that a Literal, or a union of Literals, accepts."""
-    parts = get_args(kind)
-    return [kind] if isinstance(kind, str) else [one for part in parts for one in _choices(part)]
+    return [kind] if isinstance(kind, str) else [s for arg in get_args(kind) for s in _choices(arg)]
 
 
 def decode(text: str) -> str:
