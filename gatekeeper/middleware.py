@@ -7,6 +7,7 @@ is written against it works with either.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
@@ -30,6 +31,7 @@ from aiohttp.hdrs import AUTHORIZATION, LOCATION, RETRY_AFTER, URI, USER_AGENT
 from yarl import URL
 
 from gatekeeper.clock import Deadline, SharedTimer
+from gatekeeper.config import Config
 from gatekeeper.decision import Decision, NotYet, refuse
 from gatekeeper.errors import Denied, HoldLapsed
 from gatekeeper.fetching.guard import before_send
@@ -622,11 +624,7 @@ def _identify(
 
 
 def _hold_until_free(
-    response: ClientResponse,
-    limit: RequestDeadline | None,
-    lease: HeldLease,
-    *,
-    in_block: bool,
+    response: ClientResponse, limit: RequestDeadline | None, lease: HeldLease, *, in_block: bool
 ) -> None:
     """Keep the deadline running and the lease open until the response's connection is free.
 
@@ -742,6 +740,18 @@ def signals(response: ClientResponse, *, user_agent: str | None = None) -> PageS
     named = user_agent or response.request_info.headers.get(USER_AGENT) or ""
     agent, url = product_token(named) or "*", str(response.url)
     return page_signals(response.headers, agent, url=url, status=response.status)
+
+
+def config_of(gate: object, *, blocking: bool = False) -> Config:
+    """Return a gate's settings, by which its requests are guarded, or else the defaults.
+
+    Raises TypeError for what is no gate, or not one for the caller's kind of code.
+    """
+    check, config = getattr(gate, "check", None), getattr(gate, "config", None)
+    if check is None or inspect.iscoroutinefunction(check) is blocking:
+        wanted = "a SyncGatekeeper" if blocking else "a Gatekeeper or a RemoteGatekeeper"
+        raise TypeError(f"gate must be {wanted}, not {type(gate).__name__}")
+    return config if isinstance(config, Config) else Config()
 
 
 class Unentered:

@@ -17,7 +17,11 @@ from gatekeeper import (
     GatekeeperError,
     PoliteQueue,
     RemoteGatekeeper,
+    SyncGatekeeper,
 )
+from gatekeeper.integrations.crawlee import PoliteHttpClient
+from gatekeeper.integrations.httpx import PoliteTransport, SyncPoliteTransport
+from gatekeeper.integrations.requests import PoliteAdapter
 
 
 @pytest.mark.parametrize("raw", [None, b"http://a.test/", URL("http://a.test/"), 3])
@@ -173,12 +177,14 @@ async def test_a_word_that_is_no_rule_and_a_history_of_nothing_are_told(raw: Any
 @pytest.mark.parametrize("far", [False, True], ids=["embedded", "remote"])
 async def test_with_instead_of_async_with_is_told(far: bool) -> None:
     gate = RemoteGatekeeper("http://127.0.0.1:1") if far else Gatekeeper("examplebot")
-    for manager in (gate, PoliteQueue(gate)):
+    managers: list[Any] = [gate, PoliteQueue(gate)]
+    for manager in managers:
         with pytest.raises(TypeError, match="is opened by `async with`, not by `with`"):
             manager.__enter__()
     async with gate:
+        request: Any = gate.lease("http://a.test/")
         with pytest.raises(AttributeError, match=r"enter it first: async with gate\.lease"):
-            gate.lease("http://a.test/").__enter__()
+            request.__enter__()
 
 
 @pytest.mark.parametrize(
@@ -216,3 +222,18 @@ async def test_a_block_for_seconds_is_told_how_to_name_a_moment() -> None:
 def test_settings_that_are_no_dict_are_told(raw: Any) -> None:
     with pytest.raises(ConfigError, match=r'a dict such as \{"pacing": .*, not '):
         Config.from_dict(raw)
+
+
+@pytest.mark.parametrize("blocking", [False, True], ids=["asynchronous", "blocking"])
+def test_a_gate_for_the_other_kind_of_code_is_told(blocking: bool) -> None:
+    """The first request failed, by a missing attribute."""
+    other: Any = Gatekeeper("examplebot") if blocking else SyncGatekeeper("examplebot")
+    wanted = "a SyncGatekeeper" if blocking else "a Gatekeeper or a RemoteGatekeeper"
+    kinds: tuple[Any, ...] = (PoliteTransport, PoliteHttpClient)
+    if blocking:
+        kinds = (SyncPoliteTransport, PoliteAdapter)
+    for gate in (other, "examplebot", None):
+        told = f"gate must be {wanted}, not {type(gate).__name__}"
+        for kind in kinds:
+            with pytest.raises(TypeError, match=told):
+                kind(gate)

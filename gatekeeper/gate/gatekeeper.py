@@ -136,11 +136,7 @@ class Gatekeeper:
         )
         self._overrides = self._scheduler.host_rules
         self._decider = Decider(
-            config,
-            agent=self._agent,
-            ids=ids,
-            guard=self._guard,
-            overrides=self._overrides,
+            config, agent=self._agent, ids=ids, guard=self._guard, overrides=self._overrides
         )
         self._waits: WaitGraph[Lease] = WaitGraph(
             self._clock, config.pacing.own_wait, self._scheduler.needs

@@ -38,9 +38,9 @@ from gatekeeper.integrations.hops import (
     Hop,
     accept_unguarded,
     begin,
-    config_of,
     usual_names,
 )
+from gatekeeper.middleware import config_of
 from gatekeeper.remote.client import RemoteGatekeeper
 from gatekeeper.session import guarded_connector
 from gatekeeper.urls import url_of

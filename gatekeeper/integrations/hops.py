@@ -448,12 +448,6 @@ class Attempts:
         return self.failures[-1] if self.failures else None
 
 
-def config_of(gate: Any) -> Config:
-    """Return a gate's settings, by which its requests are guarded, or else the defaults."""
-    config = getattr(gate, "config", None)
-    return config if isinstance(config, Config) else Config()
-
-
 def accept_unguarded(config: Config, guarded: bool | None, what: str) -> None:
     """Raise ConfigError for `what` bypasses the guard at the socket, unless the user accepts that
     by `guarded=False` or by guard.mode = "url-only" in the gate's settings (T19)."""

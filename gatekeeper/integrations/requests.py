@@ -35,6 +35,7 @@ from gatekeeper.integrations.hops import (
     accept_unguarded,
     begin_sync,
 )
+from gatekeeper.middleware import config_of
 from gatekeeper.sync import SyncGatekeeper
 
 with needs_extra("requests", __name__):
@@ -93,7 +94,7 @@ class PoliteAdapter(HTTPAdapter):
     ) -> None:
         self._gate = gate
         self._accepted = guarded
-        self._names = GuardedNames(gate.config, resolver)
+        self._names = GuardedNames(config_of(gate, blocking=True), resolver)
         self._thread = threading.local()
         self._bodies: weakref.WeakSet[BodyInUse] = weakref.WeakSet()
         self._retry = Retry(max_retries, read=False) if max_retries == 0 else max_retries

@@ -24,9 +24,8 @@ from gatekeeper.integrations.hops import (
     accept_unguarded,
     begin,
     begin_sync,
-    config_of,
 )
-from gatekeeper.middleware import Gate
+from gatekeeper.middleware import Gate, config_of
 from gatekeeper.sync import SyncGatekeeper
 
 Mapped = Callable[[], AbstractContextManager[None]]
@@ -116,7 +115,7 @@ class _Library(Generic[_Asked]):
         **options: Any,
     ) -> None:
         self._gate = gate
-        config = config_of(gate)
+        config = config_of(gate, blocking=isinstance(self, HopTransport))
         self.guarded = transport is None
         if transport is not None:
             accept_unguarded(config, guarded, "a transport of your own")

@@ -165,11 +165,7 @@ class RemoteGatekeeper:
         self._tasks = OwnedTasks()
         self._answers = RememberedDecisions(self._clock, size=remember_most, cap=remember)
         self._questions = Questions(
-            self._connection,
-            self._answers,
-            self._tasks,
-            self._decide_unanswered,
-            self._clock,
+            self._connection, self._answers, self._tasks, self._decide_unanswered, self._clock
         )
         self._outbox = Outbox(self._connection, self._clock, rng)
         self._leases = RemoteLeases(
