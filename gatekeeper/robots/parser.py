@@ -536,4 +536,9 @@ def _packed(text: str) -> str | bytes:
 
 
 def _unpacked(text: str | bytes) -> str:
-    return text if isinstance(text, str) else zlib.decompress(text).decode("latin-1")
+    return text if isinstance(text, str) else _decompressed(text)
+
+
+@lru_cache(maxsize=1)  # a batch asks for the rules of one file again and again
+def _decompressed(text: bytes) -> str:
+    return zlib.decompress(text).decode("latin-1")

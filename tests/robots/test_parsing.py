@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gatekeeper import speedups
-from gatekeeper.robots import Dialect, RobotsTxt, patterns
+from gatekeeper.robots import Dialect, RobotsTxt, parser, patterns
 from gatekeeper.robots.parser import to_octets
 
 RULES = "User-agent: *\nDisallow: /b\n"
@@ -369,3 +369,14 @@ def test_a_control_character_spoils_its_line_wherever_it_is(length: int) -> None
         text = f"User-agent: *\n# {'x' * (length - 40)}\nDisallow: /a\n{spoilt}\nDisallow: /c"
         policy = RobotsTxt.parse(text).policy("bot")
         assert [policy.allowed(path) for path in ("/a", "/bb", "/c")] == [False, True, False]
+
+
+def test_a_packed_text_is_unpacked_once_for_many_explanations() -> None:
+    """A batch of URLs may meet a different rule of the same large file with each."""
+    robots = RobotsTxt.parse("User-agent: *\n" + "".join(f"Disallow: /{n}x\n" for n in range(500)))
+    policy = robots.policy("bot")
+    policy.allowed("/")
+    robots.pack()
+    parser._decompressed.cache_clear()
+    assert [policy.match(f"/{n}x").rule.line for n in range(500)] == [*range(2, 502)]
+    assert parser._decompressed.cache_info().misses == 1
