@@ -121,7 +121,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
         """Return the timing of a policy."""
         return cls(
             crawl_delay=policy.crawl_delay,
-            request_rates=[f"{one.documents}/{one.seconds:g}s" for one in policy.request_rates],
+            request_rates=[*map(str, policy.request_rates)],
             visit_times=[f"{one.start:%H:%M}-{one.end:%H:%M}" for one in policy.visit_times],
         )
 

@@ -245,13 +245,12 @@ def values_in(text: str, spans: Spans, *fields: str) -> dict[str, list[str]]:
     return found
 
 
-def lines_of(text: str, span: tuple[int, int], field: str) -> Iterator[tuple[int, str]]:
-    """Yield the offset and the value, as octets, of each line of the field in the span."""
-    low, high = span
-    # The line end before the span is part of the text, except at its start, where no group has a
-    # line of any field but User-agent.
-    for found in _line_pattern((field,)).finditer(text, max(low - 1, 0), high):
-        yield found.start() + 1, found[2].rstrip(" \t")
+def lines_of(text: str, spans: Spans, field: str) -> Iterator[tuple[int, str]]:
+    """Yield the offset and the value, as octets, of each line of the field in the spans."""
+    find = _line_pattern((field,)).finditer
+    for low, high in spans:
+        for found in find(text, max(low - 1, 0), high):  # with the line end before the span
+            yield found.start() + 1, found[2].rstrip(" \t")
 
 
 @lru_cache(maxsize=64)

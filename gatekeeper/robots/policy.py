@@ -672,21 +672,14 @@ class Policy:
         for reading in self._readings:
             yield values_in(text, reading.spans, *fields)
         if self.inherit_crawl_delay and "crawl-delay" in fields:
-            yield values_in(text, self._default_spans(), "crawl-delay")
-
-    def _default_spans(self) -> Spans:
-        return choose(self.robots, "*")[0].spans
+            yield values_in(text, choose(self.robots, "*")[0].spans, "crawl-delay")
 
     def _spans_of(self, field: str) -> Spans:
         """Return the first spans that have the field; see `_field_values`."""
-        text = self.robots.lines
-        readings = [reading.spans for reading in self._readings]
+        text, readings = self.robots.lines, [reading.spans for reading in self._readings]
         if self.inherit_crawl_delay and field == "crawl-delay":
-            readings.append(self._default_spans())
-        for spans in readings:
-            if any(True for span in spans for _ in lines_of(text, span, field)):
-                return spans
-        return ()
+            readings.append(choose(self.robots, "*")[0].spans)
+        return next((spans for spans in readings if any(lines_of(text, spans, field))), ())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Policy) and self._key() == other._key()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, time, timedelta
-from itertools import chain, islice
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -76,6 +76,10 @@ class RequestRate(msgspec.Struct, frozen=True):
     def interval(self) -> float:
         """Seconds between two documents (the 2.0 draft, V2-30)."""
         return min(self.seconds / self.documents, MAX_SECONDS)
+
+    def __str__(self) -> str:
+        hours = "" if self.window is None else f" {self.window} UTC"
+        return f"{self.documents}/{self.seconds}s{hours}"
 
 
 def parse_crawl_delay(value: str) -> float | None:
@@ -281,9 +285,7 @@ def by_crawl_delay(text: str, spans: Spans, seconds: float) -> str:
 def by_request_rate(text: str, spans: Spans, rate: RequestRate) -> str:
     """Describe an interval by the first Request-rate line in the spans with that rate."""
     line = _where(text, spans, "request-rate", lambda value: parse_request_rate(value) == rate)
-    hours = "" if rate.window is None else f" {rate.window} UTC"
-    described = f"{rate.documents}/{rate.seconds}s{hours}"
-    return f"request-rate {described}, that is {rate.interval:.10g} s, from robots.txt{line}"
+    return f"request-rate {rate}, that is {rate.interval:.10g} s, from robots.txt{line}"
 
 
 def by_rule_of_thumb(seconds: float) -> str:
@@ -292,8 +294,7 @@ def by_rule_of_thumb(seconds: float) -> str:
 
 
 def _where(text: str, spans: Spans, field: str, wanted: Callable[[str], bool]) -> str:
-    lines = chain.from_iterable(lines_of(text, span, field) for span in spans)
-    for offset, value in islice(lines, _MAX_SEARCHED_LINES):
+    for offset, value in islice(lines_of(text, spans, field), _MAX_SEARCHED_LINES):
         if wanted(value):
             return f" line {text.count(chr(10), 0, offset) + 1}"
     return ""

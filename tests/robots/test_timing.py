@@ -21,6 +21,7 @@ from gatekeeper.robots.timing import (
     parse_request_rate,
     parse_visit_time,
 )
+from gatekeeper.wire import Timing
 
 EARLY = Window(time(6), time(8, 45))
 NIGHT = Window(time(22), time(1, 59))
@@ -308,6 +309,7 @@ def test_the_rule_of_thumb_is_silent_where_the_text_speaks() -> None:
 
 def test_values_compare_and_print() -> None:
     assert str(NIGHT) == "2200-0159"
+    assert str(RequestRate(1, 600, NOON)) == "1/600s 1200-1229 UTC"
     assert math.isclose(RequestRate(3, 2).interval, 2 / 3)
     assert hash(RequestRate(1, 2, NOON)) == hash(RequestRate(1, 2, Window(time(12), time(12, 29))))
 
@@ -337,3 +339,9 @@ def test_equal_values_are_listed_once() -> None:
     policy = RobotsTxt.parse("\n".join(["User-agent: *", *lines])).policy("bot")
     assert policy.request_rates == (RequestRate(1, 10),)
     assert policy.visit_times == (EARLY,)
+
+
+def test_timing_on_the_wire_has_the_hours_of_a_rate() -> None:
+    text = "User-agent: *\nRequest-rate: 1/10m 1200-1229\nRequest-rate: 10/60\n"
+    timing = Timing.of(RobotsTxt.parse(text).policy("bot"))
+    assert timing.request_rates == ["1/600s 1200-1229 UTC", "10/60s"]
