@@ -226,10 +226,9 @@ class PoliteQueue:
         """Drop the waiting URLs and stop asking for them. Tasks in `get` and `put` get GateClosed,
         and `join` returns. Open turns may still be left. Returns when the last asynchronous
         `on_denied` has returned. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            self._unfinished -= self._size
-            self._size = 0
+        self._closed = True
+        self._unfinished -= self._size
+        self._size = 0
         self._joiners.finish()
         self._getters.wake_all()
         self._putters.wake_all()
@@ -350,13 +349,19 @@ class PoliteQueue:
                     return self._taken(queued, entry, lease)
                 if self._denied > denied and self._denied % _MAX_REFUSED_IN_ROW == 0:
                     await asyncio.sleep(0)  # Many refused URLs must not block the loop.
-        except asyncio.CancelledError:
-            if waiting is not None:
-                waiting.cancelled()
+        except (asyncio.CancelledError, GateClosed) as error:
+            self._not_served(waiting, error)
             raise
         finally:
             if waiting is not None and self._graph is not None:
                 self._graph.end(waiting)
+
+    def _not_served(self, waiting: TurnWait[Any] | None, error: BaseException) -> None:
+        if isinstance(error, GateClosed):  # No turn can come for the other waiting tasks either.
+            self._callbacks.errors.extend(GateClosed(*error.args) for _ in self._getters.futures)
+            self._getters.wake_all()
+        elif waiting is not None:
+            waiting.cancelled()
 
     def _begin_wait(self, waiting: TurnWait[Any] | None) -> TurnWait[Any] | None:
         """Record the wait for deadlock detection. Raises LeaseTimeout if it could never end."""
@@ -467,8 +472,7 @@ class PoliteQueue:
         self._joiners.turns_out += 1
         self._size -= 1
         self._waits.place(queued)
-        if self._putters.futures:
-            self._putters.wake()
+        self._putters.wake()
         return Turn(self, queued, entry, lease)
 
     # --- refusing -----------------------------------------------------------------------
@@ -579,10 +583,8 @@ class QueueWaits:
         for task in tasks:
             task.cancel()
         for queued in self._queues:
-            if queued.turn_held is not None:
-                queued.turn_held.end.cancel()
-                queued.turn_held.lease.give_back()
-                queued.turn_held = None
+            if (held := self.take_held_turn(queued)) is not None:
+                held[1].give_back()
         self._cold.clear()
         await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -630,7 +632,7 @@ class QueueWaits:
 
         try:
             unwatch = self._local.when_due(queued.host, due, priority=-queued.rank())
-        except (LeaseTimeout, StorageError):  # No room for the host, or the storage failed.
+        except (GateClosed, LeaseTimeout, StorageError):  # No room, or the storage failed.
             self.back_off(queued)
             return
         if queued.state is QueueState.WATCHED:
@@ -644,10 +646,8 @@ class QueueWaits:
 
     def missed(self, queued: OriginQueue, entry: Entry, retry_at: datetime | None = None) -> None:
         """Handle a URL whose turn was not now. `retry_at`: when it comes, if the gate knows."""
-        if self._closed:
-            return
         queued.missed = True
-        if self._far_off(queued, entry, retry_at):
+        if self._closed or self._far_off(queued, entry, retry_at):
             return
         if self._local is not None and not queued.announced:
             queued.backlog.put_back(entry)
@@ -769,8 +769,10 @@ class QueueWaits:
         try:
             decision = await gate.check(f"{queued.origin}/")
         except Exception as error:  # noqa: BLE001 - the origin is tried again after any error
-            _log.warning("asking %s for its robots.txt failed: %r", queued.origin, error)
-            self._queues.defer(queued, self._clock.monotonic() + RETRY)
+            closed = isinstance(error, GateClosed)  # The next `get` raises it.
+            level = logging.DEBUG if closed else logging.WARNING
+            _log.log(level, "asking %s for its robots.txt failed: %r", queued.origin, error)
+            self.back_off(queued, 0.0 if closed else RETRY)
             return
         if decision.verdict is Verdict.DEFER:
             self.defer(queued, decision)  # It could not be reached, for example.
@@ -784,10 +786,8 @@ class QueueWaits:
         """Try an origin again at the decision's `retry_at`."""
         self.deferred += 1
         queued.missed = False
-        wait = RETRY
-        if decision.retry_at is not None:
-            wait = decision.retry_at.timestamp() - self._clock.wall()
-        self.back_off(queued, wait)
+        at = decision.retry_at
+        self.back_off(queued, at.timestamp() - self._clock.wall() if at else RETRY)
         if self._on_deferred is not None:
             self._on_deferred(decision)
 

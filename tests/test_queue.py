@@ -10,6 +10,7 @@ import pytest
 from gatekeeper import (
     Config,
     Decision,
+    GateClosed,
     Gatekeeper,
     PoliteQueue,
     VirtualClock,
@@ -142,3 +143,30 @@ async def test_a_turn_that_ran_out_before_it_was_used_holds_nobody_up(
                     return [turn.url, lease.url]
 
     assert await internet.drive(run()) == ["http://a.test/0", "http://a.test/1"]
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_no_get_outlasts_the_gate(virtual_internet: FakeInternet, *, known: bool) -> None:
+    internet, clock = virtual_internet, virtual_internet.clock
+    assert isinstance(clock, VirtualClock)
+    internet.site("slow.test").robots("User-agent: *\nCrawl-delay: 10\n")
+
+    async def crawl() -> None:
+        gate = Gatekeeper(AGENT, config=CONFIG, resolver=internet.resolver, clock=clock)
+        async with gate:
+            queue = PoliteQueue(gate)
+            if known:
+                await gate.check("http://slow.test/")
+            await queue.put("http://slow.test/1")
+            waits = (queue.get(), queue.get(), queue.get(), queue.join())
+            waiting = asyncio.gather(*waits, return_exceptions=True)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        closed = clock.monotonic()
+        assert [type(result) for result in await waiting] == [GateClosed] * 4
+        assert clock.monotonic() - closed < 5
+        with pytest.raises(GateClosed):
+            await queue.get()
+        await queue.close()
+
+    await internet.drive(crawl())

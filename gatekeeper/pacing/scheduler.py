@@ -397,12 +397,15 @@ class Scheduler:
         priority: float = 0,
         longest: float = INF,
     ) -> Callable[[], None]:
-        """Call back once when a lease of `host` could be granted, or when a block of it lasts for
-        more than `longest` seconds. Returns a function that cancels the watch.
+        """Call back once when a lease of `host` could be granted, when a block of it lasts for more
+        than `longest` seconds, or when the scheduler is closed. Returns a function that cancels the
+        watch.
 
         No lease is taken. The callback runs inside the scheduler, possibly before this returns: it
-        must be short and not raise. Raises StorageError, or LeaseTimeout if there is no room.
+        must be short and not raise. Raises StorageError, GateClosed, or LeaseTimeout if there is no
+        room.
         """
+        self._check_open()
         self._memory.admit(host)
         scope = self._memory.host(host)
         watch = DueWatch(scope, callback, priority, longest)

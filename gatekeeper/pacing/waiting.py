@@ -138,8 +138,10 @@ class DueWatch(Waiter):
         return until - now > self.longest
 
     def refuse(self, error: Exception) -> None:
-        """Log the error, unless the scheduler is closing: callbacks must not raise."""
-        if not isinstance(error, GateClosed):
+        """Log the error. If the scheduler is closing, call the callback instead."""
+        if isinstance(error, GateClosed):
+            self.offer()
+        else:
             _log.error("a callback of when_due failed", exc_info=error)
 
 
