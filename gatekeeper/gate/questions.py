@@ -38,6 +38,8 @@ _log = logging.getLogger(__name__)
 
 WINDOW = 1000
 """URLs that `check_many` reads ahead of the one being answered."""
+_TURN = 128
+"""URLs after which `check_many` lets the event loop do other work."""
 
 _Result = TypeVar("_Result")
 
@@ -189,13 +191,15 @@ class GateQuestions:
         """
         refuse_single_text(raws)
         asker = asyncio.current_task(self._loop)
-        waiting = iter(raws)
+        waiting = enumerate(raws, 1)
         window: deque[tuple[str, Decision | str]] = deque()
         asking: dict[str, asyncio.Task[Record | WaitsForItself]] = {}
         users: Counter[str] = Counter()
         try:
             while True:
-                for url in waiting:
+                for number, url in waiting:
+                    if number % _TURN == 0:
+                        await asyncio.sleep(0)
                     found = self._answer(url, agent)
                     if isinstance(found, str):
                         if found not in asking:

@@ -28,6 +28,7 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.decision import BLOCKED_NOTE
 from gatekeeper.fetching.guard_policy import ADDRESS_NOTE, NAME_NOTE, PORT_NOTE, USERINFO_NOTE
 from gatekeeper.gate import internals
+from gatekeeper.testing import ScriptedGate
 from tests.internet import FakeInternet, Hold, Page
 
 AGENT = "examplebot/1.0 (+https://example.org/bot)"
@@ -153,6 +154,23 @@ async def test_files_are_shared_and_policies_are_per_agent(
     assert not await gate.allowed("http://a.test/b", user_agent="other/2.0")
     assert await gate.allowed("http://a.test/b")
     assert site.paths == ["/robots.txt"]
+
+
+async def test_check_many_of_warm_origins_lets_others_work() -> None:
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with ScriptedGate() as gate:
+        await gate.check("https://a.example/")
+        task = asyncio.create_task(other())
+        await gate.check_all([f"https://a.example/{n}" for n in range(10_000)])
+        task.cancel()
+    assert turns > 50
 
 
 async def test_check_many_keeps_order_and_loses_nothing(
