@@ -33,7 +33,7 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}  # `d`: used, not in t
 # repetition possessive, so there is no backtracking and the time is linear.
 _DELAY = lazy_pattern(r"(?:[0-9]++(?:\.[0-9]*+)?+|\.[0-9]++)\Z")
 _TIME = r"([01][0-9]|2[0-3]):?([0-5][0-9])"  # V2-26: HHMM in the examples, HH:MM in the prose
-_WINDOW = lazy_pattern(rf"{_TIME}[ \t]*+-[ \t]*+{_TIME}\Z")
+_WINDOW = lazy_pattern(rf"{_TIME}[ \t]*+-[ \t]*+(?:{_TIME}|24:?00)\Z")
 _RATE = lazy_pattern(
     r"([0-9]{1,15})[ \t]*+/[ \t]*+([0-9]{1,15})(?:[ \t]*+([smhd]))?(?:[ \t]++([0-9].*+))?\Z",
     re.IGNORECASE | re.ASCII,
@@ -94,9 +94,8 @@ def parse_crawl_delay(value: str) -> float | None:
 
 def parse_visit_time(value: str) -> Window | None:
     """Parse a window such as `0600-0845`, `06:00-08:45` or `0100 - 0800` (the 2.0 draft, V2-24,
-    V2-26).
-
-    Return None for anything else.
+    V2-26). An end of `2400` is the last minute of the day: without the window the site would be
+    open at all hours. Return None for anything else.
 
     >>> print(parse_visit_time("2200 - 01:59"))
     2200-0159
@@ -104,8 +103,9 @@ def parse_visit_time(value: str) -> Window | None:
     found = _WINDOW.match(value.strip(" \t"))
     if found is None:
         return None
-    start_hour, start_minute, end_hour, end_minute = map(int, found.groups())
-    return Window(time(start_hour, start_minute), time(end_hour, end_minute))
+    start_hour, start_minute, end_hour, end_minute = found.groups()
+    end = time(23, 59) if end_hour is None else time(int(end_hour), int(end_minute))
+    return Window(time(int(start_hour), int(start_minute)), end)
 
 
 def parse_request_rate(value: str) -> RequestRate | None:

@@ -87,6 +87,8 @@ def test_crawl_delay_that_is_none_counts_for_nothing(value: str) -> None:
         (" 0600\t-\t0845 ", EARLY),
         ("2200-0159", NIGHT),
         ("0000-2359", Window(time(0), time(23, 59))),
+        ("0600-2400", Window(time(6), time(23, 59))),
+        ("06:00 - 24:00", Window(time(6), time(23, 59))),
     ],
 )
 def test_visit_time_is_two_times_of_day(value: str, window: Window) -> None:
@@ -97,6 +99,7 @@ def test_visit_time_is_two_times_of_day(value: str, window: Window) -> None:
     "value",
     [
         *("", "-", "0600", "0600-", "-0845", "2500-0100", "2400-0100", "0060-0100", "600-845"),
+        *("0600-2401", "0600-2500", "0600-24000"),
         *("6:00-8:45", "0600 0845", "0600-0845 GMT", "0600-0845-0900", "0600–0845", "٠٦٠٠-٠٨٤٥"),
     ],
 )
