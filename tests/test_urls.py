@@ -514,7 +514,7 @@ _any_text = st.one_of(
 
 
 def test_rules_know_how_long_a_url_may_be_without_reading_one() -> None:
-    assert speedups.SURELY_SHORT == urls.MAX_PATH // 12
+    assert speedups.ALWAYS_SENDABLE_LENGTH == urls.MAX_PATH // 12
 
 
 def test_every_reader_is_tried() -> None:
