@@ -340,7 +340,7 @@ class Directory:
     async def _wait_for(self, origin: str, *, force: bool) -> tuple[Record, bool]:
         """Wait for the origin's flight. Return its record, and whether the origin was asked."""
         if not self._open:
-            raise GateClosed("the directory is not open: use `async with Gatekeeper(...)`")
+            raise GateClosed("the gate is not open; use it inside `async with Gatekeeper(...)`")
         flight = self._flights.get(origin)
         if self._waiting >= self._config.cache.max_waiters or (
             flight is None and len(self._flights) >= self._config.cache.max_waiters

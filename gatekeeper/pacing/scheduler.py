@@ -426,7 +426,7 @@ class Scheduler:
 
     def _check_open(self) -> None:
         if not self._open:
-            raise GateClosed("the scheduler is not open")
+            raise GateClosed("the gate is not open; use it inside `async with Gatekeeper(...)`")
 
     def _join(self, waiter: TaskWaiter, now: float, end: float) -> None:
         """Add a waiter for its host until `end`. Raises if waiting would be in vain."""

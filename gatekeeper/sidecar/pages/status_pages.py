@@ -127,17 +127,16 @@ def _warnings(overview: Overview) -> Iterator[Child]:
             tag("a", "see who waits", href="waiting"),
         ]
     if overview.overdue:
+        leases = "lease is" if overview.overdue == 1 else "leases are"
         yield [
-            badge("warn", f"{number(overview.overdue)} leases are nearly over"),
+            badge("warn", f"{number(overview.overdue)} {leases} nearly over"),
             " and not reported: ",
             tag("a", "see them", href="waiting?state=held"),
         ]
     if overview.rates["robots_failed"]:
-        yield badge(
-            "warn",
-            f"{number(int(overview.rates['robots_failed']))} robots.txt fetches failed in "
-            f"the last 10 s",
-        )
+        failed = int(overview.rates["robots_failed"])
+        fetches = "fetch" if failed == 1 else "fetches"
+        yield badge("warn", f"{number(failed)} robots.txt {fetches} failed in the last 10 s")
 
 
 def _hosts_link(state: str) -> Html:
