@@ -214,7 +214,7 @@ class PoliteQueue:
             for entry in kept:
                 self._put_back(urls.split(entry[2])[0], entry)
 
-    __enter__ = AsyncOnly()
+    __enter__: AsyncOnly = AsyncOnly()
 
     async def __aenter__(self) -> Self:
         return self

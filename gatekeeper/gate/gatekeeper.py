@@ -178,7 +178,7 @@ class Gatekeeper:
 
     # -- life ------------------------------------------------------------------------
 
-    __enter__ = AsyncOnly()
+    __enter__: AsyncOnly = AsyncOnly()
 
     async def __aenter__(self) -> Self:
         if self._opened is not None:

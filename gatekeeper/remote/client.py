@@ -191,7 +191,7 @@ class RemoteGatekeeper:
 
     # -- life ------------------------------------------------------------------------
 
-    __enter__ = AsyncOnly()
+    __enter__: AsyncOnly = AsyncOnly()
 
     async def __aenter__(self) -> Self:
         if self._open or self._closed:
