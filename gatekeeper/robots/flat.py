@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from gatekeeper.robots.model import Rule, rule_at
-from gatekeeper.robots.parser import ALLOWED, DISALLOWED, RULE, Spans
+from gatekeeper.robots.parser import ALLOWED, DISALLOWED, RULE, Spans, in_pieces
 from gatekeeper.robots.patterns import (
     are_normal,
     is_normal_path,
@@ -182,7 +182,7 @@ def flat_rules(text: str, spans: Spans, crawl_delay: float | None) -> FlatRules 
     """Return the rules in the spans in flat form, or None if there is no flat form for them."""
     denied: list[str] = []
     allowed: list[str] = []
-    for low, high in spans:
+    for low, high in in_pieces(text, spans):
         denied += DISALLOWED.findall(text, low, high)
         allowed += ALLOWED.findall(text, low, high)
     joined = "\n".join(denied + allowed) + "\n"

@@ -15,7 +15,7 @@ from operator import not_
 from gatekeeper import speedups
 from gatekeeper.robots import compiled
 from gatekeeper.robots.compiled import LIKE_AN_ESCAPE, QUERY_ESCAPE, ROBOTS_FILE, CompiledRules
-from gatekeeper.robots.parser import ALLOW, DISALLOWED, Dialect, Spans
+from gatekeeper.robots.parser import ALLOW, DISALLOWED, Dialect, Spans, in_pieces
 from gatekeeper.robots.patterns import (
     COMPARE_BITS,
     COMPILED,
@@ -414,7 +414,7 @@ def _columns(text: str, spans: Spans) -> tuple[list[str], list[str]]:
     """
     disallows: list[str] = []
     values: list[str] = []
-    for low, high in spans:
+    for low, high in in_pieces(text, spans):
         if disallows or ALLOW.search(text, low, high):
             found = _RULE_LINES.findall(text, low, high)
             disallows += ["s"] * (len(values) - len(disallows))

@@ -128,8 +128,9 @@ DISALLOWED = lazy_pattern(r"\n(?:Disallow|[ \t]*+(?i:disallow)[ \t]*+):[ \t]*+(.
 # controls that are allowed. DEL is not a control character in the RFC's grammar.
 _CONTROLS = bytes(set(range(0x20)) - set(b"\t\r\n"))
 SPOILT = lazy_pattern(r"^(?=[^\n]*[\x00-\x08\x0b-\x1f])", re.MULTILINE)
+_PIECE = 65_536
 # A single call of `sub` lets no other thread run, whatever it replaces.
-_PIECES = lazy_pattern(r"(?s:.{1,65536})[^\n]*+\n?+")
+_PIECES = lazy_pattern(rf"(?s:.{{1,{_PIECE}}})[^\n]*+\n?+")
 _V2_COMMENT = lazy_pattern(r"[ \t]#")
 
 _BOM_FIRST_OCTETS = {b"\xef", b"\xff", b"\xfe", b"\x00"}
@@ -232,6 +233,21 @@ def line_parts(raw: str, *, v2: bool = False) -> tuple[str, str, str]:
     return to_unicode(field.strip(" \t")), to_unicode(strip_comment(rest, v2=v2)), to_unicode(raw)
 
 
+def in_pieces(text: str, spans: Spans) -> Spans:
+    """Cut long spans into pieces that begin at a line end: a single call of an expression lets no
+    other thread run, however long it takes."""
+    if len(text) <= _PIECE:
+        return spans
+    pieces = []
+    for low, high in spans:
+        start = low
+        while high - start > _PIECE and (end := text.find("\n", start + _PIECE, high)) >= 0:
+            pieces.append((start, end))
+            start = end
+        pieces.append((start, high))
+    return tuple(pieces)
+
+
 def values_in(text: str, spans: Spans, *fields: str) -> dict[str, list[str]]:
     """Return the values of the given fields' lines in the spans, as octets, by field.
 
@@ -239,7 +255,7 @@ def values_in(text: str, spans: Spans, *fields: str) -> dict[str, list[str]]:
     """
     found: dict[str, list[str]] = {field: [] for field in fields}
     find = _line_pattern(fields).findall
-    for low, high in spans:
+    for low, high in in_pieces(text, spans):
         for field, value in find("\n" + text[low:high]):
             found[field.lower()].append(value.rstrip(" \t"))
     return found
@@ -248,7 +264,7 @@ def values_in(text: str, spans: Spans, *fields: str) -> dict[str, list[str]]:
 def lines_of(text: str, spans: Spans, field: str) -> Iterator[tuple[int, str]]:
     """Yield the offset and the value, as octets, of each line of the field in the spans."""
     find = _line_pattern((field,)).finditer
-    for low, high in spans:
+    for low, high in in_pieces(text, spans):
         for found in find(text, max(low - 1, 0), high):  # with the line end before the span
             yield found.start() + 1, found[2].rstrip(" \t")
 
@@ -264,7 +280,8 @@ def _line_pattern(fields: tuple[str, ...]) -> re.Pattern[str]:
 
 def rule_offsets(text: str, spans: Spans) -> array[int]:
     """Return the offset of each Allow and Disallow line in the spans, in order."""
-    return array("I", [m.start() + 1 for lo, hi in spans for m in RULE.finditer(text, lo, hi)])
+    pieces = in_pieces(text, spans)
+    return array("I", [m.start() + 1 for lo, hi in pieces for m in RULE.finditer(text, lo, hi)])
 
 
 def line_numbers(text: str, offsets: Sequence[int]) -> dict[int, int]:

@@ -26,6 +26,7 @@ from gatekeeper.robots.longest import LongestMatch, QuickAnswer
 from gatekeeper.robots.parser import (
     Dialect,
     Spans,
+    in_pieces,
     line_numbers,
     lines_of,
     product_token,
@@ -654,7 +655,9 @@ class Policy:
         directives = self._cached_directives
         if directives is None:
             values: dict[str, list[str]] = {}
-            if _DIRECTIVE.search(self.robots.lines):
+            text = self.robots.lines
+            whole = in_pieces(text, ((0, len(text)),))
+            if any(_DIRECTIVE.search(text, low, high) for low, high in whole):
                 for found in self._field_values(*parts.timing.FIELDS):
                     values |= {field: values.get(field) or each for field, each in found.items()}
             read = parts.timing.read_directives

@@ -18,7 +18,15 @@ from typing import Protocol
 from gatekeeper import robots as parts
 from gatekeeper.errors import InvalidURL
 from gatekeeper.robots.compiled import DENIED, ROBOTS_FILE, CompiledRules, PrefixTable
-from gatekeeper.robots.parser import RULE, Dialect, Spans, strip_comment, to_octets, to_unicode
+from gatekeeper.robots.parser import (
+    RULE,
+    Dialect,
+    Spans,
+    in_pieces,
+    strip_comment,
+    to_octets,
+    to_unicode,
+)
 from gatekeeper.robots.patterns import (
     COMPARE_BITS,
     PLAIN,
@@ -92,11 +100,11 @@ def rules_in(text: str, spans: Spans, *, v2: bool = False) -> RuleLines:
     if not v2 or "#" not in text:
         return [
             (dis, value.rstrip(" \t") if value[-1:] in _BLANKS else value)
-            for low, high in spans
+            for low, high in in_pieces(text, spans)
             for dis, value in RULE.findall(text, low, high)
         ]
     rules = []
-    for low, high in spans:
+    for low, high in in_pieces(text, spans):
         for found in RULE.finditer(text, low, high):
             # RULE cuts comments as RFC 9309 does; in 2.0 a `#` may belong to the value (the 2.0
             # draft, V2-03).

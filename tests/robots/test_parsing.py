@@ -380,3 +380,24 @@ def test_a_packed_text_is_unpacked_once_for_many_explanations() -> None:
     parser._decompressed.cache_clear()
     assert [policy.match(f"/{n}x").rule.line for n in range(500)] == [*range(2, 502)]
     assert parser._decompressed.cache_info().misses == 1
+
+
+@pytest.mark.parametrize(
+    ("dialect", "blank"),
+    [("2.0", ""), ("2.0", "# more\n"), ("rfc9309", ""), ("rfc9309", "\n\n \n")],
+)
+def test_a_long_text_is_read_in_pieces_that_lose_and_repeat_no_line(
+    dialect: Dialect, blank: str
+) -> None:
+    lines = [f"{field}: /{n}" for n in range(4_000) for field in ("Disallow", "Comment", "Allow")]
+    version = "Robot-version: 2.0\n" if dialect == "2.0" else ""
+    text = "User-agent: *\n" + version + "".join(f"{blank}{line}\n" for line in lines)
+    robots = RobotsTxt.parse(text, dialect=dialect)
+    policy = robots.policy("bot")
+    assert policy.comments == tuple(f"/{n}" for n in range(4_000))
+    rules = [rule.text for rule in robots.groups[0].rules]
+    assert rules == [line for line in lines if not line.startswith("Comment")]
+    for n in (0, 1, 2_000, 3_999):
+        match = policy.match(f"/{n}")
+        assert match.rule is not None
+        assert match.rule.text in (f"Disallow: /{n}", f"Allow: /{n}")
