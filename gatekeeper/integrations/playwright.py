@@ -241,6 +241,9 @@ class PoliteRoutes:
             await route.continue_(headers=_headers_with(request, own if name is None else None))
             return
         hop = await begin(self._gate, url, name)
+        if request not in self._routed:  # Its page was closed meanwhile: no event will follow.
+            hop.failed(by_network=False)
+            return
         self._hops[request] = hop
         try:
             await route.continue_(headers=_headers_with(request, hop.user_agent))
