@@ -522,7 +522,7 @@ def block_end(host: str, until: datetime | float) -> float:
     if not known or (isinstance(until, datetime) and until.utcoffset() is None):
         remedy = "give wall seconds, or a datetime with its time zone"
         raise ConfigError(f"block of {host}: until={until} is not a moment; {remedy}")
-    if 0 < wall < _FIRST_WALL_SECOND:
+    if 0 < wall < _FIRST_WALL_SECOND and not isinstance(until, datetime):
         remedy = f"for {until:g} seconds from now give time.time() + {until:g}; 0 lifts the block"
         raise ConfigError(f"block of {host}: until={until} is a moment of long ago; {remedy}")
     return wall

@@ -47,7 +47,6 @@ __all__ = [
     "MissingExtra",
     "SidecarError",
     "StorageError",
-    "needs_extra",
 ]
 
 

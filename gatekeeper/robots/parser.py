@@ -128,9 +128,9 @@ DISALLOWED = lazy_pattern(r"\n(?:Disallow|[ \t]*+(?i:disallow)[ \t]*+):[ \t]*+(.
 # controls that are allowed. DEL is not a control character in the RFC's grammar.
 _CONTROLS = bytes(set(range(0x20)) - set(b"\t\r\n"))
 SPOILT = lazy_pattern(r"^(?=[^\n]*[\x00-\x08\x0b-\x1f])", re.MULTILINE)
-_PIECE = 65_536
-# A single call of `sub` lets no other thread run, whatever it replaces.
-_PIECES = lazy_pattern(rf"(?s:.{{1,{_PIECE}}})[^\n]*+\n?+")
+PIECE = 65_536
+"""Octets of a text that are processed in one call, about: a single call of an expression lets no
+other thread run, however long it takes."""
 _V2_COMMENT = lazy_pattern(r"[ \t]#")
 
 _BOM_FIRST_OCTETS = {b"\xef", b"\xff", b"\xfe", b"\x00"}
@@ -186,7 +186,8 @@ def decode(
     if len(data.translate(None, _CONTROLS)) != len(data):
         # A control octet makes its own line unreadable (RFC 9309 section 3, RFC-42). The line is
         # replaced by a comment, because a comment does not end a record.
-        lines = "".join([SPOILT.sub("#", piece) for piece in _PIECES.findall(text)])
+        pieces = in_pieces(text, ((0, len(text)),))
+        lines = "".join([SPOILT.sub("#", text[low:high]) for low, high in pieces])
     return text, lines, size, truncated, bom
 
 
@@ -234,14 +235,13 @@ def line_parts(raw: str, *, v2: bool = False) -> tuple[str, str, str]:
 
 
 def in_pieces(text: str, spans: Spans) -> Spans:
-    """Cut long spans into pieces that begin at a line end: a single call of an expression lets no
-    other thread run, however long it takes."""
-    if len(text) <= _PIECE:
+    """Cut long spans into pieces of about `PIECE` octets, each of which begins at a line end."""
+    if len(text) <= PIECE:
         return spans
     pieces = []
     for low, high in spans:
         start = low
-        while high - start > _PIECE and (end := text.find("\n", start + _PIECE, high)) >= 0:
+        while high - start > PIECE and (end := text.find("\n", start + PIECE, high)) >= 0:
             pieces.append((start, end))
             start = end
         pieces.append((start, high))

@@ -24,7 +24,7 @@ from functools import cache
 from itertools import chain, islice
 from typing import Final, TypeGuard
 
-from gatekeeper.robots.parser import to_octets
+from gatekeeper.robots.parser import PIECE, to_octets
 from gatekeeper.speedups import lazy_pattern
 
 PLAIN = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~:/@!&'()+,;="
@@ -43,11 +43,9 @@ _PLAIN = bytes(set(_UNRESERVED + _RESERVED) - set(b"$"))
 # None of these expressions backtracks, and adjacent escapes are replaced together, so the time is
 # linear in any text.
 _LONE_PERCENT = lazy_pattern(r"%(?![0-9A-Fa-f]{2})")
-# A single call of an expression lets no other thread run, however long it takes: a long text is
-# processed in pieces that cut no escape, of at most _PIECE octets.
-_PIECE = 65_536
+# Cuts a text into pieces of at most PIECE octets, and no escape.
 _HEX = "[0-9A-Fa-f]"
-_PIECES = lazy_pattern(rf"(?s:.{{1,{_PIECE - 2}}})(?:(?<=%){_HEX}{{2}}|(?<=%{_HEX}){_HEX})?+")
+_PIECES = lazy_pattern(rf"(?s:.{{1,{PIECE - 2}}})(?:(?<=%){_HEX}{{2}}|(?<=%{_HEX}){_HEX})?+")
 _ESCAPES = lazy_pattern(r"((?:%[0-9A-Fa-f]{2})++)")
 _CHANGING = (
     r"%(?:2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE]|[a-f][0-9A-Fa-f]|[0-9A-F][a-f])"
@@ -122,7 +120,7 @@ def _escaped_octets(escapes: str) -> bytes:
 
 
 def _normalise(text: str, unchanged: bytes) -> str:
-    if len(text) > _PIECE:
+    if len(text) > PIECE:
         return "".join([_normalise(piece, unchanged) for piece in _PIECES.findall(text)])
     if "%" in text:
         text = _replace_escapes(_LONE_PERCENT.sub("%25", text), _CHANGING_ESCAPES, _normal_escapes)

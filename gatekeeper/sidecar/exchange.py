@@ -347,7 +347,8 @@ def _remedy(error: msgspec.ValidationError, kind: type, url: str = "") -> str:
         quote = "if it belongs to the URL, percent-encode that: curl -G --data-urlencode url=..."
         return f"; known: {known}; {quote}" if "?" in url else f"; known: {known}"
     if text.startswith("Invalid enum value"):
-        return f"; give one of {', '.join(_choices(types[text[text.rindex('$.') + 2 : -1]]))}"
+        choices = _choices(types.get(text.rpartition("$.")[2].rstrip("`")))
+        return f"; give one of {', '.join(choices)}" if choices else ""
     return ""
 
 
@@ -446,7 +447,7 @@ async def read_body(request: web.BaseRequest, kind: type[_T], *, limit: int) -> 
     except UnicodeDecodeError:
         detail = "not UTF-8"
     except msgspec.DecodeError as error:
-        detail = str(error) if body else "it is empty; send {} where there is nothing to say"
+        detail = str(error) if body else "it is empty; send {} if there is nothing to say"
     raise Problem(400, "bad-request", f"body: {detail}")
 
 

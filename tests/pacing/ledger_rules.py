@@ -330,6 +330,18 @@ class LedgerRules:
             assert near(await wait_of(ledger, "a:1", "h", interval=0.5), 2.0)
             await time.tick(2.02)
 
+    async def test_a_longer_interval_of_a_process_that_died_keeps_the_scope_until_its_moment(
+        self, ledger: Ledger, time: Time
+    ) -> None:
+        assert await granted(ledger, "a:1", "h", interval=0.5)
+        await ledger.head(["a:1"])
+        await ledger.end([End("a:1")])
+        assert near(await wait_of(ledger, "b:1", "h", interval=20.0), 20.0)
+        await time.tick(1.0)
+        assert near(await wait_of(ledger, "a:2", "h", interval=0.5), 19.0 + LAPSE)
+        await time.tick(19.0 + LAPSE + 0.02)
+        assert await granted(ledger, "a:2", "h", interval=0.5)
+
     async def test_a_longer_interval_keeps_no_scope_while_another_one_is_closed(
         self, ledger: Ledger, time: Time
     ) -> None:
