@@ -16,7 +16,7 @@ import random
 import re
 import socket
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -615,6 +615,13 @@ class ProbeLimits(msgspec.Struct, frozen=True):
 
 probe_limits: ContextVar[ProbeLimits | None] = ContextVar("gatekeeper_probe_limits", default=None)
 """Set if the retrievals of this context are probes."""
+
+
+last_look: ContextVar[Callable[[], Awaitable[None]] | None] = ContextVar(
+    "gatekeeper_last_look", default=None
+)
+"""Awaited when a retrieval has its host's turn, before the request. If it raises, the turn is given
+back, nothing is sent, and `RobotsSource.fetch` raises the same."""
 
 
 class Validators(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -7,6 +7,9 @@ write is published: members that wait read it immediately, and members with an o
 so a refresh by one member is a refresh for all. Without a message the others look again until the
 claim expires; a member that dies while it has a claim delays them by `CLAIM_FOR` seconds.
 
+A lease may take long to be granted, and a store that lost its data lost the claims too. So a member
+looks for a newer result once more when it has the lease, and gives the lease back if there is one.
+
 While the store can't be reached, no member is granted a lease to fetch, so the store is retried
 until it responds, for at most `CLAIM_FOR` seconds. A result that could not be written is written
 later. If the members have divided the hosts among themselves, each fetches for itself.
@@ -35,6 +38,7 @@ from gatekeeper.fetching.outcomes import (
     RobotsSource,
     Validators,
     fresh_for,
+    last_look,
 )
 from gatekeeper.fleet import scripts
 from gatekeeper.fleet.store import CALL_DEADLINE, Store
@@ -74,6 +78,14 @@ class _StoredRetrieval(msgspec.Struct, array_like=True):
     brief: bool
     retry_after: float | None
     took: float
+
+
+class _Superseded(Exception):
+    """Another member has fetched the file while this one waited for the host's lease."""
+
+    def __init__(self, found: Retrieval) -> None:
+        super().__init__()
+        self.found = found
 
 
 class SharedFetcher:
@@ -123,25 +135,37 @@ class SharedFetcher:
         forced = flight is not None and flight.force
         if forced and self._offered_stamps.pop(origin, None) is not None:
             forced = False  # the newer file is in the store
+
+        async def look() -> None:
+            with contextlib.suppress(LedgerLost):
+                if (found := await self._newer(origin, forced)) is not None:
+                    raise _Superseded(found)
+
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + CLAIM_FOR
         seconds, first = _FIRST_LOOK_SECONDS, True
-        while True:
-            try:
-                if (found := await self._newer(origin, forced)) is not None:
-                    return found
-                left = await self._claim(origin)
-            except LedgerLost:
-                if loop.time() >= give_up_at or (self._divided() and not first):
-                    return await self._fetcher.fetch(origin, validators)
-                first = False  # perhaps only the connection broke, and the store is available
-                await asyncio.sleep(_AWAY_SECONDS * 1.1)
-                continue
-            if not left:
-                return await self._fetch_and_share(origin, validators)
-            forced = False
-            await self._wait(origin, min(seconds, left))
-            seconds = min(2 * seconds, _MAX_LOOK_SECONDS)
+        looking = last_look.set(look)
+        try:
+            while True:
+                try:
+                    if (found := await self._newer(origin, forced)) is not None:
+                        return found
+                    forced = False
+                    left = await self._claim(origin)
+                except LedgerLost:
+                    if loop.time() >= give_up_at or (self._divided() and not first):
+                        return await self._fetcher.fetch(origin, validators)
+                    first = False  # perhaps only the connection broke, and the store is available
+                    await asyncio.sleep(_AWAY_SECONDS * 1.1)
+                    continue
+                if not left:
+                    return await self._fetch_and_share(origin, validators)
+                await self._wait(origin, min(seconds, left))
+                seconds = min(2 * seconds, _MAX_LOOK_SECONDS)
+        except _Superseded as by:
+            return by.found
+        finally:
+            last_look.reset(looking)
 
     def written(self, origin: str, stamp: str, good: bool) -> None:
         """Note that a member, perhaps this one, wrote a result. `good`: the site answered."""
@@ -217,10 +241,6 @@ class SharedFetcher:
         renewing = asyncio.create_task(self._renew_claim(origin))
         written = True
         try:
-            # A result may have been written between the look and the claim.
-            with contextlib.suppress(LedgerLost):
-                if (found := await self._newer(origin)) is not None:
-                    return found
             retrieval = await self._fetcher.fetch(origin, validators)
             try:
                 await self._write(origin, retrieval)

@@ -20,7 +20,7 @@ from gatekeeper.deadlock import WaitGraph
 from gatekeeper.errors import HoldLapsed, StorageError
 from gatekeeper.fetching.directory import DelayReason, current_flight
 from gatekeeper.fetching.guard import HostAddresses, before_send
-from gatekeeper.fetching.outcomes import Outcome
+from gatekeeper.fetching.outcomes import Outcome, last_look
 from gatekeeper.fetching.records import Moment, Record
 from gatekeeper.gate.decider import Decider
 from gatekeeper.pacing.grants import Grant
@@ -187,7 +187,14 @@ class RobotsTurn(msgspec.Struct, eq=False):
     _previous_check: Token[Callable[[], bool] | None] | None = None
 
     async def __aenter__(self) -> Grant:
-        grant = self._grant = await self._pacing.take_robots_turn(self._target)
+        grant = await self._pacing.take_robots_turn(self._target)
+        if (look := last_look.get()) is not None:
+            try:
+                await look()
+            except BaseException:
+                grant.pass_on()
+                raise
+        self._grant = grant
         if grant.hold is not None:
             self._previous_check = before_send.set(lambda: grant.stale)
         return grant

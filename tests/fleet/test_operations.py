@@ -68,6 +68,32 @@ async def test_pause_and_resume(gates: TwoGates) -> None:
     await asks(one)
 
 
+async def test_a_claim_that_the_store_lost_fetches_no_file_twice(
+    gates: TwoGates, internet: FakeInternet, server: Server
+) -> None:
+    """Both members wait for the host's turn: the second one takes the first one's result, and the
+    turn that it gives back delays nobody."""
+    one, other = gates
+    site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.1")
+    await asks(one)
+    await asks(other)
+    before = len([1 for request in site.requests if request.path == "/robots.txt"])
+    async with one.lease(URL, timeout=20) as lease:
+        refreshing = [asyncio.create_task(one.refresh("http://a.test"))]
+        claim = "{gatekeeper}:f:http://a.test"
+        await until(lambda: server.ask("EXISTS", claim) == b":1\r\n")
+        await until(lambda: one.stats().pacing.waiting == 1)
+        server.ask("DEL", claim)
+        refreshing.append(asyncio.create_task(other.refresh("http://a.test")))
+        await until(lambda: other.stats().pacing.waiting == 1)
+        lease.report(status=200)
+    await asyncio.gather(*refreshing)
+    after = len([1 for request in site.requests if request.path == "/robots.txt"])
+    assert after == before + 1
+    assert [gate.stats().pacing.in_flight for gate in gates] == [0, 0]
+    await asks(one)
+
+
 async def paused(gate: Gatekeeper) -> bool:
     return any(view.kind == "pause" for view in await gate.why("a.test"))
 

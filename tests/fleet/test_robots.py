@@ -11,7 +11,7 @@ import pytest
 from gatekeeper.config import CacheConfig, FleetConfig
 from gatekeeper.errors import LedgerLost
 from gatekeeper.fetching.directory import Flight, current_flight
-from gatekeeper.fetching.outcomes import Lifetime, Outcome, Retrieval, Validators
+from gatekeeper.fetching.outcomes import Lifetime, Outcome, Retrieval, Validators, last_look
 from gatekeeper.fleet import robots, scripts
 from gatekeeper.fleet import robots as robots_module
 from gatekeeper.fleet.robots import SharedFetcher
@@ -24,10 +24,13 @@ ORIGIN = "https://a.example"
 
 
 class Site:
-    """The result of the members' fetchers, and how often they fetched."""
+    """The result of the members' fetchers, and how often they fetched. `turn`: the host's turn."""
 
     def __init__(self) -> None:
         self.asked = 0
+        self.queued = 0
+        self.turn = asyncio.Event()
+        self.turn.set()
         self.answer = Retrieval(
             outcome=Outcome.RULES,
             status=200,
@@ -38,6 +41,10 @@ class Site:
         self.open.set()
 
     async def fetch(self, origin: str, validators: Validators | None = None) -> Retrieval:
+        self.queued += 1
+        await self.turn.wait()
+        if (look := last_look.get()) is not None:
+            await look()
         self.asked += 1
         await self.open.wait()
         return self.answer
@@ -149,6 +156,51 @@ async def test_a_file_that_came_between_the_look_and_the_claim_is_not_fetched_ag
     await one.fetch(ORIGIN)  # and the claim is released
     await other.fetch(ORIGIN)
     assert site.asked == 2
+
+
+@pytest.mark.parametrize("forced", [False, True])
+async def test_who_waited_for_its_turn_with_a_lost_claim_takes_the_result_of_the_other(
+    member: Member, server: Server, forced: bool
+) -> None:
+    """A store that lost its data lost the claims, so two members may wait for the host's turn."""
+    slow, quick = Site(), Site()
+    slow.turn.clear()
+    one, other = member(slow, "one"), member(quick, "other")
+    token = current_flight.set(Flight(ORIGIN, force=forced))
+    waiting = asyncio.create_task(one.fetch(ORIGIN))
+    current_flight.reset(token)
+    await until(lambda: slow.queued == 1)
+    server.ask("FLUSHALL")
+    await other.fetch(ORIGIN)
+    slow.turn.set()
+    assert (await waiting).body == quick.answer.body
+    assert (slow.asked, quick.asked) == (0, 1)
+    assert server.ask("EXISTS", "{gatekeeper}:f:" + ORIGIN) == b":0\r\n"  # both claims are released
+
+
+async def test_who_waited_for_its_turn_without_a_store_looks_once_it_has_it(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member gives the store up after a while, and then waits for a turn as long as it takes."""
+    monkeypatch.setattr(robots_module, "_AWAY_SECONDS", 0.01)
+    monkeypatch.setattr(robots_module, "CLAIM_FOR", 0.05)
+    slow, quick = Site(), Site()
+    slow.turn.clear()
+    one, other = member(slow, "one"), member(quick, "other")
+    script = one._store.script
+
+    async def lost(*_: object) -> None:
+        raise LedgerLost("away")
+
+    monkeypatch.setattr(one._store, "script", lost)
+    waiting = asyncio.create_task(one.fetch(ORIGIN))
+    await until(lambda: slow.queued == 1)
+    monkeypatch.setattr(one._store, "script", script)
+    one._away_until = 0.0
+    await other.fetch(ORIGIN)
+    slow.turn.set()
+    assert (await waiting).body == quick.answer.body
+    assert (slow.asked, quick.asked) == (0, 1)
 
 
 async def test_a_304_is_shared_with_the_text_that_it_speaks_of(member: Member) -> None:
