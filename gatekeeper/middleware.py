@@ -347,6 +347,17 @@ class LeaseBase(_LeaseState, eq=False):
         def end(self) -> None:
             """End the lease."""
 
+        def leave(self) -> None:
+            """Undo `enter` and end the lease. Without a report it counts as sent and unanswered."""
+
+    async def __aenter__(self) -> Self:
+        """Enter a lease from `acquire`, as a block of `gate.lease` does."""
+        self.enter()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.leave()
+
     def __repr__(self) -> str:
         state = "ended" if self.ended else f"until {self.expires_at:%H:%M:%SZ}"
         return f"<{type(self).__name__} {self.url} {state}>"

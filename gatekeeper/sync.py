@@ -335,13 +335,8 @@ class SyncGatekeeper:
         if this thread holds the lease that it would wait for. A request for the URL that is sent
         inside the block, through an adapter or transport of this package, uses this lease.
         """
-        lease = self.acquire(url, priority=priority, timeout=timeout, user_agent=user_agent)
-        token = open_leases.set((*open_leases.get(), lease))
-        try:
+        with self.acquire(url, priority=priority, timeout=timeout, user_agent=user_agent) as lease:
             yield lease
-        finally:
-            open_leases.reset(token)
-            lease.leave()
 
     def acquire(
         self,
@@ -493,6 +488,14 @@ class SyncLease:
         self.inner: Lease | RemoteLease = lease
         """The lease in the gate's loop; use it only there (see `SyncGatekeeper.do`)."""
         self._gate = gate
+
+    def __enter__(self) -> Self:
+        open_leases.set((*open_leases.get(), self))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        open_leases.set(tuple(held for held in open_leases.get() if held is not self))
+        self.leave()
 
     def __repr__(self) -> str:
         return f"<SyncLease of {self.inner!r}>"

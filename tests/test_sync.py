@@ -27,6 +27,7 @@ from gatekeeper import (
     NotYet,
     SyncGatekeeper,
 )
+from gatekeeper.middleware import open_leases
 from gatekeeper.sync import SyncLease
 from tests.conformance.conftest import short, sidecar_on
 from tests.conformance.ways import AGENT, settings
@@ -107,6 +108,9 @@ async def test_leases_are_refused_as_everywhere(internet: FakeInternet, made: Ma
                 pass
             with pytest.raises(RuntimeError, match="mine"), gate.lease("http://a.test/z"):
                 raise RuntimeError("mine")
+            with gate.acquire("http://a.test/z", timeout=10) as lease:
+                assert open_leases.get() == (lease,)  # for the adapters of this thread
+            assert open_leases.get() == ()
             with gate.lease("http://a.test/z", timeout=10):
                 pass
 

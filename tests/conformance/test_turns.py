@@ -36,6 +36,25 @@ async def test_a_lease_says_what_it_is_for(internet: FakeInternet, open_gate: An
     assert lease.ended
 
 
+async def test_a_lease_of_acquire_can_be_a_block_too(
+    internet: FakeInternet, open_gate: Any
+) -> None:
+    """Inside it a request adopts the lease; leaving it, if by an exception, ends the lease."""
+    site = internet.site("a.test").robots(DENYING).page("/x")
+    gate = await open_gate(internet)
+    async with await gate.acquire("http://a.test/x", timeout=10) as lease:
+        async with session_on(internet, gate) as session, session.get(lease.url) as response:
+            await response.read()
+    assert lease.ended
+    assert [one.path for one in site.requests] == ["/robots.txt", "/x"]
+    with pytest.raises(ValueError, match="mine"):
+        async with await gate.acquire("http://a.test/x", timeout=10) as lease:
+            raise ValueError("mine")
+    assert lease.ended
+    found = await gate.try_acquire("http://a.test/x")
+    assert found or found.why == "interval"
+
+
 async def test_a_denied_url_gets_no_lease(internet: FakeInternet, open_gate: Any) -> None:
     internet.site("a.test").robots(DENYING)
     gate = await open_gate(internet)
