@@ -42,9 +42,12 @@ async def test_a_lease_of_acquire_can_be_a_block_too(
     """Inside it a request adopts the lease; leaving it, if by an exception, ends the lease."""
     site = internet.site("a.test").robots(DENYING).page("/x")
     gate = await open_gate(internet)
-    async with await gate.acquire("http://a.test/x", timeout=10) as lease:
-        async with session_on(internet, gate) as session, session.get(lease.url) as response:
-            await response.read()
+    async with (
+        await gate.acquire("http://a.test/x", timeout=10) as lease,
+        session_on(internet, gate) as session,
+        session.get(lease.url) as response,
+    ):
+        await response.read()
     assert lease.ended
     assert [one.path for one in site.requests] == ["/robots.txt", "/x"]
     with pytest.raises(ValueError, match="mine"):
