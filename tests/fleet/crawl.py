@@ -67,8 +67,9 @@ class Sites:
     log: dict[str, list[Visit]] = field(default_factory=lambda: defaultdict(list))
     forgotten: list[float] = field(default_factory=list)
     """When the store lost its cached files, or a member lost the store."""
-    stopped: list[tuple[float, float, float]] = field(default_factory=list)
-    """From when to when a member was stopped, and the time to live of its holds."""
+    silenced: list[tuple[float, float, float]] = field(default_factory=list)
+    """From when to when members were stopped, or cut off from the store alone, and the time to live
+    of their holds."""
     port: int = 0
     servers: list[asyncio.Server] = field(default_factory=list)
     serving: set[asyncio.Task[None]] = field(default_factory=set)
@@ -203,11 +204,11 @@ class Sites:
             found["in a block"].append(said)
 
     def _unheard(self, before: Visit, after: Visit) -> bool:
-        """Return True if the response went to a stopped member whose hold had expired, so that the
-        member could not report it."""
+        """Return True if the response went to a member that was stopped or cut off and whose hold had
+        expired, so that the member could not report it (docs/fleet.md: what is not promised)."""
         return any(
             begun <= before.head <= end and before.arrived + hold < after.arrived < end + 1.0
-            for begun, end, hold in self.stopped
+            for begun, end, hold in self.silenced
         )
 
     def _again(self, before: Visit, after: Visit) -> bool:
@@ -314,7 +315,7 @@ async def _stop_member(fleet: Fleet) -> None:
     stopped.send_signal(signal.SIGSTOP)
     await asyncio.sleep(1.5 * fleet.hold)
     stopped.send_signal(signal.SIGCONT)
-    fleet.sites.stopped.append((begun, time.monotonic(), fleet.hold))
+    fleet.sites.silenced.append((begun, time.monotonic(), fleet.hold))
 
 
 async def _flushall(fleet: Fleet) -> None:
@@ -411,7 +412,9 @@ async def _drop(fleet: Fleet, wires: int = 2, seconds: float = 5.0) -> None:
 
 async def _drop_half(fleet: Fleet) -> None:
     """Cut half of the members off from the store."""
+    begun = time.monotonic()
     await _drop(fleet, wires=1, seconds=8.0)
+    fleet.sites.silenced.append((begun, time.monotonic(), fleet.hold))
 
 
 async def _delay(fleet: Fleet) -> None:
