@@ -204,8 +204,8 @@ class Sites:
             found["in a block"].append(said)
 
     def _unheard(self, before: Visit, after: Visit) -> bool:
-        """Return True if the response went to a member that was stopped or cut off and whose hold had
-        expired, so that the member could not report it (docs/fleet.md: what is not promised)."""
+        """Return True if the response went to a member that was stopped or cut off, whose hold had
+        expired, so that it could not report the response (docs/fleet.md: what is not promised)."""
         return any(
             begun <= before.head <= end and before.arrived + hold < after.arrived < end + 1.0
             for begun, end, hold in self.silenced
