@@ -436,13 +436,18 @@ class SharedTimer:
 
 
 class Deadline:
-    """The handle of a `deadline`, by which it can be moved while it is in force."""
+    """Cancels a task when its time is over; `end` withdraws the cancellation.
 
-    __slots__ = ("_clock", "_ended", "_task", "_timer", "fired")
+    Make it before the work that it limits begins: a cancellation from elsewhere since then is not
+    swallowed (Task.uncancel tells the two apart).
+    """
+
+    __slots__ = ("_cancelling_before", "_clock", "_ended", "_task", "_timer", "fired")
 
     def __init__(self, clock: Clock, task: asyncio.Task[Any]) -> None:
         self._clock = clock
         self._task = task
+        self._cancelling_before = task.cancelling()
         self._timer: Timer | None = None
         self._ended = False
         self.fired: bool = False
@@ -455,14 +460,19 @@ class Deadline:
         if seconds is not None and not (self.fired or self._ended):
             self._timer = self._clock.call_at(self._clock.monotonic() + seconds, self.fire)
 
-    def end(self) -> None:
-        """End the deadline for good: the task has left the block."""
+    def end(self) -> bool:
+        """End the deadline for good, and withdraw its cancellation. Idempotent.
+
+        Return True if the task was cancelled by this deadline alone. The cancellation is withdrawn
+        even if the task turned it into another exception, or caught it and went on.
+        """
         self.move(None)
-        self._ended = True
+        before, self._ended = self._ended, True
+        return self.fired and not before and self._task.uncancel() <= self._cancelling_before
 
     def fire(self) -> None:
-        """Called when the time is over: set `fired` and cancel the task."""
-        if self._ended:
+        """Set `fired` and cancel the task: its time is over. Idempotent."""
+        if self._ended or self.fired:
             return
         loop = self._task.get_loop()
         if asyncio.current_task(loop) is self._task:
@@ -479,29 +489,19 @@ async def deadline(clock: Clock, seconds: float | None) -> AsyncIterator[Deadlin
     """Raise TimeoutError after so many seconds of an injected clock, as `asyncio.timeout` does.
 
     The timer cancels the task; a cancellation from elsewhere at the same moment is not
-    swallowed (Task.uncancel tells the two apart). None: no limit until `move` sets one.
+    swallowed. None: no limit until `move` sets one.
     """
     task = asyncio.current_task()
     if task is None:  # pragma: no cover - `async with` always runs inside a task
         raise RuntimeError("deadline() needs a running task")
     limit = Deadline(clock, task)
-    before = task.cancelling()
     limit.move(seconds)
     try:
         yield limit
     except asyncio.CancelledError:
-        if limit.fired and task.uncancel() <= before:
+        if limit.end():
             raise TimeoutError from None
         raise
-    except BaseException:
-        # The body turned our cancellation into another exception: take the request back.
-        if limit.fired:
-            task.uncancel()
-        raise
-    else:
-        # The body caught our cancellation and went on: take the request back.
-        if limit.fired:
-            task.uncancel()
     finally:
         limit.end()
 

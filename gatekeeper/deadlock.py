@@ -196,9 +196,9 @@ class TurnWait(msgspec.Struct, Generic[H], eq=False):
     `several`, for any of several turns."""
 
     task: Task
-    _runner: Task
-    """The task that waits in code. For a batch that is a task of the batch, not the one that awaits
-    the batch."""
+    _limit: Deadline
+    """Cancels the task that waits in code. For a batch that is a task of the batch, not the one
+    that awaits the batch."""
     url: str
     host: str
     near: tuple[str, ...]
@@ -218,12 +218,9 @@ class TurnWait(msgspec.Struct, Generic[H], eq=False):
     warned: bool = False
     over: bool = False
     refusal: WaitsForItself | None = None
-    _cancellations_before: int = 0
-    _limit: Deadline | None = None
 
     def __post_init__(self) -> None:
         self.blocked_since = self.began
-        self._cancellations_before = self._runner.cancelling()
 
     def choices(self) -> Iterable[Choice | None]:
         """Return the turns of which any one would end the wait."""
@@ -231,26 +228,18 @@ class TurnWait(msgspec.Struct, Generic[H], eq=False):
             return self.several()
         return (Choice(self.url, self.host, self.near, self.origin),)
 
-    def refuse(self, clock: Clock, error: WaitsForItself) -> None:
+    def refuse(self, error: WaitsForItself) -> None:
         """End the wait: cancel its task. `cancelled` then turns the cancellation into the error."""
         if self.refusal is None and not self.over:
             self.refusal = error
-            self._limit = Deadline(clock, self._runner)
             self._limit.fire()
 
     def cancelled(self) -> None:
         """Handle a cancellation of the wait. If `refuse` caused it, undo it and raise the refusal.
         A cancellation from elsewhere at the same moment remains in effect.
         """
-        if self._uncancel() and self.refusal is not None:
+        if self._limit.end() and self.refusal is not None:
             raise self.refusal from None
-
-    def _uncancel(self) -> bool:
-        limit, self._limit = self._limit, None
-        if limit is None:
-            return False
-        limit.end()
-        return limit.fired and self._runner.uncancel() <= self._cancellations_before
 
 
 class WaitGraph(Generic[H]):
@@ -316,9 +305,10 @@ class WaitGraph(Generic[H]):
         own = self.holdings.of(task)
         if not own and not inherited:
             return None
-        runner, now = asyncio.current_task() or task, self._clock.monotonic()
+        limit = Deadline(self._clock, asyncio.current_task() or task)
+        now = self._clock.monotonic()
         return self._begin(
-            TurnWait(task, runner, url, host, near, tuple(own), tuple(inherited), now)
+            TurnWait(task, limit, url, host, near, tuple(own), tuple(inherited), now)
         )
 
     def begin_any(
@@ -340,8 +330,9 @@ class WaitGraph(Generic[H]):
             own = holdings.of(task)
             if task is None or not (own or under):
                 return None
+            limit = Deadline(self._clock, task)
             wait = self._begin(
-                TurnWait(task, task, "", "", (), tuple(own), tuple(under), now, several)
+                TurnWait(task, limit, "", "", (), tuple(own), tuple(under), now, several)
             )
         self._note(wait, now)
         return wait
@@ -391,7 +382,7 @@ class WaitGraph(Generic[H]):
         if wait.over:
             return
         wait.over = True
-        wait._uncancel()  # The task may have caught our cancellation and continued.
+        wait._limit.end()  # The task may have caught our cancellation and continued.
         self._alive -= 1
         self.for_turn(wait)
         self._for_several.pop(wait, None)
@@ -411,7 +402,7 @@ class WaitGraph(Generic[H]):
             try:
                 self.check(wait)
             except WaitsForItself as error:
-                wait.refuse(self._clock, error)
+                wait.refuse(error)
 
     def file_goes_on(self, origin: str) -> None:
         """Note that fetching the robots.txt got its turn, or no longer needs one."""
@@ -443,7 +434,7 @@ class WaitGraph(Generic[H]):
         """Log a warning, or refuse the wait, if the same lease has blocked it for long enough."""
         found = self._find_blocker(wait, soft=False) if wait.own else None
         if found is not None:  # Stuck without a new wait: the number of slots was reduced.
-            wait.refuse(self._clock, self._refusal(wait, *found))
+            wait.refuse(self._refusal(wait, *found))
             return
         found = self._note(wait, now)
         following = now + _WARN_SECONDS
@@ -451,7 +442,7 @@ class WaitGraph(Generic[H]):
             waited = now - wait.blocked_since
             # Not `waited`, which by rounding may stay just below the limit for ever.
             if now >= wait.blocked_since + self._own_wait:
-                wait.refuse(self._clock, self._refusal(wait, *found, waited))
+                wait.refuse(self._refusal(wait, *found, waited))
                 return
             if waited >= _WARN_SECONDS and not wait.warned:
                 wait.warned = True

@@ -179,10 +179,8 @@ class RequestDeadline(msgspec.Struct, eq=False):
     _hops_under_way: int = 0
     """Hops that were sent and whose connection is not free; more than one if the request is
     retried while the body of the first response is still being read."""
-    _task: asyncio.Task[object] | None = None
-    _cancelling_before: int = 0
-    """The task's pending cancellations when the hop began."""
     _deadline: Deadline | None = None
+    """Cancels the task that sends the latest hop."""
     _response: Callable[[], ClientResponse | None] | None = None
     """Weak reference to the response whose body is read: a dropped one frees its connection."""
 
@@ -191,20 +189,22 @@ class RequestDeadline(msgspec.Struct, eq=False):
         seconds_left = self.seconds_left
         if seconds_left is None or task is None:
             return
-        self._task = task
-        self._cancelling_before = task.cancelling()
+        timer = self.timer
+        self._deadline = Deadline(timer.clock, task)
         self._hops_under_way += 1
         if self._hops_under_way > 1:
             return  # it is running already
-        timer = self.timer
         timer.set(self, timer.clock.monotonic() + seconds_left)
 
     def watch(self, response: ClientResponse) -> None:
         """Watch the body of a response: the deadline runs until `stop`, when its connection is
         free."""
         self._response = ref(response)
-        if self._deadline is not None and self._fired():
-            self.due(self.ends)  # the handler caught our cancellation and went on
+        limit = self._deadline
+        if limit is not None:
+            limit.end()
+            if limit.fired:  # the handler caught our cancellation and went on
+                self.due(self.ends)
 
     def release_previous(self) -> None:
         """Release the connection of an earlier attempt, whose response is read no further: the
@@ -230,24 +230,8 @@ class RequestDeadline(msgspec.Struct, eq=False):
         A cancellation from elsewhere at the same moment is not swallowed.
         """
         self.stop()
-        task = self._task
-        return (
-            task is not None
-            and self._fired()
-            and task.cancelling() <= self._cancelling_before
-            and isinstance(error, asyncio.CancelledError)
-        )
-
-    def _fired(self) -> bool:
-        """Return True if the deadline cancelled the task, and take the cancellation back."""
-        limit, self._deadline = self._deadline, None
-        if limit is None or self._task is None:
-            return False
-        limit.end()
-        if not limit.fired:
-            return False
-        self._task.uncancel()
-        return True
+        ours = self._deadline is not None and self._deadline.end()
+        return ours and isinstance(error, asyncio.CancelledError)
 
     def due(self, now: float) -> None:
         """Called by the timer when the time is over: end the hop, or the reading of its body."""
@@ -258,8 +242,7 @@ class RequestDeadline(msgspec.Struct, eq=False):
             if response is not None:
                 response.content.set_exception(TimeoutError())
                 response.close()
-        elif self._task is not None:
-            self._deadline = Deadline(self.timer.clock, self._task)
+        elif self._deadline is not None:
             self._deadline.fire()
 
 

@@ -51,9 +51,8 @@ class RetrievalDeadline:
         self._window_octets = 0
         """Octets of the body received in the current window."""
         self._sent_at = 0.0
-        self._task: asyncio.Task[object] | None = None
-        self._cancelling_before = 0
         self._deadline: Deadline | None = None
+        """Cancels the request under way."""
         self.connected: bool = False
 
     def __deepcopy__(self, _: object) -> Self:
@@ -70,7 +69,7 @@ class RetrievalDeadline:
         task = asyncio.current_task(self._loop)
         if task is None:  # pragma: no cover - awaiting a response requires a task
             raise RuntimeError("a RetrievalDeadline needs a running task")
-        self._task, self._cancelling_before = task, task.cancelling()
+        self._deadline = Deadline(self._timer.clock, task)
         self.connected = False
         self.connecting()
 
@@ -82,13 +81,8 @@ class RetrievalDeadline:
     ) -> None:
         """End the request. Raises TimeoutError in place of this deadline's own cancellation."""
         self.queued()
-        task, self._task = self._task, None
         deadline, self._deadline = self._deadline, None
-        if deadline is None or task is None:
-            return
-        deadline.end()
-        # The cancellation request is withdrawn even if the block turned it into another error.
-        ours = deadline.fired and task.uncancel() <= self._cancelling_before
+        ours = deadline is not None and deadline.end()
         if ours and isinstance(error, asyncio.CancelledError):
             raise TimeoutError from None
 
@@ -146,8 +140,7 @@ class RetrievalDeadline:
         enough = self._window_octets >= config.min_rate * config.min_rate_window
         if enough and now < self._phase_end:
             self._start_window(now)
-        elif self._task is not None and self._deadline is None:
-            self._deadline = Deadline(self._timer.clock, self._task)
+        elif self._deadline is not None:
             self._deadline.fire()
 
 
