@@ -19,12 +19,13 @@ import itertools
 import math
 import os
 import secrets
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from gatekeeper.errors import ConfigError
 from gatekeeper.http_fields import utc
@@ -33,6 +34,7 @@ __all__ = [
     "Boot",
     "Clock",
     "Deadline",
+    "DueHeap",
     "SharedTimer",
     "SingleTimer",
     "Stamp",
@@ -47,6 +49,8 @@ __all__ = [
     "stamp",
     "utc",
 ]
+
+_T = TypeVar("_T")
 
 
 class Timer(Protocol):
@@ -433,6 +437,50 @@ class SharedTimer:
             one.due(now)
         if self.running:
             self._timer.set_no_later(min(one.ends for one in self.running))
+
+
+_SPARE_ENTRIES = 256
+
+
+class DueHeap(Generic[_T]):
+    """Items by the moment at which they fall due. Items that end earlier are dropped in bulk.
+
+    `alive(when, item)` returns False once an item is not due at that moment any more, because it
+    ended or was added again with another moment. Such items are skipped.
+    """
+
+    __slots__ = ("_alive", "_heap", "_order", "_sweep_above")
+
+    def __init__(self, alive: Callable[[float, _T], bool]) -> None:
+        self._alive = alive
+        self._heap: list[tuple[float, int, _T]] = []
+        self._order = itertools.count()
+        self._sweep_above = _SPARE_ENTRIES
+
+    def add(self, when: float, item: _T) -> None:
+        """Add an item that falls due at that moment."""
+        heapq.heappush(self._heap, (when, next(self._order), item))
+        if len(self._heap) > self._sweep_above:
+            self._heap = [entry for entry in self._heap if self._alive(entry[0], entry[2])]
+            heapq.heapify(self._heap)
+            self._sweep_above = 2 * len(self._heap) + _SPARE_ENTRIES
+
+    def pop(self, now: float, most: int = sys.maxsize) -> list[_T]:
+        """Remove and return the items that are due, earliest first, each once: at most `most`."""
+        found: dict[_T, None] = {}
+        while self.next() <= now and len(found) < most:
+            found[heapq.heappop(self._heap)[2]] = None
+        return list(found)
+
+    def next(self) -> float:
+        """Return the moment at which the next item falls due, or inf if there is none."""
+        while self._heap and not self._alive(self._heap[0][0], self._heap[0][2]):
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else math.inf
+
+    def clear(self) -> None:
+        """Remove every item."""
+        self._heap.clear()
 
 
 class Deadline:

@@ -19,7 +19,6 @@ Only tasks that hold a lease, or were started under one, are examined. All other
 from __future__ import annotations
 
 import asyncio
-import heapq
 import itertools
 import logging
 from collections import deque
@@ -28,7 +27,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from gatekeeper.clock import Clock, Deadline, SingleTimer
+from gatekeeper.clock import Clock, Deadline, DueHeap, SingleTimer
 from gatekeeper.errors import LeaseTimeout
 from gatekeeper.pacing.waiting import Need
 from gatekeeper.urls import mask
@@ -270,8 +269,7 @@ class WaitGraph(Generic[H]):
         """Waits for any of several turns."""
         self._files: dict[str, tuple[str, tuple[str, ...]]] = {}
         """For origins whose robots.txt waits for a turn: the host, and further shared scopes."""
-        self._examinations: list[tuple[float, int, TurnWait[H]]] = []
-        self._order = itertools.count()
+        self._examinations = DueHeap[TurnWait[H]](lambda _, wait: not wait.over)
         self._alive = 0
         self._timer = SingleTimer(clock, self._examine_due)
 
@@ -411,24 +409,15 @@ class WaitGraph(Generic[H]):
     # --- periodic examination -----------------------------------------------------------
 
     def _examine_later(self, wait: TurnWait[H], moment: float) -> None:
-        heapq.heappush(self._examinations, (moment, next(self._order), wait))
-        if len(self._examinations) > 2 * self._alive + _SWEEP_SLACK:
-            self._examinations = [entry for entry in self._examinations if not entry[2].over]
-            heapq.heapify(self._examinations)
+        self._examinations.add(moment, wait)
         self._timer.set_no_later(moment)
 
     def _examine_due(self) -> None:
         now = self._clock.monotonic()
-        for _ in range(_MAX_PER_ITERATION):
-            if not self._examinations or self._examinations[0][0] > now:
-                break
-            wait = heapq.heappop(self._examinations)[2]
+        for wait in self._examinations.pop(now, _MAX_PER_ITERATION):
             if not wait.over and wait.refusal is None:
                 self._examine(wait, now)
-        while self._examinations and self._examinations[0][2].over:
-            heapq.heappop(self._examinations)
-        if self._examinations:
-            self._timer.set_no_later(self._examinations[0][0])
+        self._timer.set_no_later(self._examinations.next())
 
     def _examine(self, wait: TurnWait[H], now: float) -> None:
         """Log a warning, or refuse the wait, if the same lease has blocked it for long enough."""

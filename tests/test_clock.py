@@ -11,6 +11,7 @@ import pytest
 from gatekeeper.clock import (
     Clock,
     Deadline,
+    DueHeap,
     SingleTimer,
     SystemClock,
     VirtualClock,
@@ -449,3 +450,30 @@ def test_a_held_single_timer_waits_to_be_set(clock: VirtualClock) -> None:
     timer.set(12.0)
     clock.advance(10.0)
     assert calls == [12.0]
+
+
+def test_a_due_heap_gives_each_item_once_at_its_latest_moment() -> None:
+    moments = {"a": 1.0, "b": 2.0, "c": 3.0}
+    heap = DueHeap[str](lambda when, item: moments.get(item) == when)
+    for item, moment in moments.items():
+        heap.add(moment, item)
+        heap.add(moment, item)
+    moments["a"] = 4.0
+    heap.add(4.0, "a")
+    assert heap.next() == 2.0
+    assert heap.pop(3.5, most=1) == ["b"]
+    del moments["b"], moments["c"]
+    assert heap.pop(3.5) == []
+    assert heap.next() == 4.0
+    heap.clear()
+    assert heap.next() == float("inf")
+
+
+def test_a_due_heap_forgets_what_ended_early() -> None:
+    alive: set[int] = set()
+    heap = DueHeap[int](lambda _, item: item in alive)
+    for item in range(10_000):
+        alive = {item - 1, item}
+        heap.add(float(item), item)
+    assert len(heap._heap) < 1000
+    assert heap.pop(1e9) == [9998, 9999]

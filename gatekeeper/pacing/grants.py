@@ -6,18 +6,15 @@ what a report teaches about the host, is decided by the `Engine` that granted th
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
 from typing import Any, Protocol
 from weakref import ref
 
 import msgspec
 
+from gatekeeper.clock import DueHeap
 from gatekeeper.pacing.ledger import Outcome
 from gatekeeper.pacing.scopes import INF, PROVEN, Scope
-
-_order = itertools.count()
 
 
 class InUse(Protocol):
@@ -300,7 +297,7 @@ class OpenLeases:
         # once it has passed, because the first key of a dictionary is slow to find after many
         # keys were removed at its front.
         self._usual_expiry = INF
-        self._custom: list[tuple[float, int, Grant]] = []
+        self._custom = DueHeap[Grant](lambda when, one: one.open and when == one.expires_at)
         self._custom_open = 0
 
     def __len__(self) -> int:
@@ -309,10 +306,7 @@ class OpenLeases:
     def add_custom(self, grant: Grant) -> None:
         """Add a lease with its own lifetime."""
         self._custom_open += 1
-        heappush(self._custom, (grant.expires_at, next(_order), grant))
-        if len(self._custom) > 2 * self._custom_open + 64:
-            self._custom = [entry for entry in self._custom if self._is_current(entry)]
-            heapify(self._custom)
+        self._custom.add(grant.expires_at, grant)
 
     def remove(self, grant: Grant) -> None:
         """Remove a lease that ended or gets a new expiry."""
@@ -322,28 +316,19 @@ class OpenLeases:
             self._custom_open -= 1  # It has its own lifetime.
 
     def expired(self, now: float) -> list[Grant]:
-        """Return the expired leases, each once: a lease that was renewed twice to the same expiry
-        is in the heap twice."""
-        found: dict[Grant, None] = {}
+        """Return the expired leases."""
+        found: list[Grant] = []
         if self.next_expiry() <= now:
             self._usual_expiry = INF
             for grant in self.usual:
                 if grant.expires_at > now:
                     self._usual_expiry = grant.expires_at
                     break
-                found[grant] = None
-        while self._custom and (self._custom[0][0] <= now or not self._is_current(self._custom[0])):
-            entry = heappop(self._custom)
-            if self._is_current(entry):
-                found[entry[2]] = None
-        return list(found)
+                found.append(grant)
+        return found + self._custom.pop(now)
 
     def next_expiry(self) -> float:
         """Return a moment before which no lease expires; inf if none is open."""
         if self._usual_expiry == INF and self.usual:
             self._usual_expiry = next(iter(self.usual)).expires_at
-        return min(self._usual_expiry, self._custom[0][0]) if self._custom else self._usual_expiry
-
-    @staticmethod
-    def _is_current(entry: tuple[float, int, Grant]) -> bool:
-        return entry[2].open and entry[0] == entry[2].expires_at
+        return min(self._usual_expiry, self._custom.next())

@@ -16,7 +16,7 @@ from functools import partial
 
 import msgspec
 
-from gatekeeper.clock import Clock, SingleTimer, block_end, deadline, utc
+from gatekeeper.clock import Clock, DueHeap, SingleTimer, block_end, deadline, utc
 from gatekeeper.config import Config, HostRule, PacingConfig, match_named
 from gatekeeper.errors import GateClosed, LeaseTimeout, LedgerLost, StorageError
 from gatekeeper.pacing.engine import Engine
@@ -32,7 +32,6 @@ from gatekeeper.pacing.waiting import (
     Admit,
     ClockView,
     CrowdFuture,
-    Deadlines,
     Departures,
     DueWatch,
     Need,
@@ -134,7 +133,8 @@ class Scheduler:
             take_robots, self._engine, self._memory
         )
         """Grants a lease for robots.txt without waiting; see `waiting.take_robots`."""
-        self._deadlines = Deadlines()
+        self._deadlines = DueHeap[TaskWaiter](lambda _, waiter: not waiter.gone)
+        """When waiters give up."""
         self._departures = Departures(self._engine.counters)
         self._loop: asyncio.AbstractEventLoop
         self._open = False
@@ -211,7 +211,7 @@ class Scheduler:
         try:
             now = self._clock.monotonic()
             engine.expire(now)
-            for waiter in self._deadlines.pop_expired(now):
+            for waiter in self._deadlines.pop(now, MAX_PER_ITERATION):
                 self._refuse_late(waiter, now)
             for outlasted in self._queues.pop_outlasted(MAX_PER_ITERATION):
                 if isinstance(outlasted, TaskWaiter):
@@ -458,7 +458,7 @@ class Scheduler:
 
     def _set_deadline(self, waiter: TaskWaiter, end: float) -> None:
         waiter.end = end
-        self._deadlines.add(end, waiter, self._queues.waiting)
+        self._deadlines.add(end, waiter)
         self._timer.set_no_later(end)
 
     async def _fetch_robots(self, waiter: TaskWaiter, end: float, refetch: Refetch | None) -> None:

@@ -9,8 +9,6 @@ check needs to know about the slots of a lease.
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 import logging
 import re
 from collections import deque
@@ -143,34 +141,6 @@ class DueWatch(Waiter):
             self.offer()
         else:
             _log.error("a callback of when_due failed", exc_info=error)
-
-
-class Deadlines:
-    """The times at which waiters give up: one heap, from which waiters that left are swept."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, TaskWaiter]] = []
-        self._order = itertools.count()
-
-    def add(self, when: float, waiter: TaskWaiter, alive: int) -> None:
-        """Add a waiter's deadline. `alive`, the number of all waiters, bounds the heap."""
-        heapq.heappush(self._heap, (when, next(self._order), waiter))
-        if len(self._heap) > 2 * alive + 256:
-            self._heap = [entry for entry in self._heap if not entry[2].gone]
-            heapq.heapify(self._heap)
-
-    def pop_expired(self, now: float) -> list[TaskWaiter]:
-        """Take out waiters whose deadline has passed, earliest first: at most MAX_PER_ITERATION."""
-        found: list[TaskWaiter] = []
-        while self._heap and self._heap[0][0] <= now and len(found) < MAX_PER_ITERATION:
-            waiter = heapq.heappop(self._heap)[2]
-            if not waiter.gone:
-                found.append(waiter)
-        return found
-
-    def next(self) -> float:
-        """Return the next deadline, inf if there is none."""
-        return self._heap[0][0] if self._heap else INF
 
 
 class Entrance:

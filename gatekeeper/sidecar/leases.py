@@ -1,8 +1,7 @@
 """The leases that clients hold, and the journal that preserves them for the next process.
 
 Invariants
-    * every lease in the table has an entry at its `due` in one heap with one timer; an
-      entry is only a hint, since the lease may have ended or been renewed by then;
+    * every lease in the table is at its `due` in one heap with one timer;
     * a client that hangs up while it waits gets no lease: its place in the queue goes with
       its cancelled handler. If it hangs up at the grant, the lease is given back unused;
     * a lease that is neither reported nor renewed expires and counts as used;
@@ -31,7 +30,6 @@ import asyncio
 import contextlib
 import errno
 import functools
-import heapq
 import logging
 import os
 import secrets
@@ -45,7 +43,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from gatekeeper import urls
-from gatekeeper.clock import Clock, SingleTimer, Stamp, boot_of, utc
+from gatekeeper.clock import Clock, DueHeap, SingleTimer, Stamp, boot_of, utc
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import GatekeeperError, StorageError
 from gatekeeper.gate import internals
@@ -67,7 +65,6 @@ _log = logging.getLogger(__name__)
 _STORAGE = "storage"
 _RETRY_SECONDS = 0.5
 """Seconds between two attempts to hold the leases of an earlier process again."""
-_SPARE_HINTS = 1000
 _ID_OCTETS = 12
 """Random octets in the id of a lease."""
 EARLIER = "earlier"
@@ -118,7 +115,7 @@ class LeaseTable:
         self._ended: OrderedDict[str, Lease] = OrderedDict()
         self._given_back_early: OrderedDict[str, None] = OrderedDict()
         """Ids that a client chose and gave back before a lease with that id was granted."""
-        self._due: list[tuple[float, str]] = []
+        self._due = DueHeap[ClientLease](self._is_due)
         self._timer = SingleTimer(clock, self._sweep)
         self._idle = asyncio.Event()
         self._idle.set()
@@ -236,7 +233,8 @@ class LeaseTable:
         held.ttl = ttl
         held.lease.renew(ttl)
         held.expires_at = utc(self._clock.wall() + ttl)
-        held.due = self._schedule(lease_id, held.ttl)
+        held.due = self._clock.monotonic() + ttl
+        self._schedule(held)
         return held
 
     def report(self, lease_id: str, reported: LeaseReport) -> OpenLease | None:
@@ -401,9 +399,8 @@ class LeaseTable:
         self, lease_id: str, lease: Lease, ttl: float, client: str, agent: str | None
     ) -> ClientLease:
         lease.renew(ttl)
-        wall = self._clock.wall()
+        wall, due = self._clock.wall(), self._clock.monotonic() + ttl
         # Positional arguments, which are faster: one of these is made for each lease.
-        due = self._schedule(lease_id, ttl)
         held = ClientLease(lease_id, lease, client, utc(wall), utc(wall + ttl), ttl, due, agent)
         if not self._held:
             self._idle.clear()
@@ -414,6 +411,7 @@ class LeaseTable:
             self._by_host[lease.host] = [held]
         else:
             of_host.append(held)
+        self._schedule(held)
         return held
 
     def holding(self, host: str) -> ClientLease | None:
@@ -457,30 +455,21 @@ class LeaseTable:
         if len(self._ended) > _MAX_REMEMBERED:
             self._ended.popitem(last=False)
 
-    def _schedule(self, lease_id: str, seconds: float) -> float:
-        """Schedule a look at the lease in `seconds`. Return that monotonic moment."""
-        due = self._clock.monotonic() + seconds
-        heapq.heappush(self._due, (due, lease_id))
-        if len(self._due) > 2 * len(self._held) + _SPARE_HINTS:
-            # Most hints are of leases that were reported long before their end: drop those.
-            self._due = [(held.due, held.id) for held in self._held.values()]
-            heapq.heappush(self._due, (due, lease_id))
-            heapq.heapify(self._due)
-        self._timer.set_no_later(due)
-        return due
+    def _schedule(self, held: ClientLease) -> None:
+        """End the lease at its `due`, unless it ends or is renewed before."""
+        self._due.add(held.due, held)
+        self._timer.set_no_later(held.due)
+
+    def _is_due(self, when: float, held: ClientLease) -> bool:
+        return held.due == when and self._held.get(held.id) is held
 
     def _sweep(self) -> None:
         """End every lease that has expired."""
-        now = self._clock.monotonic()
-        while self._due and self._due[0][0] <= now:
-            _, lease_id = heapq.heappop(self._due)
-            held = self._held.get(lease_id)
-            if held is not None and held.due <= now:
-                # The journal needs no line for this, so a full disk does not stop the sweep.
-                self._journal.expired(lease_id)
-                self._end(held, "expired")
-        if self._due:
-            self._timer.set(self._due[0][0])
+        for held in self._due.pop(self._clock.monotonic()):
+            # The journal needs no line for this, so a full disk does not stop the sweep.
+            self._journal.expired(held.id)
+            self._end(held, "expired")
+        self._timer.set(self._due.next())
 
 
 def _unknown(lease_id: str) -> Problem:
