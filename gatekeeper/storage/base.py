@@ -324,15 +324,6 @@ def merge_sightings(
     return merged[-limit:]
 
 
-def oldest_to_drop(records: dict[str, OriginRecord]) -> str:
-    """Return the first origin that is not on the ladder of failures, or after a short search just
-    the first one."""
-    for record in itertools.islice(records.values(), _MAX_LADDER_SKIPS):
-        if record.first_unreachable_at is None:
-            return record.origin
-    return next(iter(records))
-
-
 @dataclass(slots=True)
 class WriteBatch:
     """The records of one transaction."""
@@ -422,8 +413,11 @@ class Pending(WriteBatch):
         self._bytes += _body_bytes(after) - _body_bytes(before)
 
     def _drop_oldest(self) -> None:
-        """Drop the oldest origin, preferably one that is not on the ladder of failures."""
-        oldest = oldest_to_drop(self.origins)
+        """Drop the oldest origin that is not on the ladder of failures, or after a short search
+        just the oldest one."""
+        first = [*itertools.islice(self.origins.values(), _MAX_LADDER_SKIPS)]
+        reachable = (one.origin for one in first if one.first_unreachable_at is None)
+        oldest = next(reachable, first[0].origin)
         del self.origins[oldest]
         self._bytes -= _body_bytes(self.sightings.pop(oldest, []))
         self.dropped += 1

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from weakref import finalize
 
-import msgspec
-
+from gatekeeper.clock import SystemClock
 from gatekeeper.config import StorageConfig
+from gatekeeper.storage import schema
 from gatekeeper.storage.base import (
     ClockRecord,
     HistoryEntry,
     OriginRecord,
     StorageStats,
-    oldest_to_drop,
+    WriteBatch,
     sighting,
-    unpack_body,
     with_hash,
 )
-from gatekeeper.storage.schema import HISTORY_ROW_BYTES
+from gatekeeper.storage.writer import Committer
 
 
 class MemoryStorage:
     """A `Storage` in memory, for gates without persistence and for tests of code that uses one.
 
-    It has the bounds of the file: `config.max_origins` origins, `config.history_versions`
-    versions per origin, and `config.history_bytes` bytes of history in total. The ledger that
-    puts clocks bounds their number.
+    It has the tables of the file and their bounds: `config.max_origins` origins, apart from those
+    to which something is owed, `config.history_versions` versions per origin, and
+    `config.history_bytes` bytes of history in total. The ledger that puts clocks bounds their
+    number.
 
     >>> import asyncio
     >>> async def remember():
@@ -37,14 +38,9 @@ class MemoryStorage:
     """
 
     def __init__(self, *, config: StorageConfig | None = None) -> None:
-        self._config = config or StorageConfig()
-        self._origins: dict[str, OriginRecord] = {}
-        self._clocks: dict[str, ClockRecord] = {}
-        self._history: dict[str, list[HistoryEntry]] = {}
-        self._bodies: dict[bytes, tuple[bytes, int]] = {}
-        """Hash -> packed text, and the number of history entries that refer to it."""
-        self._history_bytes = 0
-        self._written = 0
+        self._connection = schema.connect_in_memory()
+        finalize(self, self._connection.close)
+        self._committer = Committer(self._connection, config or StorageConfig(), SystemClock())
         self._promises = 0
 
     async def __aenter__(self) -> MemoryStorage:
@@ -64,21 +60,19 @@ class MemoryStorage:
 
     async def load_origin(self, origin: str) -> OriginRecord | None:
         """Return the latest record of an origin, or None."""
-        return self._origins.get(origin)
+        return schema.read_origin(self._connection, origin)
 
     def put_origin(self, record: OriginRecord) -> None:
         """Store a record. Its body is added to the origin's history."""
         record = with_hash(record)
-        self._origins.pop(record.origin, None)
-        self._origins[record.origin] = record
-        self._written += 1
-        self._add_sighting(record)
-        if len(self._origins) > self._config.max_origins:
-            del self._origins[oldest_to_drop(self._origins)]
+        seen, origin = sighting(record), record.origin
+        sightings = {} if seen is None else {origin: [seen]}
+        self._committer.commit(WriteBatch({origin: record}, sightings))
+        self._committer.upkeep()
 
     async def load_clocks(self) -> list[ClockRecord]:
         """Return every stored clock."""
-        return list(self._clocks.values())
+        return schema.read_clocks(self._connection)
 
     async def load_clock(self, scope: str) -> ClockRecord | None:
         """Return the clock of a scope, or None."""
@@ -86,12 +80,11 @@ class MemoryStorage:
 
     def load_clock_nowait(self, scope: str) -> ClockRecord | None:
         """Return the clock of a scope, or None, without awaiting."""
-        return self._clocks.get(scope)
+        return schema.read_clock(self._connection, scope)
 
     def put_clock(self, record: ClockRecord) -> None:
         """Store a clock."""
-        self._clocks[record.scope] = record
-        self._written += 1
+        self._committer.commit(WriteBatch(clocks={record.scope: record}))
 
     def promise(self, record: ClockRecord) -> None:
         """Store a clock; there is no journal."""
@@ -116,79 +109,20 @@ class MemoryStorage:
 
     def forget_clock(self, scope: str) -> None:
         """Delete the clock of a scope, to which nothing is owed any more."""
-        self._clocks.pop(scope, None)
+        self._committer.commit(WriteBatch(clocks={scope: None}))
 
     async def history(self, origin: str) -> list[HistoryEntry]:
         """Return the history of an origin, oldest first."""
-        return list(self._history.get(origin, ()))
+        return schema.history_of(self._connection, origin)
 
     async def body(self, body_hash: bytes) -> bytes | None:
         """Return the decompressed text with that hash, or None if it was dropped."""
-        found = self._bodies.get(body_hash)
-        return None if found is None else unpack_body(found[0])
+        return schema.text_of(self._connection, body_hash)
 
     def stats(self) -> StorageStats:
         """Return the counters of writes, and the size of the history."""
         return StorageStats(
-            written=self._written, promises=self._promises, history_bytes=self._history_bytes
+            written=self._committer.written,
+            promises=self._promises,
+            history_bytes=self._committer.history_bytes,
         )
-
-    def _add_sighting(self, record: OriginRecord) -> None:
-        seen = sighting(record)
-        if seen is None:
-            return
-        # Popped and put again: the least recently seen history is first, and is shrunk first.
-        entries = self._history[record.origin] = self._history.pop(record.origin, [])
-        if entries and entries[-1].body_hash == seen.body_hash:
-            last_seen = max(entries[-1].last_seen, seen.last_seen)
-            entries[-1] = msgspec.structs.replace(entries[-1], last_seen=last_seen)
-        else:
-            entry = HistoryEntry(
-                origin=record.origin,
-                body_hash=seen.body_hash,
-                first_seen=seen.first_seen,
-                last_seen=seen.last_seen,
-                outcome=seen.outcome,
-                status=seen.status,
-                size=0 if seen.body is None else len(unpack_body(seen.body)),
-            )
-            entries.append(entry)
-            self._keep_body(seen.body_hash, seen.body)
-        while len(entries) > self._config.history_versions:
-            self._drop_body(entries.pop(0).body_hash)
-        if self._history_bytes > self._config.history_bytes:
-            self._shrink()
-
-    def _keep_body(self, body_hash: bytes, body: bytes | None) -> None:
-        self._history_bytes += HISTORY_ROW_BYTES
-        if not body_hash or body is None:
-            return
-        packed, count = self._bodies.get(body_hash, (body, 0))
-        self._bodies[body_hash] = (packed, count + 1)
-        if count == 0:
-            self._history_bytes += len(packed)
-
-    def _drop_body(self, body_hash: bytes) -> None:
-        self._history_bytes -= HISTORY_ROW_BYTES
-        found = self._bodies.get(body_hash)
-        if found is None:
-            return
-        packed, count = found
-        if count > 1:
-            self._bodies[body_hash] = (packed, count - 1)
-        else:
-            del self._bodies[body_hash]
-            self._history_bytes -= len(packed)
-
-    def _shrink(self) -> None:
-        """Drop old versions until the history fits: all but the newest of stored origins, and all
-        of the others."""
-        goal = self._config.history_bytes - self._config.history_bytes // 20
-        for origin, entries in list(self._history.items()):
-            keep = 1 if origin in self._origins else 0
-            while len(entries) > keep and self._history_bytes > goal:
-                self._drop_body(entries.pop(0).body_hash)
-            if not entries:
-                del self._history[origin]
-            if self._history_bytes <= goal:
-                return

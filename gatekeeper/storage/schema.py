@@ -289,6 +289,13 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def connect_in_memory() -> sqlite3.Connection:
+    """Return a connection to an empty database in memory, for use by any one thread at a time."""
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    _run_script(connection, _CREATE_TABLES)
+    return connection
+
+
 def open_to_read(path: Path) -> sqlite3.Connection:
     """Check the file, then `connect_readonly`. Only for a process that does not have it open.
 

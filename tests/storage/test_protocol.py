@@ -247,3 +247,14 @@ async def test_identical_bodies_are_kept_once(storage: Storage, made: Any) -> No
     storage.put_origin(made("https://b.example", text))
     await storage.flush()
     assert storage.stats().history_bytes - alone < 256
+
+
+async def test_origins_in_memory_are_bounded_but_what_is_owed_stays(made: Any) -> None:
+    storage = MemoryStorage(config=StorageConfig(max_origins=20))
+    storage.promise(ClockRecord(scope="0.example", next_at=0.0, paused=True))
+    for site in range(60):
+        storage.put_origin(made(f"https://{site}.example", at=float(site)))
+    found = [site for site in range(60) if await storage.load_origin(f"https://{site}.example")]
+    assert len(found) <= 20
+    assert found[0] == 0
+    assert found[-1] == 59
