@@ -167,7 +167,7 @@ class RemoteGatekeeper:
         self._questions = Questions(
             self._connection, self._answers, self._tasks, self._decide_unanswered, self._clock
         )
-        self._outbox = Outbox(self._connection, self._clock, rng)
+        self._outbox = Outbox(self._connection, self._clock)
         self._leases = RemoteLeases(
             self._connection,
             self._outbox,

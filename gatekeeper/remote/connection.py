@@ -205,19 +205,37 @@ class SidecarConnection:
         Raises SidecarUnreachable if there was no response, or only those of a busy sidecar.
         """
         end = self._clock.monotonic() + (0.0 if self.down else self._patience)
+        try:
+            return await self.send_until(end, method, path, body)
+        except SidecarUnreachable:
+            self.mark_down()
+            raise
+
+    async def send_until(
+        self,
+        end: float,
+        method: str,
+        path: str,
+        body: bytes | None,
+        *,
+        timeout: float | None = None,
+    ) -> SidecarResponse:
+        """Send an idempotent request, with retries until the monotonic time `end`.
+
+        `timeout` is the number of seconds for one response; None: that of the connection, and then
+        a response that was late is not retried. Raises SidecarUnreachable as `ask` does.
+        """
         attempt = 0
         while True:
+            pause = backoff(attempt, self._rng)
             try:
-                answer = await self.request(method, path, body)
+                answer = await self.request(method, path, body, timeout=timeout)
                 if not answer.busy and answer.status != 429:
                     return answer
-                why = SidecarUnreachable(answer.detail)
-                pause = answer.retry_after or backoff(attempt, self._rng)
+                why, pause = SidecarUnreachable(answer.detail), answer.retry_after or pause
             except SidecarUnreachable as error:
                 why = error
-                pause = backoff(attempt, self._rng)
-            if why.late or self._clock.monotonic() + pause > end:
-                self.mark_down()
+            if (why.late and timeout is None) or self._clock.monotonic() + pause > end:
                 raise why
             attempt += 1
             self.count_retry()
@@ -384,10 +402,9 @@ class OutboxMessage:
 class Outbox:
     """A queue of messages and at most eight sender tasks, which end when the queue is empty."""
 
-    def __init__(self, connection: SidecarConnection, clock: Clock, rng: random.Random) -> None:
+    def __init__(self, connection: SidecarConnection, clock: Clock) -> None:
         self._connection = connection
         self._clock = clock
-        self._rng = rng
         self._queue: deque[OutboxMessage] = deque()
         self._tasks = OwnedTasks()
         self._senders = 0
@@ -426,28 +443,16 @@ class Outbox:
             self._senders -= 1
 
     async def _deliver(self, message: OutboxMessage) -> None:
-        attempt = 0
-        while True:
-            pause = backoff(attempt, self._rng)
-            try:
-                answer = await self._connection.request(
-                    message.method, message.path, message.body, timeout=_ATTEMPT_SECONDS
-                )
-                if not answer.busy and answer.status != 429:
-                    self._note_delivery(message, answer)
-                    return
-                why, pause = answer.detail, answer.retry_after or pause
-            except SidecarUnreachable as error:
-                why = str(error)
-            if self._clock.monotonic() + pause > message.give_up:
-                self.dropped += 1
-                _log.warning("%s %s was given up: %s", message.method, message.path, why)
-                return
-            attempt += 1
-            await self._clock.sleep(pause)
-
-    def _note_delivery(self, message: OutboxMessage, answer: SidecarResponse) -> None:
+        method, path = message.method, message.path
+        try:
+            answer = await self._connection.send_until(
+                message.give_up, method, path, message.body, timeout=_ATTEMPT_SECONDS
+            )
+        except SidecarUnreachable as error:
+            self.dropped += 1
+            _log.warning("%s %s was given up: %s", method, path, error)
+            return
         self.delivered += 1
         if answer.status >= 400:
             # Mostly a lease that expired meanwhile: it counts as used.
-            _log.info("%s %s: %s", message.method, message.path, answer.detail)
+            _log.info("%s %s: %s", method, path, answer.detail)
