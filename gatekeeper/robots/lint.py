@@ -47,155 +47,96 @@ class Code(msgspec.Struct, frozen=True):
     meaning: str
 
 
-_INFO, _WARNING, _ERROR = Severity.INFO, Severity.WARNING, Severity.ERROR
+_TABLE = """
+# The file as a whole.
+error html: The file is an HTML page, not a robots.txt.
+error truncated: The file is longer than crawlers read; its end is lost (RFC 9309 section 2.5).
+warning too-many: There are more findings than are listed.
+info bom: The file begins with a byte order mark, which some crawlers trip over.
+warning encoding: The file is not in UTF-8 and had to be transcoded (RFC 9309 section 2.3).
+info empty: The file has no records; every robot is welcome everywhere (1994 standard).
+warning no-group: The file has no user-agent line, so no rule is obeyed.
+# Lines.
+warning control: A control character makes the line unreadable; it is ignored (RFC 9309 section 3).
+warning not-utf8: The line contains octets that are not valid UTF-8 (RFC 9309 section 2.3).
+warning no-colon: The line is not a record: no colon follows a field (RFC 9309 section 2.2).
+error odd-blank: A character that looks like a blank, or is invisible, is read as a letter (RFC 9309
+    section 2.2).
+info unknown-field: The field is unknown and ignored (RFC 9309 section 2.2.4).
+error misspelt-field: The field is a misspelling of a known one and is ignored (RFC 9309 section
+    2.2.4).
+error rule-outside-group: A rule before any user-agent line is ignored (RFC 9309 section 2.2.1).
+warning record-outside-group: The record belongs in a group, but is in none: it has no effect.
+# User-agent lines.
+error empty-agent: A user-agent line without a name matches nobody (RFC 9309 section 2.2.1).
+info odd-agent: The name is not a plain product token of letters, `_` and `-` (RFC 9309 section
+    2.2).
+error agent-list: A user-agent line names one agent, by its product token; write a line for each
+    (RFC 9309 section 2.2.1).
+info repeated-agent: The agent already has a group; the two are merged (RFC 9309 section 2.2.1).
+warning several-star-groups: Only one group for `*` is allowed; some robots read the first (1994
+    standard).
+info group-without-rules: The group has no rules and allows everything (RFC 9309 section 2.1).
+info missing-blank-line: A group begins without a blank line before it; older parsers need one (1994
+    standard).
+warning blank-inside-group: A blank line divides the group; for older parsers it ends there (1994
+    standard).
+warning content-usage-between-agents: Parsers of the newer draft begin a new group after
+    Content-Usage (draft-ietf-aipref-attach).
+# Rules.
+warning blank-in-value: A blank inside the path counts as %20 (RFC 9309 section 2.2).
+info unescaped-non-ascii: Non-ASCII characters should be percent-encoded; not every robot does it
+    (RFC 9309 section 2.2.2).
+warning bad-escape: A `%` does not begin an escape; write %25 (RFC 9309 section 2.2.2).
+warning regular-expression: Rules are not regular expressions: only `*` and a final `$` are special
+    (RFC 9309 section 2.2.3).
+info dollar-inside: A `$` before the end is an ordinary character (RFC 9309 section 2.2.3).
+warning literal-star: In the dialect of this group a `*` is an ordinary character (1994 standard,
+    1996 draft section 3.2.2).
+error unmatchable-rule: No URL can match the rule (RFC 9309 section 2.2.2).
+warning unreachable-rule: Another rule always decides before this one.
+info duplicate-rule: The group already has the same rule (RFC 9309 section 2.2.2).
+info robots-txt-rule: /robots.txt may always be fetched (RFC 9309 section 2.2.2).
+warning lone-allow: The group has only Allow rules, which forbid nothing; a whitelist also needs a
+    `Disallow: /` (RFC 9309 section 2.2.2).
+# Robot-version.
+warning misplaced-version: Robot-version counts only directly after the user-agent lines (2.0
+    draft).
+warning bad-version: The version is not of the form 2.0 and is ignored (2.0 draft).
+warning repeated-version: Only the first Robot-version of a group counts (2.0 draft).
+warning experimental-version: An odd minor version is experimental; robots skip the group (2.0
+    draft).
+warning newer-version: The version is newer than any that exists (2.0 draft).
+# Timing and the rest.
+warning bad-crawl-delay: Crawl-delay must be a plain number of seconds (no standard; RFC 9309
+    section 2.2.4).
+warning bad-request-rate: Request-rate must be `documents/time[s|m|h] [hhmm-hhmm]` (2.0 draft).
+warning bad-visit-time: Visit-time must be `hhmm-hhmm` in UTC (2.0 draft).
+error bad-sitemap: Sitemap must be an absolute URL (sitemaps.org).
+error bad-license: License must be an absolute URL (RSL 1.0).
+warning bad-host: Host must be the name of a host (Yandex).
+warning bad-clean-param: Clean-param must be `name[&name...] [path]` (Yandex).
+warning bad-content-usage: The preferences have no effect; write `train-ai=n, search=y`
+    (draft-ietf-aipref-vocab).
+warning unknown-usage-label: The label is not in the vocabulary and is ignored
+    (draft-ietf-aipref-vocab).
+warning bad-content-signal: The signals have no effect; write `search=yes, ai-train=no`
+    (draft-romm-aipref-contentsignals).
+"""
+"""Severity, code and meaning of each kind of finding."""
 
-CODES: dict[str, Code] = {
-    # The file as a whole.
-    "html": Code(_ERROR, "The file is an HTML page, not a robots.txt."),
-    "truncated": Code(
-        _ERROR, "The file is longer than crawlers read; its end is lost (RFC 9309 section 2.5)."
-    ),
-    "too-many": Code(_WARNING, "There are more findings than are listed."),
-    "bom": Code(_INFO, "The file begins with a byte order mark, which some crawlers trip over."),
-    "encoding": Code(
-        _WARNING, "The file is not in UTF-8 and had to be transcoded (RFC 9309 section 2.3)."
-    ),
-    "empty": Code(
-        _INFO, "The file has no records; every robot is welcome everywhere (1994 standard)."
-    ),
-    "no-group": Code(_WARNING, "The file has no user-agent line, so no rule is obeyed."),
-    # Lines.
-    "control": Code(
-        _WARNING,
-        "A control character makes the line unreadable; it is ignored (RFC 9309 section 3).",
-    ),
-    "not-utf8": Code(
-        _WARNING, "The line contains octets that are not valid UTF-8 (RFC 9309 section 2.3)."
-    ),
-    "no-colon": Code(
-        _WARNING, "The line is not a record: no colon follows a field (RFC 9309 section 2.2)."
-    ),
-    "odd-blank": Code(
-        _ERROR,
-        "A character that looks like a blank, or is invisible, is read as a letter "
-        "(RFC 9309 section 2.2).",
-    ),
-    "unknown-field": Code(_INFO, "The field is unknown and ignored (RFC 9309 section 2.2.4)."),
-    "misspelt-field": Code(
-        _ERROR, "The field is a misspelling of a known one and is ignored (RFC 9309 section 2.2.4)."
-    ),
-    "rule-outside-group": Code(
-        _ERROR, "A rule before any user-agent line is ignored (RFC 9309 section 2.2.1)."
-    ),
-    "record-outside-group": Code(
-        _WARNING, "The record belongs in a group, but is in none: it has no effect."
-    ),
-    # User-agent lines.
-    "empty-agent": Code(
-        _ERROR, "A user-agent line without a name matches nobody (RFC 9309 section 2.2.1)."
-    ),
-    "odd-agent": Code(
-        _INFO,
-        "The name is not a plain product token of letters, `_` and `-` (RFC 9309 section 2.2).",
-    ),
-    "agent-list": Code(
-        _ERROR,
-        "A user-agent line names one agent, by its product token; write a line for each (RFC 9309 "
-        "section 2.2.1).",
-    ),
-    "repeated-agent": Code(
-        _INFO, "The agent already has a group; the two are merged (RFC 9309 section 2.2.1)."
-    ),
-    "several-star-groups": Code(
-        _WARNING, "Only one group for `*` is allowed; some robots read the first (1994 standard)."
-    ),
-    "group-without-rules": Code(
-        _INFO, "The group has no rules and allows everything (RFC 9309 section 2.1)."
-    ),
-    "missing-blank-line": Code(
-        _INFO,
-        "A group begins without a blank line before it; older parsers need one (1994 standard).",
-    ),
-    "blank-inside-group": Code(
-        _WARNING, "A blank line divides the group; for older parsers it ends there (1994 standard)."
-    ),
-    "content-usage-between-agents": Code(
-        _WARNING,
-        "Parsers of the newer draft begin a new group after Content-Usage "
-        "(draft-ietf-aipref-attach).",
-    ),
-    # Rules.
-    "blank-in-value": Code(
-        _WARNING, "A blank inside the path counts as %20 (RFC 9309 section 2.2)."
-    ),
-    "unescaped-non-ascii": Code(
-        _INFO,
-        "Non-ASCII characters should be percent-encoded; not every robot does it "
-        "(RFC 9309 section 2.2.2).",
-    ),
-    "bad-escape": Code(
-        _WARNING, "A `%` does not begin an escape; write %25 (RFC 9309 section 2.2.2)."
-    ),
-    "regular-expression": Code(
-        _WARNING,
-        "Rules are not regular expressions: only `*` and a final `$` are special "
-        "(RFC 9309 section 2.2.3).",
-    ),
-    "dollar-inside": Code(
-        _INFO, "A `$` before the end is an ordinary character (RFC 9309 section 2.2.3)."
-    ),
-    "literal-star": Code(
-        _WARNING,
-        "In the dialect of this group a `*` is an ordinary character (1994 standard, "
-        "1996 draft section 3.2.2).",
-    ),
-    "unmatchable-rule": Code(_ERROR, "No URL can match the rule (RFC 9309 section 2.2.2)."),
-    "unreachable-rule": Code(_WARNING, "Another rule always decides before this one."),
-    "duplicate-rule": Code(_INFO, "The group already has the same rule (RFC 9309 section 2.2.2)."),
-    "robots-txt-rule": Code(_INFO, "/robots.txt may always be fetched (RFC 9309 section 2.2.2)."),
-    "lone-allow": Code(
-        _WARNING,
-        "The group has only Allow rules, which forbid nothing; a whitelist also needs a "
-        "`Disallow: /` (RFC 9309 section 2.2.2).",
-    ),
-    # Robot-version.
-    "misplaced-version": Code(
-        _WARNING, "Robot-version counts only directly after the user-agent lines (2.0 draft)."
-    ),
-    "bad-version": Code(_WARNING, "The version is not of the form 2.0 and is ignored (2.0 draft)."),
-    "repeated-version": Code(
-        _WARNING, "Only the first Robot-version of a group counts (2.0 draft)."
-    ),
-    "experimental-version": Code(
-        _WARNING, "An odd minor version is experimental; robots skip the group (2.0 draft)."
-    ),
-    "newer-version": Code(_WARNING, "The version is newer than any that exists (2.0 draft)."),
-    # Timing and the rest.
-    "bad-crawl-delay": Code(
-        _WARNING,
-        "Crawl-delay must be a plain number of seconds (no standard; RFC 9309 section 2.2.4).",
-    ),
-    "bad-request-rate": Code(
-        _WARNING, "Request-rate must be `documents/time[s|m|h] [hhmm-hhmm]` (2.0 draft)."
-    ),
-    "bad-visit-time": Code(_WARNING, "Visit-time must be `hhmm-hhmm` in UTC (2.0 draft)."),
-    "bad-sitemap": Code(_ERROR, "Sitemap must be an absolute URL (sitemaps.org)."),
-    "bad-license": Code(_ERROR, "License must be an absolute URL (RSL 1.0)."),
-    "bad-host": Code(_WARNING, "Host must be the name of a host (Yandex)."),
-    "bad-clean-param": Code(_WARNING, "Clean-param must be `name[&name...] [path]` (Yandex)."),
-    "bad-content-usage": Code(
-        _WARNING,
-        "The preferences have no effect; write `train-ai=n, search=y` (draft-ietf-aipref-vocab).",
-    ),
-    "unknown-usage-label": Code(
-        _WARNING, "The label is not in the vocabulary and is ignored (draft-ietf-aipref-vocab)."
-    ),
-    "bad-content-signal": Code(
-        _WARNING,
-        "The signals have no effect; write `search=yes, ai-train=no` "
-        "(draft-romm-aipref-contentsignals).",
-    ),
-}
+
+def _read_table(table: str) -> dict[str, Code]:
+    codes = {}
+    for row in table.replace("\n    ", " ").splitlines():
+        if row and not row.startswith("#"):
+            head, _, meaning = row.partition(": ")
+            severity, code = head.split()
+            codes[code] = Code(Severity(severity), meaning)
+    return codes
+
+
+CODES: dict[str, Code] = _read_table(_TABLE)
 
 
 class TooManyFindings(Exception):
