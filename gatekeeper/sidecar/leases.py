@@ -34,7 +34,7 @@ import logging
 import os
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -49,14 +49,13 @@ from gatekeeper.errors import GatekeeperError, StorageError
 from gatekeeper.gate import internals
 from gatekeeper.gate.leases import Lease
 from gatekeeper.sidecar.exchange import Problem
-from gatekeeper.sidecar.metrics import counter, gauge
 from gatekeeper.sidecar.waiting import LeaseWaiters, draining, full
 from gatekeeper.storage.base import NO_SPACE
 from gatekeeper.wire import LeaseReport, LeaseRequestBody
 
 if TYPE_CHECKING:
     from gatekeeper.gate import GateInternals, Gatekeeper
-    from gatekeeper.sidecar.metrics import Sample
+    from gatekeeper.sidecar.metrics import Samples
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -318,18 +317,13 @@ class LeaseTable:
     def __iter__(self) -> Iterator[ClientLease]:
         return iter(list(self._held.values()))
 
-    def samples(self) -> Iterable[Sample]:
+    def samples(self) -> Samples:
         """Return the samples for /metrics."""
-        yield gauge(
-            "gatekeeper_leases",
-            "Leases that clients hold or wait for.",
-            {"held": len(self._held), "waiting": len(self.waiters)},
-            "state",
-        )
-        yield counter("gatekeeper_leases_ended", "Leases ended, by how.", self.ended, "how")
-        refused = {**self.refused, "waiting": self.waiters.refused}
-        text = "Requests for a lease refused by a limit."
-        yield counter("gatekeeper_leases_refused", text, refused, "bound")
+        return {
+            "gatekeeper_leases": {"held": len(self._held), "waiting": len(self.waiters)},
+            "gatekeeper_leases_ended": self.ended,
+            "gatekeeper_leases_refused": {**self.refused, "waiting": self.waiters.refused},
+        }
 
     def _admit(self, client: str) -> None:
         if self.waiters.closed:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent import futures
 from datetime import datetime
 from functools import partial
@@ -25,7 +25,7 @@ from gatekeeper.decision import Decision
 from gatekeeper.fetching.outcomes import Retrieval
 from gatekeeper.gate.decision_cache import WrittenDecision
 from gatekeeper.sidecar.exchange import METHODS, Problem, Route, Router
-from gatekeeper.sidecar.metrics import Sample, counter
+from gatekeeper.sidecar.metrics import Samples
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider
@@ -220,11 +220,11 @@ class DecisionLog:
         self._lines_per_write = max(1, int(server.log_rate * _WRITE_SECONDS))
         self._json = wants_json(server, self._stream)
 
-    def samples(self) -> Iterable[Sample]:
+    def samples(self) -> Samples:
         """Return the samples for /metrics."""
         written, dropped = self._worker_lines
         counts = {"written": self.written + written, "dropped": self.dropped + dropped}
-        yield counter("gatekeeper_decision_log", "Lines of the decision log.", counts, "result")
+        return {"gatekeeper_decision_log": counts}
 
     def add_counts(self, written: int, dropped: int) -> None:
         """Count lines that a worker process wrote or dropped."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import nan
-from typing import TypeVar
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -17,37 +17,95 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from gatekeeper.fleet import FleetStats
 from gatekeeper.gate import GateStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-Sample = CounterMetricFamily | GaugeMetricFamily
+Samples = Mapping[str, float | Mapping[Any, float]]
+"""Values by the name of their metric. The value of a metric with a label is a mapping from the
+value of the label; with several labels, a key is a tuple of their values."""
 
-_Key = TypeVar("_Key", bound=str | tuple[str, ...])
+# Names follow those of comparable sidecars.
+_TABLE = """
+counter gatekeeper_http_requests{route,method,code}: Answers given.
+counter gatekeeper_config_reload{result}: Reloads of the configuration.
+gauge gatekeeper_config_last_reload_successful: Whether the last reload was applied.
+gauge gatekeeper_config_last_reload_success_timestamp_seconds: When a configuration was
+    last applied.
+gauge gatekeeper_config_restart_required{setting}: Settings that changed in the file, but need a
+    restart.
+gauge gatekeeper_build_info{version}: The version.
+gauge gatekeeper_ready: Whether new questions are accepted.
+gauge gatekeeper_storage_failing: Whether state can't be stored, so that leases are deferred.
+gauge gatekeeper_connections: Open connections.
+counter gatekeeper_connections_refused: Connections turned away.
+gauge gatekeeper_requests_under_way: Requests being answered.
+counter gatekeeper_clients_refused{bound}: Requests refused by a limit of their client.
+counter gatekeeper_decision_log{result}: Lines of the decision log.
+counter gatekeeper_learning_put_off: Origins that forward-auth did not fetch, because too many were
+    being fetched.
+gauge gatekeeper_leases{state}: Leases that clients hold or wait for.
+counter gatekeeper_leases_ended{how}: Leases ended, by how.
+counter gatekeeper_leases_refused{bound}: Requests for a lease refused by a limit.
+gauge gatekeeper_workers: Worker processes that answer questions.
+gauge gatekeeper_worker_connections: Open connections of workers.
+counter gatekeeper_worker_restarts: Workers that were started again.
+
+counter gatekeeper_decisions{outcome,reason}: Decisions given.
+counter gatekeeper_robots_fetch{result}: Retrievals of robots.txt, by result.
+gauge gatekeeper_cache_entries: Origins in memory.
+gauge gatekeeper_cache_bytes: Estimated memory of the origins, in bytes.
+gauge gatekeeper_robots_fetch_in_flight: Retrievals under way.
+gauge gatekeeper_questions_waiting: Questions waiting for a file.
+gauge gatekeeper_local_fault: Our own network seems to be down.
+counter gatekeeper_cache_evicted: Origins dropped from memory.
+counter gatekeeper_robots_revalidated: Files found unchanged.
+counter gatekeeper_internal_errors: Internal errors, all deferred.
+counter gatekeeper_storage_errors: Failures to read or write state.
+gauge gatekeeper_turns{state}: Turns, by state.
+counter gatekeeper_turns_granted: Turns granted, those for robots.txt included.
+counter gatekeeper_blocks: Blocks of hosts because of their responses.
+counter gatekeeper_shadow_denied: Dry run: leases that would have waited.
+gauge gatekeeper_hosts{state}: Hosts and shared clocks in memory, by state.
+counter gatekeeper_guard_denied{kind}: URLs and addresses that the guard refused.
+
+gauge gatekeeper_fleet_state{state}: 1 for the state of the store that the fleet shares.
+gauge gatekeeper_fleet_members: Members that are alive.
+gauge gatekeeper_fleet_dividing: The store is lost, hosts divided.
+counter gatekeeper_fleet_calls: Script calls of the store.
+counter gatekeeper_fleet_requests: Requests in these calls.
+counter gatekeeper_fleet_failures: Calls that failed.
+counter gatekeeper_fleet_epochs: Epochs that this member began.
+"""
+"""Kind, name, labels and description of each metric, apart from the histograms."""
 
 
-def counter(name: str, text: str, values: float | Mapping[_Key, float], *labels: str) -> Sample:
-    """Return a counter: one number, or a mapping from the value of its label to a number.
+def _read_table(table: str) -> dict[str, tuple[str, str, tuple[str, ...]]]:
+    """Return kind, description and labels by name."""
+    metrics = {}
+    for row in table.replace("\n    ", " ").splitlines():
+        if row:
+            head, _, text = row.partition(": ")
+            kind, _, name = head.partition(" ")
+            name, _, labels = name.removesuffix("}").partition("{")
+            metrics[name] = kind, text, tuple(labels.split(",")) if labels else ()
+    return metrics
 
-    With several labels, a key is a tuple of their values. `labels` are the names of the labels.
 
-    >>> counter("leases_ended", "Leases ended, by how.", {"reported": 3}, "how").samples[0].value
+_METRICS = _read_table(_TABLE)
+
+
+def family_of(name: str, values: float | Mapping[Any, float]) -> Metric:
+    """Return the family of a metric for Prometheus; see `Samples`.
+
+    >>> family_of("gatekeeper_leases_ended", {"reported": 3}).samples[0].value
     3
     """
-    return _fill(CounterMetricFamily(name, text, labels=labels), values)
-
-
-def gauge(name: str, text: str, values: float | Mapping[_Key, float], *labels: str) -> Sample:
-    """Return a gauge; see `counter`."""
-    return _fill(GaugeMetricFamily(name, text, labels=labels), values)
-
-
-def _fill(family: Sample, values: float | Mapping[_Key, float]) -> Sample:
-    if isinstance(values, Mapping):
-        for key, value in values.items():
-            family.add_metric((key,) if isinstance(key, str) else key, value)
-    else:
-        family.add_metric((), values)
+    kind, text, labels = _METRICS[name]
+    make = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+    family: CounterMetricFamily | GaugeMetricFamily = make(name, text, labels=labels)
+    by_label = values if isinstance(values, Mapping) else {(): values}
+    for key, value in by_label.items():
+        family.add_metric((key,) if isinstance(key, str) else key, value)
     return family
 
 
@@ -115,7 +173,7 @@ class Metrics(Collector):
         self.reloads: dict[str, int] = {"success": 0, "failure": 0}
         self.last_reload_ok: bool = True
         self.last_reload_at: float = time.time()
-        self._sources: list[Callable[[], Iterable[Sample]]] = []
+        self._sources: list[Callable[[], Samples]] = [self._samples]
         self.registry: CollectorRegistry = CollectorRegistry(auto_describe=False)
         self.queue_wait: Histogram = Histogram(
             "gatekeeper_queue_wait_seconds", "Time from the request for a lease to its grant."
@@ -126,7 +184,7 @@ class Metrics(Collector):
         )
         self.registry.register(self)
 
-    def add_source(self, source: Callable[[], Iterable[Sample]]) -> None:
+    def add_source(self, source: Callable[[], Samples]) -> None:
         """Include the samples that `source` returns in each scrape."""
         self._sources.append(source)
 
@@ -155,121 +213,58 @@ class Metrics(Collector):
         """Return every metric family; called by the registry."""
         yield self.queue_wait.family()
         yield self.robots_fetch.family()
-        yield from self._service_samples()
         for source in self._sources:
-            yield from source()
+            for name, values in source().items():
+                yield family_of(name, values)
 
-    def _service_samples(self) -> Iterator[Sample]:
-        yield counter(
-            "gatekeeper_http_requests",
-            "Answers given.",
-            {(r, m, str(code)): n for ((r, m, code), n) in list(self.requests.items())},
-            "route",
-            "method",
-            "code",
-        )
-        yield counter(
-            "gatekeeper_config_reload", "Reloads of the configuration.", self.reloads, "result"
-        )
-        yield gauge(
-            "gatekeeper_config_last_reload_successful",
-            "Whether the last reload was applied.",
-            float(self.last_reload_ok),
-        )
-        yield gauge(
-            "gatekeeper_config_last_reload_success_timestamp_seconds",
-            "When a configuration was last applied.",
-            self.last_reload_at,
-        )
-        yield gauge("gatekeeper_build_info", "The version.", {self._build: 1.0}, "version")
-
-
-# --- The counts of the gate. The names of the metrics follow those of comparable sidecars.
+    def _samples(self) -> Samples:
+        return {
+            "gatekeeper_http_requests": {
+                (route, method, str(code)): count
+                for (route, method, code), count in list(self.requests.items())
+            },
+            "gatekeeper_config_reload": self.reloads,
+            "gatekeeper_config_last_reload_successful": float(self.last_reload_ok),
+            "gatekeeper_config_last_reload_success_timestamp_seconds": self.last_reload_at,
+            "gatekeeper_build_info": {self._build: 1.0},
+        }
 
 
 _HOST_STATES = ("idle", "waiting", "blocked", "paused")
+_FLEET_STATES = ("connected", "lost", "recovering")
 
 
-def gate_samples(stats: GateStats, hosts: Mapping[str, int]) -> Iterable[Sample]:
+def gate_samples(stats: GateStats, hosts: Mapping[str, int]) -> Samples:
     """Return the gate's samples for one scrape. `hosts`: the number of hosts in each state."""
-    yield counter("gatekeeper_decisions", "Decisions given.", stats.decisions, "outcome", "reason")
-    yield from _robots(stats)
-    yield from _pacing(stats)
-    yield gauge(
-        "gatekeeper_hosts",
-        "Hosts and shared clocks in memory, by state.",
-        {state: hosts.get(state, 0) for state in _HOST_STATES},
-        "state",
-    )
+    directory, pacing, fleet = stats.directory, stats.pacing, stats.fleet
+    samples: dict[str, float | Mapping[Any, float]] = {
+        "gatekeeper_decisions": stats.decisions,
+        "gatekeeper_robots_fetch": directory.outcomes,
+        "gatekeeper_cache_entries": directory.records,
+        "gatekeeper_cache_bytes": directory.bytes,
+        "gatekeeper_robots_fetch_in_flight": directory.in_flight,
+        "gatekeeper_questions_waiting": directory.waiting,
+        "gatekeeper_local_fault": directory.local_fault,
+        "gatekeeper_cache_evicted": directory.evicted,
+        "gatekeeper_robots_revalidated": directory.revalidated,
+        "gatekeeper_internal_errors": directory.internal_errors,
+        "gatekeeper_storage_errors": directory.storage_errors,
+        "gatekeeper_turns": {"in_flight": pacing.in_flight, "waiting": pacing.waiting},
+        "gatekeeper_turns_granted": pacing.granted,
+        "gatekeeper_blocks": pacing.blocks,
+        "gatekeeper_shadow_denied": pacing.dry_waits,
+        "gatekeeper_hosts": {state: hosts.get(state, 0) for state in _HOST_STATES},
+    }
     if stats.guard is not None:
-        yield counter(
-            "gatekeeper_guard_denied",
-            "URLs and addresses that the guard refused.",
-            stats.guard.refused,
-            "kind",
-        )
-
-
-def _robots(stats: GateStats) -> Iterable[Sample]:
-    directory = stats.directory
-    yield counter(
-        "gatekeeper_robots_fetch",
-        "Retrievals of robots.txt, by result.",
-        directory.outcomes,
-        "result",
-    )
-    gauges = (
-        ("gatekeeper_cache_entries", "Origins in memory.", directory.records),
-        ("gatekeeper_cache_bytes", "Estimated memory of the origins, in bytes.", directory.bytes),
-        ("gatekeeper_robots_fetch_in_flight", "Retrievals under way.", directory.in_flight),
-        ("gatekeeper_questions_waiting", "Questions waiting for a file.", directory.waiting),
-        ("gatekeeper_local_fault", "Our own network seems to be down.", directory.local_fault),
-    )
-    for name, text, value in gauges:
-        yield gauge(name, text, value)
-    counters = (
-        ("gatekeeper_cache_evicted", "Origins dropped from memory.", directory.evicted),
-        ("gatekeeper_robots_revalidated", "Files found unchanged.", directory.revalidated),
-        ("gatekeeper_internal_errors", "Internal errors, all deferred.", directory.internal_errors),
-        ("gatekeeper_storage_errors", "Failures to read or write state.", directory.storage_errors),
-    )
-    for name, text, value in counters:
-        yield counter(name, text, value)
-
-
-def _pacing(stats: GateStats) -> Iterable[Sample]:
-    pacing = stats.pacing
-    yield gauge(
-        "gatekeeper_turns",
-        "Turns, by state.",
-        {"in_flight": pacing.in_flight, "waiting": pacing.waiting},
-        "state",
-    )
-    yield counter(
-        "gatekeeper_turns_granted", "Turns granted, those for robots.txt included.", pacing.granted
-    )
-    yield counter("gatekeeper_blocks", "Blocks of hosts because of their responses.", pacing.blocks)
-    yield counter(
-        "gatekeeper_shadow_denied", "Dry run: leases that would have waited.", pacing.dry_waits
-    )
-    if stats.fleet is not None:
-        yield from _fleet(stats.fleet)
-
-
-def _fleet(fleet: FleetStats) -> Iterable[Sample]:
-    states = ("connected", "lost", "recovering")
-    yield gauge(
-        "gatekeeper_fleet_state",
-        "1 for the state of the store that the fleet shares.",
-        {state: float(fleet.state == state) for state in states},
-        "state",
-    )
-    for make, name, text, value in (
-        (gauge, "gatekeeper_fleet_members", "Members that are alive.", fleet.members),
-        (gauge, "gatekeeper_fleet_dividing", "The store is lost, hosts divided.", fleet.dividing),
-        (counter, "gatekeeper_fleet_calls", "Script calls of the store.", fleet.calls),
-        (counter, "gatekeeper_fleet_requests", "Requests in these calls.", fleet.requests),
-        (counter, "gatekeeper_fleet_failures", "Calls that failed.", fleet.failures),
-        (counter, "gatekeeper_fleet_epochs", "Epochs that this member began.", fleet.epochs),
-    ):
-        yield make(name, text, value)
+        samples["gatekeeper_guard_denied"] = stats.guard.refused
+    if fleet is not None:
+        samples |= {
+            "gatekeeper_fleet_state": {one: float(fleet.state == one) for one in _FLEET_STATES},
+            "gatekeeper_fleet_members": fleet.members,
+            "gatekeeper_fleet_dividing": fleet.dividing,
+            "gatekeeper_fleet_calls": fleet.calls,
+            "gatekeeper_fleet_requests": fleet.requests,
+            "gatekeeper_fleet_failures": fleet.failures,
+            "gatekeeper_fleet_epochs": fleet.epochs,
+        }
+    return samples

@@ -17,10 +17,9 @@ import math
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
@@ -48,7 +47,6 @@ from gatekeeper.sidecar.listening import (
     url_of,
 )
 from gatekeeper.sidecar.logs import set_up_logging
-from gatekeeper.sidecar.metrics import counter, gauge
 from gatekeeper.sidecar.proxy import Proxy
 from gatekeeper.sidecar.reload import check_config, reload
 from gatekeeper.sidecar.security import (
@@ -59,9 +57,6 @@ from gatekeeper.sidecar.security import (
 )
 from gatekeeper.sidecar.service import Service
 from gatekeeper.sidecar.workers import Acceptor, Workers
-
-if TYPE_CHECKING:
-    from gatekeeper.sidecar.metrics import Sample
 
 _log = logging.getLogger(__name__)
 
@@ -225,7 +220,12 @@ async def _listening(
         on_lost=memory.lost,
         pass_on=None if workers is None else workers.pass_on,
     )
-    service.metrics.add_source(lambda: _connections(server))
+    service.metrics.add_source(
+        lambda: {
+            "gatekeeper_connections": len(server.connections),
+            "gatekeeper_connections_refused": server.refused,
+        }
+    )
     runners = [web.ServerRunner(one, shutdown_timeout=1.0) for one in (server, proxy)]
     try:
         for runner in runners:
@@ -256,11 +256,6 @@ async def _listening(
         for runner in runners:
             await runner.cleanup()
         memory.close()
-
-
-def _connections(server: Server) -> Iterable[Sample]:
-    yield gauge("gatekeeper_connections", "Open connections.", len(server.connections))
-    yield counter("gatekeeper_connections_refused", "Connections turned away.", server.refused)
 
 
 def with_state(config: Config) -> Config:

@@ -23,7 +23,7 @@ from gatekeeper.clock import Clock
 from gatekeeper.config import ServerConfig, read_file
 from gatekeeper.errors import ConfigError
 from gatekeeper.sidecar.exchange import ANY_ROLE, CRAWL, Problem, Role, retry_after
-from gatekeeper.sidecar.metrics import Sample, counter, gauge
+from gatekeeper.sidecar.metrics import Samples
 
 _log = logging.getLogger(__name__)
 
@@ -396,19 +396,12 @@ class ClientLimits:
         self._max_concurrent = server.client_concurrency
         self._rate = server.client_rate
 
-    def samples(self) -> Iterable[Sample]:
+    def samples(self) -> Samples:
         """Return the samples for /metrics: sums, since client addresses are unbounded (T10)."""
-        yield gauge(
-            "gatekeeper_requests_under_way",
-            "Requests being answered.",
-            sum(self._under_way.values()),
-        )
-        yield counter(
-            "gatekeeper_clients_refused",
-            "Requests refused by a limit of their client.",
-            self.refused,
-            "bound",
-        )
+        return {
+            "gatekeeper_requests_under_way": sum(self._under_way.values()),
+            "gatekeeper_clients_refused": self.refused,
+        }
 
     def enter(self, client: str) -> None:
         """Count a request that begins. Raises Problem 429 with Retry-After. Pair with `leave`."""

@@ -13,7 +13,7 @@ import logging
 import secrets
 import socket
 import struct
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -53,7 +53,7 @@ from gatekeeper.sidecar.exchange import (
 )
 from gatekeeper.sidecar.leases import LeaseJournal, LeaseTable
 from gatekeeper.sidecar.logs import DecisionLog, RequestHandler, Tracing, make_tracing
-from gatekeeper.sidecar.metrics import Metrics, gate_samples, gauge
+from gatekeeper.sidecar.metrics import Metrics, gate_samples
 from gatekeeper.sidecar.pages.feeds import DecisionFeed
 from gatekeeper.sidecar.pages.shell import Sessions
 from gatekeeper.sidecar.pages.state import OperatorState
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from gatekeeper.fetching.outcomes import Retrieval
     from gatekeeper.gate import Gatekeeper
     from gatekeeper.sidecar.listening import Inline
-    from gatekeeper.sidecar.metrics import Sample
+    from gatekeeper.sidecar.metrics import Samples
     from gatekeeper.sidecar.security import Certificates
     from gatekeeper.sidecar.workers import Acceptor, Workers
 
@@ -409,24 +409,18 @@ class Service:
         self.metrics.count_response(route.path, route.method, route.status)
         return response_octets(route.status, response, call.id)
 
-    def _samples(self) -> Iterable[Sample]:
-        yield from gate_samples(self.gate.stats(), self._hosts_by_state)
-        yield from self.leases.samples()
-        yield from self.clients.samples()
-        yield from self.log.samples()
-        yield from self.learner.samples()
-        yield gauge("gatekeeper_ready", "Whether new questions are accepted.", float(self.ready))
-        yield gauge(
-            "gatekeeper_config_restart_required",
-            "Settings that changed in the file, but need a restart.",
-            dict.fromkeys(self.restart_required, 1.0),
-            "setting",
-        )
-        yield gauge(
-            "gatekeeper_storage_failing",
-            "Whether state can't be stored, so that leases are deferred.",
-            float(self.internals.storage_failing is not None or not self.leases.writable),
-        )
+    def _samples(self) -> Samples:
+        failing = self.internals.storage_failing is not None or not self.leases.writable
+        return {
+            **gate_samples(self.gate.stats(), self._hosts_by_state),
+            **self.leases.samples(),
+            **self.clients.samples(),
+            **self.log.samples(),
+            **self.learner.samples(),
+            "gatekeeper_ready": float(self.ready),
+            "gatekeeper_config_restart_required": dict.fromkeys(self.restart_required, 1.0),
+            "gatekeeper_storage_failing": float(failing),
+        }
 
     async def _problem(self, error: Exception, call: Call) -> Problem:
         """Return the problem document for an exception. An unexpected one is only logged."""

@@ -52,12 +52,11 @@ from gatekeeper.sidecar.channel import (
     WorkerCounts,
 )
 from gatekeeper.sidecar.listening import NO_DESCRIPTOR
-from gatekeeper.sidecar.metrics import counter, gauge
 
 if TYPE_CHECKING:
     from gatekeeper.config import ServerConfig
     from gatekeeper.sidecar.listening import Server
-    from gatekeeper.sidecar.metrics import Sample
+    from gatekeeper.sidecar.metrics import Samples
     from gatekeeper.sidecar.service import Service
 
 _log = logging.getLogger(__name__)
@@ -430,21 +429,13 @@ class Workers:
         service.log.add_counts(*added.logged)
         worker.connections = added.connections
 
-    def _samples(self) -> Iterable[Sample]:
+    def _samples(self) -> Samples:
         workers = list(self._workers.values())
-        yield gauge(
-            "gatekeeper_workers",
-            "Worker processes that answer questions.",
-            sum(one.ready for one in workers),
-        )
-        yield gauge(
-            "gatekeeper_worker_connections",
-            "Open connections of workers.",
-            sum(one.connections for one in workers),
-        )
-        yield counter(
-            "gatekeeper_worker_restarts", "Workers that were started again.", self.restarts
-        )
+        return {
+            "gatekeeper_workers": sum(one.ready for one in workers),
+            "gatekeeper_worker_connections": sum(one.connections for one in workers),
+            "gatekeeper_worker_restarts": self.restarts,
+        }
 
 
 class Acceptor:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gatekeeper.fetching.outcomes import Outcome
+from gatekeeper.sidecar import metrics
 from tests.internet import FakeInternet
 
 PLACE = Path(__file__).parents[2] / "docs" / "monitoring"
@@ -32,6 +33,19 @@ async def names(door: Any, internet: FakeInternet) -> set[str]:
             name, kind = line.split()[2:4]
             found |= {name} | ({f"{name}_bucket"} if kind == "histogram" else set())
     return found
+
+
+async def test_every_scraped_metric_has_the_kind_of_the_table(
+    door: Any, internet: FakeInternet
+) -> None:
+    service = await door()
+    async with service.session.get(service.base + "/metrics") as response:
+        text = await response.text()
+    scraped = re.findall(r"^# TYPE (gatekeeper_\w+) (counter|gauge)$", text, re.MULTILINE)
+    kinds = {name: kind for name, (kind, _, _) in metrics._METRICS.items()}
+    assert {name.removesuffix("_total"): kind for name, kind in scraped}.items() <= kinds.items()
+    absent = kinds.keys() - {name.removesuffix("_total") for name, _ in scraped}
+    assert all("_fleet_" in name or "_worker" in name or "_connections" in name for name in absent)
 
 
 async def test_the_dashboard_names_metrics_that_exist(door: Any, internet: FakeInternet) -> None:

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,7 +24,7 @@ from gatekeeper.decision import Decision, State
 from gatekeeper.errors import GateClosed, InvalidURL
 from gatekeeper.robots import product_token
 from gatekeeper.sidecar.exchange import ANY, FORWARD_AUTH, Call, Problem, Route
-from gatekeeper.sidecar.metrics import Sample, counter
+from gatekeeper.sidecar.metrics import Samples
 from gatekeeper.sidecar.routes.fetch import decision_headers
 
 if TYPE_CHECKING:
@@ -239,13 +239,9 @@ class OriginLearner:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def samples(self) -> Iterable[Sample]:
-        """For /metrics."""
-        yield counter(
-            "gatekeeper_learning_put_off",
-            "Origins that forward-auth did not fetch, because too many were being fetched.",
-            self.put_off,
-        )
+    def samples(self) -> Samples:
+        """Return the samples for /metrics."""
+        return {"gatekeeper_learning_put_off": self.put_off}
 
     def learn(self, origin: str) -> asyncio.Task[None] | None:
         """Start fetching the origin's file, unless a task does so already, and return the task.
