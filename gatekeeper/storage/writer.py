@@ -124,6 +124,8 @@ class Writer:
         """Start the thread. The future is done when the file is open, or holds the StorageError."""
         opened: Future[None] = Future()
         self._ended: Future[None] = Future()
+        # A loop that is closed cancels what it awaits, but the end of a thread can't be cancelled.
+        self._ended.set_running_or_notify_cancel()
         # A daemon thread: a program that forgets to close the storage still ends, as if killed.
         self._thread = threading.Thread(
             target=self._run, args=(opened,), name="gatekeeper-storage", daemon=True

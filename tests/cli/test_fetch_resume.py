@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from gatekeeper.cli.crawl.runner import INTERRUPTED
+from gatekeeper.cli.crawl.engine import Crawl
+from gatekeeper.cli.crawl.progress import Progress
+from gatekeeper.cli.crawl.runner import INTERRUPTED, _interruptible
 from gatekeeper.cli.crawl.sources import Limits
 from gatekeeper.config import Config
 from gatekeeper.errors import ConfigError, StorageError
@@ -149,6 +151,31 @@ async def test_ctrl_c_says_at_once_what_is_waited_for(
     )
     hold.release()
     assert await run == INTERRUPTED
+
+
+class Endless:
+    """A crawl that goes on until it is cancelled."""
+
+    in_flight = ()
+
+    def stop(self) -> None: ...
+
+
+def test_a_third_ctrl_c_during_the_clean_up_ends_like_the_second() -> None:
+    """It was a traceback of CancelledError, with exit code 1."""
+
+    async def crawl() -> None:
+        try:
+            async with _interruptible(cast("Crawl", Endless()), Progress(), 10.0):
+                for _ in range(2):
+                    signal.raise_signal(signal.SIGINT)
+                await asyncio.Event().wait()
+        finally:
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.Event().wait()  # closing a session and a state file takes a moment
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(crawl())
 
 
 async def test_a_page_that_only_asks_to_wait_fails_and_is_tried_by_the_next_run(

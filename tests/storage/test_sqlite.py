@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import sqlite3
@@ -15,12 +16,13 @@ from typing import Any
 
 import pytest
 
-from gatekeeper.clock import VirtualClock
+from gatekeeper.clock import SystemClock, VirtualClock
 from gatekeeper.config import StorageConfig
 from gatekeeper.errors import StorageError
 from gatekeeper.storage import ClockRecord, SqliteStorage
 from gatekeeper.storage.base import Pending
 from gatekeeper.storage.schema import HISTORY_ROW_BYTES
+from gatekeeper.storage.writer import Writer
 
 ORIGIN = "https://a.example"
 SLOW = StorageConfig(flush_interval=3600.0)
@@ -169,6 +171,20 @@ async def test_a_cancelled_close_closes_all_the_same(path: Path, made: Any) -> N
     assert _threads() == []
     async with SqliteStorage(path) as again:
         assert await again.load_origin(ORIGIN) is not None
+
+
+def test_the_end_of_the_writing_thread_can_not_be_cancelled(path: Path, made: Any) -> None:
+    """A loop that is closed meanwhile tried to, and the thread ended with a traceback."""
+    writer = Writer(path, SLOW, SystemClock())
+    writer.start().result()
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")  # holds up the last commit
+        writer.put_origin(made())
+        ended = writer.stop()
+        assert not ended.cancel()
+        other.execute("ROLLBACK")
+    writer.join()
+    assert ended.done()
 
 
 async def test_a_cancelled_flush_disturbs_nobody(path: Path, made: Any) -> None:

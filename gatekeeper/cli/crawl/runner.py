@@ -373,6 +373,11 @@ async def _interruptible(
         # If the work ended at the same moment, the cancellation is still to be delivered.
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(0)
+        # The cancellations were handled. If they still counted, asyncio's runner would not turn a
+        # third Ctrl-C, which comes during the clean-up, into a KeyboardInterrupt.
+        for _ in signals[1:]:
+            if task is not None:
+                task.uncancel()
         raise KeyboardInterrupt
 
 
