@@ -329,7 +329,7 @@ class Writer:
         finally:
             with self._condition:
                 self._running = False
-                waiting = [f for f in self._flushes if f.set_running_or_notify_cancel()]
+                waiting = self._take_flushes()
             for flush in waiting:
                 flush.set_exception(StorageError(f"{self._path}: the writer has ended"))
             self._ended.set_result(None)
@@ -350,7 +350,7 @@ class Writer:
         while True:
             with self._condition:
                 self._condition.wait_for(lambda: self._stopping or self._flushes, REPAIR_SECONDS)
-                flushes, self._flushes = self._flushes, []
+                flushes = self._take_flushes()
                 stopping = self._stopping
             for flush in flushes:
                 flush.set_exception(error)
@@ -529,9 +529,12 @@ class Writer:
             self._begin_journal()
         self._writing = batch = self._pending.take()
         self._commit_at = None
-        flushes = [f for f in self._flushes if f.set_running_or_notify_cancel()]
-        self._flushes = []
-        return batch, flushes
+        return batch, self._take_flushes()
+
+    def _take_flushes(self) -> list[Future[None]]:
+        """Take the requested flushes, except cancelled ones. Called under the lock."""
+        taken, self._flushes = self._flushes, []
+        return [flush for flush in taken if flush.set_running_or_notify_cancel()]
 
     def _begin_journal(self) -> None:
         """Start a new generation of the journal. Called under the lock."""

@@ -6,11 +6,13 @@ import ast
 import asyncio
 import contextlib
 import errno
+import itertools
 import json
 import os
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import pytest
 from gatekeeper.config import StorageConfig
 from gatekeeper.errors import StorageError
 from gatekeeper.storage import ClockRecord, SqliteStorage, journal, schema, writer
+from gatekeeper.storage.base import DiskFull
 from gatekeeper.storage.journal import read_generation
 
 SLOW = StorageConfig(flush_interval=3600.0)
@@ -282,6 +285,39 @@ async def test_a_start_where_the_database_opens_and_no_journal_can_begin(
     assert {"before.example", "after.example"} | set(
         () if refuses else ["meanwhile.example"]
     ) <= kept
+
+
+async def test_a_flush_that_is_cancelled_during_such_a_start_does_not_end_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended the writing thread: the storage stayed unusable when there was room again."""
+    prepare, attempts = schema.prepare, itertools.count()
+    trying, cancelled = threading.Event(), threading.Event()
+
+    def full_twice(path: Path) -> None:
+        attempt = next(attempts)
+        if attempt == 1:
+            trying.set()
+            cancelled.wait(30.0)
+        if attempt < 2:
+            raise DiskFull(f"{path}: full")
+        prepare(path)
+
+    monkeypatch.setattr(schema, "prepare", full_twice)
+    monkeypatch.setattr(writer, "REPAIR_SECONDS", 0.02)
+    async with SqliteStorage(path) as storage:
+        await asyncio.to_thread(trying.wait, 30.0)
+        flush = asyncio.create_task(storage.flush())
+        await asyncio.sleep(0)
+        flush.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await flush
+        cancelled.set()
+        async with asyncio.timeout(30.0):
+            while storage.failing:
+                with contextlib.suppress(StorageError):
+                    await storage.flush()
+        storage.promise(promised("later.example"))
 
 
 # --- the journal ----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import msgspec
@@ -239,10 +239,8 @@ def _open_outputs(job: Job, stack: AsyncExitStack) -> Outputs:
     path = job.manifest
     if path is None:
         return Outputs()
-    archive = job.archive
-    has_content = job.warc is not None and job.warc.exists() and job.warc.stat().st_size > 0
-    if job.warc is not None and not has_content:
-        archive = ""
+    has_content = job.warc is None or (job.warc.exists() and job.warc.stat().st_size > 0)
+    archive = job.archive if has_content else ""
     manifest = stack.enter_context(Manifest(path, archive=archive, retry_denied=job.retry_denied))
     if manifest.unreadable:
         _log.warning(
@@ -338,7 +336,7 @@ async def _interruptible(
     SIGINT is ignored from the start, it stays ignored: the shell does that for background jobs
     (POSIX, Shell Command Language, section 2.11).
     """
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    loop, task = asyncio.get_running_loop(), cast("asyncio.Task[int]", asyncio.current_task())
     signals: list[int] = []
     handlers: dict[int, Any] = {}
 
@@ -347,18 +345,17 @@ async def _interruptible(
         if len(signals) == 1:
             work.stop()
             progress.say(_stop_message(work.in_flight, grace))
-        elif task is not None:
+        else:
             task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         handler = signal.getsignal(number)
         if number is signal.SIGINT and handler is signal.SIG_IGN:
             continue
-        try:
+        # On Windows, and outside of the main thread, KeyboardInterrupt ends the crawl.
+        with suppress(NotImplementedError, RuntimeError, ValueError):
             loop.add_signal_handler(number, stop, number)
-        except (NotImplementedError, RuntimeError, ValueError):
-            continue  # Windows, or not the main thread: KeyboardInterrupt ends the crawl
-        handlers[number] = handler
+            handlers[number] = handler
     try:
         yield lambda: bool(signals)
     except BaseException:
@@ -376,8 +373,7 @@ async def _interruptible(
         # The cancellations were handled. If they still counted, asyncio's runner would not turn a
         # third Ctrl-C, which comes during the clean-up, into a KeyboardInterrupt.
         for _ in signals[1:]:
-            if task is not None:
-                task.uncancel()
+            task.uncancel()
         raise KeyboardInterrupt
 
 
