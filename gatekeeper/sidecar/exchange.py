@@ -104,9 +104,6 @@ class Route:
     path: str
     handler: Handler
     summary: str
-    operation: str = ""
-    """Its `operationId` in `/openapi.json`, after which generated clients name the function that
-    calls it. Empty for routes that are not listed there."""
     query: type | None = None
     body: type | None = None
     answers: Mapping[int, Any] = field(default_factory=dict)
@@ -124,6 +121,10 @@ class Route:
     relays: bool = False
     """Whether a successful response has the status that a site answered with."""
 
+    operation: str = field(init=False)
+    """Its `operationId` in `/openapi.json`, after which generated clients name the function that
+    calls it: the name of the handler in camel case."""
+
     status: int = field(init=False)
     """Status of the successful response."""
 
@@ -131,6 +132,8 @@ class Route:
     """Whether a query string is refused: on the API's paths unknown parameters are mistakes."""
 
     def __post_init__(self) -> None:
+        first, *others = getattr(self.handler, "__name__", "").split("_")
+        object.__setattr__(self, "operation", first + "".join(map(str.capitalize, others)))
         object.__setattr__(self, "status", next(iter(self.answers), 200))
         in_api = self.path.startswith("/v1/") and self.method != ANY
         object.__setattr__(self, "no_query", in_api and self.query is None)

@@ -42,7 +42,7 @@ class CheckQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     user_agent: UserAgent | None = None
 
 
-async def check(service: Service, call: Call) -> web.StreamResponse:
+async def check_url(service: Service, call: Call) -> web.StreamResponse:
     """Decide about one URL. The status is 200 whatever the verdict."""
     query = _read_question(call.query)
     decision = await service.gate.check(query.url, user_agent=query.user_agent)
@@ -50,8 +50,8 @@ async def check(service: Service, call: Call) -> web.StreamResponse:
     return json_response(decision)
 
 
-def check_inline(service: Service, call: InlineCall) -> bytes | None:
-    """`check`, if the file is cached. Return None otherwise."""
+def check_url_inline(service: Service, call: InlineCall) -> bytes | None:
+    """`check_url`, if the file is cached. Return None otherwise."""
     query = _read_question(call.query)
     written = service.internals.write(query.url, user_agent=query.user_agent)
     if written is not None:
@@ -71,7 +71,7 @@ def _read_question(text: str) -> CheckQuery:
     return read_query(text, CheckQuery)
 
 
-async def check_batch(service: Service, call: Call) -> web.StreamResponse:
+async def check_urls(service: Service, call: Call) -> web.StreamResponse:
     """Decide about many URLs, in their order. A malformed URL gets `deny`, `invalid_url`."""
     batch = await read_body(call.request, Batch, limit=service.config.server.max_body)
     max_batch = service.config.server.max_batch
@@ -87,8 +87,8 @@ async def check_batch(service: Service, call: Call) -> web.StreamResponse:
     return json_response(b"".join(_finish_batch(service, call, decisions, decided)))
 
 
-def check_batch_inline(service: Service, call: InlineCall) -> list[bytes] | None:
-    """`check_batch`, if every file is cached. Return None otherwise."""
+def check_urls_inline(service: Service, call: InlineCall) -> list[bytes] | None:
+    """`check_urls`, if every file is cached. Return None otherwise."""
     batch = read_inline_body(call, _batch_decoder, limit=service.config.server.max_body)
     if batch is None or len(batch.urls) > service.config.server.max_batch:
         return None
@@ -196,7 +196,7 @@ class RobotsFile(msgspec.Struct, frozen=True, kw_only=True):
     """The text, where a past version was asked for."""
 
 
-async def explain(service: Service, call: Call) -> web.StreamResponse:
+async def explain_url(service: Service, call: Call) -> web.StreamResponse:
     """Explain a decision: the text, every rule that matched, and how the file was fetched."""
     return json_response(await explanation(service, read_query(call.query, CheckQuery), call))
 
@@ -228,7 +228,7 @@ async def explanation(service: Service, query: CheckQuery, call: Call) -> Explan
     )
 
 
-async def what_if(service: Service, call: Call) -> web.StreamResponse:
+async def explain_text(service: Service, call: Call) -> web.StreamResponse:
     """Decide about a URL by the robots.txt in the request.
 
     Nothing is fetched, stored, counted or logged.
@@ -256,7 +256,7 @@ def what_if_explanation(service: Service, question: WhatIf) -> Explanation:
     )
 
 
-async def robots(service: Service, call: Call) -> web.StreamResponse:
+async def get_robots(service: Service, call: Call) -> web.StreamResponse:
     """Show an origin's file as it was parsed: groups, sitemaps, timing, findings."""
     query = read_query(call.query, RobotsQuery)
     gate = service.gate
@@ -331,7 +331,7 @@ def as_read(service: Service, body: bytes) -> RobotsTxt:
     return RobotsTxt.parse(parser_input(body), dialect=settings.dialect, limit=limit)
 
 
-async def history(service: Service, call: Call) -> web.StreamResponse:
+async def get_history(service: Service, call: Call) -> web.StreamResponse:
     """List every version of the file that was seen, and when. Needs a storage."""
     query = read_query(call.query, HistoryQuery)
     entries = await service.gate.history(query.origin)
@@ -353,31 +353,28 @@ ROUTES = (
     Route(
         "GET",
         "/v1/check",
-        check,
+        check_url,
         "Check one URL.",
-        operation="checkUrl",
         query=CheckQuery,
         answers={200: Decision},
         needs=CHECK,
-        inline=check_inline,
+        inline=check_url_inline,
     ),
     Route(
         "POST",
         "/v1/check",
-        check_batch,
+        check_urls,
         "Check a batch of URLs.",
-        operation="checkUrls",
         body=Batch,
         answers={200: Decisions},
         needs=CHECK,
-        inline=check_batch_inline,
+        inline=check_urls_inline,
     ),
     Route(
         "GET",
         "/v1/explain",
-        explain,
+        explain_url,
         "Explain a decision.",
-        operation="explainUrl",
         query=CheckQuery,
         answers={200: Explanation},
         needs=CHECK,
@@ -385,9 +382,8 @@ ROUTES = (
     Route(
         "POST",
         "/v1/explain",
-        what_if,
+        explain_text,
         "Decide by the robots.txt in the request.",
-        operation="explainText",
         body=WhatIf,
         answers={200: Explanation},
         needs=CHECK,
@@ -395,9 +391,8 @@ ROUTES = (
     Route(
         "GET",
         "/v1/robots",
-        robots,
+        get_robots,
         "Show the parsed robots.txt of an origin, or a past version.",
-        operation="getRobots",
         query=RobotsQuery,
         answers={200: RobotsFile},
         needs=CHECK,
@@ -406,9 +401,8 @@ ROUTES = (
     Route(
         "GET",
         "/v1/history",
-        history,
+        get_history,
         "List the versions of an origin's robots.txt.",
-        operation="getHistory",
         query=HistoryQuery,
         answers={200: History},
         needs=CHECK,

@@ -123,7 +123,7 @@ def decision_headers(decision: Decision) -> dict[str, str]:
     return headers
 
 
-async def fetch(service: Service, call: Call) -> web.StreamResponse:
+async def fetch_page(service: Service, call: Call) -> web.StreamResponse:
     """Decide, wait for the host's turn, then stream the site's response to the client."""
     query = read_query(call.query, FetchQuery)
     async with time_limit(service) as end:
@@ -302,9 +302,8 @@ ROUTES = (
     Route(
         "GET",
         "/v1/fetch",
-        fetch,
+        fetch_page,
         "Fetch a page politely.",
-        operation="fetchPage",
         query=FetchQuery,
         answers={200: OCTETS},
         headers=(*_OWN_FIELDS, *_RESPONSE_FIELDS, *_USAGE_FIELDS, "WWW-Authenticate"),

@@ -112,26 +112,26 @@ async def host_list(service: Service, query: HostQuery) -> HostList:
     )
 
 
-async def one_host(service: Service, call: Call) -> web.StreamResponse:
+async def get_host(service: Service, call: Call) -> web.StreamResponse:
     """Show every clock of a host, and where each came from."""
     return json_response(await host_of(service, _host_in_path(call)))
 
 
-async def pause(service: Service, call: Call) -> web.StreamResponse:
+async def pause_host(service: Service, call: Call) -> web.StreamResponse:
     """Grant no turns at the host until `resume`."""
     await _require_empty_body(service, call)
     await service.gate.pause(_host_in_path(call))
     return json_response(await host_of(service, _host_in_path(call)))
 
 
-async def resume(service: Service, call: Call) -> web.StreamResponse:
+async def resume_host(service: Service, call: Call) -> web.StreamResponse:
     """Grant turns at the host again."""
     await _require_empty_body(service, call)
     await service.gate.resume(_host_in_path(call))
     return json_response(await host_of(service, _host_in_path(call)))
 
 
-async def refresh(service: Service, call: Call) -> web.StreamResponse:
+async def refresh_host(service: Service, call: Call) -> web.StreamResponse:
     """Fetch robots.txt again: of `origin`, or of both schemes of the host as far as cached."""
     request = await read_body(call.request, RefreshBody, limit=service.config.server.max_body)
     host = _host_in_path(call)
@@ -158,7 +158,7 @@ async def refresh(service: Service, call: Call) -> web.StreamResponse:
     return json_response(await host_of(service, host), status=202 if later else 200)
 
 
-async def block(service: Service, call: Call) -> web.StreamResponse:
+async def block_host(service: Service, call: Call) -> web.StreamResponse:
     """Send no request to the host before a given moment."""
     request = await read_body(call.request, BlockBody, limit=service.config.server.max_body)
     if (request.seconds is None) == (request.until is None):
@@ -229,7 +229,6 @@ def _control(action: str, handler: Handler, summary: str, body: type, *statuses:
         f"/v1/hosts/{{host}}/{action}",
         handler,
         summary,
-        operation=f"{action}Host",
         body=body,
         answers=dict.fromkeys((200, *statuses), HostBody),
         problems=(503,) if 202 in statuses else (),
@@ -242,22 +241,20 @@ ROUTES = (
         "/v1/hosts",
         list_hosts,
         "List the hosts that have a clock, in pages.",
-        operation="listHosts",
         query=HostQuery,
         answers={200: HostList},
     ),
     Route(
         "GET",
         "/v1/hosts/{host}",
-        one_host,
+        get_host,
         "Show every clock of a host.",
-        operation="getHost",
         needs=CRAWL_OR_ADMIN,
         answers={200: HostBody},
         problems=(400,),
     ),
-    _control("pause", pause, "Grant no turns until resumed.", EmptyObject),
-    _control("resume", resume, "Grant turns again.", EmptyObject),
-    _control("refresh", refresh, "Fetch its robots.txt again.", RefreshBody, 202),
-    _control("block", block, "Send no request before a given moment.", BlockBody),
+    _control("pause", pause_host, "Grant no turns until resumed.", EmptyObject),
+    _control("resume", resume_host, "Grant turns again.", EmptyObject),
+    _control("refresh", refresh_host, "Fetch its robots.txt again.", RefreshBody, 202),
+    _control("block", block_host, "Send no request before a given moment.", BlockBody),
 )

@@ -31,7 +31,7 @@ _lease_wanted = msgspec.json.Decoder(LeaseRequestBody)
 _lease_report = msgspec.json.Decoder(LeaseReport)
 
 
-async def acquire(service: Service, call: Call) -> web.StreamResponse:
+async def acquire_lease(service: Service, call: Call) -> web.StreamResponse:
     """Grant a lease once the host's turn has come, or answer 429 if it does not within `wait`."""
     server = service.config.server
     body = await read_body(call.request, LeaseRequestBody, limit=server.max_body)
@@ -59,8 +59,8 @@ async def acquire(service: Service, call: Call) -> web.StreamResponse:
     return json_response(_body(held), status=201)
 
 
-def acquire_inline(service: Service, call: InlineCall) -> bytes | None:
-    """`acquire`, if the host is due and nobody waits for it. Return None otherwise."""
+def acquire_lease_inline(service: Service, call: InlineCall) -> bytes | None:
+    """`acquire_lease`, if the host is due and nobody waits for it. Return None otherwise."""
     server = service.config.server
     body = read_inline_body(call, _lease_wanted, limit=server.max_body)
     if body is None or body.user_agent is not None or body.wait > server.max_wait:
@@ -75,7 +75,7 @@ def acquire_inline(service: Service, call: InlineCall) -> bytes | None:
     return encode(_body(held))
 
 
-async def renew(service: Service, call: Call) -> web.StreamResponse:
+async def renew_lease(service: Service, call: Call) -> web.StreamResponse:
     """Extend a lease: it ends `ttl` seconds from now."""
     wanted = Renewal()
     if call.request.body_exists:
@@ -83,7 +83,7 @@ async def renew(service: Service, call: Call) -> web.StreamResponse:
     return json_response(_body(service.leases.renew(call.params["id"], wanted.ttl)))
 
 
-async def report(service: Service, call: Call) -> web.StreamResponse:
+async def report_lease(service: Service, call: Call) -> web.StreamResponse:
     """End a lease, and tell the scheduler how the site answered. The first report is final."""
     reported = LeaseReport()
     if call.request.body_exists:
@@ -94,8 +94,8 @@ async def report(service: Service, call: Call) -> web.StreamResponse:
     return web.Response(status=204)
 
 
-def report_inline(service: Service, call: InlineCall) -> bytes | None:
-    """`report`, if the lease is held. Return None otherwise."""
+def report_lease_inline(service: Service, call: InlineCall) -> bytes | None:
+    """`report_lease`, if the lease is held. Return None otherwise."""
     lease_id = call.params["id"]
     if lease_id not in service.leases:
         return None
@@ -120,7 +120,7 @@ async def _block(service: Service, url: str, reported: LeaseReport) -> None:
         await service.gate.block(urls.parse(url).host, wall + seconds, f"{reported.status}")
 
 
-async def give_back(service: Service, call: Call) -> web.StreamResponse:
+async def give_back_lease(service: Service, call: Call) -> web.StreamResponse:
     """End a lease unused: no request was sent."""
     service.leases.give_back(call.params["id"])
     return web.Response(status=204)
@@ -135,21 +135,19 @@ ROUTES = (
     Route(
         "POST",
         "/v1/leases",
-        acquire,
+        acquire_lease,
         "Acquire a lease.",
-        operation="acquireLease",
         body=LeaseRequestBody,
         answers={201: LeaseBody},
         needs=CRAWL,
         problems=(403, 410, 429, 503),
-        inline=acquire_inline,
+        inline=acquire_lease_inline,
     ),
     Route(
         "POST",
         "/v1/leases/{id}/renew",
-        renew,
+        renew_lease,
         "Renew a lease.",
-        operation="renewLease",
         body=Renewal,
         body_required=False,
         answers={200: LeaseBody},
@@ -159,22 +157,20 @@ ROUTES = (
     Route(
         "POST",
         "/v1/leases/{id}/report",
-        report,
+        report_lease,
         "Report how the site answered; that ends the lease.",
-        operation="reportLease",
         body=LeaseReport,
         body_required=False,
         answers={204: None},
         needs=CRAWL,
         problems=(404, 503),
-        inline=report_inline,
+        inline=report_lease_inline,
     ),
     Route(
         "DELETE",
         "/v1/leases/{id}",
-        give_back,
+        give_back_lease,
         "Give a lease back unused.",
-        operation="giveBackLease",
         answers={204: None},
         needs=CRAWL,
         problems=(404, 503),

@@ -55,7 +55,7 @@ _PREFIX: Final = secrets.token_hex(4)
 # --- overview and leases ----------------------------------------------------------------------
 
 
-async def overview(service: Service, call: Call) -> web.StreamResponse:
+async def get_overview(service: Service, call: Call) -> web.StreamResponse:
     """State, rates, leases, delayed hosts, and the result of the last reload."""
     return json_response(await service.operators.overview())
 
@@ -130,7 +130,7 @@ class PastDecision(msgspec.Struct, frozen=True, kw_only=True):
     decision: Decision
 
 
-async def past_decision(service: Service, call: Call) -> web.StreamResponse:
+async def get_decision(service: Service, call: Call) -> web.StreamResponse:
     """One of the latest decisions, by its id."""
     found = service.operators.feed.find(call.params["id"])
     if found is None:
@@ -181,7 +181,7 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True):
     """All since the stream was opened."""
 
 
-async def stream_events(service: Service, call: Call) -> web.StreamResponse:
+async def stream_decisions(service: Service, call: Call) -> web.StreamResponse:
     """Send decisions until the client disconnects or the service drains.
 
     A client that reads too slowly, or whose filter selects more than 250 decisions each 0.1 s, is
@@ -333,7 +333,7 @@ def _encode(given: GivenDecision) -> bytes:
     return b"id: %s-%d\nevent: decision\ndata: %b\n\n" % (_PREFIX.encode(), given.number, data)
 
 
-async def series(service: Service, call: Call) -> web.StreamResponse:
+async def get_series(service: Service, call: Call) -> web.StreamResponse:
     """The metrics of the last hour, one point for each ten seconds."""
     return json_response(service.operators.series.body())
 
@@ -361,7 +361,7 @@ class ConfigBody(msgspec.Struct, frozen=True):
     settings: list[SettingView]
 
 
-async def config(service: Service, call: Call) -> web.StreamResponse:
+async def get_configuration(service: Service, call: Call) -> web.StreamResponse:
     """The effective configuration, and the source of each value."""
     return json_response(config_body(service))
 
@@ -408,9 +408,8 @@ ROUTES = (
     Route(
         "GET",
         "/v1/overview",
-        overview,
+        get_overview,
         "The whole at a glance.",
-        operation="getOverview",
         answers={200: Overview},
     ),
     Route(
@@ -418,7 +417,6 @@ ROUTES = (
         "/v1/leases",
         list_leases,
         "Leases that are held, and who waits for one.",
-        operation="listLeases",
         query=LeaseQuery,
         answers={200: LeaseList},
     ),
@@ -427,7 +425,6 @@ ROUTES = (
         "/v1/leases/{id}/drop",
         drop_lease,
         "Take a lease away; it counts as used.",
-        operation="dropLease",
         body=EmptyObject,
         answers={204: None},
         problems=(404, 503),
@@ -435,18 +432,16 @@ ROUTES = (
     Route(
         "GET",
         "/v1/decisions/{id}",
-        past_decision,
+        get_decision,
         "One of the latest decisions.",
-        operation="getDecision",
         answers={200: PastDecision},
         problems=(404,),
     ),
     Route(
         "GET",
         "/v1/events",
-        stream_events,
+        stream_decisions,
         "Decisions as they are given, as server-sent events.",
-        operation="streamDecisions",
         query=EventQuery,
         answers={200: "text/event-stream"},
         events={"decision": DecisionEvent, "dropped": Dropped},
@@ -455,17 +450,15 @@ ROUTES = (
     Route(
         "GET",
         "/v1/series",
-        series,
+        get_series,
         "The last hour in numbers.",
-        operation="getSeries",
         answers={200: SeriesBody},
     ),
     Route(
         "GET",
         "/v1/config",
-        config,
+        get_configuration,
         "The configuration in force, and where it came from.",
-        operation="getConfiguration",
         answers={200: ConfigBody},
     ),
 )

@@ -52,9 +52,9 @@ from gatekeeper.sidecar.routes.operators import (
     EventQuery,
     LeaseQuery,
     config_body,
+    get_series,
     lease_list,
-    series,
-    stream_events,
+    stream_decisions,
 )
 
 if TYPE_CHECKING:
@@ -487,8 +487,8 @@ ROUTES = (
     _public("GET", "/ui/sign-in", sign_in_page),
     _public("POST", "/ui/sign-in", sign_in),
     _public("POST", "/ui/sign-out", sign_out),
-    _public("GET", "/ui/series", _feed(series, ADMIN)),
-    _public("GET", "/ui/events", _feed(stream_events, ADMIN)),
+    _public("GET", "/ui/series", _feed(get_series, ADMIN)),
+    _public("GET", "/ui/events", _feed(stream_decisions, ADMIN)),
     _public("POST", "/ui/what-if", _feed(what_if, CHECK)),
     _public("POST", "/ui/hosts/{host}/pause", _form(_pause, ADMIN)),
     _public("POST", "/ui/hosts/{host}/resume", _form(_resume, ADMIN)),

@@ -47,12 +47,12 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
     """None if this gate belongs to no fleet."""
 
 
-async def healthz(service: Service, call: Call) -> web.StreamResponse:
+async def is_alive(service: Service, call: Call) -> web.StreamResponse:
     """Answer 200 as long as the process answers at all, and name its User-Agent."""
     return json_response(Alive("alive", getattr(service.gate, "user_agent", None)))
 
 
-async def readyz(service: Service, call: Call) -> web.StreamResponse:
+async def is_ready(service: Service, call: Call) -> web.StreamResponse:
     """Answer 200 if new questions are accepted.
 
     503 while starting or draining, without a network, or while state can't be stored.
@@ -84,7 +84,7 @@ class Index(msgspec.Struct, frozen=True):
     links: list[Link]
 
 
-async def index(service: Service, call: Call) -> web.StreamResponse:
+async def list_endpoints(service: Service, call: Call) -> web.StreamResponse:
     """List every endpoint. A browser is redirected to the pages."""
     if "text/html" in call.request.headers.get("Accept", ""):
         return web.Response(status=303, headers={"Location": "ui/"})
@@ -94,13 +94,13 @@ async def index(service: Service, call: Call) -> web.StreamResponse:
     return json_response(Index("gatekeeper", service.version, service.phase, links))
 
 
-async def openapi_json(service: Service, call: Call) -> web.StreamResponse:
+async def get_contract(service: Service, call: Call) -> web.StreamResponse:
     """Return the OpenAPI document, which is made from the structs of the handlers."""
     tokens = bool(service.admission.tokens)
     return json_response(document(service.router.routes, version=service.version, tokens=tokens))
 
 
-async def prometheus(service: Service, call: Call) -> web.StreamResponse:
+async def get_metrics(service: Service, call: Call) -> web.StreamResponse:
     """Return the metrics in the text format of Prometheus."""
     return web.Response(body=await service.metrics_text(), headers={"Content-Type": CONTENT_TYPE})
 
@@ -108,7 +108,7 @@ async def prometheus(service: Service, call: Call) -> web.StreamResponse:
 # --- `/v1/admin`: the operator controls the service.
 
 
-async def reload_config(service: Service, call: Call) -> web.StreamResponse:
+async def reload_configuration(service: Service, call: Call) -> web.StreamResponse:
     """Read the configuration again. A bad one changes nothing."""
     await read_body(call.request, EmptyObject, limit=service.config.server.max_body)
     try:
@@ -123,9 +123,8 @@ ROUTES = (
     Route(
         "POST",
         "/v1/admin/reload",
-        reload_config,
+        reload_configuration,
         "Read the configuration again.",
-        operation="reloadConfiguration",
         body=EmptyObject,
         answers={200: Reloaded},
         problems=(409,),
@@ -133,18 +132,16 @@ ROUTES = (
     Route(
         "GET",
         "/healthz",
-        healthz,
+        is_alive,
         "Whether the process answers, and its User-Agent.",
-        operation="isAlive",
         answers={200: Alive},
         probe=True,
     ),
     Route(
         "GET",
         "/readyz",
-        readyz,
+        is_ready,
         "Whether new questions are accepted.",
-        operation="isReady",
         answers={200: Health},
         problems=(503,),
         probe=True,
@@ -153,9 +150,8 @@ ROUTES = (
     Route(
         "GET",
         "/",
-        index,
+        list_endpoints,
         "This list of endpoints.",
-        operation="listEndpoints",
         answers={200: Index},
         problems=(401, 403),
         probe=True,
@@ -163,18 +159,16 @@ ROUTES = (
     Route(
         "GET",
         "/openapi.json",
-        openapi_json,
+        get_contract,
         "This API as an OpenAPI document.",
-        operation="getContract",
         answers={200: dict[str, Any]},
         needs=CHECK,
     ),
     Route(
         "GET",
         "/metrics",
-        prometheus,
+        get_metrics,
         "Metrics for Prometheus.",
-        operation="getMetrics",
         answers={200: "text/plain"},
         needs=CHECK,
     ),
