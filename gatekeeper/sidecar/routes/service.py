@@ -211,42 +211,27 @@ _PARAMETERS = {
     "host": "The name of a host, or its address.",
     "id": "The id from an earlier response.",
 }
+
+
+def _link(operation: str, parameter: str, place: str, text: str) -> dict[str, Any]:
+    """Return the link to an operation, whose parameter is at that place of the response."""
+    parameters = {parameter: f"$response.body#/{place}"}
+    return {operation: {"operationId": operation, "parameters": parameters, "description": text}}
+
+
 _LEASE_LINKS = {
-    operation: {
-        "operationId": operation,
-        "parameters": {"id": "$response.body#/id"},
-        "description": text,
-    }
-    for operation, text in (
-        ("renewLease", "Renew the lease."),
-        ("reportLease", "Report how the site answered; that ends the lease."),
-        ("giveBackLease", "Give the lease back unused."),
-    )
+    **_link("renewLease", "id", "id", "Renew the lease."),
+    **_link("reportLease", "id", "id", "Report how the site answered; that ends the lease."),
+    **_link("giveBackLease", "id", "id", "Give the lease back unused."),
 }
 _LINKS: Mapping[str, Mapping[str, Any]] = {
     "acquireLease": _LEASE_LINKS,
     "renewLease": _LEASE_LINKS,
-    "listLeases": {
-        "dropLease": {
-            "operationId": "dropLease",
-            "parameters": {"id": "$response.body#/leases/0/id"},
-            "description": "Drop the first of these leases.",
-        }
-    },
-    "listHosts": {
-        "getHost": {
-            "operationId": "getHost",
-            "parameters": {"host": "$response.body#/hosts/0/host"},
-            "description": "Every clock of the first of these hosts.",
-        }
-    },
-    "checkUrl": {
-        "getDecision": {
-            "operationId": "getDecision",
-            "parameters": {"id": "$response.body#/id"},
-            "description": "Who asked for it, and when.",
-        }
-    },
+    "listLeases": _link("dropLease", "id", "leases/0/id", "Drop the first of these leases."),
+    "listHosts": _link(
+        "getHost", "host", "hosts/0/host", "Every clock of the first of these hosts."
+    ),
+    "checkUrl": _link("getDecision", "id", "id", "Who asked for it, and when."),
 }
 """The links of the successful response of each operation: what may be asked next."""
 
