@@ -1,4 +1,5 @@
-"""Time as a parameter: the `Clock` protocol, the system clock, a virtual clock, and timers.
+"""Time as a parameter: the `Clock` protocol, the system clock, a virtual clock, and timers; and
+the background tasks of one owner.
 
 Two kinds of time are never mixed. *Monotonic* seconds measure waiting and lifetimes within a
 process; they never jump. *Wall* seconds (POSIX, UTC) are written to disk, shown to people and
@@ -21,7 +22,8 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextvars import Context
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -35,6 +37,7 @@ __all__ = [
     "Clock",
     "Deadline",
     "DueHeap",
+    "OwnedTasks",
     "SharedTimer",
     "SingleTimer",
     "Stamp",
@@ -552,6 +555,51 @@ async def deadline(clock: Clock, seconds: float | None) -> AsyncIterator[Deadlin
         raise
     finally:
         limit.end()
+
+
+class OwnedTasks:
+    """Background tasks with one owner, whose `close` ends all of them.
+
+    The key of a task says what it is about: `find` returns the task that is under way for a key.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: dict[object, asyncio.Task[Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def find(self, key: object) -> asyncio.Task[Any] | None:
+        """Return the task with that key, or None if there is none."""
+        return self._tasks.get(key)
+
+    def start(
+        self, work: Coroutine[Any, Any, _T], key: object = None, context: Context | None = None
+    ) -> asyncio.Task[_T]:
+        """Start a task, which is removed when it is done. `context` is that of `create_task`."""
+        task = asyncio.get_running_loop().create_task(work, context=context)
+        key = task if key is None else key
+        self._tasks[key] = task
+        # A callback, since a task that is cancelled before its first step runs no `finally`.
+        task.add_done_callback(lambda _: self._tasks.pop(key, None))
+        return task
+
+    async def finish(self, clock: Clock, seconds: float) -> None:
+        """Wait until all tasks are done, for at most that many seconds."""
+        try:
+            async with deadline(clock, seconds):
+                while self._tasks:
+                    await asyncio.wait(list(self._tasks.values()))
+        except TimeoutError:
+            return
+
+    async def close(self) -> None:
+        """Cancel the remaining tasks, and wait until they have ended. Idempotent."""
+        while self._tasks:
+            tasks = list(self._tasks.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 _FIRST_WALL_SECOND = 100_000_000

@@ -23,6 +23,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Generic, Self, TypeVar, cast
 
+from gatekeeper.clock import OwnedTasks
 from gatekeeper.config import Config, agent_named, as_config
 from gatekeeper.decision import Decision, NotYet
 from gatekeeper.errors import GateClosed
@@ -116,7 +117,7 @@ class _GateThread:
         self.pending: set[Future[Any]] = set()
         """Futures that threads wait for."""
         self._ended = False
-        self._callers: set[asyncio.Task[None]] = set()
+        self._callers = OwnedTasks()
         opened: Future[None] = Future()
         # A daemon, as the interpreter joins other threads before it closes the gate.
         self._thread = threading.Thread(
@@ -157,9 +158,7 @@ class _GateThread:
                 opened.set_exception(error)
         finally:
             self.closed = True
-            for task in self._callers:
-                task.cancel()
-            await asyncio.gather(*self._callers, return_exceptions=True)
+            await self._callers.close()
 
     @property
     def inside(self) -> bool:
@@ -173,9 +172,7 @@ class _GateThread:
 
     def serve(self, calls: asyncio.Queue[_Call[Any] | None]) -> None:
         """Start the task of another thread."""
-        task = self.loop.create_task(self._serve(calls))
-        self._callers.add(task)
-        task.add_done_callback(self._callers.discard)
+        self._callers.start(self._serve(calls))
 
     async def _serve(self, calls: asyncio.Queue[_Call[Any] | None]) -> None:
         while not self.closed and (call := await calls.get()) is not None:

@@ -12,6 +12,7 @@ from gatekeeper.clock import (
     Clock,
     Deadline,
     DueHeap,
+    OwnedTasks,
     SingleTimer,
     SystemClock,
     VirtualClock,
@@ -477,3 +478,18 @@ def test_a_due_heap_forgets_what_ended_early() -> None:
         heap.add(float(item), item)
     assert len(heap._heap) < 1000
     assert heap.pop(1e9) == [9998, 9999]
+
+
+async def test_owned_tasks_end_with_their_owner() -> None:
+    tasks, never = OwnedTasks(), asyncio.Event()
+    begun = tasks.start(never.wait(), "key")
+    assert tasks.find("key") is begun
+    await asyncio.sleep(0)
+    unbegun = tasks.start(never.wait())  # it is cancelled before its first step
+    assert len(tasks) == 2
+    await tasks.close()
+    assert begun.cancelled()
+    assert unbegun.cancelled()
+    assert tasks.find("key") is None
+    assert len(tasks) == 0
+    await tasks.close()

@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from gatekeeper.clock import Clock, SingleTimer, deadline
+from gatekeeper.clock import Clock, OwnedTasks, SingleTimer, deadline
 from gatekeeper.config import Config
 from gatekeeper.errors import GateClosed, StorageError
 from gatekeeper.fetching.cache import RecordCache, RecordUpdates, SoftExpiry, answered
@@ -170,11 +170,13 @@ class Directory:
             on_learnt=on_learnt,
         )
         self._flights: dict[str, Flight] = {}
-        self._probes: dict[str, asyncio.Task[None]] = {}
+        self._probes = OwnedTasks()
+        """By origin."""
         self._next_probe = SingleTimer(clock, self._send_probes)
         self._choose = choose
         self._agent = agent
-        self._preparing: dict[tuple[int, str], asyncio.Task[None]] = {}
+        self._preparing = OwnedTasks()
+        """By text and agent."""
         self._parsing = asyncio.Semaphore(1)
         """Allows one large text at a time, as every busy thread slows the loop's thread down."""
         self._waiting = 0
@@ -195,12 +197,13 @@ class Directory:
         self._open = False
         self._soft_expiry.close()
         tasks = [flight.task for flight in self._flights.values() if flight.task is not None]
-        tasks.extend((*self._probes.values(), *self._preparing.values()))
         self._faults.close()
         self._next_probe.cancel()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._probes.close()
+        await self._preparing.close()
         # A task that is cancelled before its first step never runs its `finally`.
         flights, self._flights = self._flights, {}
         for flight in flights.values():
@@ -454,9 +457,7 @@ class Directory:
         if text is None or self.is_prepared(record, agent):
             return
         key = text.key, agent
-        task = self._preparing.get(key)
-        if task is None:
-            task = self._preparing[key] = self._loop.create_task(self._prepare(text, agent))
+        task = self._preparing.find(key) or self._preparing.start(self._prepare(text, agent), key)
         await asyncio.shield(task)  # a cancelled caller must not cancel it for the others
 
     async def _prepare(self, text: FileText, agent: str) -> None:
@@ -464,11 +465,8 @@ class Directory:
             robots = text.robots
             return robots, self._policy_of(robots, agent)
 
-        try:
-            async with self._parsing:
-                robots, policy = await asyncio.to_thread(read)
-        finally:
-            del self._preparing[text.key, agent]
+        async with self._parsing:
+            robots, policy = await asyncio.to_thread(read)
         self._cache.texts.wake(text, robots)
         text.add_policy(policy, self._config.cache.max_agents)
 
@@ -523,18 +521,14 @@ class Directory:
         """
         now = self._clock.monotonic()
         for origin in self._faults.next_probes(now):
-            if origin in self._probes:
+            if self._probes.find(origin) is not None:
                 continue
             if origin in self._flights:
                 # The flight reports its outcome by itself.
                 self._faults.probe_inconclusive(origin, now)
                 continue
-            task = self._probes[origin] = self._loop.create_task(self._probe(origin))
-            task.add_done_callback(partial(self._probed, origin))
+            self._probes.start(self._probe(origin), origin)
         self.plan_probes()
-
-    def _probed(self, origin: str, _task: asyncio.Task[None]) -> None:
-        del self._probes[origin]
 
     async def _probe(self, origin: str) -> None:
         """Fetch one robots.txt in its host's turn, with the short deadlines of a probe.

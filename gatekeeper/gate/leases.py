@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from gatekeeper import urls
-from gatekeeper.clock import Clock, deadline, number, utc
+from gatekeeper.clock import Clock, OwnedTasks, deadline, number, utc
 from gatekeeper.config import refuse_wildcard_agent
 from gatekeeper.deadlock import Holdings, WaitGraph
 from gatekeeper.decision import Decision, NotYet, Reason, not_yet, refuse
@@ -386,8 +386,8 @@ class LeaseManager:
         self._take = scheduler.take
         self._recall = decider.recall_allowed
         self._numbers = decider.numbers
-        self._fetches: dict[str, asyncio.Task[None]] = {}
-        """Origins whose file `try_acquire` fetches in the background, with the task that does."""
+        self._fetches = OwnedTasks()
+        """The background fetches of `try_acquire`, by origin."""
 
     def take(self, url: str, owner: asyncio.Task[object] | None) -> Lease | None:
         """Grant a lease without waiting, if cached data is enough to decide. Return None otherwise.
@@ -536,11 +536,9 @@ class LeaseManager:
 
     def _fetch_in_background(self, url: str, target: Target, agent: str) -> NotYet:
         """Fetch the origin's file and its address in the background; return when to ask again."""
-        if target.origin not in self._fetches and len(self._fetches) < _MAX_FETCHES:
+        if self._fetches.find(target.origin) is None and len(self._fetches) < _MAX_FETCHES:
             # In an empty context: the caller may hold leases, and does not wait for the task.
-            task = self.loop.create_task(self._learn(target), context=Context())
-            self._fetches[target.origin] = task
-            task.add_done_callback(lambda _: self._fetches.pop(target.origin, None))
+            self._fetches.start(self._learn(target), target.origin, Context())
         held = self._scheduler.held(target.host)
         if held is not None and held[1] != PARKED:  # the file can't be fetched earlier, either
             why, until = self._scheduler.held_up(target.host)
@@ -563,10 +561,7 @@ class LeaseManager:
     async def close(self) -> None:
         """Cancel the background fetches."""
         self.uplink.close()
-        tasks = list(self._fetches.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._fetches.close()
 
     async def hold(self, url: str, seconds: float, user_agent: str | None) -> Lease:
         """Restore a lease that an earlier process granted and that is open. See `Scheduler.hold`.

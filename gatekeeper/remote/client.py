@@ -28,7 +28,7 @@ from urllib.parse import quote
 from aiohttp import ClientMiddlewareType
 
 from gatekeeper import urls
-from gatekeeper.clock import Clock, SystemClock, block_end, utc
+from gatekeeper.clock import Clock, OwnedTasks, SystemClock, block_end, utc
 from gatekeeper.config import (
     Config,
     RobotsConfig,
@@ -53,7 +53,6 @@ from gatekeeper.middleware import gate_middleware
 from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.remote.connection import (
     Outbox,
-    OwnedTasks,
     SidecarConnection,
     SidecarResponse,
     SidecarUnreachable,

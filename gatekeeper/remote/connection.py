@@ -7,13 +7,11 @@ used.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import random
 import ssl
 from collections import deque
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,7 +19,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from gatekeeper.clock import Clock, deadline
+from gatekeeper.clock import Clock, OwnedTasks, deadline
 from gatekeeper.decision import Verdict
 from gatekeeper.errors import (
     ConfigError,
@@ -340,43 +338,6 @@ def problem(answer: SidecarResponse, url: str = "") -> GatekeeperError:
     elif kind == "unauthorized":
         detail += "; give RemoteGatekeeper its token=..."
     return SidecarError(answer.status, kind, detail or "no further detail")
-
-
-# --- background tasks -----------------------------------------------------------------------
-
-
-class OwnedTasks:
-    """Background tasks with one owner, whose `close` ends all of them."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    def start(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
-        """Start a task, which is removed when it is done."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def finish(self, clock: Clock, seconds: float) -> None:
-        """Wait until all tasks are done, for at most that many seconds."""
-        try:
-            async with deadline(clock, seconds):
-                while self._tasks:
-                    await asyncio.wait(list(self._tasks))
-        except TimeoutError:
-            return
-
-    async def close(self) -> None:
-        """Cancel the remaining tasks, and wait until they have ended."""
-        while self._tasks:
-            tasks = list(self._tasks)
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
 
 
 # --- messages to the sidecar whose response no caller waits for -----------------------------

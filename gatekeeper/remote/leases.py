@@ -23,7 +23,7 @@ from weakref import ref
 import msgspec
 
 from gatekeeper import urls
-from gatekeeper.clock import Clock, SingleTimer, deadline, utc
+from gatekeeper.clock import Clock, OwnedTasks, SingleTimer, deadline, utc
 from gatekeeper.deadlock import Holdings, TurnWait, WaitGraph, WaitsForItself
 from gatekeeper.decision import Decision, NotYet, not_yet
 from gatekeeper.errors import (
@@ -47,7 +47,6 @@ from gatekeeper.pacing.waiting import Need
 from gatekeeper.remote.connection import (
     Outbox,
     OutboxMessage,
-    OwnedTasks,
     SidecarConnection,
     SidecarResponse,
     SidecarUnreachable,

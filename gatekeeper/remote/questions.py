@@ -17,11 +17,10 @@ from datetime import datetime
 
 import msgspec
 
-from gatekeeper.clock import Clock, utc
+from gatekeeper.clock import Clock, OwnedTasks, utc
 from gatekeeper.decision import Decision, State, Verdict
 from gatekeeper.errors import GateClosed, GatekeeperError, SidecarError
 from gatekeeper.remote.connection import (
-    OwnedTasks,
     SidecarConnection,
     SidecarUnreachable,
     limit_in,

@@ -21,7 +21,7 @@ import aiohttp
 from aiohttp import web
 
 from gatekeeper import speedups, urls
-from gatekeeper.clock import Clock, SystemClock, deadline, utc
+from gatekeeper.clock import Clock, OwnedTasks, SystemClock, deadline, utc
 from gatekeeper.config import Config
 from gatekeeper.decision import Decision, Reason
 from gatekeeper.errors import (
@@ -138,7 +138,7 @@ class Service:
         self._grace = True
         self.addresses = addresses
         self.workers = workers
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = OwnedTasks()
         self._session: aiohttp.ClientSession | None = None
         self.log: DecisionLog = DecisionLog(config.server, self.clock)
         on_limit = None if workers is None else workers.client_at_limit
@@ -242,13 +242,11 @@ class Service:
         if len(self._tasks) >= _MAX_BACKGROUND or self.phase == "closed":
             work.close()
             return None
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        task = self._tasks.start(work)
         task.add_done_callback(self._done)
         return task
 
     def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.warning("work in the background failed: %s", error)
 
@@ -257,10 +255,7 @@ class Service:
         self.phase = "closed"
         self.leases.close()
         await self.operators.close()
-        for task in list(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.close()
         await self.learner.close()
         if self._session is not None:
             await self._session.close()

@@ -25,6 +25,7 @@ import msgspec
 from aiohttp.base_protocol import BaseProtocol
 
 from gatekeeper import speedups
+from gatekeeper.clock import OwnedTasks
 from gatekeeper.errors import ConfigError
 from gatekeeper.gate import Replica
 from gatekeeper.library_internals import Octets, request_parser, whole_request, write_octets
@@ -287,7 +288,7 @@ class _WorkerProcess:
         self.missing_origin: str | None = None
         """Origin whose record the latest question lacked. None if it lacked none, or none that the
         owner is expected to send."""
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = OwnedTasks()
         self._report_timer: asyncio.TimerHandle | None = None
         self._logged = (0, 0)
         self._handlers: dict[type, Callable[[Any], object]] = {
@@ -302,7 +303,7 @@ class _WorkerProcess:
 
     async def run(self) -> str | None:
         """Answer until the process is to exit. Return the error that made it exit, or None."""
-        sweeping = self.loop.create_task(self._sweep())
+        self._tasks.start(self._sweep())
         try:
             why = await self.done
             for client in list(self.clients):
@@ -314,10 +315,7 @@ class _WorkerProcess:
             self._report()
             await self._until(lambda: not self.channel.queued)
         finally:
-            sweeping.cancel()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(sweeping, *self._tasks, return_exceptions=True)
+            await self._tasks.close()
             if self._service is not None:
                 self._replica.close()
             self.channel.close()
@@ -372,7 +370,7 @@ class _WorkerProcess:
         self.max_header, self.max_connections = config.server.max_header, raise_file_limit().clients
         if speedups.ON:
             self.heads = HeadCache(max_line=self.max_header)
-        self._track(self.loop.create_task(self._service.log.run()))
+        self._tasks.start(self._service.log.run())
         self.channel.send(Ready())
 
     def _store_record(self, message: SharedRecord) -> None:
@@ -404,7 +402,7 @@ class _WorkerProcess:
             self.channel.send(message, connection.fileno())
             connection.close()
             return
-        self._track(self.loop.create_task(self._open(message, connection)))
+        self._tasks.start(self._open(message, connection))
 
     async def _open(self, message: HandOver, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -414,10 +412,6 @@ class _WorkerProcess:
             )
         except OSError:
             connection.close()
-
-    def _track(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def answer(self, *request: Any) -> Octets | None:
         """Return the response to a request; see `Service.answer_inline`."""

@@ -28,10 +28,11 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from gatekeeper.clock import OwnedTasks
 from gatekeeper.decision import Reason, Verdict
 from gatekeeper.errors import ConfigError
 from gatekeeper.fetching.records import Record
@@ -150,7 +151,7 @@ class Workers:
         self._requested: dict[str, set[int]] = {}
         self._service: Service  # inside `serving`, as the server
         self._server: Server
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = OwnedTasks()
         self._stopping = False
         self.restarts: int = 0
 
@@ -169,8 +170,9 @@ class Workers:
                 yield
             finally:
                 await self.recall()
-                for task in (*running, *self._tasks):
+                for task in running:
                     task.cancel()
+                await self._tasks.close()
 
     async def recall(self) -> None:
         """Make every worker pass its connections back and exit. Idempotent."""
@@ -270,9 +272,7 @@ class Workers:
 
     def _serve_here(self, connection: socket.socket, unanswered: bytes, passes: int) -> None:
         """Serve a connection in this process."""
-        task = asyncio.get_running_loop().create_task(self._serve(connection, unanswered, passes))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._serve(connection, unanswered, passes))
 
     async def _serve(self, connection: socket.socket, unanswered: bytes, passes: int) -> None:
         connection.setblocking(False)

@@ -13,13 +13,12 @@ import contextlib
 import logging
 import re
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import web
 
 from gatekeeper import urls
-from gatekeeper.clock import Clock, deadline
+from gatekeeper.clock import Clock, OwnedTasks, deadline
 from gatekeeper.decision import Decision, State
 from gatekeeper.errors import GateClosed, InvalidURL
 from gatekeeper.robots import product_token
@@ -232,7 +231,7 @@ class OriginLearner:
     def __init__(self, gate: GateInternals, clock: Clock) -> None:
         self._gate = gate
         self._clock = clock
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks = OwnedTasks()
         self.put_off: int = 0
         """How often an origin was not fetched because too many were."""
 
@@ -249,19 +248,13 @@ class OriginLearner:
         Return None if too many are running. The task ends when the file is known or took too
         long. It never fails, and the caller must not cancel it.
         """
-        task = self._tasks.get(origin)
+        task = self._tasks.find(origin)
         if task is not None:
             return task
         if len(self._tasks) >= MAX_ORIGINS:
             self.put_off += 1
             return None
-        task = self._tasks[origin] = asyncio.get_running_loop().create_task(self._learn(origin))
-        task.add_done_callback(partial(self._done, origin))
-        return task
-
-    def _done(self, origin: str, task: asyncio.Task[Any]) -> None:
-        # A callback, since a task that is cancelled before its first step runs no `finally`.
-        del self._tasks[origin]
+        return self._tasks.start(self._learn(origin), origin)
 
     async def _learn(self, origin: str) -> None:
         try:
@@ -273,7 +266,4 @@ class OriginLearner:
 
     async def close(self) -> None:
         """Cancel all tasks. Idempotent."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
