@@ -170,13 +170,11 @@ class Directory:
             on_learnt=on_learnt,
         )
         self._flights: dict[str, Flight] = {}
-        self._probes = OwnedTasks()
-        """By origin."""
+        self._probes = OwnedTasks()  # by origin
         self._next_probe = SingleTimer(clock, self._send_probes)
         self._choose = choose
         self._agent = agent
-        self._preparing = OwnedTasks()
-        """By text and agent."""
+        self._preparing = OwnedTasks()  # by text and agent
         self._parsing = asyncio.Semaphore(1)
         """Allows one large text at a time, as every busy thread slows the loop's thread down."""
         self._waiting = 0
