@@ -409,8 +409,7 @@ class Engine:
 
     def next_due(self) -> float:
         """Return when the next queue falls due or lease expires; inf: not before an event."""
-        expiry = self.leases.next_expiry()
-        return expiry if self.overdue else min(expiry, self.queues.next_due())
+        return min(self.leases.next_expiry(), self.queues.next_due())
 
     def freed(self, grant: Grant, now: float) -> None:
         """Reconsider the waiters for the scopes of a lease, and grant what is due."""

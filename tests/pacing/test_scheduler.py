@@ -126,6 +126,19 @@ async def test_hosts_take_turns_where_room_is_short(make: Make, clock: VirtualCl
     assert visitor.names == ["a0", "b0", "a1", "b1", "a2", "b2"]
 
 
+async def test_a_turn_comes_in_time_after_room_was_short(make: Make, clock: VirtualClock) -> None:
+    """A host may fall due while others wait for room, and after the last of them has left."""
+    visitor = Visitor(await make(max_in_flight=1), clock)
+    visitor.ask("first", A, admit=wish(5.0))
+    await clock.settle()
+    visitor.ask("full", B, hold=2.0)
+    await clock.settle()
+    visitor.ask("second", A, admit=wish(5.0))
+    visitor.ask("impatient", "c.example", timeout=1.0)
+    await clock.elapse(10.0)
+    assert visitor.starts == [("first", 0.0), ("full", 0.0), ("second", 5.0)]
+
+
 async def test_one_host_with_many_waiters_delays_none_of_the_others(
     make: Make, clock: VirtualClock
 ) -> None:
