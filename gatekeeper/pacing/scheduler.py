@@ -246,13 +246,13 @@ class Scheduler:
         )
 
     def _deliver(self, queue: ScopeQueue, hold: Hold | None, ask_at: float) -> None:
-        now = self._clock.monotonic()
-        spent = self.budget_spent(queue.scope.name) if hold is None else None
+        now, waiter, spent = self._clock.monotonic(), queue.first(), None
+        if hold is None and waiter is not None and waiter.priority != ROBOTS:
+            spent = self.budget_spent(queue.scope.name)
         if spent is not None:
             ask_at = now  # The waiter is refused when the host is due.
         if not self._queues.answered(queue, hold, ask_at, now) or hold is not None:
             return
-        waiter = queue.first()
         if isinstance(waiter, TaskWaiter) and waiter.no_wait:
             self._refuse_late(waiter, now, spent)
 

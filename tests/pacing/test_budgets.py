@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, HostRule, PacingConfig, StorageConfig
 from gatekeeper.errors import StorageError
-from gatekeeper.pacing.ledger import MemoryLedger
+from gatekeeper.pacing.ledger import Granted, MemoryLedger, NotBefore, TakeRequest
 from gatekeeper.pacing.rules import DAY
 from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.storage import SqliteStorage
 from tests.pacing.budget_rules import HOST, DailyBudgets, page, sent, spent
 from tests.pacing.turns_together import Member, VirtualTime
@@ -33,6 +35,33 @@ class TestDailyBudgets(DailyBudgets):
     @pytest.fixture(params=["alone", "with a ledger"])
     def member(self, request: pytest.FixtureRequest, make: Make, clock: VirtualClock) -> Member:
         return make if request.param == "alone" else partial(make, ledger=MemoryLedger(clock))
+
+
+class CountingLedger(MemoryLedger):
+    asked = 0
+
+    async def take(self, requests: Sequence[TakeRequest]) -> list[Granted | NotBefore]:
+        self.asked += 1
+        return await super().take(requests)
+
+
+async def test_a_robots_txt_of_a_spent_host_waits_for_its_interval_in_peace(
+    make: Make, clock: VirtualClock
+) -> None:
+    """Only pages are refused when the budget is spent: the ledger is not asked again at once."""
+    ledger = CountingLedger(clock)
+    one = await make(max_pages_per_day=1, ledger=ledger)
+    await sent(one)
+    before, asked = ledger.asked, RobotsInterval(5.0, "crawl-delay")
+    waiting = asyncio.create_task(
+        one.acquire_robots(f"https://{HOST}/robots.txt", HOST, asked=asked)
+    )
+    await clock.elapse(4.9)
+    assert not waiting.done()
+    assert ledger.asked <= before + 2
+    await clock.elapse(0.2)
+    assert waiting.done()
+    (await waiting).release()
 
 
 # --- a restart ------------------------------------------------------------------------------
