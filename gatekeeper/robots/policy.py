@@ -178,11 +178,12 @@ def records_of(text: str, *, allow_ends: bool = True) -> tuple[AgentRecord, ...]
         if has_rule and not after_agent and line[:1] in _RULE_LETTERS:
             offset += len(line) + 1  # another rule, or a line without meaning here
             continue
-        field, _, rest = line.strip(" \t").partition(":")
-        field = field.rstrip(" \t").lower()
+        field, colon, rest = line.strip(" \t").partition(":")
         line_start, offset = offset, offset + len(line) + 1
         if field[:1] == "#":
             continue
+        # A line without a colon is not a record (the 1994 standard, R94-04).
+        field = field.rstrip(" \t").lower() if colon else ""
         if field == "user-agent":
             if has_rule:
                 close(line_start)
@@ -192,7 +193,7 @@ def records_of(text: str, *, allow_ends: bool = True) -> tuple[AgentRecord, ...]
             agents.append(rest.partition("#")[0].strip(" \t").lower())
             after_agent = True
             continue
-        if not field and not rest and not line.strip(" \t"):
+        if not line.strip(" \t"):
             close(line_start)
             has_rule = False
         elif field == "robot-version" and after_agent and not has_version:

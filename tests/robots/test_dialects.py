@@ -202,3 +202,16 @@ def test_1994_resolves_whole_urls_of_its_own_origin(url: str, allowed: bool) -> 
 def test_unknown_choices_are_refused(choice: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="not '"):
         RobotsTxt.parse("").policy("X", **choice)
+
+
+@pytest.mark.parametrize("line", ["user-agent", "User-agent Y", "disallow", "Robot-version"])
+@pytest.mark.parametrize("dialect", ["auto", "rfc9309", "1994", "1996", "2.0"])
+def test_a_line_without_a_colon_is_no_record(dialect: str, line: str) -> None:
+    """R94-04: it neither begins a record nor gives one a rule, so no rule after it is lost."""
+    for text in (
+        f"User-agent: X\nDisallow: /other\n{line}\nDisallow: /a\n",
+        f"User-agent: X\n{line}\nUser-agent: Y\nDisallow: /a\n",
+    ):
+        robots = RobotsTxt.parse(text, dialect=dialect)
+        assert not robots.policy("X").allowed("/a")
+        assert len(robots.groups) == 1
