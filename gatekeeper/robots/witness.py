@@ -603,7 +603,7 @@ def witnesses(policy: Policy) -> tuple[Witness, ...]:
 
 def _readings(policy: Policy) -> tuple[RuleSet, ...]:
     precedence = policy.v2_semantics == "precedence"
-    return choose(policy.robots, policy.agent.lower(), precedence=precedence)
+    return choose(policy.robots, to_octets(policy.agent).lower(), precedence=precedence)
 
 
 def _any_rules(policy: Policy) -> list[Rule]:
