@@ -13,26 +13,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from gatekeeper.robots import signals, timing
-from gatekeeper.robots.lint import (
-    BAD_ESCAPE,
-    ODD_BLANK,
-    REGEX_SYNTAX,
-    TOKEN,
-    Finding,
-    field_without_colon,
-    spelling,
-)
+from gatekeeper.robots import lint, signals, timing
+from gatekeeper.robots.lint import Finding
 from gatekeeper.robots.model import Rule
 from gatekeeper.robots.parser import Dialect, RobotsTxt, to_octets, to_unicode
 from gatekeeper.robots.patterns import rfc_pattern
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f]")
-_NOT_UTF8 = re.compile("\ufffd+")
-_BLANKS = re.compile(r"[ \t]+")
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
-_INNER_DOLLAR = re.compile(r"\$(?!\Z)")
-_STAR = re.compile(r"\*")
 
 
 class _Parts(NamedTuple):
@@ -85,16 +72,21 @@ _PART_OF_LINE = {
 """The part of the line that a code concerns. Codes that begin with `bad-` concern the value, all
 other codes the whole record."""
 _IN_VALUE: dict[str, re.Pattern[str]] = {
-    "odd-blank": ODD_BLANK,
-    "blank-in-value": _BLANKS,
+    "odd-blank": lint.ODD_BLANK,
+    "blank-in-value": re.compile(r"[ \t]+"),
     "unescaped-non-ascii": _NOT_ASCII,
-    "bad-escape": BAD_ESCAPE,
-    "dollar-inside": _INNER_DOLLAR,
-    "literal-star": _STAR,
-    "regular-expression": REGEX_SYNTAX,
+    "bad-escape": lint.BAD_ESCAPE,
+    "several-records": lint.SECOND_RECORD,
+    "dollar-inside": re.compile(r"\$(?!\Z)"),
+    "literal-star": re.compile(r"\*"),
+    "regular-expression": lint.REGEX_SYNTAX,
 }
 """What is searched for in the value, by code."""
-_IN_LINE = {"control": _CONTROL, "not-utf8": _NOT_UTF8}
+_IN_LINE = {
+    "hash-in-path": re.compile("#"),
+    "control": re.compile(r"[\x00-\x08\x0b-\x1f]"),
+    "not-utf8": re.compile("\ufffd+"),
+}
 """What is searched for in the whole line, by code."""
 _WHOLE_FILE = frozenset({"bom", "encoding"})
 """Codes that concern octets before the first line, or the encoding of all lines."""
@@ -148,7 +140,7 @@ class Repair(msgspec.Struct, frozen=True):
 
 def _misspelt(text: str) -> list[str] | None:
     parts = _parts(text)
-    meant = spelling(text[slice(*parts.field)].lower())
+    meant = lint.spelling(text[slice(*parts.field)].lower())
     if meant is None or not _accepts(meant, text[slice(*parts.value)]):
         return None
     return [text[: parts.field[0]] + meant.capitalize() + text[parts.field[1] :]]
@@ -159,19 +151,19 @@ def _accepts(field: str, value: str) -> bool:
     if field in {"allow", "disallow"}:
         return not value or value.startswith(("/", "*"))
     if field == "user-agent":
-        return TOKEN.match(value) is not None
+        return lint.TOKEN.match(value) is not None
     if field == "crawl-delay":
         return timing.parse_crawl_delay(value) is not None
     return field == "sitemap" and signals.absolute_url(value) is not None
 
 
 def _with_colon(text: str) -> list[str] | None:
-    field = field_without_colon(text)
+    field = lint.field_without_colon(text)
     if field is None:
         return None
     start = _parts(text).line[0]
     end = start + len(field)
-    rest = text[end:].lstrip(" \t")
+    rest = text[end:].lstrip(" \t" + lint.NOT_A_COLON)
     if not _accepts(field, rest.partition("#")[0].strip(" \t")):
         return None
     return [f"{text[:end]}: {rest}"]
@@ -180,8 +172,8 @@ def _with_colon(text: str) -> list[str] | None:
 def _without_odd_blanks(text: str) -> list[str] | None:
     start, end = _parts(text).value
     value = text[start:end]
-    bare = re.sub(f"^(?:{ODD_BLANK.pattern})+|(?:{ODD_BLANK.pattern})+$", "", value)
-    if not TOKEN.match(bare):
+    bare = re.sub(f"^(?:{lint.ODD_BLANK.pattern})+|(?:{lint.ODD_BLANK.pattern})+$", "", value)
+    if not lint.TOKEN.match(bare):
         return None
     return [text[:start] + bare + text[end:]]
 
@@ -189,8 +181,8 @@ def _without_odd_blanks(text: str) -> list[str] | None:
 def _agents_apart(text: str) -> list[str] | None:
     parts = _parts(text)
     start, end = parts.value
-    names = [name.strip(" \t") for name in re.split("[,;]", text[start:end])]
-    if not all(TOKEN.match(name) for name in names):
+    names = [name.strip(" \t") for name in lint.AGENT_SEPARATOR.split(text[start:end])]
+    if not all(lint.TOKEN.match(name) for name in names):
         return None
     first, *others = names
     field = text[slice(*parts.field)]
@@ -209,7 +201,7 @@ def _escaped(text: str) -> list[str] | None:
 
 def _percent_escaped(text: str) -> list[str] | None:
     start, end = _parts(text).value
-    return [text[:start] + BAD_ESCAPE.sub("%25", text[start:end]) + text[end:]]
+    return [text[:start] + lint.BAD_ESCAPE.sub("%25", text[start:end]) + text[end:]]
 
 
 _Fix = Callable[[str], list[str] | None]

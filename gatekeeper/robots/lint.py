@@ -8,8 +8,8 @@ form.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from bisect import insort
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -62,6 +62,8 @@ warning not-utf8: The line contains octets that are not valid UTF-8 (RFC 9309 se
 warning no-colon: The line is not a record: no colon follows a field (RFC 9309 section 2.2).
 error odd-blank: A character that looks like a blank, or is invisible, is read as a letter (RFC 9309
     section 2.2).
+error several-records: A second record in a line is part of the first one's value (RFC 9309 section
+    2.2).
 info unknown-field: The field is unknown and ignored (RFC 9309 section 2.2.4).
 error misspelt-field: The field is a misspelling of a known one and is ignored (RFC 9309 section
     2.2.4).
@@ -85,6 +87,8 @@ warning content-usage-between-agents: Parsers of the newer draft begin a new gro
     Content-Usage (draft-ietf-aipref-attach).
 # Rules.
 warning blank-in-value: A blank inside the path counts as %20 (RFC 9309 section 2.2).
+warning hash-in-path: A `#` begins a comment, even without a blank before it (RFC 9309 section
+    2.2.3).
 info unescaped-non-ascii: Non-ASCII characters should be percent-encoded; not every robot does it
     (RFC 9309 section 2.2.2).
 warning bad-escape: A `%` does not begin an escape; write %25 (RFC 9309 section 2.2.2).
@@ -116,11 +120,11 @@ error bad-sitemap: Sitemap must be an absolute URL (sitemaps.org).
 error bad-license: License must be an absolute URL (RSL 1.0).
 warning bad-host: Host must be the name of a host (Yandex).
 warning bad-clean-param: Clean-param must be `name[&name...] [path]` (Yandex).
-warning bad-content-usage: The preferences have no effect; write `train-ai=n, search=y`
+warning bad-content-usage: A preference is lost; write `train-ai=n, search=y`
     (draft-ietf-aipref-vocab).
 warning unknown-usage-label: The label is not in the vocabulary and is ignored
     (draft-ietf-aipref-vocab).
-warning bad-content-signal: The signals have no effect; write `search=yes, ai-train=no`
+warning bad-content-signal: A signal is lost; write `search=yes, ai-train=no`
     (draft-romm-aipref-contentsignals).
 """
 """Severity, code and meaning of each kind of finding."""
@@ -165,51 +169,46 @@ class FindingList:
     def result(self, *, cut: bool) -> tuple[Finding, ...]:
         """Return all findings sorted by line. With `cut` a last finding reports that there are
         more."""
-        found = sorted(self.found, key=_place)
+        found = sorted(self.found, key=lambda finding: (finding.line, finding.code))
         if cut:
             entry = CODES["too-many"]
             found.append(Finding(0, "too-many", entry.severity, entry.meaning))
         return tuple(found)
 
 
-def _place(finding: Finding) -> tuple[int, str]:
-    return finding.line, finding.code
-
-
+AGENT_SEPARATOR = re.compile("[,;|]")
 TOKEN = re.compile(r"[A-Za-z_-]+\Z|\*\Z")
 _VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.[0-9]{1,9})?\Z")
 
 # A non-breaking space in another encoding is decoded as U+FFFD.
-ODD_BLANK = re.compile(
-    "[\u00a0\u00ad\u1680\u2000-\u200f\u2028\u2029\u202f\u205f\u2060\u3000\ufeff\ufffd]"
+_ODD_BLANKS = "\u00a0\u00ad\u1680\u2000-\u200f\u2028\u2029\u202f\u205f\u2060\u3000\ufeff"
+ODD_BLANK = re.compile(f"[{_ODD_BLANKS}\ufffd]")
+_ODD_END = re.compile(f"[{_ODD_BLANKS}]\\Z")
+_AROUND_FIELD = re.compile(
+    f"\\A(?:[-*\u2022\u00b7][ \\t]+|[{_ODD_BLANKS}\ufffd]+)|[{_ODD_BLANKS}\ufffd]+\\Z"
 )
-_FIELD_AND_VALUE = re.compile(r"[ \t]*+([A-Za-z-]++)[ \t]++(?=[/*]|[^ \t]++[ \t]*+(?:#|\Z))")
+"""The bullet of a list before a field, and characters around it that look like blanks."""
 
-_FIELDS = KNOWN_FIELDS | {"noindex"}
+NOT_A_COLON = "=;\uff1a"
+"""Characters that are written in place of a colon."""
+_FIELD_AND_VALUE = re.compile(
+    rf"[ \t]*+([A-Za-z-]++)(?:[ \t]*+[{NOT_A_COLON}]|[ \t]++(?=[/*]|[^ \t]++[ \t]*+(?:#|\Z)))"
+)
+_BARE_PATH = re.compile(r"[ \t]*+/[^/*]")
+SECOND_RECORD = re.compile(
+    r"(?:user-agent|disallow|(?<![^ \t])(?:allow|crawl-delay|sitemap))[ \t]*+:", re.IGNORECASE
+)
+_MATCHES_A_ROBOT = re.compile(r"[A-Za-z0-9_-]|\*(?:[ \t]|\Z)")
+"""Matches the beginning of a user-agent value that the name of some robot can equal (RFC-15)."""
 # Misspellings that differ by more than one character, but occur in real files.
 _MISSPELLINGS = {
-    "useragent": "user-agent",
-    "user agent": "user-agent",
-    "user_agent": "user-agent",
     "agent": "user-agent",
     "dissalow": "disallow",
-    "diasallow": "disallow",
     "dissallows": "disallow",
     "disallowed": "disallow",
-    "dis-allow": "disallow",
-    "dis allow": "disallow",
     "allowed": "allow",
-    "allows": "allow",
-    "user-agents": "user-agent",
     "user agents": "user-agent",
     "deny": "disallow",
-    "crawldelay": "crawl-delay",
-    "crawl delay": "crawl-delay",
-    "crawl_delay": "crawl-delay",
-    "site map": "sitemap",
-    "site-map": "sitemap",
-    "site_map": "sitemap",
-    "licence": "license",
     "hosts": "host",
 }
 _MIN_LENGTH = 5
@@ -226,36 +225,35 @@ def check_agent(report: FindingList, line: TextLine) -> None:
     """Check that a user-agent line names a product token or `*`."""
     if not line.value:
         report.add(line.number, "empty-agent")
-    elif odd_blank(line.value):
+    elif ODD_BLANK.search(line.value):
         report.add(line.number, "odd-blank", quoted(line.value))
-    elif "," in line.value or ";" in line.value:
+    elif SECOND_RECORD.search(line.value):
+        return
+    elif AGENT_SEPARATOR.search(line.value):
         report.add(line.number, "agent-list", quoted(line.value))
+    elif not _MATCHES_A_ROBOT.match(line.value):
+        report.add(
+            line.number, "odd-agent", f"{quoted(line.value)} matches no robot.", Severity.ERROR
+        )
     elif not TOKEN.match(line.value):
         report.add(line.number, "odd-agent", quoted(line.value))
-
-
-def odd_blank(text: str) -> bool:
-    """Return True if the text contains a character that looks like a blank, or is invisible.
-
-    Blank and tab do not count.
-
-    >>> odd_blank("bot\u00a0"), odd_blank("a bot")
-    (True, False)
-    """
-    return ODD_BLANK.search(text) is not None
 
 
 def field_without_colon(text: str) -> str | None:
     """Return the known field with which a line without a colon after it begins, or None.
 
+    After the field comes a value, or a character that is written in place of a colon.
+
     >>> field_without_colon("Disallow /x"), field_without_colon("Allow me to explain: ...")
     ('disallow', None)
+    >>> field_without_colon("Disallow = /x")
+    'disallow'
     """
     found = _FIELD_AND_VALUE.match(text)
     if found is None:
         return None
     field = found[1].lower()
-    return field if field in _FIELDS else None
+    return field if field in KNOWN_FIELDS else None
 
 
 def check_version(report: FindingList, line: int, value: str) -> None:
@@ -278,11 +276,14 @@ def spelling(field: str) -> str | None:
     >>> spelling("dissallow"), spelling("user agent"), spelling("x-robots")
     ('disallow', 'user-agent', None)
     """
-    meant = _MISSPELLINGS.get(field)
+    if field.startswith((";", "/", "!", "'", "%", "<")):
+        return None  # its author meant a comment
+    field = _AROUND_FIELD.sub("", field)
+    meant = field if field in KNOWN_FIELDS else _MISSPELLINGS.get(field)
     if meant is not None:
         return meant
     return next(
-        (name for name in _FIELDS if len(name) >= _MIN_LENGTH and _is_one_typo(field, name)),
+        (name for name in KNOWN_FIELDS if len(name) >= _MIN_LENGTH and _is_one_typo(field, name)),
         None,
     )
 
@@ -301,6 +302,8 @@ def _is_one_typo(a: str, b: str) -> bool:
 
 
 BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_CUT_BY_HASH = re.compile(r"[^#]*+(?<![ \t])#(?![ \t#])")
+"""Matches a line whose comment begins without blanks around its sign."""
 _DOT_SEGMENT = re.compile(r"[^*?]*/\.\.?/")
 # Constructs without a meaning in robots.txt. `*.*` comes from shells and works as expected.
 REGEX_SYNTAX = re.compile(
@@ -309,12 +312,13 @@ REGEX_SYNTAX = re.compile(
 _REGEX_SYNTAX_V2 = re.compile(r"(?<!\*)\.\*|\.\+|\([^()|]*+\|[^()]*+\)|\A\^")
 _BEGINS_V2 = ("/", "*", "?", "[", "\\")
 _EVERYTHING = frozenset({"/", "*", "/*"})
-_ORDERED = frozenset({Dialect.R1996, Dialect.V2})
 
 
 def check_groups(report: FindingList, groups: Sequence[Group]) -> None:
     """Check all groups of a file in one pass."""
     seen: dict[str, int] = {}
+    stars = (each.line for each in groups if "*" in each.agents and any(map(_denies, each.rules)))
+    star_line = next(stars, 0)
     for group in groups:
         for agent in {agent.lower() for agent in group.agents if agent}:
             first = seen.setdefault(agent, group.line)
@@ -324,12 +328,17 @@ def check_groups(report: FindingList, groups: Sequence[Group]) -> None:
                 report.add(group.line, "several-star-groups", f"The first is in line {first}.")
             else:
                 report.add(group.line, "repeated-agent", f"{quoted(agent)} in line {first}.")
-        _check_group(report, group)
+        _check_group(report, group, star_line)
 
 
-def _check_group(report: FindingList, group: Group) -> None:
+def _check_group(report: FindingList, group: Group, star_line: int) -> None:
+    """Check one group. `star_line` is the line of a group for `*` that forbids something, or 0."""
     if not group.rules:
-        report.add(group.line, "group-without-rules")
+        exempt = star_line and "*" not in group.agents
+        detail = f"Its robots do not obey the rules for `*` in line {star_line} either."
+        report.add(
+            group.line, "group-without-rules", *((detail, Severity.WARNING) if exempt else ())
+        )
         return
     for rule in group.rules:
         if rule.value:
@@ -342,7 +351,7 @@ def _check_group(report: FindingList, group: Group) -> None:
         and not any(squeeze(rule.value) in _EVERYTHING for rule in rules)
     ):
         report.add(rules[0].line, "lone-allow")
-    if group.dialect in _ORDERED:
+    if group.dialect in {Dialect.R1996, Dialect.V2}:
         _check_order(report, rules, group.dialect)
     else:
         _check_longest(report, rules)
@@ -350,9 +359,13 @@ def _check_group(report: FindingList, group: Group) -> None:
 
 def _check_value(report: FindingList, rule: Rule, dialect: Dialect) -> None:
     value = rule.value
-    if " " in value or "\t" in value:
+    if (" " in value or "\t" in value) and not SECOND_RECORD.search(value):
         report.add(rule.line, "blank-in-value", quoted(value))
-    if not value.isascii():
+    if dialect is not Dialect.V2 and _CUT_BY_HASH.match(rule.text):
+        report.add(rule.line, "hash-in-path", f"Only {quoted(value)} is read; write %23.")
+    if _ODD_END.search(value):
+        report.add(rule.line, "odd-blank", quoted(value))
+    elif not value.isascii():
         report.add(rule.line, "unescaped-non-ascii", quoted(value))
     if "%" in value and BAD_ESCAPE.search(value):
         report.add(rule.line, "bad-escape", quoted(value))
@@ -390,9 +403,9 @@ def _check_longest(report: FindingList, rules: Sequence[Rule]) -> None:
     """
     deciding: dict[str, tuple[tuple[int, bool], Rule]] = {}
     for rule in rules:
-        pattern = squeeze(rfc_pattern(to_octets(rule.value)))
-        rank = len(pattern), _allows(rule)
-        key = pattern if pattern.endswith("$") else pattern.rstrip("*")
+        pattern = rfc_pattern(to_octets(rule.value))
+        rank = len(pattern), _allows(rule)  # each of several stars counts
+        key = squeeze(pattern) if pattern.endswith("$") else squeeze(pattern).rstrip("*")
         other_rank, other = deciding.setdefault(key, (rank, rule))
         if other is rule:
             continue
@@ -408,61 +421,34 @@ def _check_longest(report: FindingList, rules: Sequence[Rule]) -> None:
 
 def _check_order(report: FindingList, rules: Sequence[Rule], dialect: Dialect) -> None:
     """Check the rules of 1996 and 2.0, where the first match decides: a rule covered by an earlier
-    one is unreachable."""
-    covers: _Covers = _CoveringPrefixes() if dialect is Dialect.R1996 else _CoveringPatterns()
+    one is unreachable.
+
+    In 1996 that is a prefix of it (R96-18). In 2.0 only equal patterns, and patterns that match
+    everything, are detected.
+    """
+    first: dict[str, Rule] = {}
+    lengths: list[int] = []
     for rule in rules:
-        earlier = covers.by(rule.value)
+        covering: Iterable[str]
+        if dialect is Dialect.V2:
+            value = "*" if squeeze(rule.value) in {"*", "/*"} else rule.value
+            covering = ("*", value)
+        else:
+            value = decoded(to_octets(rule.value))
+            covering = (value[:length] for length in lengths)
+        earlier = next((first[each] for each in covering if each in first), None)
         if earlier is None:
-            covers.add(rule)
+            first[value] = rule
+            if len(value) not in lengths:  # a value needs no more look-ups than there are lengths
+                insort(lengths, len(value))
         elif _allows(earlier) == _allows(rule) and earlier.value == rule.value:
             report.add(rule.line, "duplicate-rule", f"It repeats line {earlier.line}.")
         else:
             report.add(rule.line, "unreachable-rule", f"Line {earlier.line} decides.")
 
 
-class _CoveringPrefixes:
-    """Plain prefixes: a value is covered by an earlier one with which it begins (the 1996 draft,
-    R96-18)."""
-
-    def __init__(self) -> None:
-        self._rules: dict[str, Rule] = {}
-        self._lengths: list[int] = []
-        # In ascending order: a value needs no more look-ups than it has octets.
-
-    def add(self, rule: Rule) -> None:
-        value = decoded(to_octets(rule.value))
-        self._rules[value] = rule
-        place = bisect_left(self._lengths, len(value))
-        if self._lengths[place : place + 1] != [len(value)]:
-            self._lengths.insert(place, len(value))
-
-    def by(self, value: str) -> Rule | None:
-        value = decoded(to_octets(value))
-        for length in self._lengths:
-            if length > len(value):
-                break
-            if (rule := self._rules.get(value[:length])) is not None:
-                return rule
-        return None
-
-
-class _CoveringPatterns:
-    """Patterns of 2.0: only equal patterns, and patterns that match everything, are detected."""
-
-    def __init__(self) -> None:
-        self._rules: dict[str, Rule] = {}
-        self._all: Rule | None = None
-
-    def add(self, rule: Rule) -> None:
-        self._rules[rule.value] = rule
-        if squeeze(rule.value) in {"*", "/*"}:
-            self._all = rule
-
-    def by(self, value: str) -> Rule | None:
-        return self._all or self._rules.get(value)
-
-
-_Covers = _CoveringPrefixes | _CoveringPatterns
+def _denies(rule: Rule) -> bool:
+    return bool(rule.value) and not _allows(rule)
 
 
 def _allows(rule: Rule) -> bool:
@@ -526,8 +512,9 @@ class _LineChecks:
         self._has_rule = False
         """Whether the group has a rule, so that the next user-agent line begins another group (RFC
         9309 section 2.1, RFC-02)."""
-        self._after_blank = True
-        """Whether the last line that is not a comment was blank, or there was none."""
+        self._record_open = False
+        """Whether a user-agent line came after the last blank line: only then is a blank line
+        missing."""
         self._blank_in_group = 0
         """Line number of the first blank line after the user-agent lines of a group without
         rules."""
@@ -536,18 +523,6 @@ class _LineChecks:
         """Line number of the Robot-version of the current group."""
         self._usage_line = 0
         """Line number of a Content-Usage since the last user-agent line or rule."""
-        self._checks: dict[str, Callable[[int, str], None]] = {
-            "sitemap": self._value_check("bad-sitemap", signals.absolute_url),
-            "license": self._value_check("bad-license", signals.absolute_url),
-            "host": self._value_check("bad-host", signals.parse_host),
-            "clean-param": self._value_check("bad-clean-param", signals.parse_clean_param),
-            "crawl-delay": self._value_check("bad-crawl-delay", timing.parse_crawl_delay),
-            "request-rate": self._value_check("bad-request-rate", timing.parse_request_rate),
-            "visit-time": self._value_check("bad-visit-time", timing.parse_visit_time),
-            "content-usage": self._content_usage,
-            "content-signal": self._value_check("bad-content-signal", _parse_signal),
-            "robot-version": self._robot_version,
-        }
 
     def read(self, line: TextLine) -> None:
         """Check one line and update the state for the following ones."""
@@ -574,7 +549,7 @@ class _LineChecks:
             self._report.add(0, "no-group")
 
     def _blank_line(self, number: int) -> None:
-        self._after_blank = True
+        self._record_open = False
         self._version_fits = False  # DIA-04: after a blank line it no longer follows immediately
         if self._in_group and not self._has_rule:
             self._blank_in_group = self._blank_in_group or number
@@ -583,6 +558,9 @@ class _LineChecks:
 
     def _record(self, line: TextLine) -> None:
         self._any_record = True
+        second = SECOND_RECORD.search(line.value)
+        if second and line.field in KNOWN_FIELDS and line.field != "comment":
+            self._add_for_text(line.number, "several-records", quoted(line.value[second.start() :]))
         if line.field == "user-agent":
             self._agent(line)
         elif line.field in {"allow", "disallow"}:
@@ -590,21 +568,20 @@ class _LineChecks:
         else:
             self._other(line)
             self._version_fits = False
-        self._after_blank = False
 
     def _agent(self, line: TextLine) -> None:
         if not self._in_group or self._has_rule:
-            if not self._after_blank:
+            if self._record_open:
                 self._report.add(line.number, "missing-blank-line")
             self._has_rule = False
             self._blank_in_group = self._version_line = self._usage_line = 0
         elif self._usage_line:
             self._report.add(self._usage_line, "content-usage-between-agents")
             self._usage_line = 0
-        if self._version_line and not self._after_blank:  # V2-06: it must follow the last one
+        if self._version_line and self._record_open:  # V2-06: it must follow the last one
             self._report.add(self._version_line, "misplaced-version")
             self._version_line = 0
-        self._any_agent = self._in_group = self._version_fits = True
+        self._any_agent = self._in_group = self._version_fits = self._record_open = True
         check_agent(self._report, line)
 
     def _rule(self, line: TextLine) -> None:
@@ -618,7 +595,7 @@ class _LineChecks:
         self._blank_in_group = self._usage_line = 0
 
     def _other(self, line: TextLine) -> None:
-        if line.field not in _FIELDS:
+        if line.field not in KNOWN_FIELDS:
             meant = spelling(line.field)
             if meant is not None:
                 self._report.add(line.number, "misspelt-field", f"Did you mean {meant}?")
@@ -629,13 +606,19 @@ class _LineChecks:
             return
         if not self._in_group and line.field not in _OUTSIDE_GROUPS:
             self._report.add(line.number, "record-outside-group")
-        check = self._checks.get(line.field)
-        if check is not None:
-            check(line.number, line.value)
+        read = _READERS.get(line.field)
+        if read is not None and read(line.value) is None:
+            self._report.add(line.number, f"bad-{line.field}", quoted(line.value))
+        elif line.field == "content-usage":
+            self._content_usage(line.number, line.value)
+        elif line.field == "robot-version":
+            self._robot_version(line.number, line.value)
 
     def _no_colon(self, line: TextLine) -> None:
-        # After a known field a directive that robots should obey is lost.
-        severity = Severity.ERROR if field_without_colon(line.text) else None
+        # After a known field, and where a path has none, a directive that robots should obey is
+        # lost.
+        lost = field_without_colon(line.text) or _BARE_PATH.match(line.text)
+        severity = Severity.ERROR if lost else None
         self._add_for_text(line.number, "no-colon", quoted(line.text), severity)
 
     def _add_for_text(
@@ -644,19 +627,15 @@ class _LineChecks:
         if not self._html:
             self._report.add(line, code, detail, severity)
 
-    def _value_check(self, code: str, read: Callable[[str], object]) -> Callable[[int, str], None]:
-        def check(line: int, value: str) -> None:
-            if read(value) is None:
-                self._report.add(line, code, quoted(value))
-
-        return check
-
     def _content_usage(self, line: int, value: str) -> None:
         self._usage_line = line if self._in_group and not self._has_rule else 0
         labels = signals.usage_labels(signals.split_content_usage(value)[1])
         if not labels or not any(labels.values()):
             self._report.add(line, "bad-content-usage", quoted(value))
             return
+        unusable = [label for label in labels if label in signals.CATEGORIES and not labels[label]]
+        if unusable:
+            self._report.add(line, "bad-content-usage", quoted(", ".join(unusable)))
         unknown = [label for label in labels if label not in signals.CATEGORIES]
         if unknown:
             self._report.add(line, "unknown-usage-label", quoted(", ".join(unknown)))
@@ -666,10 +645,24 @@ class _LineChecks:
             self._version_line = line
             check_version(self._report, line, value)
         else:
-            self._report.add(
-                line, "repeated-version" if self._version_line else "misplaced-version"
-            )
+            code = "repeated-version" if self._version_line else "misplaced-version"
+            self._report.add(line, code)
 
 
-def _parse_signal(value: str) -> dict[str, str] | None:
-    return signals.parse_content_signal(value) or None
+def _parse_signal(value: str) -> bool | None:
+    """Return None if any pair of a Content-Signal is malformed, or there is none."""
+    pairs = [pair for pair in dict.fromkeys(value.split(",")) if pair.strip(" \t")]
+    return (bool(pairs) and all(map(signals.parse_content_signal, pairs))) or None
+
+
+_READERS: dict[str, Callable[[str], object]] = {
+    "sitemap": signals.absolute_url,
+    "license": signals.absolute_url,
+    "host": signals.parse_host,
+    "clean-param": signals.parse_clean_param,
+    "crawl-delay": timing.parse_crawl_delay,
+    "request-rate": timing.parse_request_rate,
+    "visit-time": timing.parse_visit_time,
+    "content-signal": _parse_signal,
+}
+"""Functions that return None for an unusable value, by field."""

@@ -28,6 +28,8 @@ def spans(text: str | bytes) -> dict[str, str | None]:
         ("  Dissallow : /x # why", "misspelt-field", "Dissallow"),
         ("Novelty: 1", "unknown-field", "Novelty"),
         ("Disallow /x # why", "no-colon", "Disallow /x # why"),
+        ("Allow: /x Disallow: /y", "several-records", "Disallow:"),
+        ("Disallow: /a#b", "hash-in-path", "#"),
         ("Disallow: /a b", "blank-in-value", " "),
         ("Disallow: /grün/x", "unescaped-non-ascii", "ü"),
         ("Disallow: /100%/%41", "bad-escape", "%"),
@@ -60,6 +62,10 @@ def test_what_is_about_the_whole_file_has_no_column() -> None:
     [
         ("User agent: *\nDissallow: /x\n", "User-agent: *\nDisallow: /x\n"),
         (GROUP + "Disallow /x # why\n", GROUP + "Disallow: /x # why\n"),
+        (GROUP + "Disallow = /x\nAllow: /y\n", GROUP + "Disallow: /x\nAllow: /y\n"),
+        (GROUP + "\u00a0- Disallow: /x\n- Disallow: /y\n", GROUP + "\u00a0- Disallow: /x\n"
+         "Disallow: /y\n"),
+        ("User-agent: a|b\nDisallow: /\n", "User-agent: a\nUser-agent: b\nDisallow: /\n"),
         (GROUP + "disallow\t/x\n", GROUP + "disallow: /x\n"),
         ("User-agent: a, b;c\nDisallow: /\n", "User-agent: a\nUser-agent: b\nUser-agent: c\n"
          "Disallow: /\n"),

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gatekeeper.robots import RobotsTxt, Severity
+from gatekeeper.robots.fixes import repaired
 from gatekeeper.robots.lint import CODES, MAX_FINDINGS, findings
 from tests.effort import of_many, processor_time
 
@@ -35,10 +36,8 @@ CASES: list[tuple[str | bytes, list[tuple[int, str]]]] = [
     (GROUP + "Disallow /a\nDisallow: /b\n", [(2, "no-colon")]),
     (GROUP + "Novelty: 1\nDisallow: /b\n", [(2, "unknown-field")]),
     (GROUP + "Dissallow: /a\nDisallow: /b\n", [(2, "misspelt-field")]),
-    (
-        "User agent: x\n" + GROUP + "Disallow: /b\n",
-        [(1, "misspelt-field"), (2, "missing-blank-line")],
-    ),
+    ("User agent: x\n" + GROUP + "Disallow: /b\n", [(1, "misspelt-field")]),
+    (GROUP + "Noindex: /a\nDisallow: /b\n", [(2, "unknown-field")]),
     ("Disallow: /a\n\n" + GROUP + "Disallow: /b\n", [(1, "rule-outside-group")]),
     ("Crawl-delay: 5\n\n" + GROUP + "Disallow: /b\n", [(1, "record-outside-group")]),
     # User-agent lines.
@@ -68,6 +67,7 @@ CASES: list[tuple[str | bytes, list[tuple[int, str]]]] = [
     (GROUP + "Allow: /a\nDisallow: /a*\n", [(2, "unreachable-rule")]),
     (GROUP + "Disallow: /%7Ea\nDisallow: /~a\n", [(3, "duplicate-rule")]),
     (GROUP + "Disallow: /a\nDisallow: /a**\n", [(3, "duplicate-rule")]),
+    (GROUP + "Allow: /a*\nDisallow: /a**\n", [(2, "unreachable-rule")]),
     (GROUP + "Disallow: /robots.txt\n", [(2, "robots-txt-rule")]),
     (GROUP + "Allow: /public/\n", [(2, "lone-allow")]),
     # Robot-version.
@@ -117,13 +117,33 @@ CASES: list[tuple[str | bytes, list[tuple[int, str]]]] = [
     (GROUP + "Disallow: /a\nSitemap https://a.example/s.xml\n", [(3, "no-colon")]),
     (GROUP + "Allow me to explain\nDisallow: /a\n", [(2, "no-colon")]),
     (GROUP + "Disallowed: /x\nDisallow: /a\n", [(2, "misspelt-field")]),
+    (GROUP + "\u00a0\u00a0Disallow: /x\nDisallow: /a\n", [(2, "misspelt-field")]),
+    (GROUP + "- Disallow: /x\nDisallow: /a\n", [(2, "misspelt-field")]),
+    (GROUP + "Disallow: /x\u200b\nDisallow: /a\n", [(2, "odd-blank")]),
+    ("User-agent: a|b\nDisallow: /a\n", [(1, "agent-list")]),
+    ('User-agent: "bot"\nDisallow: /a\n', [(1, "odd-agent")]),
+    ("User-agent: * Disallow: /x\nDisallow: /a\n", [(1, "several-records")]),
+    (GROUP + "Disallow: /x Allow: /y\n", [(2, "several-records")]),
+    (GROUP + "Disallow: /xDisallow: /y\n", [(2, "several-records")]),
+    (
+        GROUP + "Disallow: /a\nSitemap: https://a.example/s User-agent: b\n",
+        [(3, "several-records")],
+    ),
+    (GROUP + "Disallow: /#!x\n", [(2, "hash-in-path")]),
+    (GROUP + "Disallow: /a#\n", [(2, "hash-in-path")]),
+    # A preference is lost.
+    (GROUP + "Disallow: /a\nContent-Usage: train-ai=no, search=y\n", [(3, "bad-content-usage")]),
+    (
+        GROUP + "Disallow: /a\nContent-Signal: search=yes, ai-train=never\n",
+        [(3, "bad-content-signal")],
+    ),
     # Habits of regular expressions.
     (GROUP + "Disallow: /a.*\n", [(2, "regular-expression")]),
     (GROUP + "Disallow: /a\\.html\n", [(2, "regular-expression")]),
     (GROUP + "Disallow: /(a|b)\n", [(2, "regular-expression")]),
     (GROUP + "Disallow: /[a-z]/\n", [(2, "regular-expression")]),
 ]
-LOST = {"odd-blank", "agent-list", "misspelt-field", "unmatchable-rule"}
+LOST = {"odd-blank", "agent-list", "misspelt-field", "several-records", "unmatchable-rule"}
 
 
 @pytest.mark.parametrize(
@@ -133,6 +153,14 @@ LOST = {"odd-blank", "agent-list", "misspelt-field", "unmatchable-rule"}
         ("Disallow /x: y", Severity.ERROR),
         ("User-agent bot", Severity.ERROR),
         ("Sitemap https://a.example/s.xml", Severity.ERROR),
+        ("Disallow = /x", Severity.ERROR),
+        ("Disallow=/x", Severity.ERROR),
+        ("Disallow; /x", Severity.ERROR),
+        ("Disallow\uff1a /x", Severity.ERROR),
+        ("Sitemap = https://a.example/s.xml", Severity.ERROR),
+        ("/x", Severity.ERROR),
+        ("// all robots", Severity.WARNING),
+        ("/* all robots */", Severity.WARNING),
         ("Allow me to explain", Severity.WARNING),
         ("hello", Severity.WARNING),
     ],
@@ -145,6 +173,48 @@ def test_a_missing_colon_behind_a_field_is_an_error(line: str, severity: Severit
 def test_a_lost_rule_is_an_error_and_a_habit_a_warning() -> None:
     assert {code: CODES[code].severity for code in LOST} == dict.fromkeys(LOST, Severity.ERROR)
     assert CODES["regular-expression"].severity is Severity.WARNING
+
+
+@pytest.mark.parametrize(
+    ("agent", "severity"),
+    [
+        ("FooBot/2.1", Severity.INFO),
+        ("360Spider", Severity.INFO),
+        ("* all", Severity.INFO),
+        ("*bot", Severity.ERROR),
+        ("\u201cbot\u201d", Severity.ERROR),
+        (".*", Severity.ERROR),
+    ],
+)
+def test_a_name_that_no_robot_has_is_an_error(agent: str, severity: Severity) -> None:
+    found = RobotsTxt.parse(f"User-agent: {agent}\nDisallow: /a\n").findings
+    assert [(each.code, each.severity) for each in found] == [("odd-agent", severity)]
+
+
+def test_a_group_that_takes_a_robot_out_of_the_rules_for_all_is_a_warning() -> None:
+    named = "User-agent: bot\nCrawl-delay: 5\n"
+    for rest, severity in (
+        (GROUP + "Disallow: /a\n\n", "warning"),
+        (GROUP + "Disallow:\n\n", "info"),
+    ):
+        (found,) = RobotsTxt.parse(rest + named).findings
+        assert (found.line, found.code, found.severity) == (4, "group-without-rules", severity)
+
+
+@pytest.mark.parametrize("line", ["Disallow: /a # note", "Disallow: /a ## note", "Disallow: # /a"])
+def test_a_comment_after_a_blank_is_no_fault(line: str) -> None:
+    assert told(GROUP + f"{line}\nDisallow: /b\n") == []
+
+
+@pytest.mark.parametrize("sign", [";", "//", "/", "!", "'", "<!-- "])
+def test_a_line_that_was_meant_as_a_comment_is_not_restored(sign: str) -> None:
+    text = GROUP + f"{sign}Disallow: /x\nDisallow: /a\n"
+    assert told(text) == [(2, "unknown-field")]
+    assert repaired(text.encode()).body == text.encode()
+
+
+def test_other_records_before_a_group_need_no_blank_line() -> None:
+    assert told("Sitemap: https://a.example/s.xml\n" + GROUP + "Disallow: /a\n") == []
 
 
 def test_messages_cite_the_standards_and_no_numbers_of_our_own() -> None:
