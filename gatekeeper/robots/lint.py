@@ -305,12 +305,13 @@ BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _CUT_BY_HASH = re.compile(r"[^#]*+(?<![ \t])#(?![ \t#])")
 """Matches a line whose comment begins without blanks around its sign."""
 _DOT_SEGMENT = re.compile(r"[^*?]*/\.\.?/")
-# Constructs without a meaning in robots.txt. `*.*` comes from shells and works as expected.
+# Constructs without a meaning in robots.txt. `*.*` and `name.*.js` come from shells and work as
+# expected.
+_ANYTHING = r"(?<!\*)\.\*(?!\.)|(?<=/)\.\*"
 REGEX_SYNTAX = re.compile(
-    r"\\|(?<!\*)\.\*|\.\+|\([^()|]*+\|[^()]*+\)|\[\^?[A-Za-z0-9]-[A-Za-z0-9]|\A\^"
+    rf"\\|{_ANYTHING}|\.\+|\([^()|]*+\|[^()]*+\)|\[\^?[A-Za-z0-9]-[A-Za-z0-9]|\A\^"
 )
-_REGEX_SYNTAX_V2 = re.compile(r"(?<!\*)\.\*|\.\+|\([^()|]*+\|[^()]*+\)|\A\^")
-_BEGINS_V2 = ("/", "*", "?", "[", "\\")
+_REGEX_SYNTAX_V2 = re.compile(rf"{_ANYTHING}|\.\+|\([^()|]*+\|[^()]*+\)|\A\^")
 _EVERYTHING = frozenset({"/", "*", "/*"})
 
 
@@ -385,7 +386,7 @@ def _unmatchable(value: str, dialect: Dialect) -> str:
     """Return the reason why no path can match, or the empty string."""
     if "://" in value and value.lower().startswith(("http://", "https://", "//")):
         return "A rule is a path; leave out scheme and host."
-    begins = {Dialect.RFC9309: ("/", "*"), Dialect.V2: _BEGINS_V2}.get(dialect, ("/",))
+    begins = {Dialect.RFC9309: ("/", "*"), Dialect.V2: tuple("/*?[\\")}.get(dialect, ("/",))
     if not value.startswith(begins):
         return f"Every path begins with a slash, {quoted(value)} does not."
     # Robots resolve dot segments before they compare. After a `?` or a `*` dot segments may remain.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,19 @@ import jsonschema
 import pytest
 
 from gatekeeper.cli import main, texts
+from gatekeeper.cli.lint import LintReport
+from gatekeeper.cli.test import Case, CaseReport, CaseResult
 from gatekeeper.cli.texts import SitemapText, sitemap_urls
 from gatekeeper.errors import GatekeeperError
-from gatekeeper.robots.lint import CODES
+from gatekeeper.robots.composition import (
+    Change,
+    Composed,
+    ComposeProblem,
+    Difference,
+    FragmentLine,
+    Ruling,
+)
+from gatekeeper.robots.lint import CODES, Finding
 from tests.internet import FakeInternet, Page
 from tests.test_imports import HEAVY, brought_in
 
@@ -438,3 +449,18 @@ async def test_an_index_names_sitemaps_and_no_further_index() -> None:
 
     with pytest.raises(GatekeeperError, match="index within an index"):
         await sitemap_urls("i.xml", index, fetch)
+
+
+def test_the_fields_of_the_output_for_machines_are_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sites.md").read_text("utf-8")
+    rows = {
+        "lint": (LintReport, Finding),
+        "test": (CaseReport, CaseResult, Case),
+        "diff": (Difference, Change, Ruling),
+        "compose": (Composed, ComposeProblem, FragmentLine),
+    }
+    for name, kinds in rows.items():
+        (row,) = re.findall(rf"^\| `{name}` \|.*$", page, re.MULTILINE)
+        for kind in kinds:
+            for field in kind.__struct_fields__:
+                assert f"`{field}`" in row

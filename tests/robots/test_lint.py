@@ -139,6 +139,7 @@ CASES: list[tuple[str | bytes, list[tuple[int, str]]]] = [
     ),
     # Habits of regular expressions.
     (GROUP + "Disallow: /a.*\n", [(2, "regular-expression")]),
+    (GROUP + "Disallow: /.*.html\n", [(2, "regular-expression")]),
     (GROUP + "Disallow: /a\\.html\n", [(2, "regular-expression")]),
     (GROUP + "Disallow: /(a|b)\n", [(2, "regular-expression")]),
     (GROUP + "Disallow: /[a-z]/\n", [(2, "regular-expression")]),
@@ -223,7 +224,7 @@ def test_messages_cite_the_standards_and_no_numbers_of_our_own() -> None:
     assert sum("RFC 9309 section" in entry.meaning for entry in CODES.values()) > 15
 
 
-@pytest.mark.parametrize("value", ["/*.*", "/a*.html$", "/a(b)c", "/a+b", "/x.y"])
+@pytest.mark.parametrize("value", ["/*.*", "/a*.html$", "/a(b)c", "/a+b", "/x.y", "/*.js.*.gzip"])
 def test_what_is_no_regular_expression(value: str) -> None:
     assert told(GROUP + f"Disallow: {value}\n") == []
 
