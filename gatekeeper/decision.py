@@ -55,7 +55,9 @@ class Reason(StrEnum):
     RULE = "rule"
     """allow, deny: a line of robots.txt decided; `rule` holds it."""
     NO_RULE = "no_rule"
-    """allow: robots.txt has no rule that matches this URL."""
+    """allow, deny: robots.txt has no rule that matches this URL, so it may be fetched. It is denied
+    if its rules would take too long to try, as only a text made for that does, or if a 2.0 rule set
+    lists all that may be fetched (robots.v2_semantics = "precedence")."""
     EMPTY_FILE = "empty_file"
     """allow: robots.txt is empty or holds only comments, so everything may be fetched."""
     ROBOTS_FILE = "robots_file"
