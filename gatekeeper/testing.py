@@ -80,7 +80,10 @@ class ScriptedRobots:
         if isinstance(said, BaseException):
             return Retrieval(outcome=classify(error=said, config=FetchConfig()))
         if isinstance(said, int):
-            return Retrieval(outcome=classify(status=said, config=FetchConfig()), status=said)
+            outcome = classify(status=said, config=FetchConfig())
+            if outcome is Outcome.REDIRECT:
+                outcome = Outcome.BAD_REDIRECT  # there is no Location
+            return Retrieval(outcome=outcome, status=said)
         body = said.encode() if isinstance(said, str) else said
         outcome = classify_body(Outcome.RULES, body, truncated=False)
         return Retrieval(outcome=outcome, status=200, body=body)

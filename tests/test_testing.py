@@ -60,6 +60,13 @@ async def test_the_pace_is_the_real_one_and_takes_no_time(
     assert max(gaps) >= 600
 
 
+async def test_a_status_that_redirects_leads_nowhere(scripted_gate: ScriptedGate) -> None:
+    for status in (301, 302, 307):
+        scripted_gate.say(f"https://s{status}.example", status)
+        decision = await scripted_gate.check(f"https://s{status}.example/")
+        assert (decision.verdict, decision.reason) == (Verdict.DEFER, Reason.BAD_REDIRECT)
+
+
 async def test_what_a_file_says_may_change(scripted_gate: ScriptedGate) -> None:
     gate = scripted_gate
     gate.say("https://a.example", 503)

@@ -624,8 +624,8 @@ def parse_robots_tag(values: Iterable[str], agent: str) -> PageRules:
 
 def parse_tdm_reservation(values: Iterable[str]) -> bool | None:
     """Return True for `1` (reserved), False for `0`, None for anything else (SIG-18). Reserved
-    takes precedence."""
-    stripped = {value.strip() for value in values}
+    takes precedence: several fields may have been joined with commas (RFC 9110 section 5.3)."""
+    stripped = {each.strip() for value in values for each in value[:_LIMIT].split(",")}
     if "1" in stripped:
         return True
     return False if "0" in stripped else None

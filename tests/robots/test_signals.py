@@ -260,6 +260,8 @@ def test_rules_answer_the_two_common_questions() -> None:
         (["0"], False),
         ([" 1 "], True),
         (["0", "1"], True),
+        (["1, 1"], True),
+        (["0,1"], True),
         (["yes"], None),
         ([], None),
     ],
