@@ -198,11 +198,13 @@ def prepare(path: Path) -> None:
     """
     try:
         found = path.stat()
-    except FileNotFoundError:
-        _create(path)
-        return
     except OSError as error:
-        raise StorageError(f"{path}: can't be read ({error.strerror})") from error
+        if isinstance(error, FileNotFoundError) and not path.is_symlink():
+            _create(path)
+            return
+        # A new file would replace the link, perhaps only because a disk is not mounted.
+        what = "the file that it links to " if path.is_symlink() else ""
+        raise StorageError(f"{path}: {what}can't be read ({error.strerror})") from error
     if not stat.S_ISREG(found.st_mode):
         raise StorageError(f"{path}: not a file; give the path of a file")
     if found.st_size == 0:
@@ -267,11 +269,9 @@ def _rename_old_wal(path: Path) -> None:
 
 def connect(path: Path) -> sqlite3.Connection:
     """Return a connection for the writer and migrate the schema. Raises StorageError."""
+    connection: sqlite3.Connection | None = None
     try:
         connection = sqlite3.connect(path, isolation_level=None, timeout=5.0)
-    except sqlite3.Error as error:
-        raise unusable(path, error, opening=True) from error
-    try:
         version = _checked_version(connection, path)
         connection.execute("PRAGMA journal_mode = WAL")
         # FULL: a commit is on the disk when it returns, so the journal may be deleted after it.
@@ -280,12 +280,14 @@ def connect(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_size_limit = 67108864")
         connection.execute("PRAGMA cache_size = -16384")
         _migrate(connection, path, version)
-    except sqlite3.Error as error:
-        connection.close()
+        # The pages of a large file are not checked, and the writer starts with this one.
+        get_meta(connection, "absorbed")
+    except (sqlite3.Error, StorageError) as error:
+        if connection is not None:
+            connection.close()
+        if isinstance(error, StorageError):
+            raise
         raise unusable(path, error, opening=True) from error
-    except StorageError:
-        connection.close()
-        raise
     return connection
 
 
@@ -302,10 +304,8 @@ def open_to_read(path: Path) -> sqlite3.Connection:
     Raises StorageError also if the file is missing or foreign.
     """
     remedy = "give the path of the gate's storage"
-    if not path.exists():
-        raise StorageError(f"{path}: no such file; {remedy}")
     if not path.is_file():
-        raise StorageError(f"{path}: not a file; {remedy}")
+        raise StorageError(f"{path}: {'not a' if path.exists() else 'no such'} file; {remedy}")
     _check_header(path)
     return connect_readonly(path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import subprocess
@@ -170,6 +171,21 @@ async def test_damage_met_later_is_an_error_that_names_the_file(
         assert await storage.load_origin("https://new.example") is not None
 
 
+async def test_a_large_file_with_a_damaged_table_of_numbers_is_refused_at_the_start(
+    path: Path, made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was an error of SQLite, which the command shows as a traceback."""
+    await fill(path, made)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        found = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'meta'")
+        page = int(found.fetchone()[0]) - 1
+    content = bytearray(path.read_bytes())
+    content[page * 4096 : (page + 1) * 4096] = b"\xff" * 4096
+    path.write_bytes(content)
+    monkeypatch.setattr(schema, "_MAX_CHECKED_BYTES", 0)
+    await refused(path, "move it away")
+
+
 async def test_the_remedy_works_and_promises_come_along(path: Path) -> None:
     storage = SqliteStorage(path)
     await storage.open()
@@ -186,6 +202,14 @@ async def test_a_directory_in_its_place_is_refused(path: Path) -> None:
     path.mkdir()
     with pytest.raises(StorageError, match="not a file"):
         await opened(path)
+
+
+async def test_a_link_to_a_missing_file_is_refused_and_left_alone(path: Path) -> None:
+    """A new file replaced the link, and the state on a disk that was mounted later was ignored."""
+    path.symlink_to(path.with_name("unmounted") / "state.db")
+    with pytest.raises(StorageError, match=r"state\.db: the file that it links to can't be read"):
+        await opened(path)
+    assert path.is_symlink()
 
 
 async def test_a_file_where_the_directory_should_be_is_refused(tmp_path: Path) -> None:
