@@ -197,8 +197,9 @@ def by_system(error: BaseException) -> OSError | None:
     return None
 
 
-async def begin(gate: Gate, url: str, sent: str | None) -> Hop:
-    """Decide a request and acquire its lease. `sent`: its User-Agent, if it has one.
+async def begin(gate: Gate, url: str, sent: str | None, max_wait: float | None = None) -> Hop:
+    """Decide a request and acquire its lease. `sent`: its User-Agent, if it has one. `max_wait`:
+    maximum number of seconds to wait for a lease; None: no limit.
 
     Uses a lease that is open in this context for this URL, or one that was handed out for it.
     Raises the errors of `gate.lease`.
@@ -209,7 +210,7 @@ async def begin(gate: Gate, url: str, sent: str | None) -> Hop:
     if lease is None:
         lease = _handed_out_for(gate, url)
         if lease is None:
-            lease = await enter_detached(gate.lease(url, user_agent=agent))
+            lease = await enter_detached(gate.lease(url, user_agent=agent, timeout=max_wait))
         else:
             await _end_if_denied(lease, _judge_handed_out(lease, sent, gate, url))
         lease.claim(url)  # from here on, a missing response counts against the host
@@ -285,12 +286,13 @@ def _key(url: str) -> str:
     return urls.parse(url).url
 
 
-def begin_sync(gate: SyncGatekeeper, url: str, sent: str | None) -> Hop:
+def begin_sync(gate: SyncGatekeeper, url: str, sent: str | None, max_wait: float | None) -> Hop:
     """`begin` for threads."""
     lease: HeldLease | None = adopt(url)
     adopted = lease is not None
     if lease is None:
-        lease = taken = gate.acquire(url, user_agent=other_agent(sent, gate.user_agent))
+        agent = other_agent(sent, gate.user_agent)
+        lease = taken = gate.acquire(url, user_agent=agent, timeout=max_wait)
         gate.post(partial(taken.inner.claim, url))
     else:
         held = lease

@@ -38,7 +38,8 @@ class PoliteTransport(
 
     `gate` is a `Gatekeeper` or `RemoteGatekeeper`; close it after the client. A lease is held until
     its response is closed or dropped. Time spent waiting for a lease does not count towards httpx's
-    timeouts. A request without a User-Agent of its own is sent with the gate's.
+    timeouts; it raises LeaseTimeout after `max_wait` seconds (None: no limit). A request without a
+    User-Agent of its own is sent with the gate's.
 
     By default the transport has its own connection pool, and the guard checks each address that it
     connects to (`guarded` is True). Its `options` are `verify` and `cert` as in httpx, and those of

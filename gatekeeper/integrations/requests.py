@@ -69,7 +69,8 @@ class PoliteAdapter(HTTPAdapter):
     been read, or the response is closed or dropped. Time spent waiting for a lease does not count
     towards timeouts. A request without a User-Agent of its own is sent with the gate's.
     `max_retries` and the other `options` are those of `requests.adapters.HTTPAdapter`; each retry
-    has its own lease.
+    has its own lease. Each wait for a lease raises LeaseTimeout after `max_wait` seconds (None: no
+    limit).
 
     The guard checks each address that is connected to. It can't do so behind a proxy, including one
     that the environment names: that raises ConfigError unless you pass `guarded=False`. `resolver`
@@ -90,9 +91,11 @@ class PoliteAdapter(HTTPAdapter):
         max_retries: Retry | int = 0,
         guarded: bool | None = None,
         resolver: AbstractResolver | None = None,
+        max_wait: float | None = None,
         **options: Any,
     ) -> None:
         self._gate = gate
+        self._max_wait = max_wait
         self._accepted = guarded
         self._names = GuardedNames(config_of(gate, blocking=True), resolver)
         self._thread = threading.local()
@@ -172,7 +175,7 @@ class PoliteAdapter(HTTPAdapter):
         url, sent = request.url or "", _text(request.headers.get("User-Agent"))
         try:
             self._gate.do(lambda inner: self._names.refuse_url(inner, url, sent))
-            hop = begin_sync(self._gate, url, sent)
+            hop = begin_sync(self._gate, url, sent, self._max_wait)
         except GatekeeperError as error:
             raise self._converted(error, request) from error
         request.headers.update(hop.headers(request.method or "GET", url))

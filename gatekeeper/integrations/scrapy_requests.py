@@ -47,6 +47,7 @@ _MIN_RETRY_SECONDS: Final = 0.1
 """Minimum number of seconds after which a deferred download asks again."""
 _LOOK_SECONDS: Final = 2.0
 """Seconds between two checks whether the crawl is being stopped, while a download waits."""
+_NOT_ASYNCIO: Final = "gatekeeper needs asyncio: leave TWISTED_REACTOR at its default"
 _LOOK_UP_SECONDS: Final = 5.0
 """Timeout in seconds for finding out why a name could not be resolved; expiry is a result too."""
 
@@ -88,11 +89,15 @@ class ScrapyCrawl:
         return found
 
     async def open(self) -> Gatekeeper | RemoteGatekeeper:
-        """Return the gate, opened at the first call. Raises GateClosed once the crawl is over."""
+        """Return the gate, opened at the first call. Raises GateClosed once the crawl is over, and
+        ConfigError if it does not run in an asyncio event loop."""
         if self._closed:
             raise GateClosed("the crawl is over, and its gate closed")
         if self._opening is None:
-            self._opening = asyncio.ensure_future(self._open())
+            try:
+                self._opening = asyncio.get_running_loop().create_task(self._open())
+            except RuntimeError:
+                raise ConfigError(_NOT_ASYNCIO) from None
         return await asyncio.shield(self._opening)
 
     async def _open(self) -> Gatekeeper | RemoteGatekeeper:

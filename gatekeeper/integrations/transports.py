@@ -112,9 +112,11 @@ class _Library(Generic[_Asked]):
         *,
         guarded: bool | None = None,
         resolver: AbstractResolver | None = None,
+        max_wait: float | None = None,
         **options: Any,
     ) -> None:
         self._gate = gate
+        self._max_wait = max_wait
         config = config_of(gate, blocking=isinstance(self, HopTransport))
         self.guarded = transport is None
         if transport is not None:
@@ -159,6 +161,14 @@ class _Library(Generic[_Asked]):
             headers=request.headers.raw,
             content=request.stream,
             extensions=request.extensions,
+        )
+
+    def _response(self, answer: Any) -> Any:
+        return self.httpx.Response(
+            status_code=answer.status,
+            headers=answer.headers,
+            stream=answer.stream,
+            extensions=answer.extensions,
         )
 
     @contextmanager
@@ -224,7 +234,7 @@ class AsyncHopTransport(_Library[Gate]):
         with self._converted(request):
             if self.guarded:
                 self._names.refuse_url(self._gate, url, sent)
-            hop = await begin(self._gate, url, sent)
+            hop = await begin(self._gate, url, sent, self._max_wait)
         with self._sending(hop, request, url, sent):
             response = await self._inner.handle_async_request(request)
             try:
@@ -259,7 +269,7 @@ class HopTransport(_Library[SyncGatekeeper]):
         with self._converted(request):
             if self.guarded:
                 self._gate.do(lambda inner: self._names.refuse_url(inner, url, sent))
-            hop = begin_sync(self._gate, url, sent)
+            hop = begin_sync(self._gate, url, sent, self._max_wait)
         with self._sending(hop, request, url, sent):
             response = self._inner.handle_request(request)
             try:
@@ -289,13 +299,7 @@ class _PoolTransport:
     async def handle_async_request(self, request: Any) -> Any:
         outer = self._outer
         with outer._converting_errors():
-            answer = await self._pool.handle_async_request(outer._raw(request))
-        return outer.httpx.Response(
-            status_code=answer.status,
-            headers=answer.headers,
-            stream=answer.stream,
-            extensions=answer.extensions,
-        )
+            return outer._response(await self._pool.handle_async_request(outer._raw(request)))
 
     async def aclose(self) -> None:
         await self._pool.aclose()
@@ -311,13 +315,7 @@ class _SyncPoolTransport:
     def handle_request(self, request: Any) -> Any:
         outer = self._outer
         with outer._converting_errors():
-            answer = self._pool.handle_request(outer._raw(request))
-        return outer.httpx.Response(
-            status_code=answer.status,
-            headers=answer.headers,
-            stream=answer.stream,
-            extensions=answer.extensions,
-        )
+            return outer._response(self._pool.handle_request(outer._raw(request)))
 
     def close(self) -> None:
         self._pool.close()
@@ -342,8 +340,7 @@ class _Dialling:
             raise self._httpcore.ConnectError(str(error)) from error
 
     def _failure(self, host: str, attempts: Attempts) -> Exception:
-        error: Exception = self._httpcore.ConnectError(f"{host} has no address")
-        return attempts.failure() or error
+        return attempts.failure() or self._httpcore.ConnectError(f"{host} has no address")
 
 
 class _Backend(_Dialling):

@@ -173,12 +173,17 @@ class Rig:
 class Httpx(Rig):
     library = "httpx"
     error = "httpx.RequestError"
+    gives_up = True
+    max_wait = 20.0
 
     def open(self) -> None:
         self.httpx = importlib.import_module(self.library)
         module = importlib.import_module(f"gatekeeper.integrations.{self.library}")
         self.transport = module.PoliteTransport(
-            self.gate, resolver=self.internet.resolver, verify=self.internet.client_ssl
+            self.gate,
+            resolver=self.internet.resolver,
+            verify=self.internet.client_ssl,
+            max_wait=self.max_wait,
         )
         assert self.transport.guarded
         self.client = self.httpx.AsyncClient(transport=self.transport, follow_redirects=True)
@@ -207,12 +212,17 @@ class SyncHttpx(Rig):
     error = "httpx.RequestError"
     cancels = False
     threads = True
+    gives_up = True
+    max_wait = 20.0
 
     def open(self) -> None:
         self.httpx = importlib.import_module(self.library)
         module = importlib.import_module(f"gatekeeper.integrations.{self.library}")
         transport = module.SyncPoliteTransport(
-            self.gate, resolver=self.internet.resolver, verify=self.internet.client_ssl
+            self.gate,
+            resolver=self.internet.resolver,
+            verify=self.internet.client_ssl,
+            max_wait=self.max_wait,
         )
         self.client = self.httpx.Client(transport=transport, follow_redirects=True)
 
@@ -241,6 +251,8 @@ class Requests(Rig):
     error = "requests.RequestException"
     cancels = False
     threads = True
+    gives_up = True
+    max_wait = 20.0
 
     def open(self) -> None:
         import requests
@@ -252,7 +264,7 @@ class Requests(Rig):
         self.folder = tempfile.TemporaryDirectory()
         self.client.verify = str(Path(self.folder.name) / "authority.pem")
         certs.authority().cert_pem.write_to_path(self.client.verify)
-        adapter = PoliteAdapter(self.gate, resolver=self.internet.resolver)
+        adapter = PoliteAdapter(self.gate, resolver=self.internet.resolver, max_wait=self.max_wait)
         for scheme in ("http://", "https://"):
             self.client.mount(scheme, adapter)
 

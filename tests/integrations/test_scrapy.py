@@ -420,6 +420,18 @@ async def test_a_crawl_whose_sidecar_is_gone_comes_to_an_end(
     assert internet.requests == []
 
 
+@pytest.mark.parametrize("own", [(), ("-s", "SCHEDULER=scrapy.core.scheduler.Scheduler")])
+async def test_another_reactor_is_refused_with_the_remedy(
+    internet: FakeInternet, scrapy: Scrapy, own: tuple[str, ...]
+) -> None:
+    internet.site("a.test").robots("").page("/")
+    reactor = "TWISTED_REACTOR=twisted.internet.selectreactor.SelectReactor"
+    run = await scrapy.run([scrapy.url("a")], command=("-s", reactor, *own))
+    said = run.log + str(run.failed())
+    assert "leave TWISTED_REACTOR at its default" in said
+    assert internet.requests == []
+
+
 async def test_a_crawl_that_is_stopped_waits_for_no_turn(internet: FakeInternet) -> None:
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 900\n").page("/")
     rig = ScrapyDownloads(internet, settings(), None)
