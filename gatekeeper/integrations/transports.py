@@ -288,13 +288,17 @@ class HopTransport(_Library[SyncGatekeeper]):
                 self._gate.wait(lambda _: self._names.close())
 
 
-class _PoolTransport:
-    """A transport over a connection pool of httpcore. httpx's own transport can't be used, since it
-    offers no way to set how the pool connects."""
+class _OverPool:
+    """Base of a transport over a connection pool of httpcore. httpx's own transport can't be used,
+    since it offers no way to set how the pool connects."""
 
-    def __init__(self, outer: AsyncHopTransport, pool: Any) -> None:
+    def __init__(self, outer: _Library[Any], pool: Any) -> None:
         self._outer = outer
         self._pool = pool
+
+
+class _PoolTransport(_OverPool):
+    """The asynchronous transport."""
 
     async def handle_async_request(self, request: Any) -> Any:
         outer = self._outer
@@ -305,12 +309,8 @@ class _PoolTransport:
         await self._pool.aclose()
 
 
-class _SyncPoolTransport:
+class _SyncPoolTransport(_OverPool):
     """`_PoolTransport` for threads."""
-
-    def __init__(self, outer: HopTransport, pool: Any) -> None:
-        self._outer = outer
-        self._pool = pool
 
     def handle_request(self, request: Any) -> Any:
         outer = self._outer
@@ -324,8 +324,12 @@ class _SyncPoolTransport:
 class _Dialling:
     """A network backend of httpcore that connects only to addresses that the guard allows."""
 
+    network: ClassVar[str]
+    """The name of httpcore's backend that makes the connections."""
+
     def __init__(self, httpcore: Any, names: GuardedNames, gate: Any) -> None:
         self._httpcore = httpcore
+        self._network = getattr(httpcore, self.network)()
         self._failures = httpcore.ConnectError, httpcore.ConnectTimeout
         self._names = names
         self._gate = gate
@@ -346,9 +350,7 @@ class _Dialling:
 class _Backend(_Dialling):
     """The asynchronous backend, for every event loop that anyio supports."""
 
-    def __init__(self, httpcore: Any, names: GuardedNames, gate: Any) -> None:
-        super().__init__(httpcore, names, gate)
-        self._network = httpcore.AnyIOBackend()
+    network = "AnyIOBackend"
 
     async def connect_tcp(
         self, host: str, port: int, timeout: float | None = None, **options: Any
@@ -377,9 +379,7 @@ class _Backend(_Dialling):
 class _SyncBackend(_Dialling):
     """The synchronous backend. Names are resolved in the gate's loop."""
 
-    def __init__(self, httpcore: Any, names: GuardedNames, gate: SyncGatekeeper) -> None:
-        super().__init__(httpcore, names, gate)
-        self._network = httpcore.SyncBackend()
+    network = "SyncBackend"
 
     def connect_tcp(
         self, host: str, port: int, timeout: float | None = None, **options: Any
