@@ -172,7 +172,7 @@ def _with_colon(text: str) -> list[str] | None:
 def _without_odd_blanks(text: str) -> list[str] | None:
     start, end = _parts(text).value
     value = text[start:end]
-    bare = re.sub(f"^(?:{lint.ODD_BLANK.pattern})+|(?:{lint.ODD_BLANK.pattern})+$", "", value)
+    bare = lint.ODD_ENDS.sub("", value)
     if not lint.TOKEN.match(bare):
         return None
     return [text[:start] + bare + text[end:]]

@@ -182,12 +182,13 @@ _VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.[0-9]{1,9})?\Z")
 
 # A non-breaking space in another encoding is decoded as U+FFFD.
 _ODD_BLANKS = "\u00a0\u00ad\u1680\u2000-\u200f\u2028\u2029\u202f\u205f\u2060\u3000\ufeff"
-ODD_BLANK = re.compile(f"[{_ODD_BLANKS}\ufffd]")
+_ODD = f"[{_ODD_BLANKS}\ufffd]"
+ODD_BLANK = re.compile(_ODD)
 _ODD_END = re.compile(f"[{_ODD_BLANKS}]\\Z")
-_AROUND_FIELD = re.compile(
-    f"\\A(?:[-*\u2022\u00b7][ \\t]+|[{_ODD_BLANKS}\ufffd]+)|[{_ODD_BLANKS}\ufffd]+\\Z"
-)
-"""The bullet of a list before a field, and characters around it that look like blanks."""
+ODD_ENDS = re.compile(rf"\A{_ODD}++|(?<!{_ODD}){_ODD}++\Z")
+"""Matches the characters around a text that look like blanks."""
+_BULLET = re.compile("\\A[-*\u2022\u00b7][ \\t]++")
+"""Matches the bullet of a list before a field."""
 
 NOT_A_COLON = "=;\uff1a"
 """Characters that are written in place of a colon."""
@@ -278,7 +279,7 @@ def spelling(field: str) -> str | None:
     """
     if field.startswith((";", "/", "!", "'", "%", "<")):
         return None  # its author meant a comment
-    field = _AROUND_FIELD.sub("", field)
+    field = _BULLET.sub("", ODD_ENDS.sub("", field))
     meant = field if field in KNOWN_FIELDS else _MISSPELLINGS.get(field)
     if meant is not None:
         return meant
@@ -619,8 +620,8 @@ class _LineChecks:
         # After a known field, and where a path has none, a directive that robots should obey is
         # lost.
         lost = field_without_colon(line.text) or _BARE_PATH.match(line.text)
-        severity = Severity.ERROR if lost else None
-        self._add_for_text(line.number, "no-colon", quoted(line.text), severity)
+        error = Severity.ERROR if lost else None
+        self._add_for_text(line.number, "no-colon", quoted(line.text), error)
 
     def _add_for_text(
         self, line: int, code: str, detail: str, severity: Severity | None = None

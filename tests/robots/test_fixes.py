@@ -63,8 +63,7 @@ def test_what_is_about_the_whole_file_has_no_column() -> None:
         ("User agent: *\nDissallow: /x\n", "User-agent: *\nDisallow: /x\n"),
         (GROUP + "Disallow /x # why\n", GROUP + "Disallow: /x # why\n"),
         (GROUP + "Disallow = /x\nAllow: /y\n", GROUP + "Disallow: /x\nAllow: /y\n"),
-        (GROUP + "\u00a0- Disallow: /x\n- Disallow: /y\n", GROUP + "\u00a0- Disallow: /x\n"
-         "Disallow: /y\n"),
+        (GROUP + "\u00a0- Disallow: /x\n", GROUP + "Disallow: /x\n"),
         ("User-agent: a|b\nDisallow: /\n", "User-agent: a\nUser-agent: b\nDisallow: /\n"),
         (GROUP + "disallow\t/x\n", GROUP + "disallow: /x\n"),
         ("User-agent: a, b;c\nDisallow: /\n", "User-agent: a\nUser-agent: b\nUser-agent: c\n"

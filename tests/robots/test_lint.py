@@ -324,6 +324,10 @@ HOSTILE = {
     "escapes": GROUP + "Disallow: /" + "%" * 500_000,
     "dictionary": GROUP + "Content-Usage: " + "a=y," * 120_000 + "a=y",
     "colons": ":" * 500_000,
+    "odd blanks in a field": GROUP + "a" + "\u00a0" * 120_000 + "b: 1",
+    "odd blanks in a name": "User-agent: a" + "\u00a0" * 120_000 + "b",
+    "fields in a value": GROUP + "Disallow: /" + "disallow " * 50_000,
+    "number signs": GROUP + "Disallow: /a" + " #" * 200_000,
 }
 
 
