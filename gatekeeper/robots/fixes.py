@@ -264,13 +264,14 @@ class _Pass:
         self._body = body
         self._robots = robots
         self._lines = _LINE.findall(body)
-        groups = robots.groups
         # In other dialects order and blank lines are significant, and escapes have another meaning.
-        self._all_rfc9309 = all(group.dialect is Dialect.RFC9309 for group in groups)
+        # A Robot-version that has no effect may get one when the blank line before it is removed.
+        forced = robots.forced not in {None, Dialect.RFC9309}
+        self._all_rfc9309 = not forced and "robot-version" not in robots.lines.lower()
         self._rules: dict[int, Rule] = {}
         self._repeated: set[int] = set()
         """Line numbers of rules that repeat an earlier rule of their group."""
-        for group in groups:
+        for group in robots.groups:
             seen: set[tuple[str, str]] = set()
             for rule in group.rules:
                 meaning = rule.field.lower(), rfc_pattern(to_octets(rule.value))

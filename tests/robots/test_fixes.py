@@ -99,6 +99,8 @@ def test_what_is_certain_is_mended(before: str, after: str) -> None:
         GROUP + "Disallow: /a\nAllow: /a\n",
         "User-agent: *\nRobot-version: 2.0\nDisallow: /100%\nDisallow: /100%\n",
         GROUP + "Crawl-delay: 3s\nDisallow: /\n",
+        # Without the blank line the version would count, and `Allow: /b` as an exact path.
+        GROUP + "\nRobot-version: 2.0\nDisallow: *\nAllow: /b\n",
     ],
 )
 def test_what_is_not_certain_is_left_alone(text: str) -> None:
