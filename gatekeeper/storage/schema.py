@@ -627,6 +627,8 @@ def entry_at(spells: Sequence[HistoryEntry], wall: float) -> HistoryEntry | None
 # --- deletion of old rows --------------------------------------------------------------------
 
 MAX_DELETED = 1000
+"""Old rows that one pass deletes from a table of up to 50,000 rows. From a larger table it deletes
+one row in fifty: with a fixed limit, a table to which many hosts are added would grow for ever."""
 
 _IS_OWED = (
     "EXISTS (SELECT 1 FROM clocks WHERE scope = host_of(origin)"
@@ -635,7 +637,7 @@ _IS_OWED = (
 _DELETE_STALE_ORIGINS = (
     "DELETE FROM origins WHERE origin IN (SELECT origin FROM origins"
     " WHERE max(fetched_at, coalesce(last_page_ok_at, 0)) < :horizon AND expires_at <= :now"
-    f" AND NOT {_IS_OWED} LIMIT :max_deleted)"
+    f" AND NOT {_IS_OWED} LIMIT max(:max_deleted, (SELECT count(*) / 50 FROM origins)))"
 )
 _DELETE_EXCESS_ORIGINS = (
     "DELETE FROM origins WHERE origin IN (SELECT origin FROM origins"
@@ -646,7 +648,7 @@ _DELETE_STALE_CLOCKS = (
     "DELETE FROM clocks WHERE scope IN (SELECT scope FROM clocks"
     " WHERE max(next_at, blocked_until, last_failure_at, said_until, day_at + 86400) < :horizon"
     " AND NOT paused"
-    " LIMIT :max_deleted)"
+    " LIMIT max(:max_deleted, (SELECT count(*) / 50 FROM clocks)))"
 )
 
 

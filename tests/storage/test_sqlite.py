@@ -19,7 +19,7 @@ import pytest
 from gatekeeper.clock import SystemClock, VirtualClock
 from gatekeeper.config import StorageConfig
 from gatekeeper.errors import StorageError
-from gatekeeper.storage import ClockRecord, SqliteStorage
+from gatekeeper.storage import ClockRecord, SqliteStorage, schema
 from gatekeeper.storage.base import Pending
 from gatekeeper.storage.schema import HISTORY_ROW_BYTES
 from gatekeeper.storage.writer import Writer
@@ -294,6 +294,29 @@ async def test_old_origins_are_forgotten_but_never_a_promise(path: Path, made: A
         for origin in (*names, "https://clock.example:8443", "http://[::1]"):
             assert await storage.load_origin(origin) is not None, origin
         assert await storage.load_origin("https://old.example") is None
+
+
+async def test_deletion_keeps_up_with_a_crawl_of_ever_new_hosts(
+    path: Path, made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a fixed number of deleted rows an hour, the file grew for ever."""
+    monkeypatch.setattr(schema, "MAX_DELETED", 10)
+    hour, new_hosts = 3600.0, 50
+    config = StorageConfig(flush_interval=hour, forget_after=20 * hour)
+    clock = VirtualClock(wall=1e9)
+    async with SqliteStorage(path, config=config, clock=clock) as storage:
+        for _ in range(200):
+            now = clock.wall()
+            for n in range(new_hosts):
+                host = f"{now:.0f}-{n}.example"
+                storage.put_clock(ClockRecord(scope=host, next_at=now))
+                storage.put_origin(made(f"http://{host}", at=now, expires_at=now + hour))
+            await storage.flush()
+            clock.advance(hour)
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            for table in ("clocks", "origins"):
+                (rows,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+                assert rows <= 60 * new_hosts, table
 
 
 async def test_a_clock_set_years_ahead_makes_nothing_old(path: Path, made: Any) -> None:
