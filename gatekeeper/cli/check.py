@@ -28,6 +28,7 @@ from gatekeeper.cli import (
 from gatekeeper.cli.config import Settings
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import quoted
+from gatekeeper.urls import printable
 from gatekeeper.wire import Timing
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def _lines(checked: CheckedURL) -> list[str]:
     verdict = paint(f"{decision.verdict:<6}", _COLOURS[decision.verdict])
     lines = [f"{verdict} {decision.url}"]
     if decision.rule is not None:
-        lines.append(f"       line {decision.rule.line}: {decision.rule.text}")
+        lines.append(f"       line {decision.rule.line}: {printable(decision.rule.text, 200)}")
     else:
         lines.append(f"       {decision.reason.replace('_', ' ')}")
     if decision.note:

@@ -9,6 +9,7 @@ from pathlib import Path
 from gatekeeper.cli import DENIED, NAME, OK, json_text, load, log_to_stderr
 from gatekeeper.cli.texts import is_url, read_text, replace_file
 from gatekeeper.robots import Fragment, compose
+from gatekeeper.urls import printable
 
 EXAMPLE = f"{NAME} compose shop.txt blog.txt -o robots.txt"
 
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json_text(composed))
     for problem in composed.problems:
-        print(f"{problem.message} [{problem.code}]", file=sys.stderr)
+        print(f"{printable(problem.message, 1_000)} [{problem.code}]", file=sys.stderr)
     if composed.text is None:
         return DENIED
     if args.output is not None:

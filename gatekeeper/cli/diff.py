@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from gatekeeper.cli import DENIED, NAME, OK, json_text, load, log_to_stderr, paint
-from gatekeeper.cli.texts import Text, read_bounded, read_text, urls_in
+from gatekeeper.cli.texts import Text, place_of, read_bounded, read_text, urls_in
 from gatekeeper.robots import Change, Difference, RobotsTxt, Ruling, diff
 
 EXAMPLE = f"{NAME} diff https://example.org robots.txt --exit-code"
@@ -70,5 +70,4 @@ def _lines(old: str, new: str, change: Change) -> list[str]:
 
 def _ruling(sign: str, name: str, ruling: Ruling) -> str:
     verdict = paint("allow", "green") if ruling.allowed else paint("deny ", "red")
-    reason = f"line {ruling.rule.line}: {ruling.rule.text.strip()}" if ruling.rule else "no rule"
-    return f"    {sign} {verdict} {name}, {reason}"
+    return f"    {sign} {verdict} {name}, {place_of(ruling.rule)}"

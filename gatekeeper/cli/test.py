@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gatekeeper.cli import DENIED, NAME, OK, json_text, load, log_to_stderr, paint
-from gatekeeper.cli.texts import is_url, read_bounded, read_sitemap, read_text
+from gatekeeper.cli.texts import is_url, place_of, read_bounded, read_sitemap, read_text
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots import RobotsTxt, Rule
+from gatekeeper.urls import MAX_URL, printable
 
 if TYPE_CHECKING:
     from gatekeeper.cli.config import Settings
@@ -165,7 +166,7 @@ def _print(source: str, cases: int, differing: list[CaseResult]) -> None:
         widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
         for row in (head, *rows):
             cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            print("  ".join(cells).rstrip())
+            print(printable("  ".join(cells).rstrip(), MAX_URL))
     text = f"{len(differing)} differ" if differing else "all as expected"
     text = paint(text, "red" if differing else "green")
     print(f"{source}: {cases} case{'' if cases == 1 else 's'}, {text}")
@@ -180,8 +181,4 @@ def _expected(result: CaseResult) -> str:
 
 
 def _actual(result: CaseResult) -> str:
-    verdict = "allow" if result.allowed else "deny"
-    rule = result.rule
-    return (
-        f"{verdict} by line {rule.line}: {rule.text.strip()}" if rule else f"{verdict} by no rule"
-    )
+    return f"{'allow' if result.allowed else 'deny'} by {place_of(result.rule)}"

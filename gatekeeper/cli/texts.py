@@ -16,7 +16,8 @@ import msgspec
 
 from gatekeeper.cli import BOM, open_gate, standard_input, url_hint, url_of_line, warn_if_anonymous
 from gatekeeper.errors import GatekeeperError
-from gatekeeper.robots import RobotsTxt
+from gatekeeper.robots import RobotsTxt, Rule
+from gatekeeper.urls import printable
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -37,6 +38,11 @@ class Text(msgspec.Struct, frozen=True, kw_only=True):
 def is_url(source: str) -> bool:
     """Return True if the source is a URL to fetch, and not a file."""
     return source.startswith(("http://", "https://"))
+
+
+def place_of(rule: Rule | None) -> str:
+    """Describe the deciding line for a terminal: a site's text is escaped and cut."""
+    return f"line {rule.line}: {printable(rule.text.strip(), 200)}" if rule else "no rule"
 
 
 _MAX_BYTES = 64 << 20

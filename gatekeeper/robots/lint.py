@@ -529,7 +529,7 @@ class _LineChecks:
     def read(self, line: TextLine) -> None:
         """Check one line and update the state for the following ones."""
         if line.spoilt:
-            self._report.add(line.number, "control")
+            self._report.add(line.number, "control", "", Severity.ERROR if line.field else None)
             return
         if "\ufffd" in line.text:
             self._report.add(line.number, "not-utf8")

@@ -464,3 +464,29 @@ def test_the_fields_of_the_output_for_machines_are_documented() -> None:
         for kind in kinds:
             for field in kind.__struct_fields__:
                 assert f"`{field}`" in row
+
+
+SPIKED = "User-agent: *\nDisallow: /a\u009b31m\u202eb\n"
+
+
+def test_text_of_a_site_does_not_steer_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {"old": SPIKED, "new": "User-agent: *\nAllow: /a\n", "cases": ""}
+    old, new, cases = written(tmp_path, **files)
+    url = "/a%C2%9B31m%E2%80%AEb"
+    Path(cases).write_text(f'[[case]]\nurl = "{url}"\nallowed = true\n', "utf-8")
+    for call in (["diff", old, new], ["test", old, "--expect", cases], ["compose", old, new]):
+        main(call)
+        said = "".join(capsys.readouterr())
+        assert r"Disallow: /a\x9b31m\u202eb" in said
+        assert said.replace("\n", "").isprintable()
+
+
+async def test_check_does_not_let_a_site_steer_the_terminal(
+    internet: FakeInternet, site: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    internet.site("127.0.0.1").robots(SPIKED)
+    assert await command("check", f"{site}/a%C2%9B31m%E2%80%AEb") == 1
+    said = capsys.readouterr().out
+    assert r"line 2: Disallow: /a\x9b31m\u202eb" in said

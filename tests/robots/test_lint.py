@@ -202,6 +202,12 @@ def test_a_group_that_takes_a_robot_out_of_the_rules_for_all_is_a_warning() -> N
         assert (found.line, found.code, found.severity) == (4, "group-without-rules", severity)
 
 
+def test_a_control_character_is_an_error_where_a_record_is_lost() -> None:
+    for line, severity in (("Disallow: /\0b", "error"), ("# \0", "warning")):
+        (found,) = RobotsTxt.parse(GROUP + f"Disallow: /a\n{line}\n").findings
+        assert (found.code, found.severity) == ("control", severity)
+
+
 @pytest.mark.parametrize("line", ["Disallow: /a # note", "Disallow: /a ## note", "Disallow: # /a"])
 def test_a_comment_after_a_blank_is_no_fault(line: str) -> None:
     assert told(GROUP + f"{line}\nDisallow: /b\n") == []
