@@ -92,6 +92,9 @@ if (navigator.serviceWorker) Object.defineProperty(ServiceWorkerContainer.protot
 _ABORT_REASON = "blockedbyclient"
 _CANCELLED = ("ERR_ABORTED", "NS_BINDING_ABORTED", "cancelled")
 """Parts of browsers' error messages for a request that its page has cancelled."""
+_SHOWN_SECONDS = 1.0
+"""Timeout in seconds for asking a page for its User-Agent. Playwright waits until the current
+navigation of the page is over."""
 _BATCH_SECONDS = 0.005
 """Seconds for which the requests of a page are collected for one batch of questions."""
 
@@ -116,8 +119,7 @@ async def polite_route(
     ...     polite = await polite_route(context, gate)
     ...     await polite.goto(await context.new_page(), "https://example.org/")
     """
-    known = _routes.get(context)
-    if known is not None:
+    if (known := _routes.get(context)) is not None:
         return known
     if "document" in exempt:
         raise ConfigError("exempt: navigations are always decided; leave 'document' out")
@@ -289,9 +291,11 @@ def _agent_unless_default(sent: str | None) -> str | None:
 
 async def _agent_of(page: Page) -> str | None:
     """Return the User-Agent that the page's context was created with, if the page shows one. The
-    header that is actually sent is checked again later."""
-    with suppress(Error):
-        return _agent_unless_default(str(await page.evaluate("navigator.userAgent")))
+    header that is actually sent is checked again later. A page whose host does not respond shows
+    none."""
+    with suppress(Error, TimeoutError):
+        async with asyncio.timeout(_SHOWN_SECONDS):
+            return _agent_unless_default(str(await page.evaluate("navigator.userAgent")))
     return None
 
 

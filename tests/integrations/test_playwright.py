@@ -268,6 +268,27 @@ async def test_a_page_that_is_closed_frees_its_lease(
     assert polite.unseen == 0
 
 
+async def test_a_page_whose_host_does_not_respond_can_go_elsewhere(
+    internet: FakeInternet, opened: Any, gate: Gatekeeper
+) -> None:
+    hold = Hold(Page("late"))
+    internet.site("a.test").robots("").on("/", hold)
+    internet.site("b.test").robots("").page("/", "there")
+    context = await context_of(opened, internet)
+    polite = await polite_route(context, gate)
+    page = await context.new_page()
+    first = asyncio.create_task(polite.goto(page, "http://a.test/"))
+    await hold.waiting.acquire()
+    first.cancel()
+    await asyncio.wait([first])
+    response = await polite.goto(page, "http://b.test/")
+    assert response is not None
+    assert await response.text() == "there"
+    while gate.stats().pacing.in_flight:  # limited by the test's own timeout
+        await asyncio.sleep(0)
+    await context.close()
+
+
 async def test_a_playwright_crawler_takes_turns(internet: FakeInternet) -> None:
     pytest.importorskip("crawlee")
     from crawlee.crawlers import PlaywrightCrawler
