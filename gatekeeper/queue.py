@@ -50,8 +50,7 @@ _log = logging.getLogger(__name__)
 _MAX_REFUSED_IN_ROW = 64
 """URLs refused in a row after which a `get` yields to the event loop."""
 MAX_ASKING = 4_000
-"""Most origins whose robots.txt is asked for at the same time: as many as the gate has room for, or
-silent hosts would delay those that answer."""
+"""Most origins whose robots.txt is asked for at once: more would wait behind silent hosts."""
 MAX_WAITING = 100
 """Most origins that wait for a turn in the scheduler, because others get their hosts' turns."""
 PATIENCE = 600.0
@@ -72,7 +71,6 @@ rounds the time up to whole seconds, so one second less is certain."""
 RETRY = 60.0
 """Seconds to wait if a deferral has no time, or asking failed."""
 _DOUBLINGS = 16
-
 
 _Listener = Callable[[Decision], object]
 
@@ -193,6 +191,7 @@ class PoliteQueue:
         self._local = None if distant else cast("QueueGate", gate)
         """The gate, if it is in this process and can answer without a round trip."""
         self._distant = cast("DistantGate", gate) if distant else None
+        self._is_held: Callable[[str], object] = getattr(gate, "held", lambda _host: None)
         self._graph: WaitGraph[Any] | None = getattr(gate, "waits", None)
         self._maxsize = maxsize
         self._getters = WaitingTasks(nothing_to_do=self._nothing_to_get)
@@ -407,8 +406,11 @@ class PoliteQueue:
         Without a turn, the origin now waits for something. Or it is still TRIED: the URL is
         allowed, but only the scheduler knows whether its host is due.
         """
-        if queued.turn_held is not None and (had := self._waits.take_held_turn(queued)) is not None:
-            return had
+        if (turn_held := queued.turn_held) is not None:
+            if self._is_held(queued.host) is None:
+                return self._waits.take_held_turn(queued, turn_held)
+            self._waits.hold_over(queued)  # Blocked or paused since.
+            return turn_held.entry, None
         try:
             entry = queued.backlog.pop()
         except BaseException:
@@ -528,7 +530,7 @@ class PoliteQueue:
         while self._callbacks.busy:
             await self._callbacks.wait()
         check = getattr(self._distant, "check", None)
-        if queued.state is not QueueState.READY or not (self._local or check):
+        if queued.state is not QueueState.READY or queued.turn_held or not (self._local or check):
             return False
         queued.state = QueueState.TRIED
         entry, _ = self._try(queued, turn=False)
@@ -583,8 +585,8 @@ class QueueWaits:
         for task in tasks:
             task.cancel()
         for queued in self._queues:
-            if (held := self.take_held_turn(queued)) is not None:
-                held[1].give_back()
+            if (held := queued.turn_held) is not None:
+                self.take_held_turn(queued, held)[1].give_back()
         self._cold.clear()
         await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -716,27 +718,25 @@ class QueueWaits:
         """Hold an acquired turn for the next `get`, if one comes soon."""
         left = lease.expires_at.timestamp() - self._clock.wall()
         end = self._clock.monotonic() + min(HOLD, left / 2)
-        queued.turn_held = HeldTurn(entry, lease, self._clock.call_at(end, self._hold_over, queued))
+        queued.turn_held = HeldTurn(entry, lease, self._clock.call_at(end, self.hold_over, queued))
         self._held_turns += 1
         self._queues.ready(queued)
 
-    def take_held_turn(self, queued: OriginQueue) -> tuple[Entry, QueueLease] | None:
-        """Take out the turn that is held for an origin, or None."""
-        turn_held, queued.turn_held = queued.turn_held, None
-        if turn_held is None:
-            return None
-        turn_held.end.cancel()
+    def take_held_turn(self, queued: OriginQueue, held: HeldTurn) -> tuple[Entry, QueueLease]:
+        """Take out the turn that is held for an origin."""
+        held.end.cancel()
+        queued.turn_held = None
         self._held_turns -= 1
-        return turn_held.entry, turn_held.lease
+        return held.entry, held.lease
 
-    def _hold_over(self, queued: OriginQueue) -> None:
-        """Give a held turn back, since no `get` came for it."""
-        had = self.take_held_turn(queued)
-        if had is not None:
-            queued.backlog.put_back(had[0])
+    def hold_over(self, queued: OriginQueue) -> None:
+        """Give a held turn back: no `get` came for it, or it must not be used any more."""
+        if (held := queued.turn_held) is not None:
+            entry, lease = self.take_held_turn(queued, held)
+            queued.backlog.put_back(entry)
             queued.turns_by_waiting = 0
             try:
-                had[1].give_back()
+                lease.give_back()
             finally:
                 self.watch(queued)
 

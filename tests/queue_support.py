@@ -40,6 +40,7 @@ class FakeGate:
     def __init__(self, scheduler: Scheduler, clock: VirtualClock) -> None:
         self.scheduler = scheduler
         self.clock = clock
+        self.held = scheduler.held
         self.said: dict[str, Verdict] = {}
         self.retry_at: float = 0.0
         self.cold: dict[str, float] = {}

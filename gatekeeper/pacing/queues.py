@@ -262,7 +262,8 @@ class Queues:
         self._queues: list[ScopeQueue | None] = []
         self._free: list[int] = []
         self._spare: list[ScopeQueue] = []
-        self._outlasted: dict[Waiter, None] = {}
+        self.outlasted: dict[Waiter, None] = {}
+        """Waiters for `pop_outlasted`."""
 
     # --- waiters ------------------------------------------------------------------------
 
@@ -325,19 +326,14 @@ class Queues:
         until = -INF if blocked.history is None else blocked.history.blocked_until
         for waiter in queue.waiters() if until > now else ():
             if not (waiter.gone or waiter.fetching) and waiter.outlasted(until, now):
-                self._outlasted[waiter] = None
-        if self._outlasted:
+                self.outlasted[waiter] = None
+        if self.outlasted:
             self.timer.set_no_later(now)
-
-    @property
-    def any_outlasted(self) -> bool:
-        """True if `pop_outlasted` would return a waiter."""
-        return bool(self._outlasted)
 
     def pop_outlasted(self, most: int) -> list[Waiter]:
         """Take out up to `most` waiters that a block leaves nothing to wait for. Some may have
         left."""
-        told = self._outlasted
+        told = self.outlasted
         return [told.popitem()[0] for _ in range(min(most, len(told)))]
 
     def start_fetching(self, queue: ScopeQueue, waiter: Waiter) -> None:

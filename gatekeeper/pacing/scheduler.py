@@ -224,7 +224,7 @@ class Scheduler:
                 self._memory.promises.check_wall(now)
         finally:
             later = min(engine.next_due(), self._deadlines.next())
-            self._timer.set(now if self._queues.any_outlasted else later)
+            self._timer.set(now if self._queues.outlasted else later)
             self._set_housekeeping()
 
     def _set_housekeeping(self) -> None:

@@ -92,6 +92,36 @@ async def test_a_turn_that_no_getter_comes_for_goes_to_the_others(
     await queue.join()
 
 
+@pytest.mark.parametrize("how", ["block", "pause"])
+async def test_a_held_turn_is_not_used_once_its_host_is_blocked(
+    queue: PoliteQueue, clock: VirtualClock, others: Others, gate: FakeGate, how: str
+) -> None:
+    others("busy", 1, hold=0.5, times=3)
+    await clock.settle()
+    await queue.put(page("busy", 0))
+    scheduler, host = gate.scheduler, "busy.example"
+    while not queue._waits._held_turns:
+        with pytest.raises(asyncio.QueueEmpty):
+            queue.get_nowait()
+        await clock.elapse(0.5)
+    if how == "block":
+        scheduler.block(host, clock.wall() + 60.0)
+    else:
+        scheduler.pause(host)
+    with pytest.raises(asyncio.QueueEmpty):
+        queue.get_nowait()
+    await clock.elapse(59.0)
+    assert scheduler.stats().in_flight == 0
+    getting = asyncio.create_task(queue.get())
+    await clock.elapse(0.5)
+    assert not getting.done()
+    scheduler.resume(host)
+    await clock.elapse(1.0)
+    async with await getting as lease:
+        assert lease.grant.url == page("busy", 0)
+    await queue.join()
+
+
 async def test_the_more_important_url_goes_first_though_another_stands_in_line(
     queue: PoliteQueue, crawl: Crawl, clock: VirtualClock, others: Others
 ) -> None:
