@@ -235,6 +235,7 @@ class Problem(Exception):
     """An error that ends a request; `Service` answers with its problem document.
 
     `kind` identifies the problem for programs (the end of `type`), `detail` explains it to people.
+    `wait` is in how many seconds it may be over, for Retry-After.
     """
 
     status: int
@@ -242,6 +243,7 @@ class Problem(Exception):
     detail: str
     _: KW_ONLY
     headers: Mapping[str, str] = field(default_factory=dict)
+    wait: float | None = None
     decision: Decision | None = None
     most: float | None = None
     held: Holder = _NO_HOLDER
@@ -265,11 +267,14 @@ class Problem(Exception):
 
     def response(self, request_id: str | None = None) -> web.Response:
         """Return the response to the request with that id."""
+        headers = {"Server": "gatekeeper", **SANDBOXED, **self.headers}
+        if self.wait is not None:
+            headers["Retry-After"] = retry_after(self.wait)
         return web.Response(
             status=self.status,
             body=msgspec.json.encode(self.document(request_id)),
             content_type=PROBLEM_JSON,
-            headers={"Server": "gatekeeper", **SANDBOXED, **self.headers},
+            headers=headers,
         )
 
 

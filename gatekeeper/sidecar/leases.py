@@ -348,7 +348,7 @@ class LeaseTable:
             "too-many-leases",
             f"{self._client_leases} leases are allowed to one client (server.client_leases): "
             "report those that are finished",
-            headers={"Retry-After": "1"},
+            wait=1,
             most=self._client_leases,
         )
 
@@ -476,7 +476,7 @@ def _journal_problem(why: str) -> Problem:
         _STORAGE,
         f"leases can't be stored: {why}; free some space for the state file (storage.path), "
         'or store nothing with storage.path = "memory"',
-        headers={"Retry-After": "5"},
+        wait=5,
     )
 
 

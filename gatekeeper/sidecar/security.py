@@ -22,7 +22,7 @@ from aiohttp import web
 from gatekeeper.clock import Clock
 from gatekeeper.config import ServerConfig, read_file
 from gatekeeper.errors import ConfigError
-from gatekeeper.sidecar.exchange import ANY_ROLE, CRAWL, Problem, Role, retry_after
+from gatekeeper.sidecar.exchange import ANY_ROLE, CRAWL, Problem, Role
 from gatekeeper.sidecar.metrics import Samples
 
 _log = logging.getLogger(__name__)
@@ -408,12 +408,8 @@ class ClientLimits:
         under_way = self._under_way.get(client, 0)
         if under_way >= self._max_concurrent:
             self.refused["concurrency"] += 1
-            raise Problem(
-                429,
-                "too-many-requests",
-                f"{self._max_concurrent} requests at once are allowed to one client",
-                headers={"Retry-After": "1"},
-            )
+            detail = f"{self._max_concurrent} requests at once are allowed to one client"
+            raise Problem(429, "too-many-requests", detail, wait=1)
         if self._rate is not None:
             self._take_token(client, self._rate)
         self._under_way[client] = under_way + 1
@@ -460,12 +456,8 @@ class ClientLimits:
         level = min(depth, level + (now - at) * rate)
         if level < 1.0:
             self.refused["rate"] += 1
-            raise Problem(
-                429,
-                "too-many-requests",
-                f"{rate:g} requests a second are allowed to one client",
-                headers={"Retry-After": retry_after((1.0 - level) / rate)},
-            )
+            detail = f"{rate:g} requests a second are allowed to one client"
+            raise Problem(429, "too-many-requests", detail, wait=(1.0 - level) / rate)
         self._buckets[client] = (level - 1.0, now)
         self._buckets.move_to_end(client)
         if len(self._buckets) > _MAX_BUCKETS:

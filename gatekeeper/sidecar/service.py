@@ -49,7 +49,6 @@ from gatekeeper.sidecar.exchange import (
     add_request_id,
     read_query,
     response_octets,
-    retry_after,
 )
 from gatekeeper.sidecar.leases import LeaseJournal, LeaseTable
 from gatekeeper.sidecar.logs import DecisionLog, RequestHandler, Tracing, make_tracing
@@ -432,11 +431,9 @@ class Service:
         if isinstance(error, LeaseTimeout):
             return await self.turn_timeout(error, call)
         if isinstance(error, StorageError):
-            return Problem(503, "storage", str(error), headers={"Retry-After": "5"})
+            return Problem(503, "storage", str(error), wait=5)
         if isinstance(error, GateClosed):
-            return Problem(
-                503, "closing", "the service is shutting down", headers={"Retry-After": "5"}
-            )
+            return Problem(503, "closing", "the service is shutting down", wait=5)
         if isinstance(error, asyncio.TimeoutError):
             return Problem(504, "timeout", "the answer did not come in time")
         _log.error("request %s failed", call.id, exc_info=error)
@@ -451,13 +448,9 @@ class Service:
         if not isinstance(error, Deferred):
             return Problem(403, "denied", decision.explain(), decision=decision)
         internal = decision.reason in (Reason.STORAGE, Reason.FLEET)
-        return Problem(
-            503 if internal else 429,
-            str(decision.reason) if internal else "deferred",
-            decision.explain(),
-            headers={"Retry-After": self.seconds_until(decision.retry_at)},
-            decision=decision,
-        )
+        status, kind = (503, str(decision.reason)) if internal else (429, "deferred")
+        wait = self.seconds_until(decision.retry_at)
+        return Problem(status, kind, decision.explain(), wait=wait, decision=decision)
 
     async def turn_timeout(self, error: LeaseTimeout, call: Call) -> Problem:
         """Return the 429 for a turn that did not come within `wait`, with what holds the host."""
@@ -472,7 +465,7 @@ class Service:
             429,
             "not-yet",
             f"{error}{holder}",
-            headers={"Retry-After": self.seconds_until(retry_at)},
+            wait=self.seconds_until(retry_at),
             held=holder,
             why=None if why == "turn" else why,
         )
@@ -493,9 +486,9 @@ class Service:
         member = hold.owner if admin else None
         return Holder(utc(wall - hold.age), utc(wall + hold.seconds), member)
 
-    def seconds_until(self, moment: datetime | None) -> str:
-        """Return a moment as the value of a Retry-After header; 1 if there is none."""
-        return retry_after(1.0 if moment is None else moment.timestamp() - self.clock.wall())
+    def seconds_until(self, moment: datetime | None) -> float:
+        """Return the seconds until a moment, for Retry-After; 1 if there is none."""
+        return 1.0 if moment is None else moment.timestamp() - self.clock.wall()
 
 
 def _partly_sent(request: web.BaseRequest) -> bool:

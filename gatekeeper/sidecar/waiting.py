@@ -347,14 +347,10 @@ class OpenStreams:
 
 def draining() -> Problem:
     """Return the response to a request for a lease while the service shuts down."""
-    return Problem(
-        503,
-        "draining",
-        "the service is shutting down and grants no more leases",
-        headers={"Retry-After": "5"},
-    )
+    detail = "the service is shutting down and grants no more leases"
+    return Problem(503, "draining", detail, wait=5)
 
 
 def full(what: str, bound: int) -> Problem:
     """Return the response to a request that exceeds a limit."""
-    return Problem(503, "full", f"{bound} {what}", headers={"Retry-After": "1"})
+    return Problem(503, "full", f"{bound} {what}", wait=1)

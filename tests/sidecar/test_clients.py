@@ -19,7 +19,7 @@ def test_t15_requests_at_once_are_bounded_by_client() -> None:
     clients.enter("b")
 
     assert caught.value.status == 429
-    assert caught.value.headers == {"Retry-After": "1"}
+    assert caught.value.response().headers["Retry-After"] == "1"
 
 
 def test_a_place_is_free_again_when_the_request_ends() -> None:
@@ -38,7 +38,7 @@ def test_t15_the_rate_is_bounded_and_says_when_to_come_back() -> None:
     clients.enter("a")
     with pytest.raises(Problem) as caught:
         clients.enter("a")
-    assert caught.value.headers == {"Retry-After": "1"}
+    assert caught.value.response().headers["Retry-After"] == "1"
 
     clock.advance(0.5)
     clients.enter("a")

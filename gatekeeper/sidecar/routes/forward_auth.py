@@ -22,7 +22,7 @@ from gatekeeper.clock import Clock, OwnedTasks, deadline
 from gatekeeper.decision import Decision, State
 from gatekeeper.errors import GateClosed, InvalidURL
 from gatekeeper.robots import product_token
-from gatekeeper.sidecar.exchange import ANY, FORWARD_AUTH, Call, Problem, Route
+from gatekeeper.sidecar.exchange import ANY, FORWARD_AUTH, Call, Problem, Route, retry_after
 from gatekeeper.sidecar.metrics import Samples
 from gatekeeper.sidecar.routes.fetch import decision_headers
 
@@ -53,7 +53,7 @@ async def forward_auth(service: Service, call: Call) -> web.StreamResponse:
     try:
         service.clients.enter(call.client)
     except Problem as problem:  # nginx would turn its 429 into a 500
-        raise Problem(403, problem.kind, problem.detail, headers=problem.headers) from None
+        raise Problem(403, problem.kind, problem.detail, wait=problem.wait) from None
     try:
         return await _answer_admitted(service, call)
     finally:
@@ -90,7 +90,7 @@ async def _answer_admitted(service: Service, call: Call) -> web.StreamResponse:
     if decision:
         return web.Response(status=200, headers=headers)
     if decision.retry_at is not None:
-        headers["Retry-After"] = service.seconds_until(decision.retry_at)
+        headers["Retry-After"] = retry_after(service.seconds_until(decision.retry_at))
     return web.Response(status=403, headers=headers)
 
 

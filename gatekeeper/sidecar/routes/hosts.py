@@ -148,9 +148,7 @@ async def refresh_host(service: Service, call: Call) -> web.StreamResponse:
     started = [service.background(service.gate.refresh(origin)) for origin in origins]
     tasks = {task for task in started if task is not None}
     if not tasks:
-        raise Problem(
-            503, "full", "too many refreshes are running already", headers={"Retry-After": "5"}
-        )
+        raise Problem(503, "full", "too many refreshes are running already", wait=5)
     # The fetch waits for the host's turn, which a pause or a block can delay for long.
     done, going_on = await asyncio.wait(tasks, timeout=_REFRESH_SECONDS)
     later = going_on or any(isinstance(task.exception(), LeaseTimeout) for task in done)

@@ -237,7 +237,7 @@ def _open_stream(service: Service, client: str) -> Iterator[None]:
             "too-many-streams",
             f"{most} streams of events are open to one client (server.client_streams): close a "
             "page that has one, or ask again in 5 seconds",
-            headers={"Retry-After": "5"},
+            wait=5,
             most=most,
         )
     if streams.total() >= server.max_streams:

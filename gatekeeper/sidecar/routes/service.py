@@ -58,7 +58,7 @@ async def is_ready(service: Service, call: Call) -> web.StreamResponse:
     503 while starting or draining, without a network, or while state can't be stored.
     """
     if not service.ready:
-        raise Problem(503, "not-ready", service.unready, headers={"Retry-After": "1"})
+        raise Problem(503, "not-ready", service.unready, wait=1)
     fleet = service.gate.stats().fleet
     shared = None if fleet is None else FleetHealth(fleet.state, fleet.members)
     return json_response(Health("ready", shared))
