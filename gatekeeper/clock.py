@@ -443,6 +443,7 @@ class SharedTimer:
 
 
 _SPARE_ENTRIES = 256
+_MAX_SKIPPED = 64
 
 
 class DueHeap(Generic[_T]):
@@ -471,13 +472,20 @@ class DueHeap(Generic[_T]):
     def pop(self, now: float, most: int = sys.maxsize) -> list[_T]:
         """Remove and return the items that are due, earliest first, each once: at most `most`."""
         found: dict[_T, None] = {}
-        while self.next() <= now and len(found) < most:
-            found[heapq.heappop(self._heap)[2]] = None
+        while self._heap and self._heap[0][0] <= now and len(found) < most:
+            when, _, item = heapq.heappop(self._heap)
+            if self._alive(when, item):
+                found[item] = None
         return list(found)
 
     def next(self) -> float:
-        """Return the moment at which the next item falls due, or inf if there is none."""
-        while self._heap and not self._alive(self._heap[0][0], self._heap[0][2]):
+        """Return a moment before which no item falls due; inf if there is none.
+
+        Only so many ended items are skipped: when 100,000 end together, skipping all of them would
+        stop the loop for longer than the timers that fire for nothing."""
+        for _ in range(_MAX_SKIPPED):
+            if not self._heap or self._alive(self._heap[0][0], self._heap[0][2]):
+                break
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else math.inf
 

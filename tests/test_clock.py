@@ -480,6 +480,25 @@ def test_a_due_heap_forgets_what_ended_early() -> None:
     assert heap.pop(1e9) == [9998, 9999]
 
 
+def test_a_due_heap_skips_only_so_many_at_a_time() -> None:
+    """A hundred thousand waiters may be cancelled at the same moment."""
+    asked = 0
+
+    def ended(_moment: float, _item: int) -> bool:
+        nonlocal asked
+        asked += 1
+        return False
+
+    heap = DueHeap[int](lambda _, item: True)
+    for item in range(100_000):
+        heap.add(float(item), item)
+    heap._alive = ended
+    assert 0.0 < heap.next() <= 1000.0
+    assert asked <= 1000
+    assert heap.pop(1e9) == []
+    assert heap.next() == float("inf")
+
+
 async def test_owned_tasks_end_with_their_owner() -> None:
     tasks, never = OwnedTasks(), asyncio.Event()
     begun = tasks.start(never.wait(), "key")
