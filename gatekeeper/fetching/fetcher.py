@@ -85,7 +85,7 @@ class Decoder:
         self._gzip = name.endswith("gzip")
         self._plain = not name or name == "identity"
         self._unpacker: zlib._Decompress | None = None
-        self._end_at_redirect = False
+        self._member_ended = False
         self._padding = False
         self._step = _FIRST_MEMBER_STEP
         self._consumed = 0
@@ -102,7 +102,7 @@ class Decoder:
         view = memoryview(data)
         at, size = 0, len(data)
         while at < size and room > 0 and not self._padding:
-            step = size - at if not self._end_at_redirect else min(size - at, self._step)
+            step = size - at if not self._member_ended else min(size - at, self._step)
             piece, taken = self._unpack(view[at : at + step], room)
             out.append(piece)
             room -= len(piece)
@@ -118,7 +118,7 @@ class Decoder:
         """
         if self._unpacker is None:
             # gzip may continue with another member; anything else after the end is padding.
-            if self._end_at_redirect and not (self._gzip and data[0] == _GZIP_MAGIC):
+            if self._member_ended and not (self._gzip and data[0] == _GZIP_MAGIC):
                 self._padding = True
                 return b"", len(data)
             self._unpacker = zlib.decompressobj(self._window(data))
@@ -135,7 +135,7 @@ class Decoder:
             raise BadEncoding(f"decompression bomb: {self._produced} octets from {self._consumed}")
         if unpacker.eof:
             self._unpacker = None
-            self._end_at_redirect = True
+            self._member_ended = True
             self._step = _FIRST_MEMBER_STEP
         else:
             self._step *= 2

@@ -577,7 +577,7 @@ def fallback_while_unreachable(
     `page_ok_ago`: seconds since a page of the origin was last reported with 2xx or 3xx, None if
     never. With a last good copy: NOTHING for 12 hours, then the copy (immediately with
     `stale_if_unreachable` or the archival profile). Google's profile drops the copy after 30
-    days (VND-05), the others keep it. Without a copy: NOTHING; WELCOME after 30 days if the site
+    days (VND-05), the others keep it. Without a copy: NOTHING; ALLOW_ALL after 30 days if the site
     is generally up, or after 12 hours with `unseen_unreachable = "allow_after_12h"`.
     """
     generally_up = page_ok_ago is not None and page_ok_ago <= DAY

@@ -545,7 +545,7 @@ class RemoteLeases:
     def _until_next_poll(self, began: float, wait: float, named: float) -> float:
         """Return the seconds to sleep before the next poll.
 
-        None after a complete poll. A poll that returned early, as the turn comes later than a poll
+        0 after a complete poll. A poll that returned early, as the turn comes later than a poll
         lasts, is repeated when a poll can reach the turn; `named` is the response's Retry-After.
         """
         if self._clock.monotonic() - began >= wait:

@@ -69,11 +69,11 @@ class Attempt(msgspec.Struct, frozen=True):
         return self.redirects[-1][1] if self.redirects else self.url
 
     def redirected(self, status: int, url: str) -> Attempt:
-        """Return the story after a redirect to another URL."""
+        """Return the attempt after a redirect to another URL."""
         return Attempt(self.url, (*self.redirects, (status, url)), self.tries)
 
     def tried_again(self) -> Attempt:
-        """Return the story with one more try."""
+        """Return the attempt with one more try."""
         return Attempt(self.url, self.redirects, self.tries + 1)
 
     def passed(self, url: str) -> bool:
@@ -247,7 +247,7 @@ class Crawl:
         self.stopped_by: str | None = None
         """Why the crawl ended early: the word that was passed to `stop`."""
         self._chains = RedirectChains(limits.redirects)
-        # Only URLs that were redirected or tried before; the story of any other URL is the URL.
+        # Only URLs that were redirected or tried before; the attempt of any other URL is the URL.
         self._attempts: dict[str, list[Attempt]] = {}
         self._requeued: deque[str] = deque()
         self._requeue_event = asyncio.Event()
@@ -390,7 +390,7 @@ class Crawl:
         self._requeue_event.set()
 
     def _take_attempt(self, shown: str) -> Attempt:
-        """Take the story so far of a URL that comes out of the queue."""
+        """Take the attempt so far of a URL that comes out of the queue."""
         attempts = self._attempts.get(shown)
         if attempts is None:
             return Attempt(shown)
@@ -445,7 +445,7 @@ class Crawl:
         attempt = self._take_attempt(_masked(url))
         spool = self._outputs.warc is not None
         limit = self._limits.max_body
-        # `story.last` is the URL that came out of the queue, without credentials.
+        # `attempt.last` is the URL that came out of the queue, without credentials.
         folder, origin = self._outputs.folder, turn.origin
         with Body(attempt.last, folder, limit=limit, spool=spool, origin=origin) as body:
             try:

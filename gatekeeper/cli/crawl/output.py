@@ -217,8 +217,8 @@ def is_compressed(file: IO[bytes]) -> bool:
 def record_ends(file: IO[bytes], offset: int = 0) -> Iterator[int]:
     """Yield the end of each complete record from `offset` on, where a record must begin.
 
-    Any bytes after the last one are the beginning of an incomplete record. Raises Damaged if they
-    are something else.
+    Any bytes after the last one are the beginning of an incomplete record. Raises
+    DamagedArchive if they are something else.
     """
     return (_member_ends if is_compressed(file) else _plain_ends)(file, offset)
 
