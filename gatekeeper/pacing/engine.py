@@ -409,7 +409,8 @@ class Engine:
 
     def next_due(self) -> float:
         """Return when the next queue falls due or lease expires; inf: not before an event."""
-        return min(self.leases.next_expiry(), self.queues.next_due())
+        expiry = self.leases.next_expiry()
+        return expiry if self.halted else min(expiry, self.queues.next_due())
 
     def freed(self, grant: Grant, now: float) -> None:
         """Reconsider the waiters for the scopes of a lease, and grant what is due."""
