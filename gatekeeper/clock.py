@@ -443,31 +443,33 @@ class SharedTimer:
 
 
 _SPARE_ENTRIES = 256
+"""Ended items that a heap keeps, besides as many as have not ended."""
 _MAX_SKIPPED = 64
+"""Maximum number of ended items that one call of `DueHeap.next` removes."""
 
 
 class DueHeap(Generic[_T]):
     """Items by the moment at which they fall due. Items that end earlier are dropped in bulk.
 
     `alive(when, item)` returns False once an item is not due at that moment any more, because it
-    ended or was added again with another moment. Such items are skipped.
+    ended or was added again with another moment. Such items are skipped. `count()` returns how many
+    items have not ended, which bounds the memory.
     """
 
-    __slots__ = ("_alive", "_heap", "_order", "_sweep_above")
+    __slots__ = ("_alive", "_count", "_heap", "_order")
 
-    def __init__(self, alive: Callable[[float, _T], bool]) -> None:
+    def __init__(self, alive: Callable[[float, _T], bool], count: Callable[[], int]) -> None:
         self._alive = alive
+        self._count = count
         self._heap: list[tuple[float, int, _T]] = []
         self._order = itertools.count()
-        self._sweep_above = _SPARE_ENTRIES
 
     def add(self, when: float, item: _T) -> None:
         """Add an item that falls due at that moment."""
         heapq.heappush(self._heap, (when, next(self._order), item))
-        if len(self._heap) > self._sweep_above:
+        if len(self._heap) > 2 * self._count() + _SPARE_ENTRIES:
             self._heap = [entry for entry in self._heap if self._alive(entry[0], entry[2])]
             heapq.heapify(self._heap)
-            self._sweep_above = 2 * len(self._heap) + _SPARE_ENTRIES
 
     def pop(self, now: float, most: int = sys.maxsize) -> list[_T]:
         """Remove and return the items that are due, earliest first, each once: at most `most`."""

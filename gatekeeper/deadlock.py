@@ -269,8 +269,10 @@ class WaitGraph(Generic[H]):
         """Waits for any of several turns."""
         self._files: dict[str, tuple[str, tuple[str, ...]]] = {}
         """For origins whose robots.txt waits for a turn: the host, and further shared scopes."""
-        self._examinations = DueHeap[TurnWait[H]](lambda _, wait: not wait.over)
         self._alive = 0
+        self._examinations = DueHeap[TurnWait[H]](
+            lambda _, wait: not wait.over, lambda: self._alive
+        )
         self._timer = SingleTimer(clock, self._examine_due)
 
     def adjust(self, own_wait: float) -> None:

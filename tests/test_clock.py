@@ -455,7 +455,7 @@ def test_a_held_single_timer_waits_to_be_set(clock: VirtualClock) -> None:
 
 def test_a_due_heap_gives_each_item_once_at_its_latest_moment() -> None:
     moments = {"a": 1.0, "b": 2.0, "c": 3.0}
-    heap = DueHeap[str](lambda when, item: moments.get(item) == when)
+    heap = DueHeap[str](lambda when, item: moments.get(item) == when, moments.__len__)
     for item, moment in moments.items():
         heap.add(moment, item)
         heap.add(moment, item)
@@ -472,12 +472,24 @@ def test_a_due_heap_gives_each_item_once_at_its_latest_moment() -> None:
 
 def test_a_due_heap_forgets_what_ended_early() -> None:
     alive: set[int] = set()
-    heap = DueHeap[int](lambda _, item: item in alive)
+    heap = DueHeap[int](lambda _, item: item in alive, lambda: len(alive))
     for item in range(10_000):
         alive = {item - 1, item}
         heap.add(float(item), item)
     assert len(heap._heap) < 1000
     assert heap.pop(1e9) == [9998, 9999]
+
+
+def test_a_due_heap_forgets_a_crowd_that_left() -> None:
+    """The first item stays, so that the ended ones are not met at the front."""
+    alive = set(range(100_000))
+    heap = DueHeap[int](lambda _, item: item in alive, lambda: len(alive))
+    for item in range(100_000):
+        heap.add(float(item), item)
+    alive = {0, 100_000}
+    heap.add(5.0, 100_000)
+    assert len(heap._heap) == 2
+    assert heap.pop(1e9) == [0, 100_000]
 
 
 def test_a_due_heap_skips_only_so_many_at_a_time() -> None:
@@ -489,7 +501,7 @@ def test_a_due_heap_skips_only_so_many_at_a_time() -> None:
         asked += 1
         return False
 
-    heap = DueHeap[int](lambda _, item: True)
+    heap = DueHeap[int](lambda _, item: True, lambda: 100_000)
     for item in range(100_000):
         heap.add(float(item), item)
     heap._alive = ended

@@ -297,8 +297,10 @@ class OpenLeases:
         # once it has passed, because the first key of a dictionary is slow to find after many
         # keys were removed at its front.
         self._usual_expiry = INF
-        self._custom = DueHeap[Grant](lambda when, one: one.open and when == one.expires_at)
         self._custom_open = 0
+        self._custom = DueHeap[Grant](
+            lambda when, one: one.open and when == one.expires_at, lambda: self._custom_open
+        )
 
     def __len__(self) -> int:
         return len(self.usual) + self._custom_open

@@ -133,7 +133,9 @@ class Scheduler:
             take_robots, self._engine, self._memory
         )
         """Grants a lease for robots.txt without waiting; see `waiting.take_robots`."""
-        self._deadlines = DueHeap[TaskWaiter](lambda _, waiter: not waiter.gone)
+        self._deadlines = DueHeap[TaskWaiter](
+            lambda _, waiter: not waiter.gone, lambda: self._queues.waiting
+        )
         """When waiters give up."""
         self._departures = Departures(self._engine.counters)
         self._loop: asyncio.AbstractEventLoop

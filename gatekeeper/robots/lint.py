@@ -8,7 +8,7 @@ form.
 from __future__ import annotations
 
 import re
-from bisect import insort
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -429,7 +429,7 @@ def _check_order(report: FindingList, rules: Sequence[Rule], dialect: Dialect) -
     everything, are detected.
     """
     first: dict[str, Rule] = {}
-    lengths: list[int] = []
+    lengths: list[int] = []  # in ascending order; longer ones than a value need no look-up
     for rule in rules:
         covering: Iterable[str]
         if dialect is Dialect.V2:
@@ -437,12 +437,13 @@ def _check_order(report: FindingList, rules: Sequence[Rule], dialect: Dialect) -
             covering = ("*", value)
         else:
             value = decoded(to_octets(rule.value))
-            covering = (value[:length] for length in lengths)
+            covering = (value[:length] for length in lengths[: bisect_right(lengths, len(value))])
         earlier = next((first[each] for each in covering if each in first), None)
         if earlier is None:
             first[value] = rule
-            if len(value) not in lengths:  # a value needs no more look-ups than there are lengths
-                insort(lengths, len(value))
+            place = bisect_right(lengths, len(value))
+            if lengths[place - 1 : place] != [len(value)]:
+                lengths.insert(place, len(value))
         elif _allows(earlier) == _allows(rule) and earlier.value == rule.value:
             report.add(rule.line, "duplicate-rule", f"It repeats line {earlier.line}.")
         else:

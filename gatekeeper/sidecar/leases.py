@@ -114,7 +114,7 @@ class LeaseTable:
         self._ended: OrderedDict[str, Lease] = OrderedDict()
         self._given_back_early: OrderedDict[str, None] = OrderedDict()
         """Ids that a client chose and gave back before a lease with that id was granted."""
-        self._due = DueHeap[ClientLease](self._is_due)
+        self._due = DueHeap[ClientLease](self._is_due, self._held.__len__)
         self._timer = SingleTimer(clock, self._sweep)
         self._idle = asyncio.Event()
         self._idle.set()

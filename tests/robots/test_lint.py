@@ -337,6 +337,17 @@ HOSTILE = {
 }
 
 
+def test_short_rules_are_not_compared_with_long_ones() -> None:
+    """In the 1996 draft a rule is covered by a prefix of it, of which there are many lengths."""
+    long = "".join(f"Allow: /{'a' * length}b\n" for length in range(10, 700))
+    short = "".join(f"Allow: /{number:x}z\n" for number in range(14_000))
+    after, before = (
+        RobotsTxt.parse(GROUP + text, dialect="1996") for text in (long + short, short + long)
+    )
+    enough = 2.0 * processor_time(lambda: findings(before), 0.0)
+    assert processor_time(lambda: findings(after), enough) < enough
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_linting_is_linear(name: str) -> None:
     assert processor_time(lambda: findings(RobotsTxt.parse(HOSTILE[name])), 1.0) < 1.0

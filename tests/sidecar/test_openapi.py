@@ -35,6 +35,17 @@ def test_every_operation_has_a_name_and_a_tag() -> None:
     assert {tag for one in OPERATIONS for tag in one["tags"]} == set(tags)
 
 
+def test_no_operation_changes_its_name() -> None:
+    """Generated clients call them by these names, which are those of the handlers."""
+    names = """
+        acquireLease blockHost checkUrl checkUrls dropLease explainText explainUrl fetchPage
+        getConfiguration getContract getDecision getHistory getHost getMetrics getOverview
+        getRobots getSeries giveBackLease isAlive isReady listEndpoints listHosts listLeases
+        pauseHost refreshHost reloadConfiguration renewLease reportLease resumeHost streamDecisions
+    """
+    assert sorted(one["operationId"] for one in OPERATIONS) == names.split()
+
+
 def test_every_endpoint_is_told_of() -> None:
     """The list of all operations: generated clients have only these."""
     wanted = {
