@@ -170,7 +170,7 @@ class NearGate(Refusals):
 
     def __init__(self, gate: Gatekeeper, max_wait: float) -> None:
         self._inside = internals(gate)
-        self.held = self._inside.held
+        self.held: Callable[[str], tuple[float, str] | None] = self._inside.held
         super().__init__(self._inside.clock, max_wait)
         self._given_up: LRUCache[str, Decision] = LRUCache(_MAX_GIVEN_UP)
         """Decisions for origins that defer for too long, by origin and by host."""
