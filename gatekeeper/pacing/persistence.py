@@ -199,9 +199,8 @@ class Promises:
                 # The last request is not in the future, whatever the wall clock did since.
                 scope.basis = min(record.next_at + shift - interval, now)
                 scope.interval = interval
-                if interval <= DURABLE:
-                    # After a crash: it was stored for a block, but later requests were not.
-                    scope.basis = max(scope.basis, memory.floor_until - DURABLE)
+                # After a crash: later requests, by a short interval, were not stored.
+                scope.basis = max(scope.basis, memory.floor_until - max(interval, DURABLE))
         blocked = record.blocked_until + shift
         said_until = record.said_until + shift
         if (

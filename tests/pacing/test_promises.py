@@ -122,6 +122,18 @@ async def test_clocks_too_short_to_be_kept_count_as_just_used_after_a_crash(runs
     await runs.scheduler.close()
 
 
+async def test_they_do_so_where_an_earlier_longer_clock_was_kept(runs: Runs) -> None:
+    """Once a cause of slowing is over, the host's clock is short again, and its record is old."""
+    await runs.start()
+    grant = await runs.take(0.5)
+    grant.report(200, rate_limit='"day";r=1;t=5')
+    grant.release()
+    await runs.clock.elapse(100.0)
+    (await runs.take(0.5)).release()
+    await runs.crash()
+    assert await runs.wait_for_turn(0.5) == pytest.approx(1.0)
+
+
 async def test_a_clean_restart_within_a_second_of_a_crash_forgets_no_clock(runs: Runs) -> None:
     await runs.start()
     (await runs.take(1.0)).release()
@@ -174,6 +186,7 @@ async def test_the_safe_rate_survives(runs: Runs) -> None:
     grant.report(429, retry_after=0)
     grant.release()
     await runs.crash(10.0)
+    await runs.clock.elapse(1.0)
     grant = await runs.take(2.0)
     grant.report(200)
     grant.release()
@@ -221,6 +234,7 @@ async def test_what_slowed_a_host_slows_it_until_something_better_is_learnt(
     report, seconds = LEARNT[what]
     await _learn(runs, report)
     await runs.crash(4000.0, latency_factor=10.0)
+    await runs.clock.elapse(1.0)
     (await runs.take(None)).release()
     assert await runs.wait_for_turn(None) == pytest.approx(seconds)
     await runs.scheduler.close()
@@ -232,6 +246,7 @@ async def test_a_rate_that_was_said_holds_until_its_end(runs: Runs) -> None:
     grant.report(200, rate_limit='"d";r=10;t=600')
     grant.release()
     await runs.crash(100.0)
+    await runs.clock.elapse(1.0)
     (await runs.take(None)).release()
     assert await runs.wait_for_turn(None) == pytest.approx(60.0)
     await runs.clock.elapse(600.0)
@@ -247,6 +262,7 @@ async def test_errors_that_a_success_ended_do_not_come_back_after_a_crash(runs: 
     grant.report(200)
     grant.release()
     await runs.crash(100.0)
+    await runs.clock.elapse(1.0)
     (await runs.take(None)).release()
     assert await runs.wait_for_turn(None) == pytest.approx(1.0)
     await runs.scheduler.close()

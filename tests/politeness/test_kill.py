@@ -173,15 +173,17 @@ async def test_the_sites_do_not_notice_that_it_was_killed(
     assert set(world.fetched()) == world.welcome
 
 
-def kept_what_was_owed(world: World, breach: Breach, starts: list[float]) -> bool:
+def kept_what_was_owed(
+    world: World, breach: Breach, starts: list[float], lost: set[int]
+) -> bool:
     """Return True for a breach by a robots.txt request in another hour than the host's last
     request, for which the file has another rate, if the interval of that last hour was observed.
 
     The file is not on disk, so a new process can't know what it asks for now. What has to be
     observed is the clock that the last request started, which was written before its response
-    counted. A robots.txt request that was never answered, of a process that had no other answer of
-    the host, was sent without knowing the file as well: it counts with the default interval.
-    `starts` are the times at which processes started.
+    counted. A robots.txt request without a recorded answer, of a process that recorded no other
+    answer of the host, was sent without knowing the file as well: it counts with the default
+    interval. `starts` are the times at which processes started.
     """
     manners = world.manners.get(breach.url.removesuffix("/robots.txt"))
     if breach.kind != "early" or manners is None or len(manners.rates) < 2:
@@ -189,7 +191,7 @@ def kept_what_was_owed(world: World, breach: Breach, starts: list[float]) -> boo
     host = breach.url.split("/")[2].partition(":")[0]
     earlier = [
         one
-        for one in world.internet.requests
+        for one in world.log(lost)
         if one.host.partition(":")[0] == host and one.at < breach.at
     ]
     earlier.sort(key=lambda one: one.at)
@@ -243,7 +245,9 @@ async def test_the_sites_do_not_notice_that_its_disk_was_full_when_it_was_killed
             }
         await clock.elapse(rng.choice((0.0, 0.3, 2.0)))
         assert [
-            str(one) for one in world.breaches(lost) if not kept_what_was_owed(world, one, starts)
+            str(one)
+            for one in world.breaches(lost)
+            if not kept_what_was_owed(world, one, starts, lost)
         ] == []
     assert lives > 3
     assert set(world.fetched()) == world.welcome

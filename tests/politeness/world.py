@@ -9,7 +9,7 @@ from typing import Any
 
 from gatekeeper import Config
 from tests.internet import Behaviour, Drip, FakeInternet, Page, redirect
-from tests.politeness.judge import Breach, Manners, answers, judge
+from tests.politeness.judge import Breach, Manners, Seen, answers, judge
 
 __all__ = ["AGENT", "WALL", "World", "config"]
 
@@ -150,14 +150,17 @@ class World:
                 lead("/shut", f"{door.url}/shut")
                 self.welcome.add(f"{door.url}/open")
 
-    def breaches(self, lost: Collection[int] = ()) -> list[Breach]:
-        """Return what the judge finds in the log. `lost`: indices of requests whose responses could
-        not be recorded."""
-        log = [
+    def log(self, lost: Collection[int] = ()) -> list[Seen]:
+        """Return the requests. `lost`: indices of those whose responses could not be recorded: they
+        count as unanswered."""
+        return [
             replace(request, answered=None, answer=b"") if number in lost else request
             for number, request in enumerate(self.internet.requests)
         ]
-        return judge(log, self.manners, wall=WALL)
+
+    def breaches(self, lost: Collection[int] = ()) -> list[Breach]:
+        """Return what the judge finds in the log."""
+        return judge(self.log(lost), self.manners, wall=WALL)
 
     def known(self) -> set[str]:
         """Return the robots.txt URLs that were answered with a file or a 4xx, not a redirect."""
