@@ -173,9 +173,7 @@ async def test_the_sites_do_not_notice_that_it_was_killed(
     assert set(world.fetched()) == world.welcome
 
 
-def kept_what_was_owed(
-    world: World, breach: Breach, starts: list[float], lost: set[int]
-) -> bool:
+def kept_what_was_owed(world: World, breach: Breach, starts: list[float], lost: set[int]) -> bool:
     """Return True for a breach by a robots.txt request in another hour than the host's last
     request, for which the file has another rate, if the interval of that last hour was observed.
 
@@ -190,9 +188,7 @@ def kept_what_was_owed(
         return False
     host = breach.url.split("/")[2].partition(":")[0]
     earlier = [
-        one
-        for one in world.log(lost)
-        if one.host.partition(":")[0] == host and one.at < breach.at
+        one for one in world.log(lost) if one.host.partition(":")[0] == host and one.at < breach.at
     ]
     earlier.sort(key=lambda one: one.at)
     for last in reversed(earlier):
