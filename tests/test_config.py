@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,15 @@ import msgspec
 import pytest
 
 from gatekeeper import Gatekeeper, RemoteGatekeeper
-from gatekeeper.cli.config import token_warning
-from gatekeeper.config import Config, GroupRule, HostRule, agent_named, as_config
+from gatekeeper.config import (
+    Config,
+    GroupRule,
+    HostRule,
+    agent_named,
+    as_config,
+)
 from gatekeeper.errors import ConfigError
+from gatekeeper.robots.parser import token_warning
 
 EXAMPLE = Path(__file__).parent.parent / "config.example.toml"
 TABLES: dict[str, type[msgspec.Struct]] = {"host": HostRule, "group": GroupRule}
@@ -247,7 +254,12 @@ def test_a_name_that_can_be_nobodys_is_refused_everywhere(name: str) -> None:
     ("name", "token"), [("my bot", "my"), ("my bot/1.0", "my"), ("bot;x", "bot"), ("1.0", "1.0")]
 )
 def test_a_name_that_is_cut_short_is_doubted(name: str, token: str) -> None:
-    assert token_warning(name) == f"user agent {name!r}: rules are selected for {token!r}"
+    said = f"user agent {name!r}: rules are selected for {token!r}"
+    assert token_warning(name) == said
+    for gate in (Gatekeeper, partial(RemoteGatekeeper, "http://127.0.0.1:1")):
+        with pytest.warns(UserWarning, match=re.escape(said)) as warned:
+            gate(user_agent=name)
+        assert [one.filename for one in warned] == [__file__]
 
 
 @pytest.mark.parametrize(

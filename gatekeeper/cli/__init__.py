@@ -19,6 +19,7 @@ import os
 import re
 import sys
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -374,11 +375,12 @@ def open_gate(settings: Settings) -> Gatekeeper:
 
 def warn_if_anonymous(settings: Settings) -> None:
     """Print a warning if no identity is set, or if its product token may surprise its owner."""
-    from gatekeeper.cli.config import token_warning  # noqa: PLC0415
+    from gatekeeper.robots.parser import token_warning  # noqa: PLC0415
 
     warning = token_warning(settings.identity())
     if warning is not None:
         print(f"{NAME}: {warning}", file=sys.stderr)
+        warnings.filterwarnings("ignore", re.escape(warning), UserWarning)  # the gate's own
     if settings.config.user_agent is None:
         print(
             f"{NAME}: no identity is set, so sites see {settings.identity()!r}; give them a way "

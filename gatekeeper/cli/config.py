@@ -31,7 +31,8 @@ from gatekeeper.config import (
     values_of,
 )
 from gatekeeper.errors import ConfigError
-from gatekeeper.urls import printable, without_credentials
+from gatekeeper.robots.parser import token_warning
+from gatekeeper.urls import without_credentials
 
 PREFIX = "GATEKEEPER_"
 DEFAULT_IDENTITY = "gatekeeper/0.1"
@@ -130,23 +131,6 @@ class Settings:
         """Iterate over every effective value, in the order of the sections."""
         for name, value in values_of(self.config):
             yield Setting(name, value, self.source(name))
-
-
-def token_warning(text: str) -> str | None:
-    """Return a warning about a valid user agent whose product token may surprise; else None.
-
-    >>> token_warning("my bot")
-    "user agent 'my bot': rules are selected for 'my'"
-    """
-    token = agent_named(text)
-    rest = text.strip().partition(token)[2]
-    # A product may be followed by a version and a comment (RFC 9110 10.1.5). Digits in a token are
-    # common although RFC 9309 section 2.2.1 (RFC-10) does not allow them, but a number alone is not
-    # a name.
-    cut = text.startswith(token) and rest and not rest.lstrip().startswith(("(", "/"))
-    if not cut and any(char.isalpha() for char in token):
-        return None
-    return f"user agent {printable(text, 120)!r}: rules are selected for {token!r}"
 
 
 def _read_checked(path: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import operator
 import random
+import warnings
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.robots.longest import QuickAnswer
+from gatekeeper.robots.parser import token_warning
 from gatekeeper.split_dict import MASK
 from gatekeeper.storage.base import HistoryEntry, Storage
 from gatekeeper.storage.sqlite import SqliteStorage
@@ -121,6 +123,8 @@ class Gatekeeper:
         self.config: Config = config
         self.user_agent = user_agent
         self._agent = agent_named(user_agent)
+        if (warning := token_warning(user_agent)) is not None:
+            warnings.warn(warning, stacklevel=2)
         self._session = session
         self._resolver = resolver
         self._clock = clock or SystemClock()

@@ -18,6 +18,7 @@ import os
 import random
 import secrets
 import ssl
+import warnings
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
@@ -61,6 +62,7 @@ from gatekeeper.remote.connection import (
 from gatekeeper.remote.leases import RemoteLease, RemoteLeaseRequest, RemoteLeases
 from gatekeeper.remote.questions import Question, Questions, RememberedDecisions
 from gatekeeper.robots import Policy, RobotsTxt
+from gatekeeper.robots.parser import token_warning
 from gatekeeper.wire import Alive, BlockBody, Explanation, HostBody, RefreshBody, encode
 
 __all__ = [
@@ -152,6 +154,8 @@ class RemoteGatekeeper:
         rng: random.Random | None = None,
     ) -> None:
         _check(fail, user_agent)
+        if user_agent is not None and (warning := token_warning(user_agent)) is not None:
+            warnings.warn(warning, stacklevel=2)
         self._name = user_agent
         self._sidecars_name: str | None = None
         self.config: Config = as_config(config)

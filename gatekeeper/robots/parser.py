@@ -102,6 +102,25 @@ def product_token(user_agent: str) -> str:
     return (own or products or [first[0]])[0]
 
 
+def token_warning(user_agent: str) -> str | None:
+    """Return a warning if the product token of a user agent may surprise its owner; else None.
+
+    >>> token_warning("my bot/1.0")
+    "user agent 'my bot/1.0': rules are selected for 'my'"
+    """
+    token = product_token(user_agent)
+    rest = user_agent.strip().partition(token)[2]
+    # A product may be followed by a version and a comment (RFC 9110 10.1.5). Digits in a token are
+    # common although RFC 9309 section 2.2.1 (RFC-10) does not allow them, but a number alone is not
+    # a name.
+    cut = user_agent.startswith(token) and rest and not rest.lstrip().startswith(("(", "/"))
+    if not cut and any(char.isalpha() for char in token):
+        return None
+    from gatekeeper.urls import printable  # noqa: PLC0415 - only messages need it
+
+    return f"user agent {printable(user_agent, 120)!r}: rules are selected for {token!r}"
+
+
 def _first_product(word: str) -> str:
     found = _PRODUCT.match(word)
     return found[0] if found else ""

@@ -3,6 +3,7 @@
 start      bind, open the gate, listen, READY=1
 SIGTERM    unready immediately, no new leases; after `drain_grace`, wait up to `drain_timeout` for
            reports of open leases and the end of streams; then no new connections; exit
+SIGINT     as SIGTERM, without `drain_grace`; a second one ends the wait
 SIGHUP     read the configuration again
 """
 
@@ -99,13 +100,18 @@ async def _serve_until_signal(options: ServeOptions) -> None:
     hangup = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, hangup.set)
     loop.add_signal_handler(signal.SIGTERM, stop, signal.SIGTERM)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in `gatekeeper serve &`
+    foreground = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN  # not `gatekeeper serve &`
+    if foreground:
         loop.add_signal_handler(signal.SIGINT, stop, signal.SIGINT)
     async with running(options) as service:
         reloads = loop.create_task(_reload_on_hangup(service, hangup))
+        again = ""
         if await stopped is signal.SIGINT:
             service.skip_grace()  # Ctrl-C at a terminal: there is no load balancer to wait for
-        _log.info("stopping: draining at most %g s", service.drain_seconds)
+            again = "; press Ctrl-C again to stop now"
+        if foreground:
+            loop.add_signal_handler(signal.SIGINT, service.end_drain)
+        _log.info("stopping: draining at most %g s%s", service.drain_seconds, again)
         notify("STOPPING=1", os.environ)
     reloads.cancel()
 

@@ -21,7 +21,7 @@ import aiohttp
 from aiohttp import web
 
 from gatekeeper import speedups, urls
-from gatekeeper.clock import Clock, OwnedTasks, SystemClock, deadline, utc
+from gatekeeper.clock import Clock, Deadline, OwnedTasks, SystemClock, deadline, utc
 from gatekeeper.config import Config
 from gatekeeper.decision import Decision, Reason
 from gatekeeper.errors import (
@@ -135,6 +135,8 @@ class Service:
         self.exposed = exposed
         """Description of a listener that others can reach, or None (T5)."""
         self._grace = True
+        self._drain_deadline: Deadline | None = None
+        self._drain_ended = False
         self.addresses = addresses
         self.workers = workers
         self._tasks = OwnedTasks()
@@ -264,6 +266,12 @@ class Service:
         """Skip `drain_grace`, the time for load balancers to notice."""
         self._grace = False
 
+    def end_drain(self) -> None:
+        """Wait no longer for leases and streams, whether `drain` has begun or not."""
+        self._drain_ended = True
+        if self._drain_deadline is not None:
+            self._drain_deadline.move(0.0)
+
     @property
     def drain_seconds(self) -> float:
         """Maximum duration of `drain` in seconds."""
@@ -285,7 +293,8 @@ class Service:
         # Reports are accepted meanwhile: clients with leases often shut down with us. No new
         # leases or streams begin (T16).
         with contextlib.suppress(TimeoutError):
-            async with deadline(self.clock, server.drain_timeout):
+            limit = 0.0 if self._drain_ended else server.drain_timeout
+            async with deadline(self.clock, limit) as self._drain_deadline:
                 await self.leases.drained()
                 await self.streams.drained()
         for site in sites:

@@ -151,6 +151,16 @@ async def test_t16_a_draining_service_takes_reports_and_grants_nothing(
     assert await sidecar.stopped() == 0
 
 
+async def test_a_second_ctrl_c_ends_the_wait_for_open_leases(start: Any, origin: str) -> None:
+    sidecar = await start(env={"GATEKEEPER_SERVER_DRAIN_TIMEOUT": "1000"})
+    status, _ = await post(sidecar, "/v1/leases", {"url": f"{origin}/page", "wait": 5})
+    assert status == 201
+    sidecar.tell(signal.SIGINT)
+    assert await sidecar.said("stopping: draining at most 1000 s; press Ctrl-C again to stop now")
+    sidecar.tell(signal.SIGINT)
+    assert await sidecar.stopped() == 0
+
+
 async def test_t5_a_unix_socket_is_the_owners_alone_and_goes_with_the_process(
     start: Any, short: Path
 ) -> None:
