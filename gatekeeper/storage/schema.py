@@ -32,6 +32,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec.structs import astuple
 
 from gatekeeper.errors import StorageError
@@ -62,56 +63,41 @@ _REMEDIES = {
     sqlite3.SQLITE_BUSY: "stop the other program that holds it",
 }
 
-_CREATE_TABLES = """
+_COLUMN_TYPES: dict[Any, str] = {
+    str: "TEXT NOT NULL",
+    tuple[str, ...]: "TEXT NOT NULL",
+    bool: "INTEGER NOT NULL",
+    int: "INTEGER NOT NULL",
+    float: "REAL NOT NULL",
+    str | None: "TEXT",
+    int | None: "INTEGER",
+    float | None: "REAL",
+    bytes | None: "BLOB",
+}
+"""The column of a record's field, by its type."""
+_ADDED_DEFAULTS = {"TEXT NOT NULL": "''", "INTEGER NOT NULL": "0", "REAL NOT NULL": "0"}
+"""The value of a column that was added, in rows of an earlier version. New tables have no
+defaults: INSERT OR REPLACE would store them in place of an invalid NULL."""
+
+
+def _columns_of(record: type[msgspec.Struct]) -> dict[str, str]:
+    """Return the column of each field by name. The first is the key; a body is in `blobs`."""
+    key, *fields = msgspec.structs.fields(record)
+    columns = {key.name: "TEXT PRIMARY KEY"}
+    return columns | {one.name: _COLUMN_TYPES[one.type] for one in fields if one.name != "body"}
+
+
+_RECORD_TABLES = {"origins": _columns_of(OriginRecord), "clocks": _columns_of(ClockRecord)}
+
+
+def _definition(table: str) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in _RECORD_TABLES[table].items())
+
+
+_CREATE_TABLES = f"""
 CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE origins (
-    origin TEXT PRIMARY KEY,
-    outcome TEXT NOT NULL,
-    state TEXT NOT NULL,
-    status INTEGER,
-    fetched_at REAL NOT NULL,
-    soft_expires_at REAL NOT NULL,
-    expires_at REAL NOT NULL,
-    first_unreachable_at REAL,
-    ladder_step INTEGER NOT NULL,
-    hops TEXT NOT NULL,
-    etag TEXT,
-    last_modified TEXT,
-    good_outcome TEXT,
-    good_status INTEGER,
-    good_fetched_at REAL,
-    good_hops TEXT NOT NULL,
-    body_hash BLOB,
-    took REAL,
-    last_page_ok_at REAL,
-    made_at REAL,
-    boot_id TEXT NOT NULL DEFAULT '',
-    boot_at REAL NOT NULL DEFAULT 0
-) WITHOUT ROWID;
-CREATE TABLE clocks (
-    scope TEXT PRIMARY KEY,
-    next_at REAL NOT NULL,
-    blocked_until REAL NOT NULL,
-    block_reason TEXT NOT NULL,
-    failures INTEGER NOT NULL,
-    last_failure_at REAL NOT NULL,
-    safe_interval REAL NOT NULL,
-    paused INTEGER NOT NULL DEFAULT 0,
-    errors INTEGER NOT NULL DEFAULT 0,
-    latency REAL,
-    said_interval REAL NOT NULL DEFAULT 0,
-    said_until REAL NOT NULL DEFAULT 0,
-    made_at REAL,
-    boot_id TEXT NOT NULL DEFAULT '',
-    boot_at REAL NOT NULL DEFAULT 0,
-    refused_interval REAL NOT NULL DEFAULT 0,
-    refused_at REAL NOT NULL DEFAULT 0,
-    refused_status INTEGER NOT NULL DEFAULT 0,
-    retry_wait REAL NOT NULL DEFAULT 0,
-    day_at REAL NOT NULL DEFAULT 0,
-    day_pages INTEGER NOT NULL DEFAULT 0,
-    day_bytes INTEGER NOT NULL DEFAULT 0
-) WITHOUT ROWID;
+CREATE TABLE origins ({_definition("origins")}) WITHOUT ROWID;
+CREATE TABLE clocks ({_definition("clocks")}) WITHOUT ROWID;
 CREATE TABLE blobs (hash BLOB PRIMARY KEY, size INTEGER NOT NULL, body BLOB NOT NULL);
 CREATE TABLE history (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -126,43 +112,14 @@ CREATE TABLE history (
 CREATE INDEX history_by_origin ON history (origin);
 CREATE INDEX history_by_hash ON history (body_hash);
 """
+_OLDEST_VERSION = 3
+"""The oldest schema that is migrated: no release wrote an older one."""
 
 
-# Records get the time of writing, so that changes of the wall clock can be corrected for.
-_TO_4 = """
-ALTER TABLE clocks DROP COLUMN era;
-ALTER TABLE origins ADD COLUMN made_at REAL;
-ALTER TABLE origins ADD COLUMN boot_id TEXT NOT NULL DEFAULT '';
-ALTER TABLE origins ADD COLUMN boot_at REAL NOT NULL DEFAULT 0;
-ALTER TABLE clocks ADD COLUMN made_at REAL;
-ALTER TABLE clocks ADD COLUMN boot_id TEXT NOT NULL DEFAULT '';
-ALTER TABLE clocks ADD COLUMN boot_at REAL NOT NULL DEFAULT 0;
-"""
-
-# Clocks get the refused interval, its time and status, and when it is tried again.
-_TO_5 = """
-ALTER TABLE clocks ADD COLUMN refused_interval REAL NOT NULL DEFAULT 0;
-ALTER TABLE clocks ADD COLUMN refused_at REAL NOT NULL DEFAULT 0;
-ALTER TABLE clocks ADD COLUMN refused_status INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE clocks ADD COLUMN retry_wait REAL NOT NULL DEFAULT 0;
-"""
-
-# Clocks get what was used of a budget.
-_TO_6 = """
-ALTER TABLE clocks ADD COLUMN day_at REAL NOT NULL DEFAULT 0;
-ALTER TABLE clocks ADD COLUMN day_pages INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE clocks ADD COLUMN day_bytes INTEGER NOT NULL DEFAULT 0;
-"""
-
-_MIGRATIONS = {3: _TO_4, 4: _TO_5, 5: _TO_6}
-"""Version -> the script that migrates it to the next version. No release wrote an older file."""
-
-
-def _run_script(connection: sqlite3.Connection, script: str) -> None:
-    # Not executescript, which commits first: a migration must be one transaction.
-    for statement in script.split(";"):
-        if statement.strip():
-            connection.execute(statement)
+def _create_tables(connection: sqlite3.Connection) -> None:
+    # Not executescript, which commits first: the file is created in one transaction.
+    for statement in _CREATE_TABLES.split(";"):
+        connection.execute(statement)
 
 
 def unusable(path: Path, error: Exception, *, opening: bool = False) -> StorageError:
@@ -243,7 +200,7 @@ def _create(path: Path) -> None:
         connection = sqlite3.connect(new, isolation_level=None)
         try:
             connection.execute("BEGIN")
-            _run_script(connection, _CREATE_TABLES)
+            _create_tables(connection)
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {VERSION}")
             connection.execute("COMMIT")
@@ -294,7 +251,7 @@ def connect(path: Path) -> sqlite3.Connection:
 def connect_in_memory() -> sqlite3.Connection:
     """Return a connection to an empty database in memory, for use by any one thread at a time."""
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    _run_script(connection, _CREATE_TABLES)
+    _create_tables(connection)
     return connection
 
 
@@ -344,7 +301,7 @@ def _checked_version(connection: sqlite3.Connection, path: Path) -> int:
             f"{path}: written by a newer gatekeeper (schema {version}, this one knows {VERSION}); "
             "upgrade, or give another path"
         )
-    if version < min(_MIGRATIONS):
+    if version < _OLDEST_VERSION:
         raise StorageError(
             f"{path}: no schema in it that a release has written; move it away and start again"
         )
@@ -359,13 +316,21 @@ def _checked_version(connection: sqlite3.Connection, path: Path) -> int:
 
 
 def _migrate(connection: sqlite3.Connection, path: Path, version: int) -> None:
-    """Migrate in one transaction, so that a process killed meanwhile leaves the old schema."""
+    """Add the columns that the file's version lacks, in one transaction: a process that is killed
+    meanwhile leaves the old schema."""
     if version == VERSION:
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
-        for step in range(version, VERSION):
-            _run_script(connection, _MIGRATIONS[step])
+        for table, columns in _RECORD_TABLES.items():
+            present = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+            for name, kind in columns.items():
+                if name not in present:
+                    default = _ADDED_DEFAULTS.get(kind, "NULL")
+                    column = f"{name} {kind} DEFAULT {default}"
+                    connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
+        if version == _OLDEST_VERSION:
+            connection.execute("ALTER TABLE clocks DROP COLUMN era")
         connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute("COMMIT")
     except sqlite3.Error as error:
@@ -379,8 +344,8 @@ def _migrate(connection: sqlite3.Connection, path: Path, version: int) -> None:
 
 # --- rows ------------------------------------------------------------------------------------
 
-ORIGIN_COLUMNS = tuple(name for name in OriginRecord.__struct_fields__ if name != "body")
-CLOCK_COLUMNS = ClockRecord.__struct_fields__
+ORIGIN_COLUMNS = tuple(_RECORD_TABLES["origins"])
+CLOCK_COLUMNS = tuple(_RECORD_TABLES["clocks"])
 
 _PUT_ORIGIN = (
     f"INSERT OR REPLACE INTO origins ({', '.join(ORIGIN_COLUMNS)})"

@@ -69,9 +69,10 @@ def test_a_migrated_file_has_the_schema_of_a_new_one(path: Path, tmp_path: Path)
     def columns(file: Path) -> dict[str, list[Any]]:
         connection = schema.connect(file)
         names = [r[0] for r in connection.execute("SELECT name FROM sqlite_master ORDER BY name")]
-        found = {n: connection.execute(f"PRAGMA table_info('{n}')").fetchall() for n in names}
+        tables = {n: connection.execute(f"PRAGMA table_info('{n}')").fetchall() for n in names}
         connection.close()
-        return found
+        # Without the defaults, which matter only when a column is added.
+        return {n: [(*row[:4], row[5]) for row in rows] for n, rows in tables.items()}
 
     schema_3(path)
     new = tmp_path / "new.db"
@@ -82,7 +83,7 @@ def test_a_migrated_file_has_the_schema_of_a_new_one(path: Path, tmp_path: Path)
 async def test_a_migration_that_fails_changes_nothing(path: Path) -> None:
     schema_3(path)
     connection = sqlite3.connect(path)
-    connection.execute("ALTER TABLE clocks ADD COLUMN day_at REAL")
+    connection.execute("CREATE INDEX by_era ON clocks (era)")  # then it can't be dropped
     connection.commit()
     connection.close()
     with pytest.raises(StorageError, match="can't be migrated from schema 3"):
