@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import http
+import inspect
 import json
 import math
 import re
@@ -103,7 +104,6 @@ class Route:
     method: str
     path: str
     handler: Handler
-    summary: str
     query: type | None = None
     body: type | None = None
     answers: Mapping[int, Any] = field(default_factory=dict)
@@ -137,6 +137,16 @@ class Route:
         object.__setattr__(self, "status", next(iter(self.answers), 200))
         in_api = self.path.startswith("/v1/") and self.method != ANY
         object.__setattr__(self, "no_query", in_api and self.query is None)
+
+    @property
+    def description(self) -> str:
+        """What it does, for `/openapi.json`: the handler's docstring."""
+        return inspect.getdoc(self.handler) or ""
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of the description."""
+        return " ".join(self.description.split()).partition(". ")[0].removesuffix(".") + "."
 
 
 _NO_PARAMETERS: Mapping[str, str] = {}

@@ -43,7 +43,7 @@ class CheckQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 async def check_url(service: Service, call: Call) -> web.StreamResponse:
-    """Decide about one URL. The status is 200 whatever the verdict."""
+    """Check one URL. The status is 200 whatever the verdict."""
     query = _read_question(call.query)
     decision = await service.gate.check(query.url, user_agent=query.user_agent)
     service.decided(decision, call)
@@ -72,7 +72,7 @@ def _read_question(text: str) -> CheckQuery:
 
 
 async def check_urls(service: Service, call: Call) -> web.StreamResponse:
-    """Decide about many URLs, in their order. A malformed URL gets `deny`, `invalid_url`."""
+    """Check a batch of URLs, in their order. A malformed URL gets `deny`, `invalid_url`."""
     batch = await read_body(call.request, Batch, limit=service.config.server.max_body)
     max_batch = service.config.server.max_batch
     if len(batch.urls) > max_batch:
@@ -229,7 +229,7 @@ async def explanation(service: Service, query: CheckQuery, call: Call) -> Explan
 
 
 async def explain_text(service: Service, call: Call) -> web.StreamResponse:
-    """Decide about a URL by the robots.txt in the request.
+    """Explain a decision by the robots.txt in the request.
 
     Nothing is fetched, stored, counted or logged.
     """
@@ -257,7 +257,7 @@ def what_if_explanation(service: Service, question: WhatIf) -> Explanation:
 
 
 async def get_robots(service: Service, call: Call) -> web.StreamResponse:
-    """Show an origin's file as it was parsed: groups, sitemaps, timing, findings."""
+    """Show the parsed robots.txt of an origin, or a past version: groups, timing, findings."""
     query = read_query(call.query, RobotsQuery)
     gate = service.gate
     target = urls.parse(query.origin)
@@ -332,7 +332,7 @@ def as_read(service: Service, body: bytes) -> RobotsTxt:
 
 
 async def get_history(service: Service, call: Call) -> web.StreamResponse:
-    """List every version of the file that was seen, and when. Needs a storage."""
+    """List the versions of an origin's robots.txt, and when each was seen. Needs a storage."""
     query = read_query(call.query, HistoryQuery)
     entries = await service.gate.history(query.origin)
     versions = tuple(
@@ -354,7 +354,6 @@ ROUTES = (
         "GET",
         "/v1/check",
         check_url,
-        "Check one URL.",
         query=CheckQuery,
         answers={200: Decision},
         needs=CHECK,
@@ -364,7 +363,6 @@ ROUTES = (
         "POST",
         "/v1/check",
         check_urls,
-        "Check a batch of URLs.",
         body=Batch,
         answers={200: Decisions},
         needs=CHECK,
@@ -374,7 +372,6 @@ ROUTES = (
         "GET",
         "/v1/explain",
         explain_url,
-        "Explain a decision.",
         query=CheckQuery,
         answers={200: Explanation},
         needs=CHECK,
@@ -383,7 +380,6 @@ ROUTES = (
         "POST",
         "/v1/explain",
         explain_text,
-        "Decide by the robots.txt in the request.",
         body=WhatIf,
         answers={200: Explanation},
         needs=CHECK,
@@ -392,7 +388,6 @@ ROUTES = (
         "GET",
         "/v1/robots",
         get_robots,
-        "Show the parsed robots.txt of an origin, or a past version.",
         query=RobotsQuery,
         answers={200: RobotsFile},
         needs=CHECK,
@@ -402,7 +397,6 @@ ROUTES = (
         "GET",
         "/v1/history",
         get_history,
-        "List the versions of an origin's robots.txt.",
         query=HistoryQuery,
         answers={200: History},
         needs=CHECK,

@@ -124,7 +124,7 @@ def decision_headers(decision: Decision) -> dict[str, str]:
 
 
 async def fetch_page(service: Service, call: Call) -> web.StreamResponse:
-    """Decide, wait for the host's turn, then stream the site's response to the client."""
+    """Fetch a page politely: decide, wait for the host's turn, then stream the site's response."""
     query = read_query(call.query, FetchQuery)
     async with time_limit(service) as end:
         return await _follow(service, call, query.url, end)
@@ -303,7 +303,6 @@ ROUTES = (
         "GET",
         "/v1/fetch",
         fetch_page,
-        "Fetch a page politely.",
         query=FetchQuery,
         answers={200: OCTETS},
         headers=(*_OWN_FIELDS, *_RESPONSE_FIELDS, *_USAGE_FIELDS, "WWW-Authenticate"),

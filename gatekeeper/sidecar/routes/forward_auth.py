@@ -122,16 +122,8 @@ async def _decide(service: Service, call: Call) -> Decision:
 
 
 ROUTES = (
-    Route(
-        ANY,
-        FORWARD_AUTH,
-        forward_auth,
-        "For auth_request, ext_authz and forward auth: 200 or 403.",
-        answers={200: None},
-        problems=(403, 404),
-        probe=True,
-    ),
-    Route(ANY, FORWARD_AUTH + "/{rest*}", forward_auth, "For Envoy.", probe=True),
+    Route(ANY, FORWARD_AUTH, forward_auth, answers={200: None}, problems=(403, 404), probe=True),
+    Route(ANY, FORWARD_AUTH + "/{rest*}", forward_auth, probe=True),
 )
 
 

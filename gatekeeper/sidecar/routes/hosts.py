@@ -221,12 +221,11 @@ def fleet_scope(view: ScopeView, wall: float) -> FleetScope:
     )
 
 
-def _control(action: str, handler: Handler, summary: str, body: type, *statuses: int) -> Route:
+def _control(action: str, handler: Handler, body: type, *statuses: int) -> Route:
     return Route(
         "POST",
         f"/v1/hosts/{{host}}/{action}",
         handler,
-        summary,
         body=body,
         answers=dict.fromkeys((200, *statuses), HostBody),
         problems=(503,) if 202 in statuses else (),
@@ -234,25 +233,17 @@ def _control(action: str, handler: Handler, summary: str, body: type, *statuses:
 
 
 ROUTES = (
-    Route(
-        "GET",
-        "/v1/hosts",
-        list_hosts,
-        "List the hosts that have a clock, in pages.",
-        query=HostQuery,
-        answers={200: HostList},
-    ),
+    Route("GET", "/v1/hosts", list_hosts, query=HostQuery, answers={200: HostList}),
     Route(
         "GET",
         "/v1/hosts/{host}",
         get_host,
-        "Show every clock of a host.",
         needs=CRAWL_OR_ADMIN,
         answers={200: HostBody},
         problems=(400,),
     ),
-    _control("pause", pause_host, "Grant no turns until resumed.", EmptyObject),
-    _control("resume", resume_host, "Grant turns again.", EmptyObject),
-    _control("refresh", refresh_host, "Fetch its robots.txt again.", RefreshBody, 202),
-    _control("block", block_host, "Send no request before a given moment.", BlockBody),
+    _control("pause", pause_host, EmptyObject),
+    _control("resume", resume_host, EmptyObject),
+    _control("refresh", refresh_host, RefreshBody, 202),
+    _control("block", block_host, BlockBody),
 )

@@ -32,7 +32,7 @@ _lease_report = msgspec.json.Decoder(LeaseReport)
 
 
 async def acquire_lease(service: Service, call: Call) -> web.StreamResponse:
-    """Grant a lease once the host's turn has come, or answer 429 if it does not within `wait`."""
+    """Acquire a lease once the host's turn has come, or get 429 if it does not within `wait`."""
     server = service.config.server
     body = await read_body(call.request, LeaseRequestBody, limit=server.max_body)
     if body.wait > server.max_wait:
@@ -76,7 +76,7 @@ def acquire_lease_inline(service: Service, call: InlineCall) -> bytes | None:
 
 
 async def renew_lease(service: Service, call: Call) -> web.StreamResponse:
-    """Extend a lease: it ends `ttl` seconds from now."""
+    """Renew a lease: it ends `ttl` seconds from now."""
     wanted = Renewal()
     if call.request.body_exists:
         wanted = await read_body(call.request, Renewal, limit=service.config.server.max_body)
@@ -84,7 +84,7 @@ async def renew_lease(service: Service, call: Call) -> web.StreamResponse:
 
 
 async def report_lease(service: Service, call: Call) -> web.StreamResponse:
-    """End a lease, and tell the scheduler how the site answered. The first report is final."""
+    """Report how the site answered, which ends the lease. The first report is final."""
     reported = LeaseReport()
     if call.request.body_exists:
         reported = await read_body(call.request, LeaseReport, limit=service.config.server.max_body)
@@ -121,7 +121,7 @@ async def _block(service: Service, url: str, reported: LeaseReport) -> None:
 
 
 async def give_back_lease(service: Service, call: Call) -> web.StreamResponse:
-    """End a lease unused: no request was sent."""
+    """Give a lease back unused: no request was sent."""
     service.leases.give_back(call.params["id"])
     return web.Response(status=204)
 
@@ -136,7 +136,6 @@ ROUTES = (
         "POST",
         "/v1/leases",
         acquire_lease,
-        "Acquire a lease.",
         body=LeaseRequestBody,
         answers={201: LeaseBody},
         needs=CRAWL,
@@ -147,7 +146,6 @@ ROUTES = (
         "POST",
         "/v1/leases/{id}/renew",
         renew_lease,
-        "Renew a lease.",
         body=Renewal,
         body_required=False,
         answers={200: LeaseBody},
@@ -158,7 +156,6 @@ ROUTES = (
         "POST",
         "/v1/leases/{id}/report",
         report_lease,
-        "Report how the site answered; that ends the lease.",
         body=LeaseReport,
         body_required=False,
         answers={204: None},
@@ -170,7 +167,6 @@ ROUTES = (
         "DELETE",
         "/v1/leases/{id}",
         give_back_lease,
-        "Give a lease back unused.",
         answers={204: None},
         needs=CRAWL,
         problems=(404, 503),

@@ -471,7 +471,7 @@ async def add_slash(service: Service, call: Call) -> web.StreamResponse:
 
 def _public(method: str, path: str, handler: Handler) -> Route:
     """Return a route whose handler authenticates the visitor itself."""
-    return Route(method, path, handler, "For operators.", answers={200: "text/html"}, probe=True)
+    return Route(method, path, handler, answers={200: "text/html"}, probe=True)
 
 
 ROUTES = (

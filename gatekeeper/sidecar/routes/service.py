@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http
-import inspect
 import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -124,54 +123,16 @@ ROUTES = (
         "POST",
         "/v1/admin/reload",
         reload_configuration,
-        "Read the configuration again.",
         body=EmptyObject,
         answers={200: Reloaded},
         problems=(409,),
     ),
-    Route(
-        "GET",
-        "/healthz",
-        is_alive,
-        "Whether the process answers, and its User-Agent.",
-        answers={200: Alive},
-        probe=True,
-    ),
-    Route(
-        "GET",
-        "/readyz",
-        is_ready,
-        "Whether new questions are accepted.",
-        answers={200: Health},
-        problems=(503,),
-        probe=True,
-    ),
+    Route("GET", "/healthz", is_alive, answers={200: Alive}, probe=True),
+    Route("GET", "/readyz", is_ready, answers={200: Health}, problems=(503,), probe=True),
     # `probe`, since its handler admits: a browser without a token is redirected to sign in.
-    Route(
-        "GET",
-        "/",
-        list_endpoints,
-        "This list of endpoints.",
-        answers={200: Index},
-        problems=(401, 403),
-        probe=True,
-    ),
-    Route(
-        "GET",
-        "/openapi.json",
-        get_contract,
-        "This API as an OpenAPI document.",
-        answers={200: dict[str, Any]},
-        needs=CHECK,
-    ),
-    Route(
-        "GET",
-        "/metrics",
-        get_metrics,
-        "Metrics for Prometheus.",
-        answers={200: "text/plain"},
-        needs=CHECK,
-    ),
+    Route("GET", "/", list_endpoints, answers={200: Index}, problems=(401, 403), probe=True),
+    Route("GET", "/openapi.json", get_contract, answers={200: dict[str, Any]}, needs=CHECK),
+    Route("GET", "/metrics", get_metrics, answers={200: "text/plain"}, needs=CHECK),
 )
 
 
@@ -353,7 +314,7 @@ def _operation(route: Route, names: dict[type, Any], tokens: bool) -> dict[str, 
 
 
 def _description(route: Route) -> str:
-    text = inspect.getdoc(route.handler) or route.summary
+    text = route.description
     for event, kind in route.events.items():
         text += f"\n\nThe data of an event `{event}` is a `{kind.__name__}` in JSON."
     return text
