@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
+from gatekeeper.cli.crawl import engine
 from gatekeeper.cli.crawl.sources import Limits
 from tests.cli.crawling import OPEN, ROBOTS, fetch, manifest, stored
 from tests.internet import CloseSilently, FakeInternet, Hold, Page, redirect
@@ -69,6 +72,19 @@ async def test_two_ways_to_one_page_fetch_it_once(internet: FakeInternet, folder
     assert site.paths.count("/end") == 1
     ends = {entry.get("final_url", entry["url"]) for entry in manifest(folder).values()}
     assert ends == {"http://a.test/end"}
+
+
+async def test_a_full_queue_takes_redirects_and_the_rest_of_the_list(
+    internet: FakeInternet, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_MAX_QUEUED", 1)
+    site = internet.site("a.test").robots("User-agent: *\nDisallow: /9\n")
+    for number in range(9):
+        site.on(f"/{number}", redirect(f"/to-{number}")).page(f"/to-{number}")
+    urls = [f"http://a.test/{number}" for number in range(10)]
+    await fetch(internet, *urls, output=folder, limits=Limits(concurrency=2))
+    outcomes = [entry["outcome"] for entry in manifest(folder).values()]
+    assert sorted(outcomes) == ["denied", *["fetched"] * 9]
 
 
 async def test_a_redirect_to_no_url_fails(internet: FakeInternet, folder: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import Context
 from dataclasses import dataclass
@@ -30,12 +29,13 @@ from gatekeeper.fetching.guard import connecting
 from gatekeeper.fetching.limits import within_open_files
 from gatekeeper.http_fields import REDIRECTS, unreadable
 from gatekeeper.middleware import signals
+from gatekeeper.queue import PoliteQueue, Turn
 from gatekeeper.robots.signals import PAGE_FIELDS, page_signals
 from gatekeeper.urls import mask
 
 if TYPE_CHECKING:
+    from gatekeeper.gate import Gatekeeper
     from gatekeeper.gate.leases import Lease
-    from gatekeeper.queue import PoliteQueue, Turn
 
 
 # --- one URL and its response ----------------------------------------------------------------
@@ -201,6 +201,8 @@ def _signals_of(response: aiohttp.ClientResponse) -> dict[str, Any] | None:
 
 
 _RETRY_STATUSES = frozenset({429, 503})
+_MAX_QUEUED = 1_000_000
+"""URLs that wait in the queue at most, apart from redirects and retries of those in flight."""
 _SLOW_CONNECT = 0.25
 """Seconds of connecting after which another worker is started in place of the one that waits."""
 _SPARES_EACH = 19
@@ -226,17 +228,20 @@ class Crawl:
     def __init__(
         self,
         session: aiohttp.ClientSession,
-        make_queue: Callable[[Callable[[Decision], object]], PoliteQueue],
+        gate: Gatekeeper,
         *,
         clock: Clock,
         limits: Limits,
         outputs: Outputs,
         on_entry: Callable[[Entry], object],
+        on_deferred: Callable[[Decision], object],
         on_setback: Callable[[str], Awaitable[object]],
     ) -> None:
         self.tally: Tally = Tally()
         self.hosts: WaitingHosts = WaitingHosts()
-        self.queue: PoliteQueue = make_queue(self._on_denied)
+        self.queue: PoliteQueue = PoliteQueue(
+            gate, on_denied=self._on_denied, on_deferred=on_deferred
+        )
         self._session = session
         self._clock = clock
         self._limits = limits
@@ -249,10 +254,7 @@ class Crawl:
         self._chains = RedirectChains(limits.redirects)
         # Only URLs that were redirected or tried before; the attempt of any other URL is the URL.
         self._attempts: dict[str, list[Attempt]] = {}
-        self._requeued: deque[str] = deque()
-        self._requeue_event = asyncio.Event()
-        self._requeue_empty = asyncio.Event()
-        self._requeue_empty.set()
+        self._queue_shrunk = asyncio.Event()
         self._stop = asyncio.Event()
         # The URL that each busy worker is fetching.
         self._in_progress: dict[asyncio.Task[Any] | None, str] = {}
@@ -282,13 +284,12 @@ class Crawl:
     async def run(self, source: AsyncIterator[GivenURL]) -> None:
         """Crawl until every URL has its entry, or until shortly after `stop`."""
         async with self.queue, asyncio.TaskGroup() as group:
-            feeders = [group.create_task(self._feed(source)), group.create_task(self._feed_again())]
+            feeder = group.create_task(self._feed(source))
             self._group = group
             for _ in range(self._limits.concurrency):
                 self._add_worker()
             await self._stop.wait()
-            for feeder in feeders:
-                feeder.cancel()
+            feeder.cancel()
             for worker in self._workers:
                 if worker not in self._in_progress:
                     worker.cancel()
@@ -322,24 +323,14 @@ class Crawl:
                 accepted = None
                 self._refuse(_internal_error(given.text, error), given.where)
             if accepted is not None:
-                # Redirects and retries are queued first, so that they never pile up.
-                if not self._requeue_empty.is_set():
-                    await self._requeue_empty.wait()
+                # Redirects and retries do not wait: a worker that waited would make no room.
+                while self.queue.qsize() >= _MAX_QUEUED:
+                    self._queue_shrunk.clear()
+                    await self._queue_shrunk.wait()
                 self.hosts.add(*accepted)
-                await self.queue.put(accepted[0])
+                self.queue.put_nowait(accepted[0])
         self.tally.end_list()
         self._stop_if_done()
-
-    async def _feed_again(self) -> None:
-        """Queue redirects and retries. If workers did, a full queue would block them for ever."""
-        while True:
-            await self._requeue_event.wait()
-            while self._requeued:
-                url = self._requeued.popleft()
-                self.hosts.add(url)
-                await self.queue.put(url, priority=1)
-            self._requeue_event.clear()
-            self._requeue_empty.set()
 
     def _stop_if_done(self) -> None:
         if self.tally.complete and self.tally.done == self.tally.total:
@@ -385,9 +376,8 @@ class Crawl:
 
     def _requeue(self, url: str, attempt: Attempt) -> None:
         self._attempts.setdefault(_masked(url), []).append(attempt)
-        self._requeued.append(url)
-        self._requeue_empty.clear()
-        self._requeue_event.set()
+        self.hosts.add(url)
+        self.queue.put_nowait(url, priority=1)
 
     def _take_attempt(self, shown: str) -> Attempt:
         """Take the attempt so far of a URL that comes out of the queue."""
@@ -413,6 +403,7 @@ class Crawl:
                 turn = await self.queue.get()
             finally:
                 self._idle.discard(task)
+            self._queue_shrunk.set()
             # There is no await after the turn was taken, so this task is not cancelled as idle.
             self._in_progress[task] = turn.url
             self.tally.begin()
@@ -569,6 +560,7 @@ class Crawl:
     # -- entries
 
     def _on_denied(self, decision: Decision) -> None:
+        self._queue_shrunk.set()
         attempt = self._take_attempt(decision.url)
         self.hosts.drop(attempt.last)
         self._finish(attempt.denied(decision, self._now()))

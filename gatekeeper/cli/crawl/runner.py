@@ -37,7 +37,6 @@ from gatekeeper.config import Config
 from gatekeeper.decision import Decision
 from gatekeeper.errors import ConfigError, StorageError
 from gatekeeper.gate import Gatekeeper, internals
-from gatekeeper.queue import PoliteQueue
 from gatekeeper.session import polite_session, session_gate
 from gatekeeper.storage.journal import FileLock
 from gatekeeper.urls import mask
@@ -139,7 +138,6 @@ _log = logging.getLogger(__name__)
 
 INTERRUPTED = 130
 _TURNS_SHOWN = 8
-_MAX_QUEUED = 1_000_000
 _DISK_WAIT = 300.0
 """Seconds for which a crawl waits for room on the disk, or --max-wait if that is less."""
 
@@ -312,13 +310,12 @@ def _make_crawl(
 
     work = Crawl(
         client,
-        lambda on_denied: PoliteQueue(
-            gate, maxsize=_MAX_QUEUED, on_denied=on_denied, on_deferred=deferred
-        ),
+        gate,
         clock=clock,
         limits=job.limits,
         outputs=outputs,
         on_entry=report,
+        on_deferred=deferred,
         on_setback=set_back,
     )
     return work
