@@ -27,7 +27,9 @@ from contextvars import Context
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Annotated, Any, Final, Generic, NamedTuple, Protocol, TypeVar
+
+import msgspec
 
 from gatekeeper.errors import ConfigError
 from gatekeeper.http_fields import utc
@@ -44,6 +46,7 @@ __all__ = [
     "SystemClock",
     "Timed",
     "Timer",
+    "UtcTime",
     "VirtualClock",
     "block_end",
     "boot_of",
@@ -54,6 +57,9 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+
+UtcTime = Annotated[datetime, msgspec.Meta(tz=True)]
+"""An aware time in a struct; in JSON an RFC 3339 date-time."""
 
 
 class Timer(Protocol):

@@ -14,8 +14,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from gatekeeper.clock import UtcTime, utc
 from gatekeeper.errors import GatekeeperError
-from gatekeeper.http_fields import utc
 from gatekeeper.robots import Rule
 from gatekeeper.urls import printable
 
@@ -215,13 +215,13 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """None if no file was consulted (invalid or refused URL)."""
     rule: Rule | None = None
     """The line of robots.txt that decided, if one did."""
-    retry_at: datetime | None = None
+    retry_at: UtcTime | None = None
     """With DEFER: the earliest time at which asking again can help."""
     robots_status: int | None = None
     """HTTP status of the last robots.txt response; None if there was none."""
-    fetched_at: datetime | None = None
+    fetched_at: UtcTime | None = None
     """When the file that decided was fetched or revalidated."""
-    expires_at: datetime | None = None
+    expires_at: UtcTime | None = None
     """When the cached state of the origin's robots.txt expires."""
     hops: tuple[str, ...] = ()
     """URLs that robots.txt was redirected through; the last one served the file."""
@@ -264,7 +264,7 @@ class NotYet(msgspec.Struct, frozen=True, gc=False):
     'later'
     """
 
-    due_at: datetime
+    due_at: UtcTime
     """When asking again can help (aware, UTC); an estimate if that depends on other requests."""
     why: str
     """"turn" if other requests of the host go first or its interval is running; "host_blocked";

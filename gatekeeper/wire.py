@@ -8,11 +8,11 @@ durations are seconds.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
 from typing import Annotated, Literal
 
 import msgspec
 
+from gatekeeper.clock import UtcTime
 from gatekeeper.decision import Decision
 from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.robots import Candidate, Policy
@@ -79,8 +79,8 @@ class LeaseBody(msgspec.Struct, frozen=True):
 
     id: str
     url: str
-    not_before: datetime
-    expires_at: datetime
+    not_before: UtcTime
+    expires_at: UtcTime
     decision: Decision
 
 
@@ -130,8 +130,8 @@ class FetchStory(msgspec.Struct, frozen=True, kw_only=True):
     """How the file was retrieved."""
 
     status: int | None
-    fetched_at: datetime | None
-    expires_at: datetime | None
+    fetched_at: UtcTime | None
+    expires_at: UtcTime | None
     hops: tuple[str, ...]
     size: int | None
     """Bytes of the text; None if there is none."""
@@ -156,8 +156,8 @@ class FleetHold(msgspec.Struct, frozen=True, kw_only=True):
     member: str
     """The name of the member's machine, the member's own random number, and the number of the
     scheduler there."""
-    since: datetime
-    until: datetime
+    since: UtcTime
+    until: UtcTime
     """When the hold expires; the member renews it while the request is under way."""
     headed: bool
     """Whether the head of the response has arrived."""
@@ -167,9 +167,9 @@ class FleetScope(msgspec.Struct, frozen=True, kw_only=True):
     """State of a host, or of a clock that it shares, in a fleet's store."""
 
     scope: str
-    last_at: datetime | None
+    last_at: UtcTime | None
     """The latest start, head or failure of any member's request; None if there was none lately."""
-    blocked_until: datetime | None
+    blocked_until: UtcTime | None
     block_reason: str
     paused: bool
     holds: tuple[FleetHold, ...]
@@ -186,7 +186,7 @@ class HostBody(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str
     state: HostState
-    next_at: datetime | None
+    next_at: UtcTime | None
     """The earliest start of the next request; None if only an event, such as a report, can free the
     host."""
     interval: float | None
@@ -203,11 +203,11 @@ class HostBody(msgspec.Struct, frozen=True, kw_only=True):
     is in memory."""
     robots_status: int | None = None
     """HTTP status of that robots.txt."""
-    robots_fetched_at: datetime | None = None
-    robots_expires_at: datetime | None = None
+    robots_fetched_at: UtcTime | None = None
+    robots_expires_at: UtcTime | None = None
     last_status: int | None = None
     """The HTTP status that a client last reported for a page."""
-    last_status_at: datetime | None = None
+    last_status_at: UtcTime | None = None
     allowed: int = 0
     """URLs of the host that were allowed since the sidecar started or forgot the host."""
     denied: int = 0
@@ -223,7 +223,7 @@ class BlockBody(
     """Body of a block: for how long, or until when; a time in the past lifts a block."""
 
     seconds: Annotated[float, msgspec.Meta(ge=0, le=31_536_000)] | None = None
-    until: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+    until: UtcTime | None = None
     reason: Annotated[str, msgspec.Meta(max_length=200)] = "operator"
 
 
@@ -261,9 +261,9 @@ class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """The decision, if a lease was denied or deferred."""
     most: float | None = None
     """If a limit was exceeded: the limit, in the unit that `detail` names."""
-    held_since: datetime | None = None
+    held_since: UtcTime | None = None
     """If no turn came in time: since when a lease holds the host."""
-    held_until: datetime | None = None
+    held_until: UtcTime | None = None
     """When that lease expires unless it is renewed."""
     held_by: str | None = None
     """The client that holds the lease, shown to that client and to the role `admin`; or another

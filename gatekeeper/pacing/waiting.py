@@ -13,13 +13,12 @@ import logging
 import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
-from gatekeeper.clock import Clock, number, utc
+from gatekeeper.clock import Clock, UtcTime, number, utc
 from gatekeeper.config import PacingConfig
 from gatekeeper.errors import GateClosed
 from gatekeeper.pacing.engine import Engine
@@ -317,13 +316,13 @@ class ClockView(msgspec.Struct, frozen=True):
     """Where it comes from, such as "crawl-delay 10 s from robots.txt line 7"."""
     seconds: float | None = None
     """For an interval: its length. For a running clock: the time left."""
-    until: datetime | None = None
+    until: UtcTime | None = None
     """When it ends (aware, UTC). None if an event ends it, or for a budget that is not spent."""
     decides: bool = False
     """True for the interval in force among several."""
     clamped: bool = False
     """The operator's cap made it shorter than the site asks."""
-    since: datetime | None = None
+    since: UtcTime | None = None
     """When the response came that caused this block or interval (aware, UTC), if one did."""
 
     def __str__(self) -> str:

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent import futures
-from datetime import datetime
 from functools import partial
 from typing import IO, TYPE_CHECKING, Final, Self, TypeVar
 
@@ -19,7 +18,7 @@ import msgspec
 from aiohttp import web
 
 from gatekeeper import urls
-from gatekeeper.clock import Clock, utc
+from gatekeeper.clock import Clock, UtcTime, utc
 from gatekeeper.config import ServerConfig
 from gatekeeper.decision import Decision
 from gatekeeper.fetching.outcomes import Retrieval
@@ -37,7 +36,7 @@ _T = TypeVar("_T")
 class _Line(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event", tag="log"
 ):
-    time: datetime
+    time: UtcTime
     level: str
     logger: str
     message: str
@@ -146,7 +145,7 @@ _MAX_URL = 2048
 class DecisionEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A decision and the request that it answered: the data of an event of the kind `decision`."""
 
-    time: datetime
+    time: UtcTime
     id: str
     request: str
     client: str
@@ -160,7 +159,7 @@ class DecisionEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """The line of the deciding rule."""
     rule: str | None = None
     robots_status: int | None = None
-    retry_at: datetime | None = None
+    retry_at: UtcTime | None = None
 
     @classmethod
     def of(cls, decision: Decision, request: str, client: str, *, at: float, url: str) -> Self:

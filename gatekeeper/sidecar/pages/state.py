@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from gatekeeper.clock import utc
+from gatekeeper.clock import UtcTime, utc
 from gatekeeper.fetching.records import Moment
 from gatekeeper.pacing.rules import SHARED_PREFIXES
 from gatekeeper.pacing.scopes import INF
@@ -38,18 +38,18 @@ class LeaseView(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     client: str
     user_agent: str | None
-    since: datetime
+    since: UtcTime
     """When the lease was granted, or when the request started to wait."""
     age: float
     """Seconds since then."""
-    expires_at: datetime | None
+    expires_at: UtcTime | None
     """When a held lease ends by itself, or when a waiting request gives up."""
     left: float
     """Seconds until then."""
     priority: int | None = None
     place: int | None = None
     """The position of a waiting request among those for its host, by age, counting from 1."""
-    expected_at: datetime | None = None
+    expected_at: UtcTime | None = None
     """When a waiting request can expect its lease; None if that depends on an event."""
 
 
@@ -65,7 +65,7 @@ class Reloads(msgspec.Struct, frozen=True, kw_only=True):
     """The result of the last reload of the configuration."""
 
     ok: bool
-    at: datetime
+    at: UtcTime
     needs_restart: tuple[str, ...]
     """Settings that were changed in the file and take effect after a restart."""
 
@@ -78,8 +78,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool
     user_agent: str
     version: str
-    started_at: datetime
-    now: datetime
+    started_at: UtcTime
+    now: UtcTime
     decisions: dict[str, int]
     """Decisions by verdict."""
     rates: dict[str, float | None]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 from aiohttp import web
 
 from gatekeeper import urls
-from gatekeeper.clock import utc
+from gatekeeper.clock import UtcTime, utc
 from gatekeeper.decision import Decision, Reason, State
 from gatekeeper.fetching.outcomes import Outcome, classify_body, is_binary, parser_input
 from gatekeeper.fetching.records import NO_TEXT
@@ -158,8 +157,8 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     """One version of an origin's file, or its absence, and when it was seen."""
 
     sha256: str | None
-    first_seen: datetime
-    last_seen: datetime
+    first_seen: UtcTime
+    last_seen: UtcTime
     outcome: str
     status: int | None
     size: int
@@ -179,8 +178,8 @@ class RobotsFile(msgspec.Struct, frozen=True, kw_only=True):
     user_agent: str
     state: State | None
     status: int | None
-    fetched_at: datetime | None
-    expires_at: datetime | None
+    fetched_at: UtcTime | None
+    expires_at: UtcTime | None
     size: int | None
     truncated: bool
     groups: tuple[Group, ...]

@@ -6,14 +6,13 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Iterator
-from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 from aiohttp import web
 
-from gatekeeper.clock import utc
+from gatekeeper.clock import UtcTime, utc
 from gatekeeper.config import values_of
 from gatekeeper.decision import Decision
 from gatekeeper.sidecar.exchange import (
@@ -123,7 +122,7 @@ async def drop_lease(service: Service, call: Call) -> web.StreamResponse:
 class PastDecision(msgspec.Struct, frozen=True, kw_only=True):
     """One of the latest decisions, with the client and the time."""
 
-    time: datetime
+    time: UtcTime
     client: str
     request: str
     """The id of the request, as in the log."""

@@ -206,8 +206,7 @@ def document(routes: Iterable[Route], *, version: str, tokens: bool = False) -> 
     kinds = sorted(_structs(listed), key=lambda kind: kind.__name__)
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     bodies = {route.body for route in listed if route.body is not None}
-    for kind in kinds:
-        _complete_schema(msgspec.inspect.type_info(kind), components, bodies)
+    _complete_schemas(components, kinds, bodies)
     names = dict(zip(kinds, schemas, strict=True))
     paths: dict[str, Any] = {}
     for route in listed:
@@ -236,9 +235,9 @@ def for_people(route: Route) -> bool:
     return route.path.startswith("/ui")
 
 
-def _structs(routes: Iterable[Route]) -> set[type]:
+def _structs(routes: Iterable[Route]) -> set[type[msgspec.Struct]]:
     """Return the structs of all bodies; queries become parameters instead."""
-    structs: set[type] = {ProblemDocument}
+    structs: set[type[msgspec.Struct]] = {ProblemDocument}
     for route in routes:
         candidates = (route.body, *route.answers.values(), *route.events.values())
         structs.update(kind for kind in candidates if isinstance(kind, type))
@@ -249,49 +248,25 @@ def _tag(route: Route) -> str:
     return next(name for name, (_, begins) in _TAGS.items() if route.path.startswith(begins))
 
 
-def _complete_schema(
-    kind: msgspec.inspect.Type, components: dict[str, Any], bodies: set[type]
+def _complete_schemas(
+    components: dict[str, Any], kinds: Iterable[type[msgspec.Struct]], bodies: set[type]
 ) -> None:
-    """Complete the schemas of the structs in a type: formats of times, and required fields.
+    """Complete the schemas of structs: which fields are required, and what defaults there are.
 
     A `default` is removed: generators treat a field that has one as always present. That is wrong
     for a request, where the description states the default instead. In a response every field is
-    written, so all are required.
+    written, so all are required, unless the struct omits defaults.
     """
-    if isinstance(kind, msgspec.inspect.StructType):
-        schema = components[kind.cls.__name__]
-        properties = schema["properties"]
-        for field in kind.fields:
-            default = _complete_field(field, properties[field.encode_name])
-            if kind.cls in bodies and default not in (None, ""):
-                properties[field.encode_name]["description"] = f"{default} unless given."
-            _complete_schema(field.type, components, bodies)
-        if kind.cls not in bodies and not kind.cls.__struct_config__.omit_defaults:
-            schema["required"] = list(properties)
-    elif isinstance(kind, msgspec.inspect.UnionType):
-        for one in kind.types:
-            _complete_schema(one, components, bodies)
-    elif isinstance(kind, msgspec.inspect.ListType | msgspec.inspect.VarTupleType):
-        _complete_schema(kind.item_type, components, bodies)
-    elif isinstance(kind, msgspec.inspect.DictType):
-        _complete_schema(kind.value_type, components, bodies)
-
-
-def _complete_field(field: msgspec.inspect.Field, schema: dict[str, Any]) -> Any:
-    """Complete the schema of one field. Return the default that was removed from it, or None."""
-    if isinstance(field.type, msgspec.inspect.DateTimeType):
-        schema["format"] = "date-time"
-    for one in schema.get("anyOf", ()):
-        # msgspec gives plain `string` here, since it also reads times without a zone.
-        if one == {"type": "string"} and _may_be_time(field.type):
-            one["format"] = "date-time"
-    return schema.pop("default", None)
-
-
-def _may_be_time(kind: msgspec.inspect.Type) -> bool:
-    return isinstance(kind, msgspec.inspect.UnionType) and any(
-        isinstance(one, msgspec.inspect.DateTimeType) for one in kind.types
-    )
+    requests = {kind.__name__ for kind in bodies}
+    partial = {kind.__name__ for kind in kinds if kind.__struct_config__.omit_defaults}
+    for name, schema in components.items():
+        fields = schema.get("properties", {})
+        for field in fields.values():
+            default = field.pop("default", None)
+            if name in requests and default not in (None, ""):
+                field["description"] = f"{default} unless given."
+        if fields and name not in requests | partial:
+            schema["required"] = list(fields)
 
 
 def _operation(route: Route, names: dict[type, Any], tokens: bool) -> dict[str, Any]:
