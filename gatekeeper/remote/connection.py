@@ -114,6 +114,7 @@ class SidecarConnection:
         self._rng = rng
         self._session: aiohttp.ClientSession | None = None
         self.down: bool = False
+        """True from the time at which a request was given up until the next response."""
         self.requests: int = 0
         self.repeated: int = 0
         self.failures: int = 0
@@ -189,14 +190,6 @@ class SidecarConnection:
         self.failures += 1
         return SidecarUnreachable(detail, late=late)
 
-    def mark_down(self) -> None:
-        """Note that the sidecar was unreachable for as long as patience lasts."""
-        self.down = True
-
-    def count_retry(self) -> None:
-        """Count a retry."""
-        self.repeated += 1
-
     async def ask(self, method: str, path: str, body: bytes | None = None) -> SidecarResponse:
         """Send an idempotent request, with retries while patience lasts.
 
@@ -206,7 +199,7 @@ class SidecarConnection:
         try:
             return await self.send_until(end, method, path, body)
         except SidecarUnreachable:
-            self.mark_down()
+            self.down = True
             raise
 
     async def send_until(
@@ -236,7 +229,7 @@ class SidecarConnection:
             if (why.late and timeout is None) or self._clock.monotonic() + pause > end:
                 raise why
             attempt += 1
-            self.count_retry()
+            self.repeated += 1
             await self._clock.sleep(pause)
 
 

@@ -530,7 +530,7 @@ class RemoteLeases:
                     pause = self._until_next_poll(now, wait, pause)
                     give_up = self._clock.monotonic() + self._patience
             attempt += 1
-            self._connection.count_retry()
+            self._connection.repeated += 1
             left = query.end - self._clock.monotonic()
             await self._clock.sleep(max(0.0, min(pause, left)))
 
@@ -558,7 +558,7 @@ class RemoteLeases:
             raise self._deferred(query, why)
 
     def _deferred(self, query: _LeaseQuery, why: str) -> Deferred:
-        self._connection.mark_down()
+        self._connection.down = True
         return Deferred(self._unanswered(query.url, query.target.origin, query.user_agent, why))
 
     def _refusal(self, query: _LeaseQuery, answer: SidecarResponse) -> GatekeeperError:

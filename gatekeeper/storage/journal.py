@@ -81,7 +81,8 @@ class Journal:
         """The latest frame could not be written, although there seemed to be space."""
         self.size: int = 0
         self.damaged: int = 0
-        self._growth_bounded = False
+        self.growth_bounded: bool = False
+        """Whether the database refuses all writes, so that the journal's growth is bounded."""
 
     def replay(self, absorbed: int) -> Iterator[tuple[int, ClockRecord]]:
         """Yield the promises that the database has not absorbed, in order of their sequence.
@@ -125,10 +126,6 @@ class Journal:
         self._allocated_end = ahead
         self.size = len(HEADER)
 
-    def bound_growth(self, stalled: bool) -> None:
-        """Set whether the database is refusing all writes; the journal's growth is then bounded."""
-        self._growth_bounded = stalled
-
     def append(self, sequence: int, record: ClockRecord, *, use_reserved: bool = False) -> None:
         """Write one promise to the open generation. Raises OSError if it was not written.
 
@@ -136,7 +133,7 @@ class Journal:
         """
         if self._fd < 0:
             raise OSError(errno.EBADF, "no journal is open")
-        if self._growth_bounded and self.size >= self._limit * _MAX_GROWTH_FACTOR:
+        if self.growth_bounded and self.size >= self._limit * _MAX_GROWTH_FACTOR:
             raise OSError(errno.EFBIG, "the database can't be written, and the journal is full")
         payload = _payload(sequence, record)
         frame = _FRAME.pack(_MAGIC, len(payload), zlib.crc32(payload)) + payload

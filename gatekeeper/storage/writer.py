@@ -565,7 +565,7 @@ class Writer:
             self._missed = {name: None for name in self._missed if name in self._pending.clocks}
             self._failures = 0
             self._last_error = None
-            self._journal.bound_growth(False)
+            self._journal.growth_bounded = False
             # A record is to be on disk within `flush_interval`, including the commit itself.
             interval = self._config.flush_interval
             self._batch_seconds = max(interval - took, interval / 4)
@@ -585,7 +585,7 @@ class Writer:
             self._failures += 1
             self._failed_batches += 1
             self._last_error = str(error)
-            self._journal.bound_growth(True)
+            self._journal.growth_bounded = True
             wait = self._config.flush_interval * 2.0 ** min(self._failures, 16)
             retry_at = time.monotonic() + min(wait, MAX_RETRY_SECONDS)
             self._commit_at = retry_at if len(self._pending) else None

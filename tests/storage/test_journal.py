@@ -178,12 +178,12 @@ def test_generations_in_which_nothing_is_do_not_wait_to_be_absorbed(
 def test_it_stops_growing_while_the_database_refuses_it(path: Path) -> None:
     journal = Journal(path, limit=100)
     journal.begin()
-    journal.bound_growth(True)
+    journal.growth_bounded = True
     journal.append(0, clock(0))
     with pytest.raises(OSError, match="the journal is full"):
         appended(journal, range(1, 100))
     assert journal.size < 4 * 100 + 200
-    journal.bound_growth(False)
+    journal.growth_bounded = False
     journal.append(100, clock(100))
     journal.abandon()
 

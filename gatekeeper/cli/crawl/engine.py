@@ -329,7 +329,7 @@ class Crawl:
                     await self._queue_shrunk.wait()
                 self.hosts.add(*accepted)
                 self.queue.put_nowait(accepted[0])
-        self.tally.end_list()
+        self.tally.complete = True
         self._stop_if_done()
 
     def _stop_if_done(self) -> None:
@@ -348,7 +348,7 @@ class Crawl:
         if self._skip(url):
             return None
         self._chains.begin(url)
-        self.tally.count_url()
+        self.tally.total += 1
         if target.userinfo or "@" in target.path:
             # The guard has to see the credentials, and decisions show them masked.
             self._attempts.setdefault(_masked(raw), []).append(Attempt(url))
@@ -359,7 +359,7 @@ class Crawl:
         """Record a text that is not a URL. It is reported once, and not again by later runs."""
         if not self._skip(error.url):
             self._chains.begin(error.url)
-            self.tally.count_url()
+            self.tally.total += 1
             attempt, problem = Attempt(error.url, tries=0), f"invalid URL: {error.problem}"
             self._finish(attempt.failed(problem, self._now(), where=where))
 
@@ -406,11 +406,12 @@ class Crawl:
             self._queue_shrunk.set()
             # There is no await after the turn was taken, so this task is not cancelled as idle.
             self._in_progress[task] = turn.url
-            self.tally.begin()
+            self.tally.begun += 1
+            self.tally.in_flight += 1
             try:
                 await self._fetch(turn)
             finally:
-                self.tally.end()
+                self.tally.in_flight -= 1
                 del self._in_progress[task]
 
     def _add_spare(self) -> bool:

@@ -121,28 +121,11 @@ class Tally:
         """True if every URL was fetched, by this run or an earlier one."""
         return self.done == self.total == self.outcomes[Result.FETCHED] and not self.refused
 
-    def count_url(self) -> None:
-        """Count a URL that will have an outcome."""
-        self.total += 1
-
     def skip(self, *, unarchived: bool, refused: bool) -> None:
         """Count a URL that need not be fetched; see the attributes `unarchived` and `refused`."""
         self.skipped += 1
         self.unarchived += unarchived
         self.refused += refused
-
-    def end_list(self) -> None:
-        """Record that the whole list was read."""
-        self.complete = True
-
-    def begin(self) -> None:
-        """Count a request as in flight until `end`."""
-        self.begun += 1
-        self.in_flight += 1
-
-    def end(self) -> None:
-        """Count a request as finished, whatever its outcome."""
-        self.in_flight -= 1
 
     def add(self, entry: Entry) -> None:
         """Count the outcome of a URL."""
