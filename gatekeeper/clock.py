@@ -32,29 +32,7 @@ from typing import Annotated, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from gatekeeper.errors import ConfigError
-from gatekeeper.http_fields import utc
-
-__all__ = [
-    "Boot",
-    "Clock",
-    "Deadline",
-    "DueHeap",
-    "OwnedTasks",
-    "SharedTimer",
-    "SingleTimer",
-    "Stamp",
-    "SystemClock",
-    "Timed",
-    "Timer",
-    "UtcTime",
-    "VirtualClock",
-    "block_end",
-    "boot_of",
-    "deadline",
-    "number",
-    "stamp",
-    "utc",
-]
+from gatekeeper.http_fields import utc as utc  # noqa: PLC0414 - imported from here
 
 _T = TypeVar("_T")
 

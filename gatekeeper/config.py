@@ -25,34 +25,6 @@ from gatekeeper.errors import ConfigError, InvalidURL
 from gatekeeper.robots import product_token
 from gatekeeper.urls import not_text, printable, without_credentials
 
-__all__ = [
-    "CacheConfig",
-    "Config",
-    "FetchConfig",
-    "FleetConfig",
-    "GroupRule",
-    "GuardConfig",
-    "HostRule",
-    "IdentityConfig",
-    "PacingConfig",
-    "RobotsConfig",
-    "ServerConfig",
-    "StorageConfig",
-    "agent_named",
-    "as_config",
-    "explain_value",
-    "first_mistake",
-    "host_named",
-    "match_named",
-    "read_file",
-    "read_toml",
-    "refuse_wildcard_agent",
-    "settings_of",
-    "takes_list",
-    "token_of",
-    "values_of",
-]
-
 # A library leaves it to the application to handle its log records. The line is here because every
 # module that logs imports the settings; the parser and the start of the command need no logging.
 logging.getLogger("gatekeeper").addHandler(logging.NullHandler())

@@ -43,8 +43,6 @@ from gatekeeper.origin_queues import (
 from gatekeeper.pacing.waiting import MAX_PER_ITERATION, Entrance
 from gatekeeper.storage.sqlite import Entry, KeptEntries
 
-__all__ = ["PoliteQueue", "QueueGate", "QueueStats", "Turn"]
-
 _log = logging.getLogger(__name__)
 
 _MAX_REFUSED_IN_ROW = 64

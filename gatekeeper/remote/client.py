@@ -65,15 +65,6 @@ from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.robots.parser import token_warning
 from gatekeeper.wire import Alive, BlockBody, Explanation, HostBody, RefreshBody, encode
 
-__all__ = [
-    "RemoteGatekeeper",
-    "RemoteStats",
-    "check_agent",
-    "identity_of",
-    "policy_of",
-    "robots_of",
-]
-
 _log = logging.getLogger(__name__)
 
 
