@@ -438,8 +438,7 @@ class Crawl:
         spool = self._outputs.warc is not None
         limit = self._limits.max_body
         # `attempt.last` is the URL that came out of the queue, without credentials.
-        folder, origin = self._outputs.folder, turn.origin
-        with Body(attempt.last, folder, limit=limit, spool=spool, origin=origin) as body:
+        with Body(attempt.last, self._outputs.folder, limit=limit, spool=spool) as body:
             try:
                 async with turn as lease:
                     response = await exchange(

@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -61,19 +60,11 @@ def name_for(url: str, content_type: str) -> str:
     >>> name_for("https://example.com/a/..%2f../r%20v.php?x=1", "text/html")
     'example.com/r-20v.php-2cbe126bda0dc37a.html'
     """
-    return "/".join(_split_name(*urls.split(url), _digest(url), content_type))
-
-
-def _split_name(origin: str, path: str, digest: str, content_type: str) -> tuple[str, str]:
-    """Return the folder, and the file name in it."""
+    origin, path = urls.split(url)
     last = path.partition("?")[0].rstrip("/").rpartition("/")[2]
     stem = _UNSAFE.sub("-", last).strip(".-")[:_MAX_STEM].rstrip(".-") or "index"
-    return _folder_name(origin), f"{stem}-{digest[:16]}{_EXTENSIONS.get(content_type, '.bin')}"
-
-
-@lru_cache(maxsize=4096)
-def _folder_name(origin: str) -> str:
-    return _UNSAFE.sub("_", urls.host_of(origin)).strip(".")
+    folder = _UNSAFE.sub("_", urls.host_of(origin)).strip(".")
+    return f"{folder}/{stem}-{_digest(url)[:16]}{_EXTENSIONS.get(content_type, '.bin')}"
 
 
 def _digest(url: str) -> str:
@@ -88,15 +79,12 @@ class Body:
     was not kept leaves nothing behind. Writes are synchronous, to the page cache.
     """
 
-    def __init__(
-        self, url: str, folder: Folder | None, *, limit: int, spool: bool, origin: str | None = None
-    ) -> None:
-        """`limit`: bytes to receive at most; `origin`: the origin of the URL, if it is known."""
+    def __init__(self, url: str, folder: Folder | None, *, limit: int, spool: bool) -> None:
+        """`limit`: bytes to receive at most."""
         self.size: int = 0
         self.cut: str | None = None
         """Why the body is incomplete, as a value of WARC-Truncated; None if it is complete."""
         self._url = url
-        self._origin = origin
         self._folder = folder
         self._name = "" if folder is None else _digest(url)
         self._limit = limit
@@ -175,19 +163,16 @@ class Body:
         """
         if self._folder is None:
             return None
-        origin, url = self._origin, self._url
-        if origin is None or not url.startswith(f"{origin}/"):
-            origin, path = urls.split(url)
-        else:
-            path = url[len(origin) :]
-        part, place = (_PARTS, self._name), _split_name(origin, path, self._name, content_type)
+        path = name_for(self._url, content_type)
+        directory, _, name = path.partition("/")
+        part, place = (_PARTS, self._name), (directory, name)
         if self._file is None:
             self._folder.store(b"".join(self._pieces), part, place)
         else:
             self._file.close()
             self._folder.move(part, place)
             self._file = None
-        return "/".join(place)
+        return path
 
 
 # --- reading WARC records --------------------------------------------------------------------
