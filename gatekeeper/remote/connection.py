@@ -276,18 +276,12 @@ def _os_reason(error: OSError) -> str:
 # --- responses: bodies, and problem documents as exceptions ---------------------------------
 
 
-_decoders: dict[type, msgspec.json.Decoder[object]] = {}
-
-
 def read(answer: SidecarResponse, kind: type[_T]) -> _T:
     """Decode the body of a successful response. Raises the error of `problem` for any other."""
     if answer.status not in (200, 201, 202):
         raise problem(answer)
-    decoder = _decoders.get(kind)
-    if decoder is None:
-        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
     try:
-        return decoder.decode(answer.body)  # type: ignore[return-value]
+        return msgspec.json.decode(answer.body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SidecarError(
             answer.status, "unreadable", f"this client can't read the response: {error}"

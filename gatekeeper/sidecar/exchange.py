@@ -495,9 +495,7 @@ def _decode_with_surrogates(body: bytes) -> dict[str, object] | None:
     return fields
 
 
-def read_inline_body(
-    call: InlineCall, decoder: msgspec.json.Decoder[_T], *, limit: int
-) -> _T | None:
+def read_inline_body(call: InlineCall, kind: type[_T], *, limit: int) -> _T | None:
     """Read a JSON body in memory into a struct. Return None if `read_body` has to judge it."""
     headers = call.headers
     if headers.get("Content-Type") != JSON or "Content-Encoding" in headers:
@@ -505,7 +503,7 @@ def read_inline_body(
     if len(call.body) > limit:
         return None
     try:
-        return decoder.decode(call.body)
+        return msgspec.json.decode(call.body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from aiohttp import web
@@ -88,7 +88,7 @@ async def check_urls(service: Service, call: Call) -> web.StreamResponse:
 
 def check_urls_inline(service: Service, call: InlineCall) -> list[bytes] | None:
     """`check_urls`, if every file is cached. Return None otherwise."""
-    batch = read_inline_body(call, _batch_decoder, limit=service.config.server.max_body)
+    batch = read_inline_body(call, Batch, limit=service.config.server.max_body)
     if batch is None or len(batch.urls) > service.config.server.max_batch:
         return None
     internals, agent = service.internals, batch.user_agent
@@ -102,9 +102,6 @@ def check_urls_inline(service: Service, call: InlineCall) -> list[bytes] | None:
         found = (internals.decide(url, user_agent=agent) for url in missing_urls)
         decided = [decision for decision in found if decision is not None]
     return _finish_batch(service, call, decisions, decided)
-
-
-_batch_decoder: Final = msgspec.json.Decoder(Batch)
 
 
 def _finish_batch(

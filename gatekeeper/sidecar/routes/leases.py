@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
 from aiohttp import web
 
 from gatekeeper import urls
@@ -25,10 +24,6 @@ from gatekeeper.wire import LeaseBody, LeaseReport, LeaseRequestBody, Renewal, e
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
-
-
-_lease_wanted = msgspec.json.Decoder(LeaseRequestBody)
-_lease_report = msgspec.json.Decoder(LeaseReport)
 
 
 async def acquire_lease(service: Service, call: Call) -> web.StreamResponse:
@@ -62,7 +57,7 @@ async def acquire_lease(service: Service, call: Call) -> web.StreamResponse:
 def acquire_lease_inline(service: Service, call: InlineCall) -> bytes | None:
     """`acquire_lease`, if the host is due and nobody waits for it. Return None otherwise."""
     server = service.config.server
-    body = read_inline_body(call, _lease_wanted, limit=server.max_body)
+    body = read_inline_body(call, LeaseRequestBody, limit=server.max_body)
     if body is None or body.user_agent is not None or body.wait > server.max_wait:
         return None
     held = service.leases.acquire_nowait(
@@ -99,7 +94,7 @@ def report_lease_inline(service: Service, call: InlineCall) -> bytes | None:
     lease_id = call.params["id"]
     if lease_id not in service.leases:
         return None
-    reported = read_inline_body(call, _lease_report, limit=service.config.server.max_body)
+    reported = read_inline_body(call, LeaseReport, limit=service.config.server.max_body)
     if reported is None:
         return None
     service.leases.report(lease_id, reported)
