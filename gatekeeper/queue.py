@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from gatekeeper import urls
+from gatekeeper.clock import OwnedTasks
 from gatekeeper.deadlock import TurnWait, WaitGraph
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.errors import AsyncOnly, Denied, GateClosed, LeaseTimeout, StorageError
@@ -569,8 +570,8 @@ class QueueWaits:
         self._queues = queues
         self._on_deferred = on_deferred
         self._cold: deque[OriginQueue] = deque()
-        self._asking: set[asyncio.Task[None]] = set()
-        self._waiting: set[asyncio.Task[QueueLease]] = set()
+        self._asking = OwnedTasks()
+        self._waiting = OwnedTasks()
         self._held_turns = 0
         self._closed = False
         self.deferred: int = 0
@@ -579,14 +580,12 @@ class QueueWaits:
     async def close(self) -> None:
         """Stop all waits. Idempotent."""
         self._closed = True
-        tasks = (*self._asking, *self._waiting)
-        for task in tasks:
-            task.cancel()
         for queued in self._queues:
             if (held := queued.turn_held) is not None:
                 self.take_held_turn(queued, held)[1].give_back()
         self._cold.clear()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._asking.close()
+        await self._waiting.close()
 
     # --- the host's turn ----------------------------------------------------------------
 
@@ -681,9 +680,8 @@ class QueueWaits:
         turn = self._gate.acquire(
             entry[2], priority=round(-entry[0]), timeout=patience, owned=False
         )
-        task = asyncio.ensure_future(turn)
+        task = self._waiting.start(turn)
         queued.waiting = entry, task
-        self._waiting.add(task)
         # A callback, not code after an await: a task may be cancelled before it starts.
         began = self._clock.monotonic()
         task.add_done_callback(partial(self._wait_ended, queued, entry, began))
@@ -691,7 +689,6 @@ class QueueWaits:
     def _wait_ended(
         self, queued: OriginQueue, entry: Entry, began: float, task: asyncio.Task[QueueLease]
     ) -> None:
-        self._waiting.discard(task)
         queued.waiting = None
         if self._local is None and self._clock.monotonic() - began > NEAR:
             queued.turns_by_waiting = 0  # Its next turn is as far off; it will be deferred.
@@ -755,13 +752,8 @@ class QueueWaits:
         while near and self._cold and len(self._asking) < MAX_ASKING and not self._closed:
             asking = self._ask_for(self._cold.popleft(), near)
             # In an empty context: the task in `get` may hold leases, and does not wait for this.
-            task = asyncio.get_running_loop().create_task(asking, context=Context())
-            self._asking.add(task)
-            task.add_done_callback(self._asking_ended)
-
-    def _asking_ended(self, task: asyncio.Task[None]) -> None:
-        self._asking.discard(task)
-        self._ask_more()
+            task = self._asking.start(asking, context=Context())
+            task.add_done_callback(lambda _: self._ask_more())
 
     async def _ask_for(self, queued: OriginQueue, gate: QueueGate) -> None:
         try:
