@@ -107,54 +107,34 @@ class Holdings(Generic[H]):
     """The open leases by the task that owns them."""
 
     def __init__(self) -> None:
-        self.first: dict[Task, H] = {}
-        """One lease of each task. Most tasks hold one at a time; further ones are in `_more`."""
-        self._more: dict[Task, dict[H, None]] = {}
-        self._more_count = 0
-        """Number of leases in `_more`."""
+        self._by_task: dict[Task, dict[H, None]] = {}
+        self._count = 0
         self._sweep_above = _SWEEP_SLACK
 
     def __len__(self) -> int:
-        return len(self.first) + self._more_count
+        return self._count
 
     def everybody(self) -> list[H]:
         """Return all recorded leases. Some may have ended."""
-        return [*self.first.values(), *(one for more in self._more.values() for one in more)]
+        return [lease for leases in self._by_task.values() for lease in leases]
 
     def add(self, lease: H) -> None:
         """Record a lease, if it has an owner."""
         owner = lease.owner
-        if owner is None:
-            return
-        first = self.first.setdefault(owner, lease)
-        if first is lease:
-            return
-        if first.ended:
-            self.first[owner] = lease
-        else:
-            self._more.setdefault(owner, {})[lease] = None
-            self._more_count += 1
+        if owner is not None:
+            self._by_task.setdefault(owner, {})[lease] = None
+            self._count += 1
 
     def drop(self, lease: H) -> None:
         """Remove a lease of its owner. Unknown leases are ignored."""
         owner = lease.owner
-        if owner is None:
-            return
-        if not self._more:  # The usual case.
-            if self.first.get(owner) is lease:
-                del self.first[owner]
-            return
-        more = self._more.get(owner)
-        if self.first.get(owner) is lease:
-            if more is None:
-                del self.first[owner]
-                return
-            self.first[owner] = lease = next(iter(more))
-        if more is not None and lease in more:
-            del more[lease]
-            self._more_count -= 1
-            if not more:
-                del self._more[owner]
+        leases = None if owner is None else self._by_task.get(owner)
+        if owner is not None and leases is not None and lease in leases:
+            self._count -= 1
+            if len(leases) == 1:
+                del self._by_task[owner]
+            else:
+                del leases[lease]
 
     def own(self, lease: H, task: Task | None) -> None:
         """Make the task the owner of a lease."""
@@ -166,23 +146,19 @@ class Holdings(Generic[H]):
     def of(self, task: Task | None) -> list[H]:
         """Return the open leases of a task."""
         self._sweep()
-        first = None if task is None else self.first.get(task)
-        if first is None or task is None:
-            return []
-        return [one for one in (first, *self._more.get(task, ())) if not one.ended]
+        leases = () if task is None else self._by_task.get(task, ())
+        return [lease for lease in leases if not lease.ended]
 
     def _sweep(self) -> None:
         """Remove expired leases, once there may be many."""
-        if len(self) <= self._sweep_above:
-            return
-        everybody = self.everybody()
-        self.first.clear()
-        self._more.clear()
-        self._more_count = 0
-        for lease in everybody:
-            if not lease.ended:
-                self.add(lease)
-        self._sweep_above = 2 * len(self) + _SWEEP_SLACK
+        if self._count > self._sweep_above:
+            everybody = self.everybody()
+            self._by_task.clear()
+            self._count = 0
+            for lease in everybody:
+                if not lease.ended:
+                    self.add(lease)
+            self._sweep_above = 2 * self._count + _SWEEP_SLACK
 
 
 Obstacles = list[tuple[int, list[H]]]
@@ -326,7 +302,7 @@ class WaitGraph(Generic[H]):
         else:
             holdings = self.holdings
             under = [one for one in open_leases if getattr(one, "holdings", None) is holdings]
-            task = asyncio.current_task() if under or holdings.first else None
+            task = asyncio.current_task() if under or len(holdings) else None
             own = holdings.of(task)
             if task is None or not (own or under):
                 return None

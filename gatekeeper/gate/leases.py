@@ -409,8 +409,7 @@ class LeaseManager:
         if grant is None:
             return None
         lease = Lease(url, host, owner, self, grant, origin, next(self._numbers))
-        if owner is not None and self.holdings.first.setdefault(owner, lease) is not lease:
-            self.holdings.add(lease)
+        self.holdings.add(lease)
         return lease
 
     def _take_uncached(
@@ -441,8 +440,7 @@ class LeaseManager:
         agent: str | None = None,
     ) -> Lease:
         lease = Lease(target.url, target.host, owner, self, grant, source, user_agent=agent)
-        if owner is not None:
-            self.holdings.add(lease)
+        self.holdings.add(lease)
         return lease
 
     async def wait(

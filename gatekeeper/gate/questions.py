@@ -372,7 +372,7 @@ class GateQuestions:
         Raises WaitsForItself if the wait could never end.
         """
         holdings, outer_leases = self._waits.holdings, self._inherited_leases(task)
-        holds_lease = bool(holdings.first) and bool(holdings.of(task))
+        holds_lease = bool(len(holdings) and holdings.of(task))
         if not holds_lease and not outer_leases:
             return None
         scopes: tuple[str, ...] = ()
