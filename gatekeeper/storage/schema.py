@@ -322,20 +322,18 @@ def _migrate(connection: sqlite3.Connection, path: Path, version: int) -> None:
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
-        for table, columns in _RECORD_TABLES.items():
-            present = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
-            for name, kind in columns.items():
-                if name not in present:
-                    default = _ADDED_DEFAULTS.get(kind, "NULL")
-                    column = f"{name} {kind} DEFAULT {default}"
-                    connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
-        if version == _OLDEST_VERSION:
-            connection.execute("ALTER TABLE clocks DROP COLUMN era")
-        connection.execute(f"PRAGMA user_version = {VERSION}")
-        connection.execute("COMMIT")
+        with connection:  # commits or rolls back
+            for table, columns in _RECORD_TABLES.items():
+                present = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+                for name, kind in columns.items():
+                    if name not in present:
+                        default = _ADDED_DEFAULTS.get(kind, "NULL")
+                        column = f"{name} {kind} DEFAULT {default}"
+                        connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
+            if version == _OLDEST_VERSION:
+                connection.execute("ALTER TABLE clocks DROP COLUMN era")
+            connection.execute(f"PRAGMA user_version = {VERSION}")
     except sqlite3.Error as error:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
         raise StorageError(
             f"{path}: can't be migrated from schema {version} to {VERSION} ({error}); "
             "nothing was changed: make space, or move it away and start again"

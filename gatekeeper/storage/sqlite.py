@@ -284,22 +284,15 @@ class OverflowFile:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Provide the connection inside one transaction. Raises StorageError and rolls back."""
-        connection = None
         try:
-            connection = self._open()
-            connection.execute("BEGIN")
-            yield connection
-            connection.execute("COMMIT")
+            with self._open() as connection:  # commits or rolls back
+                connection.execute("BEGIN")
+                yield connection
         except (sqlite3.Error, OSError) as error:
             raise StorageError(
                 f"the queue's scratch file {self._path or tempfile.gettempdir()} can't be used "
                 f"({error}): make room there, or give PoliteQueue another `path`; no URL is lost"
             ) from error
-        finally:
-            # Some errors, such as a full disk, have ended the transaction already.
-            if connection is not None and connection.in_transaction:
-                with contextlib.suppress(sqlite3.Error):
-                    connection.execute("ROLLBACK")
 
     def make_room(self, data: Any) -> None:
         """Prepare for one `add`: write pending rows if there are many, and check that the payload

@@ -661,15 +661,9 @@ class Committer:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
+        with self._connection:  # commits, or rolls back what an error has not rolled back already
+            self._connection.execute("BEGIN IMMEDIATE")
             yield
-            self._connection.execute("COMMIT")
-        except BaseException:
-            # Some errors, such as a full disk, have rolled back already.
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            raise
 
     def _write(self, batch: WriteBatch) -> int:
         write_origins(self._connection, batch.origins.values())
