@@ -20,10 +20,10 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, TypeVar, cast
 
 from gatekeeper import __version__
 from gatekeeper.errors import ConfigError, GatekeeperError, InvalidURL
@@ -31,6 +31,8 @@ from gatekeeper.errors import ConfigError, GatekeeperError, InvalidURL
 if TYPE_CHECKING:
     from gatekeeper.cli.config import Settings
     from gatekeeper.gate import Gatekeeper
+
+_N = TypeVar("_N", int, float)
 
 NAME = "gatekeeper"
 OK, DENIED, USAGE = 0, 1, 2
@@ -275,12 +277,24 @@ def log_to_stderr() -> None:
 # --- shared by the commands ------------------------------------------------------------------
 
 
-def integer(text: str) -> int:
-    """Argument type: a whole number, whose range is checked elsewhere."""
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}; give a whole number") from None
+def number_type(
+    kind: Callable[[str], _N], wanted: str, fits: Callable[[_N], bool] = lambda _: True
+) -> Callable[[str], _N]:
+    """Return an argument type: a number that `fits`, described by `wanted` to people."""
+
+    def read(text: str) -> _N:
+        with suppress(ValueError):
+            if fits(number := kind(text)):
+                return number
+        raise argparse.ArgumentTypeError(f"{text!r}; give {wanted}")
+
+    return read
+
+
+integer = number_type(int, "a whole number")
+"""Argument type: a whole number, whose range is checked elsewhere."""
+positive = number_type(int, "a whole number, 1 or more", lambda number: number >= 1)
+seconds = number_type(float, "a number of seconds above 0", lambda number: 0 < number < math.inf)
 
 
 def free_port(text: str) -> int:
@@ -296,28 +310,6 @@ def free_port(text: str) -> int:
         reason = getattr(error, "strerror", "no such port")
         raise argparse.ArgumentTypeError(f"{text!r}: {reason}; give another port") from error
     return port
-
-
-def positive(text: str) -> int:
-    """Argument type: a whole number above 0."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}; give a whole number, 1 or more")
-    return number
-
-
-def seconds(text: str) -> float:
-    """Argument type: a finite number of seconds above 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r}; give a number of seconds above 0")
-    return number
 
 
 def load(args: argparse.Namespace, **flags: Any) -> Settings:
