@@ -392,10 +392,7 @@ class Pending(WriteBatch):
     def put_back(self, batch: WriteBatch) -> None:
         """Put back a batch that could not be written; records put since then take precedence."""
         newer = self.take()
-        self.origins = batch.origins
-        self.clocks = batch.clocks
-        for origin, seen in batch.sightings.items():
-            self._add_sightings(origin, seen)
+        self.put_newer(batch)
         self.put_newer(newer)
 
     def put_newer(self, newer: WriteBatch) -> None:

@@ -12,8 +12,8 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -96,7 +96,7 @@ async def _answer_admitted(service: Service, call: Call) -> web.StreamResponse:
 
 async def _decide(service: Service, call: Call) -> Decision:
     """Decide from cached records; missing and ageing ones are fetched in the background."""
-    url = asked_url(call.request.headers, call.request.raw_path.removeprefix(FORWARD_AUTH))
+    url = asked_url(call.request)
     target = urls.parse(url)
     sent = call.request.headers.get("User-Agent", "")[:512]
     agent = sent if product_token(sent) else _ANY_AGENT
@@ -148,25 +148,13 @@ _IS_PATH = re.compile(r"/[^#]*", re.DOTALL)
 _WHOLE_URL = re.compile(rf"(https?)://({_HOST})(/.*)", re.DOTALL)
 
 
-class Headers(Protocol):
-    """The header fields of a request."""
-
-    def __contains__(self, name: object) -> bool:
-        """Return whether there is a field of that name; case does not matter."""
-
-    def __getitem__(self, name: str) -> str:
-        """Return the first field of that name."""
-
-    def getall(self, name: str, default: tuple[str, ...]) -> Sequence[str]:
-        """Return all fields of that name."""
-
-
-def asked_url(headers: Headers, rest: str) -> str:
+def asked_url(request: web.BaseRequest) -> str:
     """Return the URL that a proxy asks about, from any of the known styles of headers.
 
-    `rest`: the path after our own, where Envoy puts the visitor's. Raises Problem 403 if the
-    headers do not determine the URL.
+    Envoy puts the visitor's path after our own. Raises Problem 403 if the headers do not determine
+    the URL.
     """
+    headers, rest = request.headers, request.raw_path.removeprefix(FORWARD_AUTH)
     for name in _FIELDS_READ:
         if len(headers.getall(name, ())) > 1:
             raise Problem(403, "duplicate-header", f"{name} occurs twice")
@@ -194,7 +182,7 @@ def asked_url(headers: Headers, rest: str) -> str:
     return f"{scheme}://{host}{path}"
 
 
-def _values(headers: Headers, *names: str) -> set[str]:
+def _values(headers: Mapping[str, str], *names: str) -> set[str]:
     return {headers[name] for name in names if name in headers}
 
 
