@@ -33,7 +33,6 @@ import functools
 import logging
 import os
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -41,6 +40,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
+from cachetools import FIFOCache
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, DueHeap, SingleTimer, Stamp, boot_of, utc
@@ -111,8 +111,9 @@ class LeaseTable:
         self._held: dict[str, ClientLease] = {}
         self._by_host: dict[str, list[ClientLease]] = {}
         self._by_client: dict[str, int] = {}
-        self._ended: OrderedDict[str, Lease] = OrderedDict()
-        self._given_back_early: OrderedDict[str, None] = OrderedDict()
+        self._ended: FIFOCache[str, Lease] = FIFOCache(_MAX_REMEMBERED)
+        """Leases that ended: a report may still come, and counts."""
+        self._given_back_early: FIFOCache[str, None] = FIFOCache(_MAX_REMEMBERED)
         """Ids that a client chose and gave back before a lease with that id was granted."""
         self._due = DueHeap[ClientLease](self._is_due, self._held.__len__)
         self._timer = SingleTimer(clock, self._sweep)
@@ -217,7 +218,7 @@ class LeaseTable:
             self._add(earlier.id, lease, seconds, earlier.client or EARLIER, earlier.agent)
         else:  # it has expired: its slot is free, but its report still counts
             self._journal.expired(earlier.id)
-            self._remember(earlier.id, lease)
+            self._ended[earlier.id] = lease
 
     def renew(self, lease_id: str, ttl: float | None) -> ClientLease:
         """Make the lease end `ttl` seconds from now. Raises Problem 404 or 503.
@@ -277,8 +278,6 @@ class LeaseTable:
         if held is None and lease_id not in self._left_over and lease_id not in self._ended:
             if len(lease_id) <= _MAX_ID:
                 self._given_back_early[lease_id] = None
-                if len(self._given_back_early) > _MAX_REMEMBERED:
-                    self._given_back_early.popitem(last=False)
             raise _unknown(lease_id)
         self._record(self._journal.ended, lease_id)
         self._left_over.pop(lease_id, None)
@@ -434,7 +433,7 @@ class LeaseTable:
         if not self._held:
             self._idle.set()
         self.ended[how] += 1
-        self._remember(held.id, held.lease)
+        self._ended[held.id] = held.lease
         if how == "given_back":
             held.lease.give_back()
             return
@@ -442,12 +441,6 @@ class LeaseTable:
             held.lease.end()  # without a report it counts as used
         except (OSError, StorageError):
             _log.exception("the end of a lease was not stored")
-
-    def _remember(self, lease_id: str, lease: Lease) -> None:
-        """Remember a lease that ended: its report may still come, and counts."""
-        self._ended[lease_id] = lease
-        if len(self._ended) > _MAX_REMEMBERED:
-            self._ended.popitem(last=False)
 
     def _schedule(self, held: ClientLease) -> None:
         """End the lease at its `due`, unless it ends or is renewed before."""
@@ -534,7 +527,7 @@ class LeaseJournal:
         self._path = path
         self._clock = clock
         self._open: dict[str, OpenLease] = {}
-        self._expired: OrderedDict[str, OpenLease] = OrderedDict()
+        self._expired: FIFOCache[str, OpenLease] = FIFOCache(_MAX_EXPIRED)
         """Leases that expired without a report, the latest last."""
         self._fd = -1
         self._size = 0
@@ -581,8 +574,6 @@ class LeaseJournal:
         lease = self._open.pop(lease_id, None)
         if lease is not None:
             self._expired[lease_id] = lease
-            if len(self._expired) > _MAX_EXPIRED:
-                self._expired.popitem(last=False)
 
     @property
     def persistent(self) -> bool:

@@ -12,12 +12,13 @@ import re
 import secrets
 import socket
 import ssl
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from aiohttp import web
+from cachetools import LRUCache
 
 from gatekeeper.clock import Clock
 from gatekeeper.config import ServerConfig, read_file
@@ -383,8 +384,9 @@ class ClientLimits:
         self.adjust(server)
         self._under_way: dict[str, int] = {}
         """Requests under way, by client."""
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Token buckets by client: level, and the monotonic moment of the level. Latest last."""
+        # The bucket unused for the longest time is the fullest: full is as good as absent.
+        self._buckets: LRUCache[str, tuple[float, float]] = LRUCache(_MAX_BUCKETS)
+        """Token buckets by client: level, and the monotonic moment of the level."""
         self.refused: dict[str, int] = {"concurrency": 0, "rate": 0, "streams": 0}
 
     def adjust(self, server: ServerConfig) -> None:
@@ -459,10 +461,6 @@ class ClientLimits:
             detail = f"{rate:g} requests a second are allowed to one client"
             raise Problem(429, "too-many-requests", detail, wait=(1.0 - level) / rate)
         self._buckets[client] = (level - 1.0, now)
-        self._buckets.move_to_end(client)
-        if len(self._buckets) > _MAX_BUCKETS:
-            # The bucket unused for the longest time is the fullest: full is as good as absent.
-            self._buckets.popitem(last=False)
 
 
 # --- The certificate of the listeners, whose files are replaced every few weeks.

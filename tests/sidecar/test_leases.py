@@ -130,9 +130,10 @@ async def test_what_was_given_back_first_is_not_granted(
 
 
 async def test_few_ids_are_kept_that_were_given_back_first(
-    table: LeaseTable, gate: ScriptedGate, monkeypatch: pytest.MonkeyPatch
+    clock: VirtualClock, gate: ScriptedGate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gatekeeper.sidecar.leases._MAX_REMEMBERED", 3)
+    table = LeaseTable(ServerConfig(), clock)
     for number in range(9):
         given_back_unheard(table, f"made-up-{number}")
     given_back_unheard(table, 65 * "x")
