@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from gatekeeper.storage.base import (
-    ClockRecord,
-    HistoryEntry,
-    OriginRecord,
-    Storage,
-    StorageStats,
-    pack_body,
-    unpack_body,
+    ClockRecord as ClockRecord,
+    HistoryEntry as HistoryEntry,
+    OriginRecord as OriginRecord,
+    Storage as Storage,
+    StorageStats as StorageStats,
+    pack_body as pack_body,
+    unpack_body as unpack_body,
 )
-from gatekeeper.storage.memory import MemoryStorage
-from gatekeeper.storage.sqlite import SqliteStorage
-
-__all__ = [
-    "ClockRecord",
-    "HistoryEntry",
-    "MemoryStorage",
-    "OriginRecord",
-    "SqliteStorage",
-    "Storage",
-    "StorageStats",
-    "pack_body",
-    "unpack_body",
-]
+from gatekeeper.storage.memory import MemoryStorage as MemoryStorage
+from gatekeeper.storage.sqlite import SqliteStorage as SqliteStorage
