@@ -446,22 +446,9 @@ class RemoteLeases:
         `acquire` with a timeout of 0 would close a slow request, and waste the turn that it grants.
         """
         query = _LeaseQuery(url, urls.parse(url), priority, user_agent, math.inf)
-        granted = await self._poll_once(query)
+        granted = await self._poll_until_granted(query, once=True)
         self.granted += 1
         return self.held.take(granted, query.target.host, user_agent, owned=False)
-
-    async def _poll_once(self, query: _LeaseQuery) -> LeaseBody:
-        """Get the lease in one round trip. Raises its refusal, or LeaseTimeout if it must wait."""
-        try:
-            answer = await self._send_poll(query, 0.0)
-        except SidecarUnreachable as error:
-            raise self._deferred(query, str(error)) from None
-        if answer.status == 201:
-            return read(answer, LeaseBody)
-        refusal = self._refusal(query, answer)
-        if answer.busy and not isinstance(refusal, Deferred):  # as in `_poll_until_granted`
-            refusal = self._deferred(query, answer.detail)
-        raise refusal
 
     async def try_acquire(
         self, url: str, *, priority: int, user_agent: str | None, owned: bool
@@ -497,17 +484,21 @@ class RemoteLeases:
         granted immediately would wait for a task that waits itself.
         """
         try:
-            return await self._poll_once(query)
+            return await self._poll_until_granted(query, once=True)
         except LeaseTimeout:
             raise endless from None
 
-    async def _poll_until_granted(self, query: _LeaseQuery) -> LeaseBody:
-        """Poll until the lease is granted or refused, or the caller's timeout passes."""
-        give_up = self._clock.monotonic() + (0.0 if self._connection.down else self._patience)
+    async def _poll_until_granted(self, query: _LeaseQuery, *, once: bool = False) -> LeaseBody:
+        """Poll until the lease is granted or refused, or the caller's timeout passes.
+
+        `once`: in one round trip. Raises LeaseTimeout if the lease is not granted immediately.
+        """
+        patience = 0.0 if self._connection.down else self._patience
+        give_up = -math.inf if once else self._clock.monotonic() + patience
         attempt = 0
         while True:
             now = self._clock.monotonic()
-            wait = max(0.0, min(self._poll, query.end - now))
+            wait = 0.0 if once else max(0.0, min(self._poll, query.end - now))
             pause = backoff(attempt, self._rng)
             try:
                 answer = await self._send_poll(query, wait)
@@ -525,7 +516,7 @@ class RemoteLeases:
                 else:
                     # Retry-After is rounded up to whole seconds: one less is certain.
                     soonest = now + max(wait, (answer.retry_after or 0.0) - 1.0)
-                    if not isinstance(refusal, LeaseTimeout) or soonest >= query.end:
+                    if once or not isinstance(refusal, LeaseTimeout) or soonest >= query.end:
                         raise refusal
                     pause = self._until_next_poll(now, wait, pause)
                     give_up = self._clock.monotonic() + self._patience
