@@ -199,13 +199,12 @@ _NUMBER = _INTEGER | {float}
 _NUMBER_OR_TEXT = _NUMBER | {str}
 
 
-def report_type_error(
-    status: object, elapsed: object, retry_after: object, size: object
-) -> TypeError | None:
-    """Return a TypeError that describes the wrong argument of a report. None if all are right.
+def refuse_wrong_report(status: object, elapsed: object, retry_after: object, size: object) -> None:
+    """Raise a TypeError that describes the wrong argument of a report.
 
-    >>> report_type_error("200", None, None, None)
-    TypeError("status must be an int such as 200, not the str '200': give int(status)")
+    >>> refuse_wrong_report("200", None, None, None)
+    Traceback (most recent call last):
+    TypeError: status must be an int such as 200, not the str '200': give int(status)
     """
     # The classes first, as that is fast: each request has a report, and nearly all are right.
     if (
@@ -214,8 +213,8 @@ def report_type_error(
         and size.__class__ in _INTEGER
         and retry_after.__class__ in _NUMBER_OR_TEXT
     ):
-        return None
-    return _type_error(status=status, elapsed=elapsed, size=size, retry_after=retry_after)
+        return
+    _refuse_wrong_type(status=status, elapsed=elapsed, size=size, retry_after=retry_after)
 
 
 def refuse_wrong_wait(priority: object, timeout: object = None) -> None:
@@ -225,13 +224,11 @@ def refuse_wrong_wait(priority: object, timeout: object = None) -> None:
     Traceback (most recent call last):
     TypeError: timeout must be seconds such as 60.0, not the str '60': give float(timeout)
     """
-    if priority.__class__ is int and timeout.__class__ in _NUMBER:
-        return
-    if (wrong := _type_error(priority=priority, timeout=timeout)) is not None:
-        raise wrong
+    if priority.__class__ is not int or timeout.__class__ not in _NUMBER:
+        _refuse_wrong_type(priority=priority, timeout=timeout)
 
 
-def _type_error(**given: object) -> TypeError | None:
+def _refuse_wrong_type(**given: object) -> None:
     for name, value in given.items():
         kinds, wanted = _ARGUMENT_TYPES[name]
         if value is None or (isinstance(value, kinds) and not isinstance(value, bool)):
@@ -239,5 +236,4 @@ def _type_error(**given: object) -> TypeError | None:
         text = f"{name} must be {wanted}, not the {type(value).__name__} {f'{value!r}'[:40]}"
         if isinstance(value, str | bytes):
             text += f": give {kinds[0].__name__}({name})"
-        return TypeError(text)
-    return None
+        raise TypeError(text)

@@ -27,8 +27,8 @@ from gatekeeper.errors import (
     LeaseTimeout,
     LedgerLost,
     StorageError,
+    refuse_wrong_report,
     refuse_wrong_wait,
-    report_type_error,
 )
 from gatekeeper.fetching.faults import LocalFaults, Uplink
 from gatekeeper.fetching.guard import HostAddresses
@@ -210,9 +210,7 @@ class Lease(LeaseBase, eq=False):
             or retry_after is not None
             or size is not None
         ):
-            wrong = report_type_error(status, elapsed, retry_after, size)
-            if wrong is not None:
-                raise wrong
+            refuse_wrong_report(status, elapsed, retry_after, size)
             if size and not self._grant.reported:
                 received(self._grant, size)
         grant = self._grant

@@ -32,8 +32,8 @@ from gatekeeper.errors import (
     GatekeeperError,
     LeaseTimeout,
     SidecarError,
+    refuse_wrong_report,
     refuse_wrong_wait,
-    report_type_error,
 )
 from gatekeeper.middleware import (
     ConnectionInUse,
@@ -165,9 +165,7 @@ class RemoteLease(LeaseBase, eq=False):
         rate_limit: str | None = None,
     ) -> None:
         """Report the outcome of the request; the first report is final. See `Lease.report`."""
-        wrong = report_type_error(status, elapsed, retry_after, size)
-        if wrong is not None:
-            raise wrong
+        refuse_wrong_report(status, elapsed, retry_after, size)
         if self._report is not None or self._ended:
             return
         if self._head_at is not None:
