@@ -194,9 +194,6 @@ class TurnWait(msgspec.Struct, Generic[H], eq=False):
     over: bool = False
     refusal: WaitsForItself | None = None
 
-    def __post_init__(self) -> None:
-        self.blocked_since = self.began
-
     def choices(self) -> Iterable[Choice | None]:
         """Return the turns of which any one would end the wait."""
         if self.several is not None:

@@ -142,8 +142,7 @@ class StorageStats(msgspec.Struct, frozen=True, kw_only=True):
     pending: int = 0
     """Records that are not yet written."""
     written: int = 0
-    """Records written, in `batches` transactions."""
-    batches: int = 0
+    """Records written."""
     failed_batches: int = 0
     """Transactions that failed and are retried (because of a full disk, for example)."""
     last_error: str | None = None
@@ -152,7 +151,6 @@ class StorageStats(msgspec.Struct, frozen=True, kw_only=True):
     """Records dropped because too many were pending while nothing could be written."""
     rejected: int = 0
     """Records that the database refused individually."""
-    promises: int = 0
     unjournaled: int = 0
     """Promises that could not be appended to the journal. They are in memory and go into the
     next batch, but are not safe from kill -9 until then."""

@@ -41,7 +41,6 @@ class MemoryStorage:
         self._connection = schema.connect_in_memory()
         finalize(self, self._connection.close)
         self._committer = Committer(self._connection, config or StorageConfig(), SystemClock())
-        self._promises = 0
 
     async def __aenter__(self) -> MemoryStorage:
         return self
@@ -88,7 +87,6 @@ class MemoryStorage:
 
     def promise(self, record: ClockRecord) -> None:
         """Store a clock; there is no journal."""
-        self._promises += 1
         self.put_clock(record)
 
     def owe(self, record: ClockRecord) -> None:
@@ -123,6 +121,5 @@ class MemoryStorage:
         """Return the counters of writes, and the size of the history."""
         return StorageStats(
             written=self._committer.written,
-            promises=self._promises,
             history_bytes=self._committer.history_bytes,
         )

@@ -99,7 +99,6 @@ class Writer:
         self._stopping = False
         self._commit_at: float | None = None
         self._unsynced_since: float | None = None
-        self._promises = 0
         self._unjournaled = 0
         self._journal_error: str | None = None
         """Why the journal can't store promises; None if it can."""
@@ -171,7 +170,6 @@ class Writer:
         with self._condition:
             self._check_running()
             sequence = self._pending.put_clock(record.scope, record)
-            self._promises += 1
             kept = True
             try:
                 if self._sync_failed:
@@ -280,13 +278,11 @@ class Writer:
             return StorageStats(
                 pending=len(self._pending) + len(self._writing),
                 written=committer.written if committer else 0,
-                batches=committer.batches if committer else 0,
                 failed_batches=self._failed_batches,
                 last_error=self._last_error,
                 failing=self._journal_error,
                 dropped=self._pending.dropped,
                 rejected=committer.rejected if committer else 0,
-                promises=self._promises,
                 unjournaled=self._unjournaled,
                 journal_bytes=self._journal.size,
                 replayed=self._replayed,
@@ -627,7 +623,6 @@ class Committer:
         self._newest_moment = 0.0
         self.absorbed: int = get_meta(connection, "absorbed") or 0
         self.history_bytes: int = get_meta(connection, "history_bytes") or 0
-        self.batches: int = 0
         self.written: int = 0
         self.rejected: int = 0
 
@@ -642,7 +637,6 @@ class Committer:
             if _fault_of_file(error):
                 raise
             self._commit(batch, self._write_singly)
-        self.batches += 1
         self.written += len(batch)
         self._put_since_deletion += len(batch.origins)
         for record in batch.origins.values():
