@@ -57,7 +57,7 @@ class GateInternals:
         # Methods of the scheduler, the decider and the gate, unchanged.
         self.held: Final = gate._scheduler.held
         self.held_up: Final = gate._scheduler.held_up
-        self.lateness: Final = gate._scheduler.lateness
+        self.timeout_error: Final = gate._scheduler.timeout_error
         self.when_due: Final = gate._scheduler.when_due
         self.watch_hosts: Final = gate._scheduler.watch
         self.refused: Final = gate._decider.refused

@@ -625,8 +625,5 @@ class LeaseManager:
                 return await self.questions.resolve(url, target, agent)
         except TimeoutError:
             self._scheduler.refuse_unknown(target.host)  # raises if the storage is the cause
-            why = self._scheduler.lateness(target.host)[1]
-            text = (
-                f"{target.url}: its robots.txt was not fetched within {number(left or 0.0)} s{why}"
-            )
-            raise LeaseTimeout(target.url, text) from None
+            text = f"its robots.txt was not fetched within {number(left or 0.0)} s"
+            raise self._scheduler.timeout_error(target.url, target.host, text) from None

@@ -508,20 +508,22 @@ class Scheduler:
     def _timeout_error(self, waiter: TaskWaiter) -> LeaseTimeout:
         """Count a timeout, and return the error for a wait that was or would be too long."""
         self._engine.counters.timeouts += 1
-        left, why = self.lateness(waiter.scope.name)
-        return LeaseTimeout(
-            waiter.url,
-            f"{waiter.url}: no turn of {waiter.scope.name} in time{why}",
-            retry_at=utc(self._clock.wall() + left) if left > 0 else None,
-            why=self.held_up(waiter.scope.name)[0],
-        )
+        host = waiter.scope.name
+        return self.timeout_error(waiter.url, host, f"no turn of {host} in time")
 
-    def lateness(self, host: str) -> tuple[float, str]:
-        """Return the least time in seconds until the host's next turn, and the end of an error
-        message about it."""
-        why = "" if self._remote is None else self._remote.unavailable
+    def timeout_error(self, url: str, host: str, text: str) -> LeaseTimeout:
+        """Return an error that says what holds the host up, and when its next turn can be."""
+        lost = "" if self._remote is None else self._remote.unavailable
         scope = self._memory.find(host)
-        return (0.0, "") if scope is None else late(scope, self._clock.monotonic(), why)
+        left, why = 0.0, ""
+        if scope is not None:
+            left, why = late(scope, self._clock.monotonic(), lost)
+        return LeaseTimeout(
+            url,
+            f"{url}: {text}{why}",
+            retry_at=utc(self._clock.wall() + left) if left > 0 else None,
+            why=self.held_up(host)[0],
+        )
 
     async def _dry_run(
         self, scope: Scope, url: str, admit: Admit, refetch: Refetch | None, ttl: float | None

@@ -233,9 +233,8 @@ class LeaseWaiters:
             gate_internals, target = internals(gate), urls.parse(wanted.url)
             if (why := gate_internals.storage_failing) is not None:
                 refuse(gate_internals.unkept(wanted.url, target, wanted.user_agent, why))
-            late = gate_internals.lateness(target.host)[1]
-            text = f"{wanted.url}: its robots.txt was not fetched within {wanted.wait:g} s{late}"
-            raise LeaseTimeout(wanted.url, text) from None
+            text = f"its robots.txt was not fetched within {wanted.wait:g} s"
+            raise gate_internals.timeout_error(wanted.url, target.host, text) from None
 
     async def _wait_in_queue(
         self, gate: Gatekeeper, wanted: LeaseRequestBody, waiter: LeaseWaiter, end: float

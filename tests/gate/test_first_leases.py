@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from gatekeeper import Config, Decision, Denied, Gatekeeper, HostRule
+from gatekeeper import Config, Decision, Denied, Gatekeeper, HostRule, LeaseTimeout
 from gatekeeper.config import GuardConfig, PacingConfig
 from tests.internet import FakeInternet
 
@@ -122,3 +122,18 @@ async def test_what_a_file_asks_for_holds_from_the_first_lease_on(
     starts = await net.drive(crawl())
 
     assert [round(start - began) for start in starts] == [5, 10, 15]
+
+
+async def test_a_wait_for_a_robots_txt_that_waits_itself_says_when_to_ask_again(
+    virtual_internet: FakeInternet, gate: Gatekeeper
+) -> None:
+    """Two origins of a host have a file each, and one clock."""
+    net = virtual_internet
+    net.site("slow.test").robots("User-agent: *\nCrawl-delay: 50\n").page("/", "a page")
+    net.site("slow.test:8080").robots(ROBOTS)
+    await net.drive(leased(gate, "http://slow.test/"))
+    due = net.clock.wall() + 50.0
+    with pytest.raises(LeaseTimeout, match=r"robots\.txt was not fetched within 2 s") as late:
+        await net.drive(gate.acquire("http://slow.test:8080/a", timeout=2.0))
+    assert late.value.retry_at is not None
+    assert late.value.retry_at.timestamp() == pytest.approx(due, abs=1.0)
