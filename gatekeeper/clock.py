@@ -457,9 +457,12 @@ class DueHeap(Generic[_T]):
 
     def pop(self, now: float, most: int = sys.maxsize) -> list[_T]:
         """Remove and return the items that are due, earliest first, each once: at most `most`."""
+        heap = self._heap
+        if not heap or heap[0][0] > now:
+            return []  # The usual case: the scheduler asks at each of its timers.
         found: dict[_T, None] = {}
-        while self._heap and self._heap[0][0] <= now and len(found) < most:
-            when, _, item = heapq.heappop(self._heap)
+        while heap and heap[0][0] <= now and len(found) < most:
+            when, _, item = heapq.heappop(heap)
             if self._alive(when, item):
                 found[item] = None
         return list(found)
@@ -469,11 +472,11 @@ class DueHeap(Generic[_T]):
 
         Only so many ended items are skipped: when 100,000 end together, skipping all of them would
         stop the loop for longer than the timers that fire for nothing."""
-        for _ in range(_MAX_SKIPPED):
-            if not self._heap or self._alive(self._heap[0][0], self._heap[0][2]):
-                break
-            heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else math.inf
+        heap, skipped = self._heap, 0
+        while heap and skipped < _MAX_SKIPPED and not self._alive(heap[0][0], heap[0][2]):
+            heapq.heappop(heap)
+            skipped += 1
+        return heap[0][0] if heap else math.inf
 
     def clear(self) -> None:
         """Remove every item."""

@@ -327,10 +327,12 @@ class OpenLeases:
                     self._usual_expiry = grant.expires_at
                     break
                 found.append(grant)
-        return found + self._custom.pop(now)
+        return found + self._custom.pop(now) if self._custom_open else found
 
     def next_expiry(self) -> float:
         """Return a moment before which no lease expires; inf if none is open."""
         if self._usual_expiry == INF and self.usual:
             self._usual_expiry = next(iter(self.usual)).expires_at
+        if not self._custom_open:
+            return self._usual_expiry
         return min(self._usual_expiry, self._custom.next())
