@@ -307,12 +307,12 @@ _CUT_BY_HASH = re.compile(r"[^#]*+(?<![ \t])#(?![ \t#])")
 """Matches a line whose comment begins without blanks around its sign."""
 _DOT_SEGMENT = re.compile(r"[^*?]*/\.\.?/")
 # Constructs without a meaning in robots.txt. `*.*` and `name.*.js` come from shells and work as
-# expected.
-_ANYTHING = r"(?<!\*)\.\*(?!\.)|(?<=/)\.\*"
-REGEX_SYNTAX = re.compile(
-    rf"\\|{_ANYTHING}|\.\+|\([^()|]*+\|[^()]*+\)|\[\^?[A-Za-z0-9]-[A-Za-z0-9]|\A\^"
-)
-_REGEX_SYNTAX_V2 = re.compile(rf"{_ANYTHING}|\.\+|\([^()|]*+\|[^()]*+\)|\A\^")
+# expected. Every alternative begins with its character, not with an assertion, so that a search
+# skips the characters that begin none.
+_ANYTHING = r"\.\*(?:(?<!\*\.\*)(?!\.)|(?<=/\.\*))"
+_ANY_DIALECT = rf"{_ANYTHING}|\.\+|\([^()|]*+\|[^()]*+\)|\^(?<=\A\^)"
+REGEX_SYNTAX = re.compile(rf"\\|{_ANY_DIALECT}|\[\^?[A-Za-z0-9]-[A-Za-z0-9]")
+_REGEX_SYNTAX_V2 = re.compile(_ANY_DIALECT)
 _EVERYTHING = frozenset({"/", "*", "/*"})
 
 
@@ -363,12 +363,11 @@ def _check_value(report: FindingList, rule: Rule, dialect: Dialect) -> None:
     value = rule.value
     if (" " in value or "\t" in value) and not SECOND_RECORD.search(value):
         report.add(rule.line, "blank-in-value", quoted(value))
-    if dialect is not Dialect.V2 and _CUT_BY_HASH.match(rule.text):
+    if "#" in rule.text and dialect is not Dialect.V2 and _CUT_BY_HASH.match(rule.text):
         report.add(rule.line, "hash-in-path", f"Only {quoted(value)} is read; write %23.")
-    if _ODD_END.search(value):
-        report.add(rule.line, "odd-blank", quoted(value))
-    elif not value.isascii():
-        report.add(rule.line, "unescaped-non-ascii", quoted(value))
+    if not value.isascii():
+        code = "odd-blank" if _ODD_END.search(value) else "unescaped-non-ascii"
+        report.add(rule.line, code, quoted(value))
     if "%" in value and BAD_ESCAPE.search(value):
         report.add(rule.line, "bad-escape", quoted(value))
     if (_REGEX_SYNTAX_V2 if dialect is Dialect.V2 else REGEX_SYNTAX).search(value):
@@ -561,7 +560,7 @@ class _LineChecks:
 
     def _record(self, line: TextLine) -> None:
         self._any_record = True
-        second = SECOND_RECORD.search(line.value)
+        second = SECOND_RECORD.search(line.value) if ":" in line.value else None
         if second and line.field in KNOWN_FIELDS and line.field != "comment":
             self._add_for_text(line.number, "several-records", quoted(line.value[second.start() :]))
         if line.field == "user-agent":
