@@ -31,7 +31,7 @@ from typing import Annotated, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from gatekeeper.errors import ConfigError
+from gatekeeper.errors import ConfigError, GateClosed
 from gatekeeper.http_fields import utc as utc  # noqa: PLC0414 - imported from here
 
 _T = TypeVar("_T")
@@ -552,6 +552,16 @@ async def deadline(clock: Clock, seconds: float | None) -> AsyncIterator[Deadlin
         raise
     finally:
         limit.end()
+
+
+def refuse_unless_open(loop: asyncio.AbstractEventLoop | None) -> None:
+    """Raise GateClosed unless `loop`, which opened a gate, is the running one. None: not open."""
+    if loop is None:
+        raise GateClosed("the gate is not open; use it inside `async with Gatekeeper(...)`")
+    if asyncio.get_running_loop() is not loop:
+        raise GateClosed(
+            "the gate belongs to another event loop; open one in each, or share a sidecar"
+        )
 
 
 class OwnedTasks:

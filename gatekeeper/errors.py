@@ -147,7 +147,8 @@ class SidecarError(GatekeeperError):
 
 
 class GateClosed(GatekeeperError, RuntimeError):
-    """The gate was used before `async with` opened it, or after it was closed."""
+    """The gate was used before `async with` opened it, after it was closed, or in an event loop
+    that is not the one that opened it."""
 
 
 # --- mistakes of callers that use no type checker -------------------------------------------

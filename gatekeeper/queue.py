@@ -198,7 +198,7 @@ class PoliteQueue:
         self._putters = WaitingTasks(nothing_to_do=self.full)
         self._joiners = Joiners(self._putters, self._getters.wake)
         self._queues = OriginQueues(gate.clock, path, max(1, in_memory), self._joiners)
-        self._waits = QueueWaits(gate, self._queues, on_deferred)
+        self._waits = QueueWaits(gate, self._queues, on_deferred, self._gate_closed)
         self._callbacks = DenialCallbacks(on_denied, done=self._done, failed=self._getters.wake)
         self._closed = False
         self._size = 0
@@ -354,10 +354,14 @@ class PoliteQueue:
             if waiting is not None and self._graph is not None:
                 self._graph.end(waiting)
 
+    def _gate_closed(self, error: GateClosed) -> None:
+        """Raise the error in every waiting `get`: no turn can come."""
+        self._callbacks.errors.extend(GateClosed(*error.args) for _ in self._getters.futures)
+        self._getters.wake_all()
+
     def _not_served(self, waiting: TurnWait[Any] | None, error: BaseException) -> None:
-        if isinstance(error, GateClosed):  # No turn can come for the other waiting tasks either.
-            self._callbacks.errors.extend(GateClosed(*error.args) for _ in self._getters.futures)
-            self._getters.wake_all()
+        if isinstance(error, GateClosed):
+            self._gate_closed(error)
         elif waiting is not None:
             waiting.cancelled()
 
@@ -556,12 +560,15 @@ class PoliteQueue:
 
 
 class QueueWaits:
-    """What the origins that are not ready wait for. An entry that is passed in is never lost: its
-    origin becomes ready or waits for something else. No origin is tried again without a pause if
-    nothing has changed."""
+    """What the origins that are not ready wait for. No entry is lost: its origin becomes ready or
+    waits for something else. Without a change, no origin is tried again without a pause."""
 
     def __init__(
-        self, gate: QueueGate | DistantGate, queues: OriginQueues, on_deferred: _Listener | None
+        self,
+        gate: QueueGate | DistantGate,
+        queues: OriginQueues,
+        on_deferred: _Listener | None,
+        on_closed: Callable[[GateClosed], object],
     ) -> None:
         self._gate = gate
         self._local = None if is_distant(gate) else cast("QueueGate", gate)
@@ -569,6 +576,7 @@ class QueueWaits:
         self._clock = gate.clock
         self._queues = queues
         self._on_deferred = on_deferred
+        self._on_closed = on_closed
         self._cold: deque[OriginQueue] = deque()
         self._asking = OwnedTasks()
         self._waiting = OwnedTasks()
@@ -758,11 +766,13 @@ class QueueWaits:
     async def _ask_for(self, queued: OriginQueue, gate: QueueGate) -> None:
         try:
             decision = await gate.check(f"{queued.origin}/")
+        except GateClosed as error:
+            self.back_off(queued)
+            self._on_closed(error)
+            return
         except Exception as error:  # noqa: BLE001 - the origin is tried again after any error
-            closed = isinstance(error, GateClosed)  # The next `get` raises it.
-            level = logging.DEBUG if closed else logging.WARNING
-            _log.log(level, "asking %s for its robots.txt failed: %r", queued.origin, error)
-            self.back_off(queued, 0.0 if closed else RETRY)
+            _log.warning("asking %s for its robots.txt failed: %r", queued.origin, error)
+            self.back_off(queued, RETRY)
             return
         if decision.verdict is Verdict.DEFER:
             self.defer(queued, decision)  # It could not be reached, for example.

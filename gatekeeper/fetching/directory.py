@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from gatekeeper.clock import Clock, OwnedTasks, SingleTimer, deadline
+from gatekeeper.clock import Clock, OwnedTasks, SingleTimer, deadline, refuse_unless_open
 from gatekeeper.config import Config
 from gatekeeper.errors import GateClosed, StorageError
 from gatekeeper.fetching.cache import RecordCache, RecordUpdates, SoftExpiry, answered
@@ -340,8 +340,7 @@ class Directory:
 
     async def _wait_for(self, origin: str, *, force: bool) -> tuple[Record, bool]:
         """Wait for the origin's flight. Return its record, and whether the origin was asked."""
-        if not self._open:
-            raise GateClosed("the gate is not open; use it inside `async with Gatekeeper(...)`")
+        refuse_unless_open(self._loop if self._open else None)
         flight = self._flights.get(origin)
         if self._waiting >= self._config.cache.max_waiters or (
             flight is None and len(self._flights) >= self._config.cache.max_waiters
@@ -370,6 +369,7 @@ class Directory:
         """Return the flight of an origin, starting one if there is none. Does not await."""
         flight = self._flights.get(origin)
         if flight is None:
+            refuse_unless_open(self._loop if self._open else None)
             flight = self._flights[origin] = Flight(origin, force=force)
             flight.task = self._loop.create_task(self._run_flight(origin, flight))
         return flight

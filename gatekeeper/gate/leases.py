@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from gatekeeper import urls
-from gatekeeper.clock import Clock, OwnedTasks, deadline, number, utc
+from gatekeeper.clock import Clock, OwnedTasks, deadline, number, refuse_unless_open, utc
 from gatekeeper.config import refuse_wildcard_agent
 from gatekeeper.deadlock import Holdings, WaitGraph
 from gatekeeper.decision import Decision, NotYet, Reason, not_yet, refuse
@@ -532,6 +532,7 @@ class LeaseManager:
 
     def _fetch_in_background(self, url: str, target: Target, agent: str) -> NotYet:
         """Fetch the origin's file and its address in the background; return when to ask again."""
+        refuse_unless_open(self.loop)
         if self._fetches.find(target.origin) is None and len(self._fetches) < _MAX_FETCHES:
             # In an empty context: the caller may hold leases, and does not wait for the task.
             self._fetches.start(self._learn(target), target.origin, Context())

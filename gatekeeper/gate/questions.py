@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gatekeeper import urls
-from gatekeeper.clock import Clock, utc
+from gatekeeper.clock import Clock, refuse_unless_open, utc
 from gatekeeper.config import token_of
 from gatekeeper.deadlock import TurnWait, WaitGraph, WaitsForItself
 from gatekeeper.decision import Decision, Reason, State, Verdict
@@ -190,6 +190,7 @@ class GateQuestions:
         the `WINDOW` that are read ahead.
         """
         refuse_single_text(raws)
+        refuse_unless_open(self._loop)
         asker = asyncio.current_task(self._loop)
         waiting = enumerate(raws, 1)
         window: deque[tuple[str, Decision | str]] = deque()

@@ -16,7 +16,15 @@ from functools import partial
 
 import msgspec
 
-from gatekeeper.clock import Clock, DueHeap, SingleTimer, block_end, deadline, utc
+from gatekeeper.clock import (
+    Clock,
+    DueHeap,
+    SingleTimer,
+    block_end,
+    deadline,
+    refuse_unless_open,
+    utc,
+)
 from gatekeeper.config import Config, HostRule, PacingConfig, match_named
 from gatekeeper.errors import GateClosed, LeaseTimeout, LedgerLost, StorageError
 from gatekeeper.pacing.engine import Engine
@@ -427,8 +435,7 @@ class Scheduler:
         return cancel
 
     def _check_open(self) -> None:
-        if not self._open:
-            raise GateClosed("the gate is not open; use it inside `async with Gatekeeper(...)`")
+        refuse_unless_open(self._loop if self._open else None)
 
     def _join(self, waiter: TaskWaiter, now: float, end: float) -> None:
         """Add a waiter for its host until `end`. Raises if waiting would be in vain."""

@@ -1,0 +1,78 @@
+"""A gate that is used in an event loop that did not open it says so, and goes on in its own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from gatekeeper import Config, GateClosed, Gatekeeper, PoliteQueue
+
+Use = Callable[[Gatekeeper, str], Coroutine[Any, Any, Any]]
+
+
+async def _lease(gate: Gatekeeper, url: str) -> None:
+    async with gate.lease(url):
+        pass
+
+
+async def _turn(gate: Gatekeeper, url: str) -> None:
+    async with PoliteQueue(gate) as queue:
+        await queue.put(url)
+        await queue.get()
+
+
+USES: dict[str, Use] = {
+    "allowed": lambda gate, url: gate.allowed(url),
+    "check_all": lambda gate, url: gate.check_all([url]),
+    "policy": lambda gate, url: gate.policy(url),
+    "refresh": lambda gate, url: gate.refresh(url),
+    "lease": _lease,
+    "acquire": lambda gate, url: gate.acquire(url),
+    "try_acquire": lambda gate, url: gate.try_acquire(url),
+    "PoliteQueue": _turn,
+}
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """A URL whose port refuses connections."""
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{unheard.getsockname()[1]}/"
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[tuple[Gatekeeper, asyncio.AbstractEventLoop]]:
+    """A gate that is open in the loop of another thread, and that loop."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    config = Config.from_dict({"guard": {"allow": ["127.0.0.0/8"]}})
+    gate = Gatekeeper("testbot/1.0", config=config)
+    asyncio.run_coroutine_threadsafe(gate.__aenter__(), loop).result()
+    yield gate, loop
+    asyncio.run_coroutine_threadsafe(gate.__aexit__(None, None, None), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_it_is_refused_in_words_and_leaves_nothing_behind(
+    elsewhere: tuple[Gatekeeper, asyncio.AbstractEventLoop], url: str, use: Use
+) -> None:
+    gate, loop = elsewhere
+
+    async def other() -> None:
+        async with asyncio.timeout(20.0):
+            await use(gate, url)
+
+    with pytest.raises(GateClosed, match="belongs to another event loop; open one in each"):
+        asyncio.run(other())
+    asked = asyncio.run_coroutine_threadsafe(gate.check(url), loop).result(20.0)
+    assert asked.reason == "connect_failed"
