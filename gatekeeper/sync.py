@@ -417,9 +417,9 @@ class SyncGatekeeper:
         if caller is None:
             caller = self._threads.caller = _Caller(gate_thread)
         call = _Call(partial(ask, gate_thread.gate), undo)
-        gate_thread.expect(call.future)
-        _post(gate_thread, caller.calls.put_nowait, call)
-        try:
+        try:  # An interruption may come as soon as the call is posted.
+            gate_thread.expect(call.future)
+            _post(gate_thread, caller.calls.put_nowait, call)
             return call.future.result()
         except BaseException:  # the call's own error, or an interruption of this thread
             _post(gate_thread, call.abandon, quietly=True)
@@ -440,9 +440,9 @@ class SyncGatekeeper:
             except BaseException as error:  # noqa: BLE001 - raised in the calling thread
                 _settle(done, error=error)
 
-        gate_thread.expect(done)
-        _post(gate_thread, run)
         try:
+            gate_thread.expect(done)
+            _post(gate_thread, run)
             return done.result()
         finally:
             gate_thread.pending.discard(done)

@@ -301,6 +301,27 @@ def test_a_forked_child_is_told_and_the_parent_goes_on() -> None:
     assert done.stdout.splitlines()[1] == "7 True"
 
 
+def test_an_interruption_right_after_a_call_is_posted_leaves_no_lease() -> None:
+    """The gate's thread often runs first, and the interruption comes before the thread waits."""
+    done = run(
+        "from gatekeeper import sync\n"
+        "post = sync._post\n"
+        "def interrupted(to, work, *given, **options):\n"
+        "    sync._post = post\n"
+        "    post(to, work, *given, **options)\n"
+        "    raise KeyboardInterrupt\n"
+        "sync._post = interrupted\n"
+        "try:\n"
+        "    gate.acquire('http://a.example/2')\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')\n"
+        "gate.acquire('http://a.example/3', timeout=20).end()\n"
+        "gate.close()\n"
+        "print('ended')\n"
+    )
+    assert (done.stdout, done.stderr) == ("interrupted\nended\n", "")
+
+
 def test_an_interrupted_thread_leaves_the_turn_to_the_next() -> None:
     done = run(
         "held = gate.acquire('http://a.example/1', owned=False)\n"
