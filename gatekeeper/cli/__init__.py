@@ -291,10 +291,14 @@ def number_type(
     return read
 
 
-integer = number_type(int, "a whole number")
+integer: Callable[[str], int] = number_type(int, "a whole number")
 """Argument type: a whole number, whose range is checked elsewhere."""
-positive = number_type(int, "a whole number, 1 or more", lambda number: number >= 1)
-seconds = number_type(float, "a number of seconds above 0", lambda number: 0 < number < math.inf)
+positive: Callable[[str], int] = number_type(
+    int, "a whole number, 1 or more", lambda number: number >= 1
+)
+seconds: Callable[[str], float] = number_type(
+    float, "a number of seconds above 0", lambda number: 0 < number < math.inf
+)
 
 
 def free_port(text: str) -> int:
