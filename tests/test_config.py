@@ -12,13 +12,7 @@ import msgspec
 import pytest
 
 from gatekeeper import Gatekeeper, RemoteGatekeeper
-from gatekeeper.config import (
-    Config,
-    GroupRule,
-    HostRule,
-    agent_named,
-    as_config,
-)
+from gatekeeper.config import Config, GroupRule, HostRule, agent_named, as_config
 from gatekeeper.errors import ConfigError
 from gatekeeper.robots.parser import token_warning
 

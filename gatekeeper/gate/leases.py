@@ -232,6 +232,11 @@ class Lease(LeaseBase, eq=False):
             self._manager.uplink.unanswered(self.origin, self.host, grant.start_at)
 
     @property
+    def reported(self) -> bool:
+        """True once a report was made, or none can count because the lease was given back."""
+        return self._grant.reported
+
+    @property
     def counts_bytes(self) -> bool:
         """Whether its host has a budget that the bytes of the response count for."""
         return self._grant.scope.settings.budget is not None

@@ -252,6 +252,7 @@ class LeaseTable:
         if lease is None and earlier is None:
             raise _unknown(lease_id)
         if lease is not None:  # the site's answer counts even if the journal can't be written
+            repeated = lease.reported
             lease.report(
                 status=reported.status,
                 elapsed=reported.elapsed,
@@ -259,7 +260,7 @@ class LeaseTable:
                 size=reported.size,
                 rate_limit=reported.rate_limit,
             )
-            if reported.status is not None:
+            if reported.status is not None and not repeated:
                 self._on_report(lease.host, reported.status)
         self._record(self._journal.ended, lease_id)
         self._left_over.pop(lease_id, None)

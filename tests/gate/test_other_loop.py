@@ -52,7 +52,12 @@ def elsewhere() -> Iterator[tuple[Gatekeeper, asyncio.AbstractEventLoop]]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    config = Config.from_dict({"guard": {"allow": ["127.0.0.0/8"]}})
+    config = Config.from_dict(
+        {
+            "guard": {"allow": ["127.0.0.0/8"]},
+            "host": [{"match": "known.test", "robots": "allow", "interval": 1000.0}],
+        }
+    )
     gate = Gatekeeper("testbot/1.0", config=config)
     asyncio.run_coroutine_threadsafe(gate.__aenter__(), loop).result()
     yield gate, loop
@@ -76,3 +81,20 @@ def test_it_is_refused_in_words_and_leaves_nothing_behind(
         asyncio.run(other())
     asked = asyncio.run_coroutine_threadsafe(gate.check(url), loop).result(20.0)
     assert asked.reason == "connect_failed"
+
+
+@pytest.mark.parametrize("use", ["lease", "acquire", "PoliteQueue"])
+def test_it_is_refused_where_only_the_turn_is_waited_for(
+    elsewhere: tuple[Gatekeeper, asyncio.AbstractEventLoop], use: str
+) -> None:
+    gate, loop = elsewhere
+    url = "http://known.test/"
+    lease = asyncio.run_coroutine_threadsafe(gate.acquire(url, owned=False), loop).result(20.0)
+
+    async def other() -> None:
+        async with asyncio.timeout(20.0):
+            await USES[use](gate, url)
+
+    with pytest.raises(GateClosed, match="belongs to another event loop; open one in each"):
+        asyncio.run(other())
+    loop.call_soon_threadsafe(lease.end)

@@ -28,6 +28,10 @@ class ScriptedLease:
         self.told: list[dict[str, Any]] = []
         self.log: list[str] = []
 
+    @property
+    def reported(self) -> bool:
+        return bool(self.told)
+
     def report(self, **told: Any) -> None:
         self.told.append(told)
 

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
 from gatekeeper.clock import VirtualClock
@@ -181,6 +182,23 @@ async def test_a_report_of_a_dropped_lease_still_counts(door: Any, internet: Fak
     )
     _, host = await service.get("/v1/hosts/a.test")
     assert (status, host["state"], host["last_status"]) == (204, "blocked", 503)
+
+
+@pytest.mark.parametrize("first", ["report", "give_back"])
+async def test_only_the_first_report_of_a_lease_is_shown(
+    door: Any, internet: FakeInternet, first: str
+) -> None:
+    internet.site("a.test").robots("")
+    service = await door()
+    _, lease = await service.post("/v1/leases", {"url": "http://a.test/x", "wait": 5})
+    if first == "report":
+        await service.post(f"/v1/leases/{lease['id']}/report", {"status": 200})
+    else:
+        await service.session.delete(f"{service.base}/v1/leases/{lease['id']}")
+    status, _ = await service.post(f"/v1/leases/{lease['id']}/report", {"status": 503})
+    _, host = await service.get("/v1/hosts/a.test")
+    assert (status, host["state"]) == (204, "free")
+    assert host["last_status"] == (200 if first == "report" else None)
 
 
 # --- decisions and events ---------------------------------------------------------------------
@@ -398,7 +416,7 @@ async def test_a_past_version_is_told_with_its_text(
         guard=GuardConfig(allow=("127.0.0.0/8", "*.test")),
         storage=StorageConfig(path=str(tmp_path / "state")),
     )
-    async with Gatekeeper("testbot", config=config, resolver=internet.resolver) as gate:
+    async with Gatekeeper("testbot/1.0", config=config, resolver=internet.resolver) as gate:
         service = Service(gate, config)
         await gate.check("http://a.test/")
         site.robots("")
@@ -410,6 +428,9 @@ async def test_a_past_version_is_told_with_its_text(
             "User-agent: *\nDisallow: /old\n",
             "/old",
         )
+        assert found.user_agent == "testbot"  # the product token, as everywhere
+        query = msgspec.structs.replace(query, user_agent="otherbot/2.0")
+        assert (await past_version(service, "http://a.test", query)).user_agent == "otherbot"
         with pytest.raises(Problem, match="no such version"):
             await past_version(service, "http://b.test", query)
         await service.close()

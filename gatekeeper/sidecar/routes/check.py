@@ -11,6 +11,7 @@ from aiohttp import web
 
 from gatekeeper import urls
 from gatekeeper.clock import UtcTime, utc
+from gatekeeper.config import token_of
 from gatekeeper.decision import Decision, Reason, State
 from gatekeeper.fetching.outcomes import Outcome, classify_body, is_binary, parser_input
 from gatekeeper.fetching.records import NO_TEXT
@@ -306,7 +307,7 @@ async def past_version(service: Service, origin: str, query: RobotsQuery) -> Rob
     if entry is None or body is None:
         raise Problem(404, "not-found", f"no such version of {origin} is stored; see /v1/history")
     robots = as_read(service, body)
-    agent = query.user_agent or service.gate.user_agent
+    agent = token_of(query.user_agent or service.gate.user_agent)
     return _describe_file(
         robots,
         robots.policy(agent),
