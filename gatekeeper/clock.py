@@ -593,12 +593,10 @@ class OwnedTasks:
 
     async def finish(self, clock: Clock, seconds: float) -> None:
         """Wait until all tasks are done, for at most that many seconds."""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with deadline(clock, seconds):
                 while self._tasks:
                     await asyncio.wait(list(self._tasks.values()))
-        except TimeoutError:
-            return
 
     async def close(self) -> None:
         """Cancel the remaining tasks, and wait until they have ended. Idempotent."""
@@ -607,6 +605,9 @@ class OwnedTasks:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            # From Python 3.12 on, `gather` of finished tasks does not yield to the event loop,
+            # which runs their callbacks.
+            await asyncio.sleep(0)
 
 
 _FIRST_WALL_SECOND = 100_000_000

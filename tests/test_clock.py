@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -524,3 +525,34 @@ async def test_owned_tasks_end_with_their_owner() -> None:
     assert tasks.find("key") is None
     assert len(tasks) == 0
     await tasks.close()
+
+
+async def test_owned_tasks_that_are_finished_end_without_a_step_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As `asyncio.gather` works from Python 3.12 on: with finished tasks alone, it does not yield.
+    gathered = 0
+    gather = asyncio.gather
+
+    def gather_as_later_pythons(*tasks: asyncio.Task[None], **options: Any) -> Any:
+        nonlocal gathered
+        gathered += 1
+        assert gathered < 10, "close() never ends"
+        if not all(task.done() for task in tasks):
+            return gather(*tasks, **options)
+        done = asyncio.get_running_loop().create_future()
+        done.set_result([])
+        return done
+
+    monkeypatch.setattr(asyncio, "gather", gather_as_later_pythons)
+
+    async def work() -> None:
+        return
+
+    tasks = OwnedTasks()
+    begun = tasks.start(work(), "key")
+    await asyncio.sleep(0)
+    assert begun.done()
+    assert tasks.find("key") is begun  # its callback comes with the next iteration of the loop
+    await tasks.close()
+    assert len(tasks) == 0
