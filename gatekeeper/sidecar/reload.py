@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from concurrent import futures
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -185,10 +185,10 @@ def _prepare(service: Service, reread: Callable[[], Config]) -> _Plan:
     if service.exposed is not None:
         # T5: the sockets stay where they are, whatever the new `server.host`.
         demand_credentials(merged.server, tokens, where=service.exposed)
-    certificates = None
-    if service.certificates is not None:
-        certificates = service.certificates.renewal(config.server)
-    applied, restart = _compare(old, config)
+    held = service.certificates
+    certificates = None if held is None else held.renewal(config.server)
+    files = {"server.token_file"} if tokens.tokens != service.admission.tokens.tokens else set()
+    applied, restart = _compare(old, config, files)
     return _Plan(merged, tokens, certificates, applied, restart)
 
 
@@ -214,10 +214,13 @@ def _refuse_new_groups(old: Config, new: Config) -> None:
             )
 
 
-def _compare(old: Config, new: Config) -> tuple[list[str], list[str]]:
-    """Return the names of changed settings: those that apply now, those that need a restart."""
+def _compare(old: Config, new: Config, files: Set[str]) -> tuple[list[str], list[str]]:
+    """Return the names of changed settings: those that apply now, those that need a restart.
+
+    `files`: settings whose files have other contents now.
+    """
     settings = zip(values_of(old), values_of(new), strict=True)
-    changed = [name for (name, before), (_, after) in settings if before != after]
+    changed = [name for (name, before), (_, after) in settings if before != after or name in files]
     restart = [name for name in changed if needs_restart(name)]
     return [name for name in changed if name not in restart], restart
 

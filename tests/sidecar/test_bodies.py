@@ -124,6 +124,7 @@ async def test_a_refusal_names_the_field_and_the_remedy(
         ("hosts?sort=", "give one of host, -host, next, -next"),
         ("leases?state=", "give one of any, held, waiting"),
         ("events?verdict=maybe", "give one of any, allow, deny, defer"),
+        ("events?reason=typo", "matching regex '^(rule|no_rule|"),
     ],
 )
 async def test_an_unknown_choice_is_answered_with_the_known_ones(

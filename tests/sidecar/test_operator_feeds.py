@@ -238,7 +238,10 @@ async def listening(service: Any, query: str = "", **headers: str) -> Any:
 async def test_events_tell_of_decisions_by_filter(door: Any, internet: FakeInternet) -> None:
     internet.site("a.test").robots("User-agent: *\nDisallow: /no\n")
     service = await door()
-    async with listening(service) as every, listening(service, "?verdict=deny") as denied:
+    async with (
+        listening(service) as every,
+        listening(service, "?verdict=deny&reason=rule&host=A.Test") as denied,
+    ):
         await service.get("/v1/check?url=http://a.test/yes")
         await service.get("/v1/check?url=http://a.test/no")
         told = [await every(), await every()]

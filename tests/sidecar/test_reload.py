@@ -206,6 +206,17 @@ async def test_the_format_of_the_log_is_the_processs_own(door: Open) -> None:
     assert told.needs_restart == ["server.log_format"]
 
 
+async def test_new_tokens_in_the_same_file_count_as_a_change(door: Open, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(TOKEN, encoding="utf-8")
+    service = (await door(token_file=str(tokens))).service
+    await reread(service)  # from the tokens that the service was made with to those of the file
+    assert (await reread(service)).applied == []
+
+    tokens.write_text(f"anna:check:{TOKEN}", encoding="utf-8")
+    assert (await reread(service)).applied == ["server.token_file"]
+
+
 async def test_t5_an_open_socket_keeps_its_token_though_the_file_names_loopback_now(
     door: Open, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from gatekeeper.clock import UtcTime, utc
 from gatekeeper.config import values_of
-from gatekeeper.decision import Decision
+from gatekeeper.decision import Decision, Reason
 from gatekeeper.sidecar.exchange import (
     Call,
     EmptyObject,
@@ -149,8 +149,8 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A substring of the origin."""
     client: Annotated[str, msgspec.Meta(max_length=253)] = ""
     """The exact name of the client; empty: any."""
-    reason: Annotated[str, msgspec.Meta(max_length=40)] = ""
-    """The exact reason; empty: any."""
+    reason: Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(Reason)})?$")] = ""
+    """The reason; empty: any."""
     latest: Annotated[int, msgspec.Meta(ge=0, le=200)] = 0
     """Past decisions to send first."""
     last_event_id: Annotated[str, msgspec.Meta(max_length=40)] = ""
@@ -166,7 +166,7 @@ class EventQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         decision = given.decision
         return (
             self.verdict in ("any", decision.verdict.value)
-            and self.host in decision.origin
+            and self.host.lower() in decision.origin
             and (not self.client or given.client == self.client)
             and (not self.reason or decision.reason.value == self.reason)
         )
