@@ -95,33 +95,44 @@ class DecisionIds:
 
 
 class _Ruling(msgspec.Struct, frozen=True, gc=False):
-    """The verdict of a policy about a path at one moment."""
+    """What a record says about a path at one moment: the verdict, with what explains it."""
 
     verdict: Verdict
     reason: Reason
-    rule: Rule | None
-    conflict: bool
+    rule: Rule | None = None
+    conflict: bool = False
     retry_at: datetime | None = None
+    crawl_delay: float | None = None
+    clamped: str | None = None
+    """Describes how `pacing.max_interval` shortens the file's interval; None if it does not."""
 
 
-_ROBOTS_FILE = _Ruling(Verdict.ALLOW, Reason.ROBOTS_FILE, None, False)
+_ROBOTS_FILE = _Ruling(Verdict.ALLOW, Reason.ROBOTS_FILE)
 
 
-def _judge(policy: Policy, match: Match, otherwise: Reason, walls: Sequence[float]) -> _Ruling:
+def _judge(
+    policy: Policy,
+    match: Match,
+    otherwise: Reason,
+    walls: Sequence[float],
+    clamped: str | None = None,
+) -> _Ruling:
     """Turn a match into a verdict.
 
     `otherwise` is the reason if no rule matched: that of the file, such as no_file, empty_file
     or soft_404. `walls` are the times at which Visit-time must admit a visit; empty if the
-    policy has no Visit-time.
+    policy has no Visit-time. `clamped` is that of the ruling.
     """
-    verdict = Verdict.ALLOW if match.allowed else Verdict.DENY
+    verdict, retry_at = Verdict.ALLOW if match.allowed else Verdict.DENY, None
     reason = otherwise if match.rule is None else Reason.RULE
     if match.allowed and walls and policy.timed:
-        for moment in map(utc, walls):
-            if not policy.may_visit(moment):  # Robot Exclusion Standard 2.0, Visit-time (V2-24)
-                reason, retry_at = Reason.OUTSIDE_VISIT_TIME, policy.next_visit(moment)
-                return _Ruling(Verdict.DEFER, reason, match.rule, match.conflict, retry_at)
-    return _Ruling(verdict, reason, match.rule, match.conflict)
+        closed = [at for at in map(utc, walls) if not policy.may_visit(at)]
+        if closed:  # Robot Exclusion Standard 2.0, Visit-time (V2-24)
+            verdict, reason = Verdict.DEFER, Reason.OUTSIDE_VISIT_TIME
+            retry_at = policy.next_visit(closed[0])
+    return _Ruling(
+        verdict, reason, match.rule, match.conflict, retry_at, policy.crawl_delay, clamped
+    )
 
 
 def refused_request(url: str, header: str, note: str, decision_id: str = "") -> Decision:
@@ -313,7 +324,6 @@ class Decider:
         moment: Moment,
         ahead: float,
     ) -> Decision:
-        origin = record.origin
         if is_robots_txt(path):
             # "/robots.txt" is implicitly allowed (RFC 9309 section 2.2.2, RFC-20; the drafts of
             # 1996 and 2.0, R96-16 and V2-34).
@@ -324,44 +334,54 @@ class Decider:
             ruling = _Ruling(
                 standing.verdict or Verdict.DEFER,
                 Reason.BLOCKED if refused else standing.reason,
-                None,
-                False,
-                _utc_or_none(standing.retry_at),
+                retry_at=_utc_or_none(standing.retry_at),
             )
         else:
-            return self._by_text(raw, path, agent, record, standing, moment, ahead)
-        note = BLOCKED_NOTE if ruling.reason is Reason.BLOCKED else None
-        return self._build(raw, origin, agent, standing, ruling, None, None, note)
+            ruling = self._by_text(path, agent, record, standing, moment, ahead)
+        self._counts[ruling.verdict, ruling.reason] += 1
+        return Decision(
+            verdict=ruling.verdict,
+            reason=ruling.reason,
+            url=_masked(raw),
+            origin=record.origin,
+            user_agent=agent,
+            state=standing.state,
+            rule=ruling.rule,
+            retry_at=ruling.retry_at,
+            robots_status=standing.status,
+            fetched_at=_utc_or_none(standing.fetched_at),
+            expires_at=_utc_or_none(standing.expires_at),
+            hops=standing.hops,
+            crawl_delay=ruling.crawl_delay,
+            conflict=ruling.conflict,
+            clamped=ruling.clamped is not None,
+            note=BLOCKED_NOTE if ruling.reason is Reason.BLOCKED else ruling.clamped,
+            id=self._ids(),
+        )
 
     def _by_text(
         self,
-        raw: str,
         path: str,
         agent: str,
         record: Record,
         standing: Standing,
         moment: Moment,
         ahead: float,
-    ) -> Decision:
-        origin, text = record.origin, standing.text
+    ) -> _Ruling:
+        text = standing.text
         rules = self._flat(record, text, agent)
         score = None if rules is None else rules.score(path)
         if rules is not None and score == NO_RULE:
-            ruling = _Ruling(Verdict.ALLOW, standing.reason, None, False)
-            return self._build(raw, origin, agent, standing, ruling, rules.crawl_delay, None, None)
+            return _Ruling(Verdict.ALLOW, standing.reason, crawl_delay=rules.crawl_delay)
         policy = self.policy(record, text, agent)
         rule = None if rules is None or score is None else policy.rule_by(rules, path, score)
         if rules is not None and score is not None and rule is not None:
             verdict = Verdict.ALLOW if score & 1 else Verdict.DENY
-            ruling = _Ruling(verdict, Reason.RULE, rule, False)
-            return self._build(raw, origin, agent, standing, ruling, rules.crawl_delay, None, None)
-        match = policy.match_path(path, origin)
+            return _Ruling(verdict, Reason.RULE, rule, crawl_delay=rules.crawl_delay)
+        match = policy.match_path(path, record.origin)
         walls = (moment.wall_time, moment.wall_time + ahead)
-        ruling = _judge(policy, match, standing.reason, walls)
         clamped = self._clamped(policy, standing, moment)
-        return self._build(
-            raw, origin, agent, standing, ruling, policy.crawl_delay, clamped, clamped
-        )
+        return _judge(policy, match, standing.reason, walls, clamped)
 
     def _flat(self, record: Record, text: FileText | None, agent: str) -> FlatRules | None:
         """Return the flat rules that answer most questions of the gate's own agent without parsing
@@ -376,38 +396,6 @@ class Decider:
             policy = self.policy(record, text, agent)
             rules = text.ready = policy.flat() or policy
         return rules if isinstance(rules, FlatRules) else None
-
-    def _build(
-        self,
-        raw: str,
-        origin: str,
-        agent: str,
-        standing: Standing,
-        ruling: _Ruling,
-        crawl_delay: float | None,
-        clamped: str | None,
-        note: str | None,
-    ) -> Decision:
-        self._counts[ruling.verdict, ruling.reason] += 1
-        return Decision(
-            verdict=ruling.verdict,
-            reason=ruling.reason,
-            url=_masked(raw),
-            origin=origin,
-            user_agent=agent,
-            state=standing.state,
-            rule=ruling.rule,
-            retry_at=ruling.retry_at if ruling.verdict is Verdict.DEFER else None,
-            robots_status=standing.status,
-            fetched_at=_utc_or_none(standing.fetched_at),
-            expires_at=_utc_or_none(standing.expires_at),
-            hops=standing.hops,
-            crawl_delay=crawl_delay,
-            conflict=ruling.conflict,
-            clamped=clamped is not None,
-            note=note,
-            id=self._ids(),
-        )
 
     def _clamped(self, policy: Policy, standing: Standing, moment: Moment) -> str | None:
         """Describe how `pacing.max_interval` shortens the file's interval. None if it does not."""
@@ -547,17 +535,18 @@ class Decider:
         """Cache the decision of a rule that no URL matched before."""
         if code == ROBOTS_FILE:  # RFC 9309 section 2.2.2 (RFC-20)
             ruling = _ROBOTS_FILE
-            template = replace(origin.first_decision, crawl_delay=None, clamped=False, note=None)
         else:
             match = origin.policy.match_of(code, path, origin.origin)
-            ruling = _judge(origin.policy, match, origin.reason, ())
-            template = origin.first_decision
+            ruling = _judge(origin.policy, match, origin.reason, (), origin.first_decision.note)
         decision = replace(
-            template,
+            origin.first_decision,
             verdict=ruling.verdict,
             reason=ruling.reason,
             rule=ruling.rule,
+            crawl_delay=ruling.crawl_delay,
             conflict=ruling.conflict,
+            clamped=ruling.clamped is not None,
+            note=ruling.clamped,
         )
         return self._cache.add_decision(origin, code, decision)
 
@@ -676,11 +665,10 @@ class Decider:
         if is_robots_txt(target.path):  # RFC 9309 section 2.2.2 (RFC-20)
             ruling = _ROBOTS_FILE
         elif row.verdict is not None:
-            ruling = _Ruling(row.verdict, row.reason, None, False)
+            ruling = _Ruling(row.verdict, row.reason)
         else:
             match = policy.match_path(target.path, target.origin)
             ruling = _judge(policy, match, row.reason, (wall,))
-        by_rules = row.verdict is None and ruling.reason is not Reason.ROBOTS_FILE
         return Decision(
             verdict=ruling.verdict,
             reason=ruling.reason,
@@ -690,7 +678,7 @@ class Decider:
             state=row.state,
             rule=ruling.rule,
             retry_at=ruling.retry_at,
-            crawl_delay=policy.crawl_delay if by_rules else None,
+            crawl_delay=ruling.crawl_delay,
             conflict=ruling.conflict,
         )
 
