@@ -362,7 +362,7 @@ class GuardedConnector(DialConnector):
             refuse_proxy(self.guard.mode, req.proxy)
         url, cache = req.url, self._url_cache
         passed = url is cache.last and self.guard.passed(cache.origin)
-        if not passed and (refusal := self.guard.refuses_request(url)) is not None:
+        if not passed and (refusal := self.guard.refuses_url(str(url))) is not None:
             raise self._denied(req, refusal.note)
         if (lapsed := before_send.get()) is not None:
             return self._connect_in_time(req, traces, timeout, lapsed)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import re
 import socket
 from bisect import bisect_right
 from collections import Counter
@@ -21,8 +20,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
-
-from yarl import URL
 
 from gatekeeper import urls
 from gatekeeper.config import Config, GuardConfig, as_config
@@ -246,8 +243,6 @@ _Network = IPv4Network | IPv6Network
 
 _MAX_CACHED_ORIGINS = 50_000  # cached verdicts by origin
 _MAX_ADDRESSES = 4_096  # cached addresses: parsed texts, and those that may be dialled
-_MAX_ORDINARY_PATH = 8_000  # a shorter path of printable ASCII can't be malformed
-_find_unprintable = re.compile(r"[^!-~]").search
 _MAX_LOGGED = 1_024  # a refusal is logged again after so many others
 _KIND_TEXTS = {
     Kind.MALFORMED: "not a canonical address",
@@ -323,8 +318,7 @@ class Guard:
         self._is_local = is_local or _is_local
         self._listeners: set[tuple[_Address, int]] = set()
         self._verdicts: SplitDict[str, Refusal | None] = SplitDict()
-        """Scheme and authority, of targets and of requests -> verdict; None: URLs with an ordinary
-        path may be requested."""
+        """Verdicts by origin; None: URLs with an ordinary path may be requested."""
         self._passed_addresses: SplitDict[str, None] = SplitDict()
         """Cache of port, address and name that may be dialled, as each is judged twice: when it is
         resolved and when it is dialled."""
@@ -358,19 +352,6 @@ class Guard:
         ordinary = urls.split_ordinary(raw)  # None for a URL with userinfo
         known = _NOT_CACHED if ordinary is None else self._verdicts.get(ordinary[0], _NOT_CACHED)
         return self._report(self._judge_url(raw) if known is _NOT_CACHED else known)
-
-    def refuses_request(self, url: URL) -> Refusal | None:
-        """Judge a URL about to be requested. Return None if it is allowed. Counts refusals."""
-        origin = f"{url.scheme}://{url.raw_authority}"
-        path = url.raw_path_qs
-        # The verdict depends on the authority; a path is refused only if it is malformed.
-        if len(path) < _MAX_ORDINARY_PATH and not _find_unprintable(path) and self.passed(origin):
-            return None
-        refusal = self.refuses_url(str(url))
-        if refusal is None and "@" not in origin:
-            self._verdicts.make_room(_MAX_CACHED_ORIGINS)
-            self._verdicts[origin] = None
-        return refusal
 
     def passed(self, origin: str) -> bool:
         """Return True if it is known that all ordinary paths of an origin may be requested."""
