@@ -541,44 +541,12 @@ class CachingResolver(AbstractResolver):
             await inner.close()
 
 
-class HeldResolver(AbstractResolver):
-    """The connector's resolver: a name whose look-up before a turn failed can't be dialled, until
-    another look-up succeeds."""
+class HostAddresses(AbstractResolver):
+    """Finds the scopes of hosts' addresses, such as "address:203.0.113.9".
 
-    def __init__(self, inner: AbstractResolver) -> None:
-        self._inner = inner
-        self._failed: cachetools.LRUCache[_Key, tuple[int, str]] = cachetools.LRUCache(
-            _MAX_CACHED_NAMES
-        )
-
-    def fail(self, host: str, port: int, error: Exception) -> None:
-        """Let every dial of the name fail, as its look-up before a turn failed."""
-        code = error.errno if isinstance(error, socket.gaierror) else None
-        if code is None:
-            code = socket.EAI_AGAIN
-        self._failed[host, port] = code, str(error) or type(error).__name__
-
-    def release_name(self, host: str, port: int) -> None:
-        """Allow dials of the name again, as a look-up succeeded."""
-        self._failed.pop((host, port), None)
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        """Return the inner resolver's addresses. Raises gaierror if the name is held."""
-        failed = self._failed.get((host, port))
-        if failed is not None:
-            raise socket.gaierror(*failed)
-        return await self._inner.resolve(host, port, family)
-
-    async def close(self) -> None:
-        """Close the inner resolver."""
-        self._failed.clear()
-        await self._inner.close()
-
-
-class HostAddresses:
-    """Finds the scopes of hosts' addresses, such as "address:203.0.113.9"."""
+    It is also the resolver of the connectors, so that they dial the addresses that were looked up
+    here. A name whose look-up before a turn failed can't be dialled, until another one succeeds.
+    """
 
     def __init__(
         self,
@@ -592,9 +560,11 @@ class HostAddresses:
         seconds that one look-up may take."""
         self._clock = clock
         self._patience = patience
-        answers = CachingResolver(resolver, clock)
-        self.resolver: HeldResolver = HeldResolver(answers)
-        """The connectors' resolver, so that they dial the addresses that were looked up here."""
+        self._answers = answers = CachingResolver(resolver, clock)
+        self._failed: cachetools.LRUCache[_Key, tuple[int, str]] = cachetools.LRUCache(
+            _MAX_CACHED_NAMES
+        )
+        """Code and text of the failed look-ups before turns."""
         self._ours = guard is not None
         self._vetted: AbstractResolver = (
             answers if guard is None else GuardedResolver(guard, answers)
@@ -618,6 +588,15 @@ class HostAddresses:
             return None
         patience = config.fetch.connect_timeout
         return cls(clock, guard=guard, resolver=resolver, patience=patience)
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """Return the addresses to dial. Raises gaierror if the look-up before a turn failed."""
+        failed = self._failed.get((host, port))
+        if failed is not None:
+            raise socket.gaierror(*failed)
+        return await self._answers.resolve(host, port, family)
 
     async def scopes(self, host: str, port: int) -> tuple[str, ...]:
         """Return one scope for each address of the host that may be dialled. Never raises.
@@ -663,15 +642,19 @@ class HostAddresses:
         except Exception as error:  # noqa: BLE001 - a resolver may raise anything
             if not self._ours:
                 return (UNRESOLVED,)
-            self.resolver.fail(host, port, error)
+            code = error.errno if isinstance(error, socket.gaierror) else None
+            if code is None:
+                code = socket.EAI_AGAIN
+            self._failed[host, port] = code, str(error) or type(error).__name__
             return ()
-        self.resolver.release_name(host, port)
+        self._failed.pop((host, port), None)
         return found
 
     async def close(self) -> None:
         """Close the resolver."""
         self._cached_scopes.clear()
-        await self.resolver.close()
+        self._failed.clear()
+        await self._answers.close()
 
 
 def _scopes(addresses: Iterable[str]) -> tuple[str, ...]:

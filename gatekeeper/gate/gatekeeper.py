@@ -617,7 +617,7 @@ class Gatekeeper:
     def _connector(self) -> aiohttp.TCPConnector:
         return GuardedConnector(
             self._guard or Guard(self.config),
-            self._resolver if self._dns is None else self._dns.resolver,
+            self._dns or self._resolver,
             deny=self._decider.refused,
             url_cache=self._url_cache,
             # No limit of its own: turns and fetch slots bound the connections, and the scheduler

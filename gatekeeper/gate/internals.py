@@ -240,7 +240,7 @@ class GateInternals:
     def resolver(self) -> AbstractResolver | None:
         """The resolver of its connector; None: the system's."""
         gate = self._gate
-        return gate._resolver if gate._dns is None else gate._dns.resolver
+        return gate._dns or gate._resolver
 
     def unreached(self, lease: object, error: BaseException) -> None:
         """Note that a request under the lease could not connect or resolve its host's name.
