@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -183,51 +184,28 @@ _PIECE_SIZE: Final = 128
 """Decisions that are encoded in one piece, of about 60 kB."""
 
 
+@dataclass(slots=True, eq=False)
 class CachedOrigin:
     """Cache entry of one record for one agent."""
 
-    __slots__ = (
-        "cacheable",
-        "decisions",
-        "first_decision",
-        "host",
-        "interval",
-        "origin",
-        "policy",
-        "quick_answer",
-        "reason",
-        "rule_of",
-    )
-
-    def __init__(
-        self,
-        record: Record,
-        policy: Policy,
-        first_decision: Decision,
-        *,
-        interval: RobotsInterval | None,
-        cacheable: bool,
-        own_agent: bool,
-    ) -> None:
-        """`first_decision` was made by the record, about a URL other than /robots.txt; `interval`
-        is the file's, None if it changes with the hour; `cacheable`: its decisions may be cached;
-        `own_agent`: it is for the gate's own agent."""
-        self.origin: str = record.origin
-        self.host: str = urls.host_of(record.origin)
-        self.policy: Policy = policy
-        self.first_decision: Decision = first_decision
-        self.reason: Reason = record.current.outcome.row.reason
-        """The reason if no rule matches."""
-        rule_of = policy.decider(record.origin) if cacheable else None
-        self.cacheable: bool = rule_of is not None
-        self.interval: RobotsInterval | None = interval if self.cacheable else None
-        self.rule_of: Callable[[str], int] = rule_of or _no_rule
-        """Returns the code of the rule that decides a path."""
-        self.decisions: dict[int, CachedDecision] = {}
-        """Cached decisions by the code of their rule."""
-        self.quick_answer: QuickAnswer | None = policy.quick_answer() if own_agent else None
-        """For `allowed`: decides the text after the authority, or returns None if the text has to
-        be parsed as a URL first. None once the record is no longer warm."""
+    origin: str
+    host: str
+    policy: Policy
+    first_decision: Decision
+    """The decision by the record that was cached first; not about /robots.txt."""
+    reason: Reason
+    """The reason if no rule matches."""
+    cacheable: bool
+    """Whether its decisions may be cached."""
+    interval: RobotsInterval | None
+    """The file's interval; None if it changes with the hour, or no decision may be cached."""
+    rule_of: Callable[[str], int]
+    """Returns the code of the rule that decides a path."""
+    quick_answer: QuickAnswer | None
+    """For `allowed`: decides the text after the authority, or returns None if the text has to
+    be parsed as a URL first. None once the record is no longer warm."""
+    decisions: dict[int, CachedDecision] = field(default_factory=dict)
+    """Cached decisions by the code of their rule."""
 
     def retire(self) -> None:
         """Stop answering: the record is no longer warm."""
@@ -420,7 +398,11 @@ class DecisionCache:
         interval: RobotsInterval | None,
         cacheable: bool,
     ) -> CachedOrigin | None:
-        """Add a cache entry of a warm record for an agent. None if the record has too many."""
+        """Add a cache entry of a warm record for an agent. None if the record has too many.
+
+        `interval` is the file's, None if it changes with the hour; `cacheable`: its decisions may
+        be cached, if a single reading of the file makes them.
+        """
         if record.cached is None:
             if len(self._cached_records) >= _MAX_ORIGINS:
                 oldest = self._cached_records.popleft()
@@ -430,8 +412,17 @@ class DecisionCache:
         own_agent = agent == self._agent
         if len(record.cached) >= self._max_agents and not own_agent:
             return None
+        rule_of = policy.decider(record.origin) if cacheable else None
         origin = record.cached[agent] = CachedOrigin(
-            record, policy, decision, interval=interval, cacheable=cacheable, own_agent=own_agent
+            record.origin,
+            urls.host_of(record.origin),
+            policy,
+            decision,
+            record.current.outcome.row.reason,
+            cacheable=rule_of is not None,
+            interval=interval if rule_of else None,
+            rule_of=rule_of or _no_rule,
+            quick_answer=policy.quick_answer() if own_agent else None,
         )
         return origin
 
