@@ -190,11 +190,11 @@ class UsageRules:
                 continue
             form = query_form(rfc_pattern(path))
             if form in by_path:
-                preferences = parts.signals.combine_usage([by_path[form], preferences])
+                preferences = parts.signals.combine([by_path[form], preferences], "n")
             by_path[form] = preferences
-        self._everywhere = parts.signals.combine_usage(everywhere)
+        self._everywhere = parts.signals.combine(everywhere, "n")
         self._preferences = list(by_path.values())
-        combined = parts.signals.combine_usage([self._everywhere, *known.values()])
+        combined = parts.signals.combine([self._everywhere, *known.values()], "n")
         self._strictest = {label: answer for label, answer in combined.items() if answer == "n"}
         paths = [("dis", path) for path in by_path]
         self._compiled = CompiledRules(paths, robots_file=False)

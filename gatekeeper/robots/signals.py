@@ -285,17 +285,18 @@ def usage_labels(text: str) -> dict[str, str] | None:
     }
 
 
-def combine_usage(views: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Combine several sources: for each category `n` beats `y`, and `y` beats unknown (SIG-07).
+def combine(views: Iterable[Mapping[str, str]], no: str) -> dict[str, str]:
+    """Combine several sources: for each key the answer `no` beats any other (SIG-07); otherwise the
+    first one counts.
 
-    >>> combine_usage([{"search": "y", "train-ai": "y"}, {"train-ai": "n"}])
+    >>> combine([{"search": "y", "train-ai": "y"}, {"train-ai": "n"}], "n")
     {'search': 'y', 'train-ai': 'n'}
     """
     combined: dict[str, str] = {}
     for view in views:
-        for category, preference in view.items():
-            if combined.get(category) != "n":
-                combined[category] = preference
+        for key, answer in view.items():
+            if answer == no or key not in combined:
+                combined[key] = answer
     return combined
 
 
@@ -309,20 +310,7 @@ def parse_content_signal(value: str) -> dict[str, str]:
     {'search': 'yes', 'ai-train': 'no', 'use': 'reference'}
     """
     # Repeated pairs are parsed once: a line of commas may hold 500,000 equal ones.
-    return combine_signals(map(_parse_pair, dict.fromkeys(value.split(","))))
-
-
-def combine_signals(views: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Combine several Content-Signal lines: `no` beats everything, otherwise the first value
-    counts."""
-    combined: dict[str, str] = {}
-    for view in views:
-        for key, answer in view.items():
-            if answer == "no":
-                combined[key] = answer
-            else:
-                combined.setdefault(key, answer)
-    return combined
+    return combine(map(_parse_pair, dict.fromkeys(value.split(","))), "no")
 
 
 def absolute_url(value: str) -> str | None:

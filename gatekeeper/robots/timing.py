@@ -224,7 +224,7 @@ def read_directives(values: Mapping[str, Sequence[str]]) -> Directives:
         request_rates=_bounded(tuple(dict.fromkeys(rate for rate in rates if rate))),
         visit_times=tuple(dict.fromkeys(window for window in windows if window))[:_MAX_VALUES],
         comments=tuple(map(to_unicode, values["comment"])),
-        signal=signals.combine_signals(map(signals.parse_content_signal, values["content-signal"])),
+        signal=signals.combine(map(signals.parse_content_signal, values["content-signal"]), "no"),
         usage=values["content-usage"],
     )
 

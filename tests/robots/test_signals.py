@@ -19,8 +19,7 @@ from gatekeeper.robots.signals import (
     PageRules,
     PageSignals,
     absolute_url,
-    combine_signals,
-    combine_usage,
+    combine,
     page_signals,
     parse_clean_param,
     parse_content_signal,
@@ -79,7 +78,7 @@ def test_a_preference_is_y_or_n_and_nothing_else(text: str, preferences: dict[st
 
 def test_of_several_sources_disallow_beats_allow_beats_unknown() -> None:
     views = [{"search": "y", "train-ai": "n"}, {"train-ai": "y"}, {"search": "n", "tdm": "y"}]
-    assert combine_usage(views) == {"search": "n", "train-ai": "n", "tdm": "y"}
+    assert combine(views, "n") == {"search": "n", "train-ai": "n", "tdm": "y"}
 
 
 def test_several_header_fields_are_one_dictionary() -> None:
@@ -114,10 +113,8 @@ def test_content_signal_is_pairs(value: str, signal: dict[str, str]) -> None:
 
 
 def test_of_several_signals_no_wins() -> None:
-    assert combine_signals([{"search": "yes", "use": "full"}, {"search": "no", "use": "x"}]) == {
-        "search": "no",
-        "use": "full",
-    }
+    views = [{"search": "yes", "use": "full"}, {"search": "no", "use": "x"}]
+    assert combine(views, "no") == {"search": "no", "use": "full"}
 
 
 # --- the site's own data ---------------------------------------------------------------
