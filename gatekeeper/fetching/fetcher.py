@@ -284,7 +284,6 @@ class RequestSender:
                     config=self._config,
                     first_hop=first_hop,
                     connected=deadline.connected,
-                    in_body=in_body,
                 )
             return Reply(
                 outcome=outcome,
@@ -315,7 +314,6 @@ class RequestSender:
             weakref.finalize(self, session.detach)
         current_deadline.set(deadline)
         for _ in range(_MAX_KEPT_ALIVE):
-            attempt = _NewConnection()
             try:
                 with deadline:
                     async with session.get(
@@ -323,23 +321,16 @@ class RequestSender:
                         allow_redirects=False,
                         middlewares=(_connect_only,),
                         ssl=self._ssl,
-                        trace_request_ctx=attempt,
+                        trace_request_ctx=deadline,
                     ):
                         return None  # pragma: no cover - `send` raises
             except _ConnectedError:
-                if attempt.made:
+                if deadline.connected:
                     return True
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 outcome = classify(error=error, config=self._config, connected=False)
                 return False if outcome.row.local else None
         return None
-
-
-class _NewConnection:
-    """One attempt to connect, as seen by a trace."""
-
-    made = False
-    """True once a new connection was made."""
 
 
 class _ConnectedError(Exception):
@@ -389,11 +380,11 @@ def _trace_of_queue() -> aiohttp.TraceConfig:
 
 
 def _trace_of_connections() -> aiohttp.TraceConfig:
-    """Reports a new connection to the _NewConnection given as `trace_request_ctx`."""
+    """Reports a new connection to the deadline given as `trace_request_ctx`."""
     trace = aiohttp.TraceConfig()
 
     async def made(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
-        context.trace_request_ctx.made = True
+        context.trace_request_ctx.connected = True
 
     trace.on_connection_create_end.append(made)
     return trace

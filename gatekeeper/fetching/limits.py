@@ -54,6 +54,7 @@ class RetrievalDeadline:
         self._deadline: Deadline | None = None
         """Cancels the request under way."""
         self.connected: bool = False
+        """True once the request under way has its connection."""
 
     def __deepcopy__(self, _: object) -> Self:
         """Return self: mocks of aiohttp deep-copy their arguments, and a task can't be copied."""

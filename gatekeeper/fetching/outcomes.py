@@ -211,14 +211,13 @@ def classify(
     config: FetchConfig,
     first_hop: bool = True,
     connected: bool = True,
-    in_body: bool = False,
 ) -> Outcome:
     """Return the outcome of a response's head, or of the exception raised instead.
 
     `headers` are looked up in lower case (any case-insensitive mapping will do). `first_hop`: the
-    request went to the origin itself, not to a redirect. `connected`: for a TimeoutError, whether
-    there was a connection already. `in_body`: the head had arrived. A 2xx gives RULES: the body
-    decides between rows 1 to 5 (see `classify_body`).
+    request went to the origin itself, not to a redirect. `connected`: for an error, whether there
+    was a connection already. A 2xx gives RULES: the body decides between rows 1 to 5 (see
+    `classify_body`).
 
     >>> classify(status=404, config=FetchConfig()).row.verdict
     <Verdict.ALLOW: 'allow'>
@@ -226,7 +225,7 @@ def classify(
     <Verdict.DEFER: 'defer'>
     """
     if error is not None:
-        return _of_error(error, first_hop=first_hop, connected=connected, in_body=in_body)
+        return _of_error(error, first_hop=first_hop, connected=connected)
     if status is None:
         return Outcome.INTERNAL
     if config.challenge == "defer" and _is_challenge(status, headers or {}):
@@ -287,7 +286,7 @@ _NO_SUCH_NAME = frozenset(
 _ARES_NO_SUCH_NAME = ((1,), (4,))  # ENODATA, ENOTFOUND
 
 
-def _of_error(error: BaseException, *, first_hop: bool, connected: bool, in_body: bool) -> Outcome:
+def _of_error(error: BaseException, *, first_hop: bool, connected: bool) -> Outcome:
     causes = list(_causes(error))
     if any(isinstance(cause, AddressRefused) for cause in causes):
         return Outcome.BLOCKED if first_hop else Outcome.EGRESS_POLICY
@@ -307,7 +306,7 @@ def _of_error(error: BaseException, *, first_hop: bool, connected: bool, in_body
         return Outcome.INTERNAL if first_hop else Outcome.BAD_REDIRECT
     if isinstance(error, aiohttp.ClientError | OSError):
         # Row 21: a reset or a short body. A partial Disallow list is worse than none.
-        return Outcome.TRUNCATED if connected or in_body else _of_connecting(causes)
+        return Outcome.TRUNCATED if connected else _of_connecting(causes)
     return Outcome.INTERNAL
 
 
