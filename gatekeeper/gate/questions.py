@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, refuse_unless_open, utc
@@ -218,8 +218,8 @@ class GateQuestions:
                     users[found] -= 1
                     if not users[found]:
                         del users[found], asking[found]
-                    found = self._settle(url, agent, result)
-                yield found
+                    found = self._answer(url, agent, result)
+                yield cast("Decision", found)
         finally:  # a caller that stops early leaves no task behind
             for task in asking.values():
                 task.cancel()
@@ -235,42 +235,34 @@ class GateQuestions:
         except WaitsForItself as error:
             return error
 
-    def _answer(self, url: str, agent: str) -> Decision | str:
-        """Return the decision, or the origin whose file is needed first."""
+    def _answer(
+        self, url: str, agent: str, resolved: Record | WaitsForItself | None = None
+    ) -> Decision | str:
+        """Return the decision, or the origin whose file is needed first. `resolved`: the record of
+        that origin, or why it can't be fetched.
+
+        A question that fails becomes a decision, to keep the other URLs of the batch. Errors that
+        do not concern the URL are raised: the gate is closed, or the caller passed something other
+        than text.
+        """
+        decider = self._decider
         try:
-            decision = self._decider.recall(url, agent, self._clock)
+            decision = decider.recall(url, agent, self._clock) if resolved is None else None
             if decision is not None:
                 return decision
-            target = urls.parse(url)
-            fresh = self.fresh(target.origin, agent)
-            decision = self._decider.decide(url, target, agent, fresh, self.moment())
+            target, moment = urls.parse(url), self.moment()
+            if isinstance(resolved, WaitsForItself):
+                held, whose = resolved.held, resolved.whose
+                return decider.own_lease(url, target, agent, held, whose, moment)
+            record = resolved or self.fresh(target.origin, agent)
+            decision = decider.decide(url, target, agent, record, moment)
             return target.origin if decision is None else decision
-        except Exception as error:  # noqa: BLE001 - see `_decision_after_error`
-            return self._decision_after_error(url, agent, error)
-
-    def _settle(self, url: str, agent: str, result: Record | WaitsForItself) -> Decision:
-        """Return the decision after the origin was asked."""
-        try:
-            target = urls.parse(url)
-            moment = self.moment()
-            if isinstance(result, WaitsForItself):
-                held, whose = result.held, result.whose
-                return self._decider.own_lease(url, target, agent, held, whose, moment)
-            return self._decider.decide_by(result, url, target, agent, moment)
-        except Exception as error:  # noqa: BLE001 - see `_decision_after_error`
-            return self._decision_after_error(url, agent, error)
-
-    def _decision_after_error(self, url: str, agent: str, error: Exception) -> Decision:
-        """Return the decision about a URL of a batch whose question failed, to keep the others.
-
-        Re-raise errors that do not concern the URL: the gate is closed, or the caller passed
-        something other than text.
-        """
-        if isinstance(error, InvalidURL):
-            return self._decider.invalid(url, error.problem, agent)
-        if isinstance(error, GatekeeperError) or not isinstance(url, str):
-            raise error
-        return self._decider.internal_error(url, agent, error, self.moment())
+        except InvalidURL as error:
+            return decider.invalid(url, error.problem, agent)
+        except Exception as error:
+            if isinstance(error, GatekeeperError) or not isinstance(url, str):
+                raise
+            return decider.internal_error(url, agent, error, self.moment())
 
     # --- files --------------------------------------------------------------------------
 
