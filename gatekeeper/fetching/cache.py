@@ -141,29 +141,25 @@ _MIN_SHARED_OCTETS: Final = 512
 inside the record is smaller than the reference counting of a shared one."""
 
 
-class _PackedAnswer(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    outcome: int
-    status: int | None
-    wall: float
-    hops: tuple[str, ...]
-    took: int
-    etag: str | None
-    last_modified: str | None
+_PackedAnswer = tuple[int, int | None, float, tuple[str, ...], int, str | None, str | None]
+"""The fields of an `OriginAnswer`, in their order: the outcome as its index in the enum, and the
+duration in milliseconds."""
 
-    @classmethod
-    def of(cls, answer: OriginAnswer) -> _PackedAnswer:
-        code, took = _OUTCOME_CODES[answer.outcome], round(answer.took * 1000)
-        validators = answer.etag, answer.last_modified
-        return cls(code, answer.status, answer.wall, answer.hops, took, *validators)
 
-    def unpacked(self) -> OriginAnswer:
-        outcome, took = _OUTCOMES[self.outcome], self.took / 1000
-        validators = self.etag, self.last_modified
-        return OriginAnswer(outcome, self.status, self.wall, self.hops, took, *validators)
+def _pack_answer(answer: OriginAnswer) -> _PackedAnswer:
+    outcome, status, wall, hops, took, etag, last_modified = msgspec.structs.astuple(answer)
+    code, milliseconds = _OUTCOME_CODES[outcome], round(took * 1000)
+    return code, status, wall, hops, milliseconds, etag, last_modified
+
+
+def _unpack_answer(packed: _PackedAnswer) -> OriginAnswer:
+    code, status, wall, hops, milliseconds, etag, last_modified = packed
+    outcome, took = _OUTCOMES[code], milliseconds / 1000
+    return OriginAnswer(outcome, status, wall, hops, took, etag, last_modified)
 
 
 class _Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The packed form of a record; outcomes are their index in the enum.
+    """The packed form of a record.
 
     Monotonic moments and durations are integers of milliseconds: half the octets of a float.
     """
@@ -378,7 +374,7 @@ class RecordCache:
         packed = self._remove_cold(origin)
         if packed is None:
             return None
-        if packed.voids < self._voids and _OUTCOMES[packed.current.outcome] in GUARD_REFUSALS:
+        if packed.voids < self._voids and _OUTCOMES[packed.current[0]] in GUARD_REFUSALS:
             return None
         return self._from_packed(origin, packed)
 
@@ -390,10 +386,10 @@ class RecordCache:
         text: FileText | None = None
         if packed.text is not None:
             text = self.texts.of(inflate(packed.text), packed.text)
-        current = packed.current.unpacked()
+        current = _unpack_answer(packed.current)
         good: OriginAnswer | None = current if current.outcome.good else None
         if packed.good is not None:
-            good = packed.good.unpacked()
+            good = _unpack_answer(packed.good)
         return Record(
             origin,
             self._config.fetch,
@@ -417,14 +413,14 @@ def record_octets(record: Record) -> bytes:
 def _to_packed(record: Record, text: bytes | None) -> _Packed:
     current, good = record.current, record.good
     return _Packed(
-        current=_PackedAnswer.of(current),
+        current=_pack_answer(current),
         fresh_until=int(record.fresh_until * 1000),
         expires=int(record.expires * 1000),
         text=text,
         unreachable_since=_milliseconds(record.unreachable_since),
         step=record.step,
         page_ok=_milliseconds(record.page_ok),
-        good=None if good is None or good is current else _PackedAnswer.of(good),
+        good=None if good is None or good is current else _pack_answer(good),
         voids=record.voids,
     )
 
