@@ -201,7 +201,8 @@ class Lease(LeaseBase, eq=False):
         response's head; `retry_after` the Retry-After header, unparsed, or seconds; `size` the
         body's bytes; `rate_limit` the RateLimit header, unparsed (HTTP-11; Retry-After takes
         precedence). Raises TypeError for an argument of another type, such as a status that is
-        text.
+        text. A number that no response has, such as a negative size, counts as the nearest
+        possible one or as none, since sites can cause it.
         """
         # Only unusual arguments are validated: every request has a report, so it has to be fast.
         if (

@@ -456,11 +456,12 @@ class ScopeHistory:
     def _note_latency(self, report: RequestReport, pacing: PacingConfig) -> None:
         if pacing.latency_factor <= 0 or report.elapsed is None:
             return
+        elapsed = min(max(0.0, report.elapsed), DAY)  # infinity would stay in the average
         if self.latency is None:
-            self.latency = max(0.0, report.elapsed)
-        elif report.good or report.elapsed > self.latency:
+            self.latency = elapsed
+        elif report.good or elapsed > self.latency:
             # A quick error page is not a sign of health: an error may only raise the average.
-            self.latency += LATENCY_WEIGHT * (max(0.0, report.elapsed) - self.latency)
+            self.latency += LATENCY_WEIGHT * (elapsed - self.latency)
 
     def _forgiven(self, now: float, pacing: PacingConfig) -> bool:
         # Quiet time counts from the end of the block: waiting in a block is not good conduct.

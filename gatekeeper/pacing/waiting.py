@@ -287,11 +287,16 @@ def reopen(engine: Engine, scope: Scope, url: str, now: float, seconds: float) -
     return grant
 
 
+_MAX_BODY = 1 << 50
+"""Maximum bytes that one response counts for, so that a day's sum fits into any storage."""
+
+
 def received(grant: Grant, size: int) -> None:
     """Count the bytes of a response against the budget of the host, if it has one."""
     scope, engine = grant.scope, grant.engine
     if scope.settings.budget is None:
         return
+    size = min(max(0, size), _MAX_BODY)  # a caller may report any number
     scope.count_usage(grant.start_at, size=size)
     if grant.hold is not None:
         grant.hold.size += size

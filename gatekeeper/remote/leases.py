@@ -35,6 +35,7 @@ from gatekeeper.errors import (
     refuse_wrong_report,
     refuse_wrong_wait,
 )
+from gatekeeper.http_fields import parse_retry_after
 from gatekeeper.middleware import (
     ConnectionInUse,
     LeaseBase,
@@ -174,7 +175,7 @@ class RemoteLease(LeaseBase, eq=False):
             elapsed = None if status is None else measured if elapsed is None else elapsed
         self._report = LeaseReport(
             status=status if status is not None and 100 <= status <= 999 else None,
-            elapsed=_clamped(elapsed, 86_400.0),
+            elapsed=None if elapsed is None else min(max(0.0, elapsed), 86_400.0),
             retry_after=_retry_after(retry_after),
             size=size if size is not None and size >= 0 else None,
             rate_limit=rate_limit if rate_limit is None or len(rate_limit) <= 200 else None,
@@ -331,17 +332,10 @@ class HeldRemoteLeases:
         self._outbox.send(OutboxMessage(method, path, body, self._clock.monotonic() + lasts))
 
 
-def _clamped(seconds: float | None, most: float) -> float | None:
-    """Return the seconds within the limits of the sidecar; None for infinity and NaN."""
-    if seconds is None or not math.isfinite(seconds):
-        return None
-    return min(max(0.0, seconds), most)
-
-
 def _retry_after(retry_after: float | str | None) -> float | str | None:
     if isinstance(retry_after, str):
         return retry_after if len(retry_after) <= 200 else None
-    return _clamped(retry_after, math.inf)
+    return parse_retry_after(retry_after, 0.0)
 
 
 # --- waiting for a turn ---------------------------------------------------------------------

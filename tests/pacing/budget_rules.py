@@ -94,6 +94,15 @@ class DailyBudgets:
             grant.release()
         await spent(one)
 
+    async def test_no_size_of_a_report_gives_bytes_back(self, member: Member) -> None:
+        one = await member(max_bytes_per_day=1000, concurrency=2)
+        first, second = await page(one), await page(one)
+        for grant, size in ((first, 1000), (second, -1000)):
+            received(grant, size)
+            grant.report(200)
+            grant.release()
+        await spent(one)
+
     async def test_many_at_once_do_not_exceed_it(self, member: Member, time: Time) -> None:
         one = await member(max_pages_per_day=7, concurrency=3, default_interval=0.0)
 

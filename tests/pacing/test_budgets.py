@@ -121,6 +121,19 @@ async def test_it_lies_in_the_file(clock: VirtualClock, tmp_path: Path) -> None:
         await one.close()
 
 
+async def test_a_size_that_no_body_has_can_be_stored(clock: VirtualClock, tmp_path: Path) -> None:
+    async with SqliteStorage(tmp_path / "state.db") as storage:
+        one = scheduler_on(storage, clock, max_bytes_per_day=1000)
+        await one.open()
+        await sent(one, size=10**40)
+        await one.close()
+    async with SqliteStorage(tmp_path / "state.db") as storage:
+        one = scheduler_on(storage, clock, max_bytes_per_day=1000)
+        await one.open()
+        await spent(one)
+        await one.close()
+
+
 async def test_where_it_cannot_be_kept_no_page_is_granted(clock: VirtualClock) -> None:
     storage = FakeStorage()
     one = scheduler_on(storage, clock, max_pages_per_day=2)

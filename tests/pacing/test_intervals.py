@@ -85,6 +85,15 @@ def test_latency_slows_within_its_floor_and_cap() -> None:
     assert seconds(seen(RequestReport(200, 60.0))) == 20.0
 
 
+@pytest.mark.parametrize("elapsed", [float("inf"), 1e300, float("nan"), -1.0])
+def test_a_time_that_no_response_takes_spoils_no_average(elapsed: float) -> None:
+    normal = [RequestReport(200, 2.0)] * 100
+    assert seconds(seen(RequestReport(200, elapsed), *normal)) == pytest.approx(10.0, abs=0.001)
+    assert seconds(seen(*normal, RequestReport(200, elapsed), *normal)) == pytest.approx(
+        10.0, abs=0.001
+    )
+
+
 def test_only_a_success_may_lower_the_latency() -> None:
     slow = RequestReport(200, 2.0)
     assert seconds(seen(slow, RequestReport(404, 0.01))) == 10.0

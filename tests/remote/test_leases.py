@@ -120,6 +120,19 @@ async def test_measurements_that_are_none_do_not_cost_the_report(world: World) -
     assert sidecar.service.leases.ended["reported"] == 1
 
 
+async def test_a_retry_after_without_an_end_blocks_the_host(world: World) -> None:
+    world.internet.site("a.test").robots("")
+    sidecar = await world.sidecar()
+    gate = await world.client(sidecar.where)
+    lease = await gate.acquire("http://a.test/x")
+    lease.report(status=429, retry_after=float("inf"))
+    lease.end()
+    await until(lambda: gate.stats().told)
+    assert (await gate.try_acquire("http://a.test/x")).why == "host_blocked"
+    await world.clock.elapse(86_400.0)
+    assert (await gate.try_acquire("http://a.test/x")).why == "host_blocked"
+
+
 async def test_leaving_tells_the_last_reports(world: World) -> None:
     world.internet.site("a.test").robots("")
     sidecar = await world.sidecar()
