@@ -171,7 +171,7 @@ class SystemClock:
 
     def boot(self) -> Boot:
         """Return the seconds since the machine's boot, and its id (which Linux provides)."""
-        if _BOOT_TIME is None:
+        if sys.platform == "win32" or _BOOT_TIME is None:
             return Boot(_boot_id(), time.monotonic())
         return Boot(_boot_id(), time.clock_gettime(_BOOT_TIME))
 

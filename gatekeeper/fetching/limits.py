@@ -384,10 +384,10 @@ class TurnAndSlot:
 def within_open_files(wanted: int) -> int:
     """Return the wanted number of retrievals, or fewer to use at most half of the limit of open
     files."""
-    try:
-        import resource  # noqa: PLC0415 - not on every system
-    except ImportError:
+    if sys.platform == "win32":
         return wanted
+    import resource  # noqa: PLC0415 - not on every system
+
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return wanted

@@ -81,6 +81,8 @@ def serve(options: ServeOptions) -> None:
 
     Raises ConfigError before it listens, and StorageError if the state file is in use.
     """
+    if not hasattr(signal, "SIGHUP"):
+        raise ConfigError("`gatekeeper serve` needs Linux or macOS: on Windows run it in WSL")
     check_config(options.config, options.identity)
     set_up_logging(options.config.server)
     with rare_collections(), asyncio.Runner(loop_factory=loop_factory()) as runner:

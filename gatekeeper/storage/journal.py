@@ -59,6 +59,7 @@ TEST_RECORD = ClockRecord(scope="", next_at=0.0)
 
 _OPEN_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
+
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(tuple[int, ClockRecord])
 
@@ -146,7 +147,7 @@ class Journal:
                     raise
         self._write_failed = True
         try:
-            written = os.pwrite(self._fd, frame, self.size)
+            written = _write_at(self._fd, frame, self.size)
         except OSError as error:
             if error.errno == errno.EBADF:
                 self._retire_open()  # the descriptor's number may be reused for another file
@@ -232,6 +233,13 @@ class Journal:
             if path.name.startswith(prefix) and path.name[len(prefix) :].isdecimal()
         ]
         return sorted(found)
+
+
+def _write_at(fd: int, data: bytes, offset: int) -> int:
+    if sys.platform != "win32":
+        return os.pwrite(fd, data, offset)
+    os.lseek(fd, offset, os.SEEK_SET)
+    return os.write(fd, data)
 
 
 def _preallocate(fd: int, ahead: float) -> float:

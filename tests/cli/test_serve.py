@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -205,3 +206,11 @@ def test_what_keeps_it_from_listening_is_told_with_its_remedy(
         listening.open_sockets(ServerConfig(port=80))
     assert remedy in str(told.value)
     assert ("another one" in str(told.value)) is (number == errno.EADDRINUSE)
+
+
+def test_on_windows_it_says_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr(signal, "SIGHUP")
+    assert main(["serve", "--storage", "memory"]) == 2
+    assert "needs Linux or macOS" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
+import sys
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -37,6 +38,17 @@ def appended(journal: Journal, numbers: Iterable[int], *, use_reserved: bool = F
 
 def test_what_is_appended_comes_back_in_order(path: Path) -> None:
     written(path, 3)
+    assert list(Journal(path, limit=100).replay(0)) == [(n, clock(n)) for n in (1, 2, 3)]
+
+
+def test_it_is_written_without_pwrite_too(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(path, limit=1 << 20)
+    journal.begin()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "platform", "win32")
+        patch.delattr(os, "pwrite")
+        appended(journal, (1, 2, 3))
+    journal.abandon()
     assert list(Journal(path, limit=100).replay(0)) == [(n, clock(n)) for n in (1, 2, 3)]
 
 
