@@ -49,7 +49,9 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--corpus", metavar="FILE", help="real sites as JSON lines (default: generated sites)"
+        "--corpus",
+        metavar="FILE",
+        help='real sites as JSON lines, {"robots_txt": "...", "urls": ["..."]}; else generated',
     )
     parser.add_argument("--quick", action="store_true", help="fewer rounds, smaller inputs")
     parser.add_argument(
@@ -63,6 +65,10 @@ def main(arguments: list[str] | None = None) -> int:
     unknown = sorted(set(options.only or ()) - set(SUITES))
     if unknown:
         parser.error(f"no such benchmark: {', '.join(unknown)} (there are {', '.join(SUITES)})")
+    try:
+        Options(options.corpus).sites()
+    except (OSError, ValueError) as error:
+        parser.error(f"--corpus {options.corpus}: {error}")
     return _run(options.only or list(SUITES), Options(options.corpus, options.quick), options.json)
 
 

@@ -47,7 +47,6 @@ _ROBOTS = """
 class Site:
     """One site: its robots.txt as raw bytes, and URLs to ask about."""
 
-    host: str
     body: bytes
     urls: tuple[str, ...]
     agent: str = AGENT
@@ -66,12 +65,20 @@ def _asked_as_named(sites: list[Site]) -> list[Site]:
 
 
 def load(path: str | Path) -> list[Site]:
-    """Read JSON lines with `host`, `robots_txt` and `urls`."""
+    """Read JSON lines with `robots_txt` and `urls`; other fields are ignored.
+
+    Raises ValueError for a line that is not one of them, and OSError.
+    """
     sites = []
     with Path(path).open(encoding="utf-8") as lines:
-        for line in lines:
-            row = json.loads(line)
-            sites.append(Site(row["host"], row["robots_txt"].encode(), tuple(row["urls"])))
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+                sites.append(Site(row["robots_txt"].encode(), tuple(row["urls"])))
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                raise ValueError(f"line {number} has no text robots_txt and list urls") from error
+    if not sites:
+        raise ValueError("no lines")
     return _asked_as_named(sites)
 
 
@@ -131,7 +138,7 @@ def _site(host: str, urls: int, rng: random.Random) -> Site:
     text = end.join(line for block in blocks for line in (*block, *gap)) + end
     patterns = [line.split(": ", 1)[1] for line in main if "llow: /" in line]
     made = tuple(f"https://{host}{_url(patterns, rng)}" for _ in range(urls))
-    return Site(host, text.encode(), made)
+    return Site(text.encode(), made)
 
 
 def _group(agents: list[str], plain: int, wild: int, rng: random.Random) -> list[str]:

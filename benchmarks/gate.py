@@ -145,7 +145,6 @@ Work = Callable[[list[str]], Awaitable[None]]
 
 # Seven plain prefixes: half of all files have no more for an unnamed robot.
 _MEDIAN = Site(
-    "median.example",
     b"User-agent: *\n"
     + b"".join(
         b"Disallow: /%b/\n" % name

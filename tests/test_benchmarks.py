@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import main
 from benchmarks.corpus import generate, load, shape
 from benchmarks.refusals import SCENES, simulate
 from benchmarks.report import Table
@@ -28,12 +29,23 @@ def test_made_up_sites_have_the_size_and_the_rules_of_real_ones() -> None:
 
 
 def test_a_corpus_can_be_read_from_a_file(tmp_path: Path) -> None:
-    row = {"host": "a.example", "robots_txt": "User-agent: *\n", "urls": ["https://a.example/"]}
+    row = {"robots_txt": "User-agent: *\n", "urls": ["https://a.example/"]}
     path = tmp_path / "robots.jsonl"
     path.write_text(json.dumps(row) + "\n")
     (site,) = load(path)
     assert site.body == b"User-agent: *\n"
     assert site.urls == ("https://a.example/",)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "x", '{"robots_txt": 1, "urls": []}'])
+def test_a_corpus_that_is_none_is_told_in_a_line(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "robots.jsonl"
+    path.write_text(text)
+    with pytest.raises(SystemExit):
+        main(["--only", "text", "--corpus", str(path)])
+    assert f"error: --corpus {path}: " in capsys.readouterr().err
 
 
 def test_no_hostile_file_is_larger_than_what_is_read_of_a_file() -> None:

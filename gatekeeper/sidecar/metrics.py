@@ -50,7 +50,7 @@ gauge gatekeeper_workers: Worker processes that answer questions.
 gauge gatekeeper_worker_connections: Open connections of workers.
 counter gatekeeper_worker_restarts: Workers that were started again.
 
-counter gatekeeper_decisions{outcome,reason}: Decisions given.
+counter gatekeeper_decisions{outcome,reason}: Decisions made, for a lease also when it is granted.
 counter gatekeeper_robots_fetch{result}: Retrievals of robots.txt, by result.
 gauge gatekeeper_cache_entries: Origins in memory.
 gauge gatekeeper_cache_bytes: Estimated memory of the origins, in bytes.
