@@ -16,7 +16,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -282,6 +282,16 @@ NO_TEXT: Final = RobotsTxt.parse(b"")
 """The text of an origin without a file: empty, so everything is allowed."""
 
 
+class TwoClocks(Protocol):
+    """A source of monotonic and wall time: a `Clock`, or a `Moment`."""
+
+    def monotonic(self) -> float:
+        """Return monotonic seconds."""
+
+    def wall(self) -> float:
+        """Return seconds since 1970-01-01 UTC."""
+
+
 class Moment(msgspec.Struct, frozen=True, gc=False):
     """A fixed moment of both clocks, in seconds, usable in place of a clock."""
 
@@ -452,7 +462,7 @@ class Record(_RecordInUse, kw_only=True, gc=False, eq=False):
             return True
         return not self.reachable and self.fallback(now) is not Fallback.NOTHING
 
-    def standing(self, clock: Clock | Moment) -> Standing:
+    def standing(self, clock: TwoClocks) -> Standing:
         """Return how the record reads at the time of `clock`."""
         now = clock.monotonic()
         offset = clock.wall() - now

@@ -18,7 +18,6 @@ from datetime import datetime
 import msgspec
 from msgspec.structs import replace
 
-from gatekeeper.clock import Clock
 from gatekeeper.config import Config
 from gatekeeper.decision import BLOCKED_NOTE, Decision, Reason, State, Verdict
 from gatekeeper.errors import InvalidURL, LedgerLost
@@ -32,6 +31,7 @@ from gatekeeper.fetching.records import (
     Moment,
     Record,
     Standing,
+    TwoClocks,
 )
 from gatekeeper.gate.decision_cache import (
     CachedDecision,
@@ -487,7 +487,7 @@ class Decider:
 
     # --- the cache ----------------------------------------------------------------------
 
-    def recall(self, url: str, agent: str, clock: Clock) -> Decision | None:
+    def recall(self, url: str, agent: str, clock: TwoClocks) -> Decision | None:
         """Decide about a URL whose origin is warm, by the decision cache.
 
         It gives the same answers as `decide`. None if the URL is not plain text, or if the guard
