@@ -36,7 +36,6 @@ from gatekeeper.robots.parser import (
 )
 from gatekeeper.robots.rules import (
     PrefixesInOrder,
-    RuleSet,
     ShellRules,
     UsageRules,
     rules_in,
@@ -56,6 +55,10 @@ _RULE_LETTERS = frozenset("AaDd")
 _IDENTIFIER = lazy_pattern(r"[a-z_-]*+")  # RFC 9309 section 2.2 (RFC-03), RFC-15
 WORD_END = lazy_pattern(r"[/ \t]")
 _VERSION = lazy_pattern(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.[0-9]++)?\Z")  # the 2.0 draft (V2-08)
+
+
+RuleSet = LongestMatch | PrefixesInOrder | ShellRules
+"""The rules that an agent obeys, by one dialect."""
 
 
 class AgentRecord(NamedTuple):

@@ -70,31 +70,6 @@ class TextSource(Protocol):
         """The text to which spans refer."""
 
 
-class RuleSet(Protocol):
-    """The interface between `Policy` and a dialect. Paths begin with `/` and include their
-    query."""
-
-    @property
-    def dialect(self) -> Dialect:
-        """The dialect by which the rules are interpreted."""
-
-    @property
-    def spans(self) -> Spans:
-        """The parts of the text that contain the rules."""
-
-    def decide(self, path: str, origin: str = "") -> int:
-        """Return the code of the deciding rule, or -1 if no rule matches.
-
-        `origin` is the origin of the path. Only the 1994 standard considers it (R94-26).
-        """
-
-    def matching(self, path: str, rules: RuleLines, origin: str = "") -> list[tuple[int, int]]:
-        """Return number and length of every rule that matches, the deciding one first.
-
-        `rules` is the result of `rules_in` for the text of this rule set.
-        """
-
-
 def rules_in(text: str, spans: Spans, *, v2: bool = False) -> RuleLines:
     """Return each Allow and Disallow line in the spans."""
     if not v2 or "#" not in text:

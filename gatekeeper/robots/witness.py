@@ -33,8 +33,8 @@ from gatekeeper.robots.patterns import (
     squeeze,
     wild_match,
 )
-from gatekeeper.robots.policy import choose
-from gatekeeper.robots.rules import RuleSet, rules_in
+from gatekeeper.robots.policy import RuleSet, choose
+from gatekeeper.robots.rules import rules_in
 from gatekeeper.urls import MAX_PATH
 
 if TYPE_CHECKING:
