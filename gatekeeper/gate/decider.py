@@ -75,25 +75,6 @@ DENY_ALL = RobotsTxt.parse("User-agent: *\nDisallow: /\n")
 RFC-37)."""
 
 
-class DecisionIds:
-    """Generates decision ids: a random prefix of this process and a counter, so that an id needs
-    neither a clock nor a random number of its own.
-
-    >>> ids = DecisionIds()
-    >>> first, second = ids(), ids()
-    >>> first != second and first.startswith(ids.prefix)
-    True
-    """
-
-    def __init__(self) -> None:
-        self.prefix: str = f"{os.getpid():x}{secrets.token_hex(4)}-"
-        self.numbers: itertools.count[int] = itertools.count(1)
-
-    def __call__(self) -> str:
-        """Return the next id."""
-        return f"{self.prefix}{next(self.numbers):x}"
-
-
 class _Ruling(msgspec.Struct, frozen=True, gc=False):
     """What a record says about a path at one moment: the verdict, with what explains it."""
 
@@ -190,7 +171,6 @@ class Decider:
         config: Config,
         *,
         agent: str,
-        ids: DecisionIds,
         guard: Guard | None,
         overrides: HostRules,
     ) -> None:
@@ -199,8 +179,9 @@ class Decider:
         self._config = config
         self.agent: str = agent
         self._max_interval = config.pacing.max_interval
-        self._ids = ids
-        self._prefix = ids.prefix
+        # An id is a random prefix of the process and a number, so that it needs neither a clock
+        # nor a random number of its own.
+        self._prefix = f"{os.getpid():x}{secrets.token_hex(4)}-"
         self._guard = guard
         self._overrides = overrides
         self.records: SplitDict[str, Record] = SplitDict()
@@ -212,16 +193,19 @@ class Decider:
         self._policies_without_file: dict[str, Policy] = {}
         """Policies of an origin without a file, by agent."""
         self._cache = DecisionCache(
-            self.records, ids.prefix, agent=agent, max_agents=config.cache.max_agents
+            self.records, self._prefix, agent=agent, max_agents=config.cache.max_agents
         )
-        self.numbers: itertools.count[int] = ids.numbers
-        """Counter of the decision ids."""
+        self.numbers: itertools.count[int] = itertools.count(1)
+        """The numbers in the decision ids."""
         self.recall_allowed: Callable[[str], CachedOrigin | None] = self._cache.allowed_origin
         """Return the cache entry of a URL's origin if the gate's own agent may fetch the URL. None
         if the URL is not plain text or not allowed."""
         self.verdict: Callable[[Record, str], bool | None] = self._cache.verdict
         """Decide the part of a URL after its authority, for the gate's own agent, by the warm
         record of its origin. None: `check` has to decide."""
+
+    def _next_id(self) -> str:
+        return f"{self._prefix}{next(self.numbers):x}"
 
     def adjust(self, config: Config) -> None:
         """Apply the pacing settings of another configuration."""
@@ -356,7 +340,7 @@ class Decider:
             conflict=ruling.conflict,
             clamped=ruling.clamped is not None,
             note=BLOCKED_NOTE if ruling.reason is Reason.BLOCKED else ruling.clamped,
-            id=self._ids(),
+            id=self._next_id(),
         )
 
     def _by_text(
@@ -616,7 +600,7 @@ class Decider:
 
     def refused(self, url: str, header: str, note: str) -> Decision:
         """Return `refused_request` with an id (T20). The guard counts it."""
-        return refused_request(url, header, note, self._ids())
+        return refused_request(url, header, note, self._next_id())
 
     def robots_file(self, raw: str, target: Target, agent: str) -> Decision | None:
         """Return ALLOW if the URL is a /robots.txt, whatever is known of its origin; else None."""
@@ -718,7 +702,7 @@ class Decider:
             state=state,
             retry_at=retry_at,
             note=note,
-            id=self._ids(),
+            id=self._next_id(),
         )
 
 

@@ -36,7 +36,7 @@ from gatekeeper.fetching.guard_policy import Guard
 from gatekeeper.fetching.outcomes import Retrieval, RobotsSource
 from gatekeeper.fetching.records import Record
 from gatekeeper.fleet import FleetLedger, configured_ledger
-from gatekeeper.gate.decider import Decider, DecisionIds
+from gatekeeper.gate.decider import Decider
 from gatekeeper.gate.decision_cache import CachedOrigin
 from gatekeeper.gate.leases import Lease, LeaseManager, LeaseRequest
 from gatekeeper.gate.questions import GateQuestions, GateStats
@@ -130,7 +130,6 @@ class Gatekeeper:
         self._clock = clock or SystemClock()
         self._rng = rng or random.Random()
         self._storage = storage or SqliteStorage.configured(config.storage, self._clock)
-        ids = DecisionIds()
         self._guard = Guard(config) if session is None else None
         self._dns = HostAddresses.of(config, self._clock, self._guard, resolver)
         self._ledger = ledger or configured_ledger(config.fleet, self._clock)
@@ -140,7 +139,7 @@ class Gatekeeper:
         )
         self._overrides = self._scheduler.host_rules
         self._decider = Decider(
-            config, agent=self._agent, ids=ids, guard=self._guard, overrides=self._overrides
+            config, agent=self._agent, guard=self._guard, overrides=self._overrides
         )
         self._waits: WaitGraph[Lease] = WaitGraph(
             self._clock, config.pacing.own_wait, self._scheduler.needs
@@ -166,7 +165,6 @@ class Gatekeeper:
             self._scheduler,
             self._decider,
             self._clock,
-            agent=self._agent,
             waits=self._waits,
             dns=self._dns,
             recall=self._record_of,
@@ -217,22 +215,9 @@ class Gatekeeper:
                 agent=self._agent,
             )
             questions = GateQuestions(
-                self._decider,
-                directory,
-                self._clock,
-                agent=self._agent,
-                waits=self._waits,
-                dns=self._dns,
+                self._decider, directory, self._clock, waits=self._waits, dns=self._dns
             )
-            leases = LeaseManager(
-                questions,
-                self._decider,
-                self._scheduler,
-                self._clock,
-                faults=self._faults,
-                waits=self._waits,
-                dns=self._dns,
-            )
+            leases = LeaseManager(questions, self._scheduler, self._faults)
             stack.push_async_callback(leases.close)
             self._opened = _Opened(own, fetcher, directory, questions, leases)
             stack.push_async_callback(self._stop_answering)

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from gatekeeper import urls
-from gatekeeper.clock import Clock, OwnedTasks, deadline, number, refuse_unless_open, utc
+from gatekeeper.clock import OwnedTasks, deadline, number, refuse_unless_open, utc
 from gatekeeper.config import refuse_wildcard_agent
-from gatekeeper.deadlock import Holdings, WaitGraph
+from gatekeeper.deadlock import Holdings
 from gatekeeper.decision import Decision, NotYet, Reason, not_yet, refuse
 from gatekeeper.errors import (
     Deferred,
@@ -31,9 +31,8 @@ from gatekeeper.errors import (
     refuse_wrong_wait,
 )
 from gatekeeper.fetching.faults import LocalFaults, Uplink
-from gatekeeper.fetching.guard import HostAddresses
 from gatekeeper.fetching.records import Record
-from gatekeeper.gate.decider import Decider, UnbuiltDecision
+from gatekeeper.gate.decider import UnbuiltDecision
 from gatekeeper.gate.decision_cache import CachedOrigin
 from gatekeeper.gate.questions import GateQuestions
 from gatekeeper.gate.robots_pacing import PARKED
@@ -355,25 +354,14 @@ class _TurnRequest(msgspec.Struct, eq=False):
 class LeaseManager:
     """Grants leases: joins a decision about a URL and a turn of its host."""
 
-    def __init__(
-        self,
-        questions: GateQuestions,
-        decider: Decider,
-        scheduler: Scheduler,
-        clock: Clock,
-        *,
-        faults: LocalFaults,
-        waits: WaitGraph[Lease],
-        dns: HostAddresses | None,
-    ) -> None:
-        """`faults` is notified of responses; `waits` finds cycles among waiting tasks; `dns`, if
-        any, looks up the addresses whose clocks hosts share. Create it in the gate's loop."""
+    def __init__(self, questions: GateQuestions, scheduler: Scheduler, faults: LocalFaults) -> None:
+        """`faults` is notified of responses. Create it in the gate's loop."""
         self.questions = questions
-        self.decider = decider
-        self.clock = clock
+        self.decider = decider = questions.decider
+        self.clock = clock = questions.clock
         self.now: Callable[[], float] = clock.monotonic
         self.faults = faults
-        self.holdings: Holdings[Lease] = waits.holdings
+        self.holdings: Holdings[Lease] = questions.waits.holdings
         self.uplink: Uplink = Uplink(
             faults,
             clock,
@@ -384,8 +372,8 @@ class LeaseManager:
         self.entrance: Entrance = Entrance()
         # Stored, as `get_running_loop` makes a system call before Python 3.12.
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-        self._waits = waits
-        self._dns = dns
+        self._waits = questions.waits
+        self._dns = questions.dns
         self._scheduler = scheduler
         self._take = scheduler.take
         self._recall = decider.recall_allowed

@@ -72,29 +72,27 @@ class GateQuestions:
         directory: Directory,
         clock: Clock,
         *,
-        agent: str,
         waits: WaitGraph[Any],
         dns: HostAddresses | None,
     ) -> None:
-        """`agent` is the product token of the gate's own name; `waits` finds cycles among waiting
-        tasks; `dns`, if any, looks up the addresses whose clocks hosts share."""
-        self._decider = decider
+        """`waits` finds cycles among waiting tasks; `dns`, if any, looks up the addresses whose
+        clocks hosts share."""
+        self.decider = decider
         self._directory = directory
-        self._clock = clock
+        self.clock = clock
         self._monotonic = clock.monotonic
-        self._agent = agent
-        self._waits = waits
-        self._dns = dns
+        self.waits = waits
+        self.dns = dns
         # Stored, as `get_running_loop` makes a system call before Python 3.12.
         self._loop = asyncio.get_running_loop()
 
     def moment(self) -> Moment:
         """Return the current time, by both clocks."""
-        return Moment(self._monotonic(), self._clock.wall())
+        return Moment(self._monotonic(), self.clock.wall())
 
     def token(self, user_agent: str | None) -> str:
         """Return the product token of a name; None: the gate's own. Raises ConfigError."""
-        return self._agent if user_agent is None else token_of(user_agent)
+        return self.decider.agent if user_agent is None else token_of(user_agent)
 
     # --- one URL ------------------------------------------------------------------------
 
@@ -110,7 +108,7 @@ class GateQuestions:
         """Decide now, by the result of `resolve`."""
         if isinstance(resolved, Decision):
             return resolved
-        return self._decider.decide_by(resolved, url, target, agent, self.moment())
+        return self.decider.decide_by(resolved, url, target, agent, self.moment())
 
     async def resolve(self, url: str, target: Target, agent: str) -> Decision | Record:
         """Return the record of the URL's origin, fetched if need be.
@@ -122,26 +120,26 @@ class GateQuestions:
         record = directory.recall(target.origin)
         if record is not None and self._is_ready(record, agent):
             return record
-        decision = self._decider.decide_without_file(url, target, agent)
+        decision = self.decider.decide_without_file(url, target, agent)
         if decision is not None:
             return decision
         try:
             return await self.record(target, asyncio.current_task(self._loop), agent)
         except WaitsForItself as error:
             held, whose = error.held, error.whose
-            return self._decider.own_lease(url, target, agent, held, whose, self.moment())
+            return self.decider.own_lease(url, target, agent, held, whose, self.moment())
 
     def peek(self, url: str, target: Target, agent: str) -> Decision | None:
         """Decide from cached data. None if the file is needed first."""
         record = self._directory.peek(target.origin)
-        return self._decider.decide(url, target, agent, record, self.moment())
+        return self.decider.decide(url, target, agent, record, self.moment())
 
     def offer(self, url: str, target: Target, user_agent: str | None) -> tuple[Decision, Offer]:
         """Return the decision at the moment of a grant, and the file's interval at that moment.
 
         REFETCH in place of the interval: the file has hard-expired and gets the turn. Never waits.
         """
-        agent, decider, moment = self.token(user_agent), self._decider, self.moment()
+        agent, decider, moment = self.token(user_agent), self.decider, self.moment()
         found = decider.find(url, agent, moment.now)
         if found is not None and (interval := found[0].interval) is not None:
             return decider.build_cached(*found, url, next(decider.numbers)), interval
@@ -162,9 +160,9 @@ class GateQuestions:
         """
         record, moment = self._directory.peek(target.origin), self.moment()
         if record is not None:
-            asked = self._decider.steady_interval(record, url, target, moment)
+            asked = self.decider.steady_interval(record, url, target, moment)
             if asked is not None:
-                sources.append(UnbuiltDecision(self._decider, record, url, target, moment))
+                sources.append(UnbuiltDecision(self.decider, record, url, target, moment))
                 return asked
         decision, offer = self.offer(url, target, None)
         sources.append(decision)
@@ -174,7 +172,7 @@ class GateQuestions:
         self, url: str, target: Target, user_agent: str | None, why: str | TurnError
     ) -> Decision:
         """Return DEFER, as the host grants no turn; see `Decider.no_turn`."""
-        return self._decider.no_turn(url, target, self.token(user_agent), why, self.moment())
+        return self.decider.no_turn(url, target, self.token(user_agent), why, self.moment())
 
     # --- many URLs ----------------------------------------------------------------------
 
@@ -245,9 +243,9 @@ class GateQuestions:
         do not concern the URL are raised: the gate is closed, or the caller passed something other
         than text.
         """
-        decider = self._decider
+        decider = self.decider
         try:
-            decision = decider.recall(url, agent, self._clock) if resolved is None else None
+            decision = decider.recall(url, agent, self.clock) if resolved is None else None
             if decision is not None:
                 return decision
             target, moment = urls.parse(url), self.moment()
@@ -269,16 +267,16 @@ class GateQuestions:
     async def robots(self, url: str) -> RobotsTxt | None:
         """See `Gatekeeper.robots`."""
         record = await self._record_of(url)
-        return record.standing(self._clock).robots if record.text is not None else None
+        return record.standing(self.clock).robots if record.text is not None else None
 
     async def policy(self, url: str, agent: str) -> Policy:
         """See `Gatekeeper.policy`."""
         record = await self._record_of(url)
         await self._directory.prepare(record, agent)
-        standing = record.standing(self._clock)
+        standing = record.standing(self.clock)
         if not standing.applies:
             return DENY_ALL.policy(agent)
-        return self._decider.policy(record, standing.text, agent)
+        return self.decider.policy(record, standing.text, agent)
 
     async def source(self, url: str) -> bytes | None:
         """Return the bytes that `robots` parses; None if there is no text. Raises InvalidURL."""
@@ -330,14 +328,14 @@ class GateQuestions:
         Raises WaitsForItself if the file can't come before a lease of the task ends, or if a lease
         that the task was started under has delayed it for too long.
         """
-        outer = self._waits.current(asyncio.current_task(self._loop))
+        outer = self.waits.current(asyncio.current_task(self._loop))
         if task is None:
             return await get(target.origin)
         waiting = outer or await self.begin_wait(target, task)
         if waiting is None:
             return await get(target.origin)
         try:
-            self._waits.for_file(waiting, target.origin)
+            self.waits.for_file(waiting, target.origin)
             return await get(target.origin)
         except asyncio.CancelledError:
             if outer is None:
@@ -345,9 +343,9 @@ class GateQuestions:
             raise
         finally:
             if outer is None:
-                self._waits.end(waiting)
+                self.waits.end(waiting)
             else:
-                self._waits.for_turn(waiting)
+                self.waits.for_turn(waiting)
 
     def _inherited_leases(self, task: asyncio.Task[object] | None) -> list[Any]:
         """Return this gate's leases that the task was started under. Leases of another gate hold no
@@ -355,7 +353,7 @@ class GateQuestions:
         found = inherited(task)
         if not found:
             return found
-        holdings = self._waits.holdings
+        holdings = self.waits.holdings
         return [one for one in found if getattr(one, "holdings", None) is holdings]
 
     async def begin_wait(self, target: Target, task: asyncio.Task[object]) -> TurnWait[Any] | None:
@@ -364,14 +362,14 @@ class GateQuestions:
 
         Raises WaitsForItself if the wait could never end.
         """
-        holdings, outer_leases = self._waits.holdings, self._inherited_leases(task)
+        holdings, outer_leases = self.waits.holdings, self._inherited_leases(task)
         holds_lease = bool(len(holdings) and holdings.of(task))
         if not holds_lease and not outer_leases:
             return None
         scopes: tuple[str, ...] = ()
-        if holds_lease and self._dns is not None:
-            scopes = await self._dns.scopes(target.host, target.port)
-        return self._waits.begin(task, target.url, target.host, scopes, outer_leases)
+        if holds_lease and self.dns is not None:
+            scopes = await self.dns.scopes(target.host, target.port)
+        return self.waits.begin(task, target.url, target.host, scopes, outer_leases)
 
     def fresh(self, origin: str, agent: str) -> Record | None:
         """Return the record if it is fresh and answers about the agent without waiting."""
@@ -400,7 +398,7 @@ class GateQuestions:
     def _unless_host_held(self, target: Target, record: Record) -> Record:
         if record.current.outcome not in (Outcome.HOST_BLOCKED, Outcome.HOST_PAUSED):
             return record
-        retry_at = utc(self._clock.wall() + record.expires - self._monotonic())
+        retry_at = utc(self.clock.wall() + record.expires - self._monotonic())
         raise LeaseTimeout(
             target.url,
             f"{target.url}: its robots.txt can't be asked for, a host is "

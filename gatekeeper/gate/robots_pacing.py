@@ -48,7 +48,6 @@ class RobotsPacing:
         decider: Decider,
         clock: Clock,
         *,
-        agent: str,
         waits: WaitGraph[Any],
         dns: HostAddresses | None,
         recall: Callable[[str], Record | None],
@@ -61,7 +60,6 @@ class RobotsPacing:
         self._decider = decider
         self._clock = clock
         self._alarm = SharedTimer(clock)
-        self._agent = agent
         self._waits = waits
         self._dns = dns
         self._recall = recall
@@ -82,7 +80,7 @@ class RobotsPacing:
             self._scheduler.refuse_unknown(host)
         elif record.text is not None:
             interval = self._decider.interval_of(
-                record, record.text, None, self._agent, self._moment()
+                record, record.text, None, self._decider.agent, self._moment()
             )
         elif record.reachable:
             interval = NO_RATE
@@ -128,7 +126,7 @@ class RobotsPacing:
                 self._park(host, self._clock.wall() + left)
         else:
             turn = self._scheduler.robots_read(
-                host, lambda: self._decider.interval(record, self._agent, self._moment())
+                host, lambda: self._decider.interval(record, self._decider.agent, self._moment())
             )
             now = self._clock.monotonic()
             if record.reachable:
