@@ -382,8 +382,8 @@ class LeaseTable:
         try:
             write(what)
         except OSError as error:
+            _log.warning("a lease can't be stored for the next process: %s", error)
             if self._keep_going:
-                _log.warning("a lease is not stored for the next process: %s", error)
                 return
             self._journal_failed = True
             self.refused["journal"] += 1

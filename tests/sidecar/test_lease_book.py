@@ -272,7 +272,9 @@ async def test_a_full_disk_leaks_no_turn_and_says_what_helps(kept: Kept, at_once
 
 
 @needs_a_full_disk
-async def test_while_the_disk_is_full_no_turn_is_taken_at_all(kept: Kept) -> None:
+async def test_while_the_disk_is_full_no_turn_is_taken_at_all(
+    kept: Kept, caplog: pytest.LogCaptureFixture
+) -> None:
     granted = kept.gate.stats().pacing.granted
     with full_disk(kept.journal):
         for _ in range(3):
@@ -285,6 +287,9 @@ async def test_while_the_disk_is_full_no_turn_is_taken_at_all(kept: Kept) -> Non
 
     assert kept.gate.stats().pacing.granted == granted + 1
     assert kept.table.refused["journal"] == 3
+    assert caplog.messages == [
+        "a lease can't be stored for the next process: [Errno 28] No space left on device"
+    ]
 
 
 @needs_a_full_disk
