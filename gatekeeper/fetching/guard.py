@@ -77,52 +77,46 @@ def system_resolver() -> AbstractResolver:
     return aiohttp.DefaultResolver()
 
 
-class _Threads:
-    """Acts as the event loop of an aiohttp resolver, with its own threads."""
+class SystemResolver(aiohttp.ThreadedResolver):
+    """`aiohttp.ThreadedResolver` with its own threads. Close it with its connector."""
 
-    def __init__(self, count: int, name: str) -> None:
-        self.semaphore = PrioritySemaphore(count)
-        self._executor: Executor = ThreadPoolExecutor(count, thread_name_prefix=name)
-        self._loop = asyncio.get_running_loop()
-        # The resolver uses only these two methods of its loop.
-        self.resolver = aiohttp.ThreadedResolver(cast("asyncio.AbstractEventLoop", self))
+    def __init__(self, *, threads: int = _MAX_THREADS, reserved: int = _RESERVED_THREADS) -> None:
+        # It acts as the event loop of its base class, which uses only the next two methods of it.
+        super().__init__(cast("asyncio.AbstractEventLoop", self))
+        self._running_loop = asyncio.get_running_loop()
+        self._executor: Executor = ThreadPoolExecutor(
+            threads + reserved, thread_name_prefix="gatekeeper-names"
+        )
+        self._shared_threads = PrioritySemaphore(threads)
+        self._reserved_threads = PrioritySemaphore(reserved)
+        self._known: cachetools.LRUCache[str, None] = cachetools.LRUCache(_MAX_KNOWN_NAMES)
 
     async def getaddrinfo(self, host: str, port: int, **options: Any) -> Any:
+        """Look up a name as the loop's method does, in a thread of this resolver."""
         return await self._run_in_thread(partial(socket.getaddrinfo, host, port, **options))
 
     async def getnameinfo(self, address: Any, flags: int = 0) -> Any:
+        """Look up an address as the loop's method does, in a thread of this resolver."""
         return await self._run_in_thread(partial(socket.getnameinfo, address, flags))
 
     async def _run_in_thread(self, work: Callable[[], Any]) -> Any:
         try:
-            looking = self._loop.run_in_executor(self._executor, work)
+            looking = self._running_loop.run_in_executor(self._executor, work)
         except RuntimeError as error:
             raise OSError(f"the resolver is closed: {error}") from error
         return await looking
-
-    def close(self) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)
-
-
-class SystemResolver(AbstractResolver):
-    """`aiohttp.ThreadedResolver` with its own threads. Close it with its connector."""
-
-    def __init__(self, *, threads: int = _MAX_THREADS, reserved: int = _RESERVED_THREADS) -> None:
-        self._shared_threads = _Threads(threads, "gatekeeper-names")
-        self._reserved_threads = _Threads(reserved, "gatekeeper-known-names")
-        self._known: cachetools.LRUCache[str, None] = cachetools.LRUCache(_MAX_KNOWN_NAMES)
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         """Return the name's addresses. Raises OSError as the system does."""
         threads = self._shared_threads
-        if host in self._known and self._reserved_threads.semaphore.free:
+        if host in self._known and self._reserved_threads.free:
             threads = self._reserved_threads
-        await self._wait_for_thread(threads.semaphore)
-        looking = asyncio.ensure_future(threads.resolver.resolve(host, port, family))
+        await self._wait_for_thread(threads)
+        looking = asyncio.ensure_future(super().resolve(host, port, family))
         # The thread is occupied until the name server gives up, even if the caller is cancelled.
-        looking.add_done_callback(partial(self._look_up_done, threads.semaphore, host))
+        looking.add_done_callback(partial(self._look_up_done, threads, host))
         return await asyncio.shield(looking)
 
     @staticmethod
@@ -147,8 +141,7 @@ class SystemResolver(AbstractResolver):
 
     async def close(self) -> None:
         """Release the threads; busy ones end after their look-up."""
-        self._shared_threads.close()
-        self._reserved_threads.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
 
 # The maximum number of addresses of a name that are tried, per family. An answer may have
