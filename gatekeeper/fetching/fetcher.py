@@ -218,12 +218,34 @@ class RequestSender:
         if own is None or self._lender.closed:
             connector = self._connector()
             self._loop = asyncio.get_running_loop()  # cached, as this makes a system call
-            own = self._own_session = _session_over(self._lender, connector, self._headers)
-            # It owns nothing that needs closing, but aiohttp warns about unclosed sessions.
-            weakref.finalize(self, own.detach)
+            # Only a bounded pool has a queue to trace.
+            bounded = connector.limit or connector.limit_per_host
+            own = self._own_session = self._make_session(_trace_of_queue() if bounded else None)
             if isinstance(connector, GuardedConnector) and not self._proxied:
                 self._first_dialler = connector
         return own
+
+    def _make_session(self, trace: aiohttp.TraceConfig | None) -> aiohttp.ClientSession:
+        """Make a session that borrows the given session's connector. Raises GateClosed."""
+        lent = self._lender
+        session = aiohttp.ClientSession(
+            connector=self._connector(),
+            connector_owner=False,
+            headers=self._headers,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            request_class=_Request,
+            response_class=FirstAnswer,
+            trace_configs=None if trace is None else [trace],
+            trust_env=lent.trust_env,
+            auto_decompress=False,
+            timeout=_NO_TIMEOUTS,
+            # `FirstAnswer` does not see a proxy's response to CONNECT.
+            middlewares=(send_once,) if self._proxied else (),
+            **default_proxy(lent),
+        )
+        # It owns nothing that needs closing, but aiohttp warns about unclosed sessions.
+        weakref.finalize(self, session.detach)
+        return session
 
     @property
     def _proxied(self) -> bool:
@@ -303,15 +325,11 @@ class RequestSender:
         connection was refused, or goes through a proxy. Kept-alive connections prove nothing and
         are not used. Raises GateClosed.
         """
-        connector = self._connector()
         if self._proxied:
             return None
         session = self._reach_session
         if session is None:
-            session = self._reach_session = _session_over(
-                self._lender, connector, self._headers, _trace_of_connections()
-            )
-            weakref.finalize(self, session.detach)
+            session = self._reach_session = self._make_session(_trace_of_connections())
         current_deadline.set(deadline)
         for _ in range(_MAX_KEPT_ALIVE):
             try:
@@ -335,33 +353,6 @@ class RequestSender:
 
 class _ConnectedError(Exception):
     """Raised instead of sending a request on a connection, which aiohttp then closes."""
-
-
-def _session_over(
-    lent: aiohttp.ClientSession,
-    connector: aiohttp.BaseConnector,
-    headers: Mapping[str, str],
-    trace: aiohttp.TraceConfig | None = None,
-) -> aiohttp.ClientSession:
-    proxy = default_proxy(lent)
-    # Only a bounded pool has a queue to trace.
-    if trace is None and (connector.limit or connector.limit_per_host):
-        trace = _trace_of_queue()
-    return aiohttp.ClientSession(
-        connector=connector,
-        connector_owner=False,
-        headers=headers,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        request_class=_Request,
-        response_class=FirstAnswer,
-        trace_configs=None if trace is None else [trace],
-        trust_env=lent.trust_env,
-        auto_decompress=False,
-        timeout=_NO_TIMEOUTS,
-        # `FirstAnswer` does not see a proxy's response to CONNECT.
-        middlewares=(send_once,) if lent.trust_env or any(proxy.values()) else (),
-        **proxy,
-    )
 
 
 def _trace_of_queue() -> aiohttp.TraceConfig:
