@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import compress, repeat
 from operator import not_
 
@@ -387,21 +388,20 @@ class LongestMatch:
         In a file constructed to make this slow, only rules up to some position in the file are
         considered.
         """
-        plain = rfc_path(path)
-        query = query_form(plain)
+        path = rfc_path(path)
+        query = query_form(path)
         budget = StepBudget(_MAX_MATCHING_STEPS)
         lengths: dict[str, int] = {}
         found: list[tuple[int, int]] = []
-        try:
-            for number, (_, value) in enumerate(rules):
-                if value not in lengths:
-                    if "*" in value:
-                        budget.spend(len(plain) * len(value) >> COMPARE_BITS)
-                    lengths[value] = match_length(value, plain, query)
-                if lengths[value]:
-                    found.append((number, lengths[value]))
-        except StepBudgetExceeded:
-            pass
+        patterns = rfc_patterns("\n".join([value for _, value in rules])).split("\n")
+        with suppress(StepBudgetExceeded):
+            for number, pattern in enumerate(patterns):
+                if pattern not in lengths:
+                    if "*" in pattern:
+                        budget.spend(len(path) * len(pattern) >> COMPARE_BITS)
+                    lengths[pattern] = match_length(pattern, path, query)
+                if lengths[pattern]:
+                    found.append((number, lengths[pattern]))
         found.sort(key=lambda each: (-each[1], bool(rules[each[0]][0])))
         return found
 

@@ -11,7 +11,6 @@ are compiled before the first question and answer every question.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -29,7 +28,6 @@ from gatekeeper.robots.parser import (
 )
 from gatekeeper.robots.patterns import (
     COMPARE_BITS,
-    PLAIN,
     CountedText,
     PathView,
     PieceIndex,
@@ -119,20 +117,15 @@ def _import_split(url: str) -> tuple[str, str]:
 _split: Callable[[str], tuple[str, str]] = _import_split
 
 
-_PLAIN_HEAD = lazy_pattern(f"[{re.escape(PLAIN)}]*+")
-
-
-def match_length(value: str, path: str, query: str) -> int:
+def match_length(pattern: str, path: str, query: str) -> int:
     """Return the length of a rule's pattern if it matches, else 0.
 
-    `path` is in normal form, `query` is the same path in the form that `query_form` returns.
+    `pattern` and `path` are in normal form, `query` is the same path in the form that `query_form`
+    returns.
     """
-    value = value.rstrip(" \t")
-    if value[:1] != "/" and value[:1] != "*":
+    head = pattern.partition("*")[0].partition("?")[0].removesuffix("$")
+    if pattern[:1] not in ("/", "*") or not path.startswith(head):
         return 0
-    if not path.startswith(_PLAIN_HEAD.match(value)[0]):  # type: ignore[index]
-        return 0
-    pattern = rfc_pattern(value)
     if "?" not in pattern:
         return len(pattern) if wild_match(squeeze(pattern), path) else 0
     form = query_form(pattern)
