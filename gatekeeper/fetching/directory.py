@@ -208,11 +208,6 @@ class Directory:
             flight.answer(None)
 
     @property
-    def local_fault(self) -> bool:
-        """True while our own uplink seems to be down: nothing is recorded against any origin."""
-        return self._faults.active
-
-    @property
     def ready(self) -> bool:
         """True if the directory is open and the network works."""
         return self._open and not self._faults.active

@@ -418,20 +418,13 @@ class Record(_RecordInUse, kw_only=True, gc=False, eq=False):
     """The number of calls of `RecordCache.void_refusals` before the record was added."""
 
     @property
-    def robots(self) -> RobotsTxt | None:
-        """The text that applies until `fresh_until`, or None if the file is unreachable."""
-        if not self.current.outcome.good:
-            return None
-        return NO_TEXT if self.text is None else self.text.robots
-
-    @property
     def reachable(self) -> bool:
         """True if the latest attempt gave a file or a definite absence."""
         return self.current.outcome.good
 
     @property
     def policy_only(self) -> bool:
-        """True if the policy of `robots` alone gives the answer until `fresh_until`."""
+        """True if the policy of the text alone gives the answer until `fresh_until`."""
         outcome = self.current.outcome
         return outcome.good and outcome.row.verdict is not Verdict.DENY
 

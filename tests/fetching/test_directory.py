@@ -207,9 +207,9 @@ async def test_policies_of_one_text_are_bounded() -> None:
     async with house() as it:
         record = await it.get()
         assert record.text is not None
-        assert record.robots is not None
+        assert record.text is not None
         for n in range(10):
-            record.text.add_policy(record.robots.policy(f"bot{n}"), 3)
+            record.text.add_policy(record.text.robots.policy(f"bot{n}"), 3)
             assert record.text.policy_for(f"bot{n}") is not None
         known = [n for n in range(10) if record.text.policy_for(f"bot{n}") is not None]
         assert known == [7, 8, 9]
@@ -404,7 +404,7 @@ async def test_a_change_of_rules_is_told() -> None:
         (ORIGIN, len(OLD), len(NEW)),
         (ORIGIN, len(NEW), None),
     ]
-    assert told[0][2] is record.robots
+    assert told[0][2] is record.text.robots
 
 
 async def test_a_subscriber_that_fails_spoils_nothing(caplog: pytest.LogCaptureFixture) -> None:

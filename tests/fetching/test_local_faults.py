@@ -32,7 +32,7 @@ async def test_when_everybody_fails_at_once_it_is_us() -> None:
     async with house(CUT_OFF, storage=storage) as it:
         assert it.directory.ready
         await ask(it, 40)
-        assert it.directory.local_fault
+        assert it.directory.stats().local_fault
         assert not it.directory.ready
         assert it.directory.stats().local_faults == 1
         standing = (await it.get(origin(0))).standing(it.clock)
@@ -84,7 +84,7 @@ async def test_what_is_known_goes_on_answering_during_a_fault() -> None:
             record = await it.get("https://known.test")
             assert it.allows(record, "/old") is False
             await it.clock.settle()
-        assert it.directory.local_fault
+        assert it.directory.stats().local_fault
         assert record.reachable
 
 
@@ -94,7 +94,7 @@ async def test_a_forced_refresh_during_a_fault_gives_what_is_known() -> None:
         it.source.answer = CUT_OFF
         await it.clock.elapse(100.0)
         await ask(it, 40)
-        assert it.directory.local_fault
+        assert it.directory.stats().local_fault
         assert await it.directory.refresh("https://known.test") is before
 
 
@@ -104,7 +104,7 @@ async def test_dead_origins_among_living_ones_are_dead() -> None:
 
     async with house(answer) as it:
         reasons = await ask(it, 90)
-        assert not it.directory.local_fault
+        assert not it.directory.stats().local_fault
         assert reasons.count(Reason.CONNECT_FAILED) == 30
 
 
@@ -159,7 +159,7 @@ async def test_a_redirect_is_an_answer_wherever_it_leads() -> None:
 async def test_a_captive_portal_is_no_answer_of_the_sites() -> None:
     async with house(Retrieval(outcome=Outcome.CAPTIVE_PORTAL, status=511)) as it:
         await ask(it, 40)
-        assert it.directory.local_fault
+        assert it.directory.stats().local_fault
 
 
 async def test_a_pause_that_was_there_before_the_fault_is_there_after() -> None:
@@ -168,7 +168,7 @@ async def test_a_pause_that_was_there_before_the_fault_is_there_after() -> None:
         it.source.answer = CUT_OFF
         await it.clock.elapse(100.0)
         await ask(it, 40)
-        assert it.directory.local_fault
+        assert it.directory.stats().local_fault
         after = it.directory._cache.get(origin(0))
         assert after is not None
         assert after.step == before.step
@@ -184,7 +184,7 @@ async def test_nobodys_twelve_hours_go_by_while_our_own_uplink_is_down() -> None
         it.source.answer = CUT_OFF
         await it.clock.elapse(1.0)
         await ask(it, 40)
-        assert it.directory.local_fault
+        assert it.directory.stats().local_fault
         await it.clock.elapse(13 * 3600.0)
         assert record.unreachable_for(it.clock.monotonic()) < 60.0
         assert record.standing(it.clock).verdict is Verdict.DEFER

@@ -37,8 +37,8 @@ async def test_t13_scheme_and_port_have_files_of_their_own(virtual_internet: Fak
         for origin, own in files.items():
             record = directory.peek(origin)
             assert record is not None
-            assert record.robots is not None
-            policy = record.robots.policy("testbot")
+            assert record.text is not None
+            policy = record.text.robots.policy("testbot")
             assert {path for path in files.values() if not policy.allowed(path)} == {own}, origin
 
 
@@ -94,8 +94,8 @@ async def test_t14_the_file_that_a_redirect_ends_at_is_as_origins_and_says_so(
     async with directory_on(net) as directory:
         record = await net.drive(directory.get("http://a.test"))
     assert record.current.hops == ("http://b.test/theirs", "http://b.test/elsewhere")
-    assert record.robots is not None
-    assert not record.robots.policy("testbot").allowed("/no")
+    assert record.text is not None
+    assert not record.text.robots.policy("testbot").allowed("/no")
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ async def test_t14_a_file_that_a_chose_at_b_is_not_bs_policy(
         await net.drive(directory.get("http://a.test"))
         assert directory.peek("http://b.test") is None
         own = await net.drive(directory.get("http://b.test"))
-    assert own.robots is not None
-    assert not own.robots.policy("testbot").allowed("/x")
+    assert own.text is not None
+    assert not own.text.robots.policy("testbot").allowed("/x")
     assert b.paths[-1] == "/robots.txt"
 
 

@@ -205,7 +205,7 @@ async def test_not_modified_renews_what_is_known() -> None:
         assert source.validators[1] is not None
         assert source.validators[1].etag == '"1"'
         assert record.standing(it.clock).state is PARSED
-        assert record.robots is before.robots
+        assert record.text is before.text
         assert keeps(it, record) == DAY
         assert record.current.etag == '"1"'
         assert record.current.wall == before.current.wall + DAY + 1
