@@ -25,7 +25,6 @@ from gatekeeper.fetching.guard_policy import Guard
 from gatekeeper.fetching.outcomes import OutcomeRow
 from gatekeeper.fetching.records import (
     LARGE,
-    NO_TEXT,
     FileText,
     FileTexts,
     Moment,
@@ -190,8 +189,8 @@ class Decider:
         self.texts: FileTexts = FileTexts(config)
         """The texts of all records."""
         self._counts: Counter[tuple[Verdict, Reason]] = Counter()
-        self._policies_without_file: dict[str, Policy] = {}
-        """Policies of an origin without a file, by agent."""
+        self._no_text = self.texts.read(b"")
+        """Has the policies of all origins without a file."""
         self._cache = DecisionCache(
             self.records, self._prefix, agent=agent, max_agents=config.cache.max_agents
         )
@@ -400,21 +399,14 @@ class Decider:
         A text in parsed form keeps its policies. A packed text is parsed for this question only,
         unless its origin was asked about lately: then it stays parsed.
         """
-        max_agents = self._config.cache.max_agents
-        if text is None:  # one policy for all origins without a file
-            policy = self._policies_without_file.get(agent)
-            if policy is None:
-                if len(self._policies_without_file) >= max_agents:
-                    self._policies_without_file.clear()
-                policy = self._policies_without_file[agent] = self.policy_of(NO_TEXT, agent)
-            return policy
+        text = text or self._no_text
         policy = text.policy_for(agent)
         if policy is None:
             robots = text.robots
             if text.parsed is None and self._cache.would_cache_next(record):
                 self.texts.wake(text, robots)
             policy = self.policy_of(robots, agent)
-            text.add_policy(policy, max_agents)
+            text.add_policy(policy, self._config.cache.max_agents)
         return policy
 
     def policy_of(self, robots: RobotsTxt, agent: str) -> Policy:
