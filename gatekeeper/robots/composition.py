@@ -442,13 +442,18 @@ def _check_prefix(source: _Source, budget: Budget, problems: _Problems) -> None:
     if prefix is None:
         return
     seen: dict[str, tuple[str | None, bool]] = {}
+    # By pattern: a path outside the prefix, if any, and whether the search for it finished.
     for line in source.in_groups():
         path = split_content_usage(line.value)[0] if line.kind == "content-usage" else line.value
         rule = ranked(1, True, path) if line.kind in {*_RULES, "content-usage"} else None
         if rule is None or rule.head.startswith(prefix.head):
             continue
         if rule.pattern not in seen:
-            seen[rule.pattern] = _outside(rule, prefix, budget)
+            parts = [(RuleTable([rule]), rule), (RuleTable([prefix]), None)]
+            try:
+                seen[rule.pattern] = find_path(parts, budget), True
+            except SearchGivenUp:
+                seen[rule.pattern] = None, False
         url, known = seen[rule.pattern]
         if not known:
             message = f"the search for a match outside the prefix {source.prefix} was given up"
@@ -456,16 +461,6 @@ def _check_prefix(source: _Source, budget: Budget, problems: _Problems) -> None:
         elif url is not None:
             message = f"matches {url}, outside the fragment's prefix {source.prefix}"
             problems.add("outside", message, source.at(line.number), url=url)
-
-
-def _outside(rule: RankedRule, prefix: RankedRule, budget: Budget) -> tuple[str | None, bool]:
-    """Search for a path that the rule matches outside the prefix. Return it, and whether the search
-    finished."""
-    try:
-        parts = [(RuleTable([rule]), rule), (RuleTable([prefix]), None)]
-        return find_path(parts, budget), True
-    except SearchGivenUp:
-        return None, False
 
 
 def _check_pair(

@@ -33,7 +33,6 @@ from gatekeeper.robots.patterns import (
     squeeze,
     wild_match,
 )
-from gatekeeper.robots.policy import RuleSet, choose
 from gatekeeper.robots.rules import rules_in
 from gatekeeper.urls import MAX_PATH
 
@@ -89,7 +88,7 @@ class Budget:
 
 
 _DEAD, _ACCEPT = -1, -2
-"""Final states: in _DEAD no continuation of the path matches; in _TAKEN every continuation does."""
+"""Final states: in _DEAD no continuation of the path matches, in _ACCEPT every one does."""
 
 
 class _Automaton:
@@ -236,7 +235,7 @@ class RankedRule:
         self.start: _RuleState = tuple(each.initial for each, _ in self.automata)
 
     def step(self, state: _RuleState, views: tuple[str, str]) -> _RuleState | None:
-        """Return the state after a token; None if no such path matches, `(_TAKEN,)` if all of them
+        """Return the state after a token; None if no such path matches, `_ALWAYS` if all of them
         match."""
         after = []
         alive = False
@@ -525,9 +524,7 @@ class Reading(NamedTuple):
     def of(cls, policy: Policy) -> Reading | None:
         """Create a reading, or return None if some of the rules have another dialect than RFC
         9309."""
-        readings = _readings(policy)
-        if policy.conflicts == "declared":
-            readings = readings[:1]
+        readings = policy._readings
         if len(readings) > 1 or readings[0].dialect is not Dialect.RFC9309:
             return None
         text, spans = policy.robots.lines, readings[0].spans
@@ -601,14 +598,9 @@ def witnesses(policy: Policy) -> tuple[Witness, ...]:
     return tuple(found)
 
 
-def _readings(policy: Policy) -> tuple[RuleSet, ...]:
-    precedence = policy.v2_semantics == "precedence"
-    return choose(policy.robots, to_octets(policy.agent).lower(), precedence=precedence)
-
-
 def _any_rules(policy: Policy) -> list[Rule]:
     """Return the rules of every reading, in file order."""
-    readings = _readings(policy)
+    readings = policy._readings + policy._compared_readings
     text = policy.robots.lines
     rules = {rule.line: rule for each in readings for rule in _lines_of(text, each.spans)}
     return [rules[line] for line in sorted(rules)]
