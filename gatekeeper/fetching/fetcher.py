@@ -657,12 +657,18 @@ class _Redirects:
         return headers or None
 
     def _check_not_modified(self, reply: Reply) -> Reply:
-        """Apply row 9: a 304 is valid only as the response to a conditional request."""
+        """Apply row 9: a 304 is valid only as the response to a conditional request.
+
+        One with another ETag is about another text than the cached one, and must not renew that
+        (RFC 9111 section 4.3.4, HTTP-01).
+        """
         if reply.outcome is not Outcome.NOT_MODIFIED:
             return reply
-        validators = self._validators
-        if validators is not None and validators.url == self._target.url:
-            return reply
+        sent = self._validators
+        if sent is not None and sent.url == self._target.url:
+            cached, etag = sent.etag or "", reply.headers.get(ETAG, "")
+            if not (cached and etag) or cached.removeprefix("W/") == etag.removeprefix("W/"):
+                return reply
         return msgspec.structs.replace(reply, outcome=Outcome.NOT_MODIFIED_NOTHING)
 
     def _follow(self, reply: Reply) -> Retrieval | None:
@@ -714,15 +720,14 @@ class _Redirects:
     def _result(self, reply: Reply) -> Retrieval:
         now = self._fetcher._clock.wall()
         headers = reply.headers
-        etag, last_modified = headers.get(ETAG), headers.get(LAST_MODIFIED)
         return Retrieval(
             outcome=reply.outcome,
             status=reply.status,
             hops=tuple(self._hops),
             url=self._target.url,
             body=reply.body,
-            etag=_sendable(etag) if etag else None,
-            last_modified=_sendable(last_modified) if last_modified else None,
+            etag=_sendable(headers.get(ETAG, "")),
+            last_modified=_sendable(headers.get(LAST_MODIFIED, "")),
             lifetime=lifetime(headers, now),
             retry_after=self._wait,
             took=self._deadline.used,
@@ -747,6 +752,5 @@ def _headers(user_agent: str, config: FetchConfig) -> dict[str, str]:
 
 def _sendable(value: str) -> str | None:
     """Return a validator if it can be stored and sent back as text, else None."""
-    if len(value) <= _MAX_VALIDATOR and value.isascii() and value.isprintable():
-        return value
-    return None
+    sendable = len(value) <= _MAX_VALIDATOR and value.isascii() and value.isprintable()
+    return value if value and sendable else None

@@ -263,6 +263,18 @@ async def test_a_304_to_no_condition_is_asked_again_and_then_unreachable(
     assert (await ask(A)).outcome is Outcome.NOT_MODIFIED_NOTHING
 
 
+@pytest.mark.parametrize(
+    ("etag", "outcome"),
+    [('"2"', Outcome.RULES), ('W/"2"', Outcome.RULES), ('W/"1"', Outcome.NOT_MODIFIED)],
+)
+async def test_a_304_about_another_text_renews_nothing(
+    net: FakeInternet, ask: Asker, etag: str, outcome: Outcome
+) -> None:
+    site = net.site("a.test").on("/robots.txt", Page("", 304, headers={"ETag": etag}), RULES)
+    assert (await ask(A, VALIDATORS)).outcome is outcome
+    assert all("If-None-Match" not in again.headers for again in site.requests[1:])
+
+
 async def test_only_the_url_that_gave_the_validators_gets_them(
     net: FakeInternet, ask: Asker
 ) -> None:
