@@ -171,37 +171,42 @@ class LocalFaults:
         now: float,
         undo: Callable[[], object] | None = None,
         addresses: Iterable[str] = (),
+        evidence: bool = True,
     ) -> bool:
         """Record an attempt that failed as with a lost uplink, or was silent for too long.
 
-        `addresses`: those that were dialled, if any. Return True if a local fault is in
-        progress. If this failure is found now or later to be part of a fault, `undo` is called;
-        a suspect's callbacks are called latest first. During a fault `undo` is ignored.
+        `addresses`: those that were dialled, if any. `evidence` False: there was no answer for an
+        unknown reason, such as a refusal, which is only a reason to probe origins that answered
+        recently.
+
+        Return True if a local fault is in progress. If this failure is found now or later to be
+        part of a fault, `undo` is called; a suspect's callbacks are called latest first. During a
+        fault `undo` is ignored.
         """
         if self.active:
-            self._fail_in_fault(origin)
+            if len(self._involved) < _MAX_ORIGINS:
+                self._involved.add(origin)
+                self.unanswered.add(host_of(origin))
+            self._newcomers.pop(origin, None)
             return True
         if self.last_answer >= began:
             return False
         self._forget_old(now)
-        if self._awaited is not None:
+        if self._awaited is not None and evidence:
             self._awaited.discard(origin)
-        self._note(self._suspects, origin, began, now, undo, addresses)
+        among = self._suspects if evidence else self._hints
+        suspect = among.get(origin)
+        if suspect is None:
+            answered_at = self.answered_at.get(origin)
+            recent = answered_at is not None and began - answered_at <= RECENT_SECONDS
+            group = self._group_of_origin(origin, addresses)
+            suspect = among[origin] = _Suspect(group, recent=recent)
+        suspect.at = now
+        if undo is not None and len(suspect.undo) < _MAX_UNDO:
+            suspect.undo.append(undo)
+        among.move_to_end(origin)
+        self.doubtful = True
         return self._judge(now)
-
-    def no_answer(
-        self, origin: str, *, began: float, now: float, undo: Callable[[], object] | None = None
-    ) -> None:
-        """Record that an origin gave no answer for an unknown reason: it may have refused.
-
-        That is no evidence, but a reason to probe origins that answered recently.
-        """
-        if self.active:
-            self._fail_in_fault(origin)
-        elif self.last_answer < began:
-            self._forget_old(now)
-            self._note(self._hints, origin, began, now, undo, ())
-            self._judge(now)
 
     def probe_inconclusive(self, origin: str, now: float) -> None:
         """Record a probe without evidence: a refusal, or its host's turn did not come."""
@@ -287,27 +292,6 @@ class LocalFaults:
 
     # -- inside ----------------------------------------------------------------------
 
-    def _note(
-        self,
-        among: OrderedDict[str, _Suspect],
-        origin: str,
-        began: float,
-        now: float,
-        undo: Callable[[], object] | None,
-        addresses: Iterable[str],
-    ) -> None:
-        suspect = among.get(origin)
-        if suspect is None:
-            answered_at = self.answered_at.get(origin)
-            recent = answered_at is not None and began - answered_at <= RECENT_SECONDS
-            group = self._group_of_origin(origin, addresses)
-            suspect = among[origin] = _Suspect(group, recent=recent)
-        suspect.at = now
-        if undo is not None and len(suspect.undo) < _MAX_UNDO:
-            suspect.undo.append(undo)
-        among.move_to_end(origin)
-        self.doubtful = True
-
     def _judge(self, now: float) -> bool:
         """Begin a fault if the evidence is sufficient and return True. If it is only suspected,
         choose origins that answered recently to be probed."""
@@ -374,12 +358,6 @@ class LocalFaults:
                 undo()
         self._on_doubt()
         return True
-
-    def _fail_in_fault(self, origin: str) -> None:
-        if len(self._involved) < _MAX_ORIGINS:
-            self._involved.add(origin)
-            self.unanswered.add(host_of(origin))
-        self._newcomers.pop(origin, None)
 
     def _clear(self) -> None:
         """Clear all suspicion."""
@@ -511,7 +489,7 @@ class Uplink:
     def unanswered(self, origin: str, host: str, began: float) -> None:
         """Record a request that ended without an answer and was counted as its host's error."""
         now, undo = self._clock.monotonic(), partial(self._forgive, host)
-        self.faults.no_answer(origin, began=began, now=now, undo=undo)
+        self.faults.failed(origin, began=began, now=now, undo=undo, evidence=False)
 
     def unreached(self, lease: object, error: BaseException, *, connected: bool = True) -> None:
         """Record a failed request, if it failed as it would with a lost uplink.

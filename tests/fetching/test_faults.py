@@ -284,7 +284,9 @@ def test_no_answer_for_no_known_reason_is_asked_after_and_proves_nothing() -> No
     book = Book()
     hear(book, MIN_RECENT_SITES)
     for i in range(MIN_RECENT_SITES):
-        book.faults.no_answer(origin(i), began=1.0, now=2.0, undo=book.undo_of(origin(i)))
+        book.faults.failed(
+            origin(i), began=1.0, now=2.0, undo=book.undo_of(origin(i)), evidence=False
+        )
     assert not book.faults.active
     assert book.faults.next_probes(2.0) == [origin(i) for i in range(MIN_RECENT_SITES)]
     for i in range(MIN_RECENT_SITES):  # they refuse, say
@@ -298,7 +300,9 @@ def test_what_those_without_an_answer_were_counted_is_undone_too() -> None:
     book = Book()
     hear(book, MIN_RECENT_SITES)
     for i in range(MIN_RECENT_SITES):
-        book.faults.no_answer(origin(i), began=1.0, now=2.0, undo=book.undo_of(origin(i)))
+        book.faults.failed(
+            origin(i), began=1.0, now=2.0, undo=book.undo_of(origin(i)), evidence=False
+        )
     for i in range(MIN_RECENT_SITES):
         book.faults.failed(origin(i), began=2.0, now=3.0)
     assert book.faults.active
@@ -409,7 +413,7 @@ def take(book: Book, step: str, number: int, now: float, began: float) -> None:
     if step == "failed":
         book.fail(name, began=began, now=now)
     elif step == "no_answer":
-        faults.no_answer(name, began=began, now=now, undo=book.undo_of(name))
+        faults.failed(name, began=began, now=now, undo=book.undo_of(name), evidence=False)
     elif step == "answered":
         faults.answered(name, now)
     elif step == "probe_inconclusive":
