@@ -421,13 +421,7 @@ class RobotsTxt:
         `inherit_crawl_delay` an agent whose own group has no Crawl-delay uses the one of `*`, as
         Bing does (VND-09).
         """
-        return _new_policy(
-            self,
-            user_agent,
-            conflicts=conflicts,
-            v2_semantics=v2_semantics,
-            inherit_crawl_delay=inherit_crawl_delay,
-        )
+        return _new_policy(self, user_agent, conflicts, v2_semantics, inherit_crawl_delay)
 
     @property
     def text(self) -> str:
@@ -550,7 +544,7 @@ class RobotsTxt:
         return self.octets, self.lines, self.size, self.truncated, self.bom, self.forced
 
 
-def _import_policy(*args: Any, **kwargs: Any) -> Policy:
+def _import_policy(*args: Any) -> Policy:
     """Import `Policy` on the first call and create one.
 
     It is imported by name: compiled code that accesses `parts.policy.Policy` does not import the
@@ -560,7 +554,7 @@ def _import_policy(*args: Any, **kwargs: Any) -> Policy:
 
     global _new_policy  # noqa: PLW0603
     _new_policy = Policy
-    return Policy(*args, **kwargs)
+    return Policy(*args)
 
 
 _new_policy: Callable[..., Policy] = _import_policy

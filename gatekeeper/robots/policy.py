@@ -390,7 +390,6 @@ class Policy:
         self,
         robots: RobotsTxt,
         user_agent: str,
-        *,
         conflicts: Conflicts = "strict",
         v2_semantics: V2Semantics = "order",
         inherit_crawl_delay: bool = False,
@@ -695,13 +694,7 @@ class Policy:
         return hash(self._key())
 
     def __reduce__(self) -> tuple[object, ...]:
-        made = partial(
-            Policy,
-            conflicts=self.conflicts,
-            v2_semantics=self.v2_semantics,
-            inherit_crawl_delay=self.inherit_crawl_delay,
-        )
-        return made, (self.robots, self.agent)
+        return Policy, self._key()
 
     def __repr__(self) -> str:
         return f"<Policy for {self.agent!r} by {self.dialect} of {self.robots!r}>"
