@@ -510,7 +510,9 @@ class RecordUpdates:
         outcome = retrieval.outcome
         old = self._cache.get(origin)
         if outcome is Outcome.NOT_MODIFIED and (old is None or old.good is None):
-            outcome = Outcome.NOT_MODIFIED_NOTHING  # the record was dropped during the retrieval
+            # The record was dropped during the retrieval.
+            outcome = Outcome.NOT_MODIFIED_NOTHING
+            retrieval = msgspec.structs.replace(retrieval, outcome=outcome)
         now = self._clock.monotonic()
         if not outcome.good and outcome in _NOT_RECORDED:
             return self._not_recorded(origin, old, outcome, now + _RETRY_SECONDS)  # row 28
@@ -525,24 +527,18 @@ class RecordUpdates:
         ):
             return self.postponed(origin)
         if outcome.good:
-            record = self._good_record(origin, retrieval, outcome, old, now, text)
+            record = self._good_record(origin, retrieval, old, text)
         else:
-            record = self._failed_record(origin, retrieval, outcome, old, now)
+            record = self._failed_record(origin, retrieval, old)
         self._save(record)
         self._record_target(origin, retrieval, record.text)
         self._notify(origin, old, record)
         return record
 
     def _good_record(
-        self,
-        origin: str,
-        retrieval: Retrieval,
-        outcome: Outcome,
-        old: Record | None,
-        now: float,
-        read: FileText | None = None,
+        self, origin: str, retrieval: Retrieval, old: Record | None, read: FileText | None
     ) -> Record:
-        text = None
+        outcome, text = retrieval.outcome, None
         status, hops, took = retrieval.status, retrieval.hops, retrieval.took
         etag, last_modified = retrieval.etag, retrieval.last_modified
         if outcome is Outcome.NOT_MODIFIED and old is not None and old.good is not None:
@@ -554,7 +550,7 @@ class RecordUpdates:
         elif outcome.has_text and retrieval.body is not None:
             texts = self._cache.texts
             text = texts.find(retrieval.body) or read or texts.read(retrieval.body)
-        wall = self._clock.wall()
+        now, wall = self._clock.monotonic(), self._clock.wall()
         current = OriginAnswer(outcome, status, wall, hops, took, etag, last_modified)
         fresh = fresh_for(outcome.row.cache_time, retrieval.lifetime, self._config.cache)
         return Record(
@@ -569,14 +565,12 @@ class RecordUpdates:
             uptime=self._uptime,
         )
 
-    def _failed_record(
-        self, origin: str, retrieval: Retrieval, outcome: Outcome, old: Record | None, now: float
-    ) -> Record:
-        step, since = 0, None
+    def _failed_record(self, origin: str, retrieval: Retrieval, old: Record | None) -> Record:
+        step, since, outcome = 0, None, retrieval.outcome
         if old is not None and not old.reachable:
             step, since = old.step + 1, old.unreachable_since
         pause = next_try(outcome.row.cache_time, step, self._rng, retry_after=retrieval.retry_after)
-        wall = self._clock.wall()
+        now, wall = self._clock.monotonic(), self._clock.wall()
         return Record(
             origin,
             self._config.fetch,
@@ -645,12 +639,11 @@ class RecordUpdates:
         other = _robots_txt_origin(retrieval.url)
         if other is None or other == origin:
             return
-        now = self._clock.monotonic()
         old = self._cache.get(other)
-        if old is not None and now < old.fresh_until:
+        if old is not None and self._clock.monotonic() < old.fresh_until:
             return
         direct = msgspec.structs.replace(retrieval, hops=())
-        record = self._good_record(other, direct, outcome, old, now, text)
+        record = self._good_record(other, direct, old, text)
         self._save(record)
         self._notify(other, old, record)
 
