@@ -299,6 +299,8 @@ class Moment(msgspec.Struct, frozen=True, gc=False):
     """Monotonic seconds."""
     wall_time: float
     """Seconds since 1970-01-01 UTC."""
+    transit: float = 0.0
+    """Seconds that a request of this moment may take to arrive."""
 
     def monotonic(self) -> float:
         """Return `now`."""

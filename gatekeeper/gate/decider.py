@@ -91,11 +91,7 @@ _ROBOTS_FILE = _Ruling(Verdict.ALLOW, Reason.ROBOTS_FILE)
 
 
 def _judge(
-    policy: Policy,
-    match: Match,
-    otherwise: Reason,
-    walls: Sequence[float],
-    clamped: str | None = None,
+    policy: Policy, match: Match, otherwise: Reason, walls: Sequence[float], clamped: str | None
 ) -> _Ruling:
     """Turn a match into a verdict.
 
@@ -227,40 +223,25 @@ class Decider:
     # --- the decision -------------------------------------------------------------------
 
     def decide(
-        self,
-        raw: str,
-        target: Target,
-        agent: str,
-        record: Record | None,
-        moment: Moment,
-        *,
-        ahead: float = 0.0,
+        self, raw: str, target: Target, agent: str, record: Record | None, moment: Moment
     ) -> Decision | None:
         """Decide about a URL for the agent. Return None if the file of its origin is needed first.
 
         `raw` is the URL as given, `target` the parsed URL, `record` the cached record of its
-        origin, if any. Visit-time must admit a visit now and `ahead` seconds from now.
+        origin, if any. Visit-time must admit a visit at the moment, and after its `transit`.
         """
         if record is None:
             return self.decide_without_file(raw, target, agent)
-        return self.decide_by(record, raw, target, agent, moment, ahead=ahead)
+        return self.decide_by(record, raw, target, agent, moment)
 
     def decide_by(
-        self,
-        record: Record,
-        raw: str,
-        target: Target,
-        agent: str,
-        moment: Moment,
-        *,
-        ahead: float = 0.0,
+        self, record: Record, raw: str, target: Target, agent: str, moment: Moment
     ) -> Decision:
         """Decide as `decide` does, for an origin with a record: there is always a decision."""
         decision = self.decide_without_file(raw, target, agent)
         if decision is not None:
             return decision
-        standing = record.standing(moment)
-        decision = self._by_record(raw, target.path, agent, record, standing, moment, ahead)
+        decision = self._by_record(raw, target.path, agent, record, moment)
         if self._cache.on and record.warm and moment.now < record.fresh_until:
             self._cache_decision(decision, target.path, record, agent, moment)
         return decision
@@ -298,15 +279,9 @@ class Decider:
         )
 
     def _by_record(
-        self,
-        raw: str,
-        path: str,
-        agent: str,
-        record: Record,
-        standing: Standing,
-        moment: Moment,
-        ahead: float,
+        self, raw: str, path: str, agent: str, record: Record, moment: Moment
     ) -> Decision:
+        standing = record.standing(moment)
         if is_robots_txt(path):
             # "/robots.txt" is implicitly allowed (RFC 9309 section 2.2.2, RFC-20; the drafts of
             # 1996 and 2.0, R96-16 and V2-34).
@@ -320,7 +295,7 @@ class Decider:
                 retry_at=_utc_or_none(standing.retry_at),
             )
         else:
-            ruling = self._by_text(path, agent, record, standing, moment, ahead)
+            ruling = self._by_text(path, agent, record, standing, moment)
         self._counts[ruling.verdict, ruling.reason] += 1
         return Decision(
             verdict=ruling.verdict,
@@ -343,13 +318,7 @@ class Decider:
         )
 
     def _by_text(
-        self,
-        path: str,
-        agent: str,
-        record: Record,
-        standing: Standing,
-        moment: Moment,
-        ahead: float,
+        self, path: str, agent: str, record: Record, standing: Standing, moment: Moment
     ) -> _Ruling:
         text = standing.text
         rules = self._flat(record, text, agent)
@@ -362,7 +331,7 @@ class Decider:
             verdict = Verdict.ALLOW if score & 1 else Verdict.DENY
             return _Ruling(verdict, Reason.RULE, rule, crawl_delay=rules.crawl_delay)
         match = policy.match_path(path, record.origin)
-        walls = (moment.wall_time, moment.wall_time + ahead)
+        walls = (moment.wall_time, moment.wall_time + moment.transit)
         clamped = self._clamped(policy, standing, moment)
         return _judge(policy, match, standing.reason, walls, clamped)
 
@@ -483,8 +452,7 @@ class Decider:
         text, moment = record.text, Moment(now, clock.wall())
         if text is not None and text.parsed is None and text.size >= LARGE:
             return None
-        standing = record.standing(moment)
-        decision = self._by_record(url, path, agent, record, standing, moment, 0.0)
+        decision = self._by_record(url, path, agent, record, moment)
         self._cache_decision(decision, path, record, agent, moment)
         return decision
 
@@ -644,7 +612,7 @@ class Decider:
             ruling = _Ruling(row.verdict, row.reason)
         else:
             match = policy.match_path(target.path, target.origin)
-            ruling = _judge(policy, match, row.reason, (wall,))
+            ruling = _judge(policy, match, row.reason, (wall,), None)
         return Decision(
             verdict=ruling.verdict,
             reason=ruling.reason,

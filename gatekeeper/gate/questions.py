@@ -86,9 +86,9 @@ class GateQuestions:
         # Stored, as `get_running_loop` makes a system call before Python 3.12.
         self._loop = asyncio.get_running_loop()
 
-    def moment(self) -> Moment:
-        """Return the current time, by both clocks."""
-        return Moment(self._monotonic(), self.clock.wall())
+    def moment(self, transit: float = 0.0) -> Moment:
+        """Return the current time, by both clocks. `transit` is that of the moment."""
+        return Moment(self._monotonic(), self.clock.wall(), transit)
 
     def token(self, user_agent: str | None) -> str:
         """Return the product token of a name; None: the gate's own. Raises ConfigError."""
@@ -139,12 +139,13 @@ class GateQuestions:
 
         REFETCH in place of the interval: the file has hard-expired and gets the turn. Never waits.
         """
-        agent, decider, moment = self.token(user_agent), self.decider, self.moment()
+        agent, decider = self.token(user_agent), self.decider
+        moment = self.moment(TRANSIT_SECONDS)
         found = decider.find(url, agent, moment.now)
         if found is not None and (interval := found[0].interval) is not None:
             return decider.build_cached(*found, url, next(decider.numbers)), interval
         record = self._directory.peek(target.origin)
-        decision = decider.decide(url, target, agent, record, moment, ahead=TRANSIT_SECONDS)
+        decision = decider.decide(url, target, agent, record, moment)
         if decision is None:
             return decider.unknown(url, target, agent, moment), REFETCH
         if record is None or decision.state in (None, State.OVERRIDE):
