@@ -104,12 +104,40 @@ class LazyPattern(CompiledPattern):
     def __getattr__(self, name: str) -> Any:  # called only for attributes that are not set yet
         from re import compile as compiled  # noqa: PLC0415
 
-        pattern = compiled(*self._arguments)
+        text, flags = self._arguments
+        pattern = compiled(without_possessive_groups(text) if _MISPLACED else text, flags)
         for attribute in _COPIED:
             setattr(self, attribute, getattr(pattern, attribute))
         # In a class with `__getattr__`, each attribute access takes 0.1 µs more.
         self.__class__ = CompiledPattern  # type: ignore[assignment]
         return getattr(pattern, name)
+
+
+_MISPLACED = sys.version_info < (3, 11, 5)
+"""Whether `re` goes on in the wrong place after a possessive repeat of a group: past the start of
+the last attempt, which failed (CPython gh-106052)."""
+
+
+def without_possessive_groups(text: str) -> str:
+    """Rewrite possessive repeats of groups as atomic groups, which mean the same.
+
+    >>> without_possessive_groups("a(?:b[)]|c)*+")
+    'a(?>(?:b[)]|c)*)'
+    """
+    from re import findall  # noqa: PLC0415
+
+    parts: list[str] = []
+    opened: list[int] = []
+    for part in findall(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\)[*+?]\+|(?s:.)", text):
+        start = opened.pop() if part[0] == ")" else len(parts)
+        if part == "(":
+            opened.append(start)
+        if len(part) == 3 and part[0] == ")":
+            parts[start] = f"(?>{parts[start]}"
+            parts.append(f"{part[:2]})")
+        else:
+            parts.append(part)
+    return "".join(parts)
 
 
 def lazy_pattern(text: str, flags: int = 0) -> Pattern[str]:
