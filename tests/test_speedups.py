@@ -82,7 +82,7 @@ def test_they_are_rewritten_for_pythons_that_need_it(monkeypatch: pytest.MonkeyP
 
 
 def test_a_group_that_fails_within_is_left_where_it_began() -> None:
-    """By Pythons before 3.11.5 each of these was wrong, and the last one took all memory."""
+    """By a Python before 3.11.5 the long value took all memory."""
     assert rfc_path("/%2f%2g") == "/%2F%252g"
     assert rfc_path("/%C3%A9%C3%A") == "/%C3%A9%C3%25A"
     policy = RobotsTxt.parse("User-agent: *\nDisallow: /%2F%25\n").policy("a")
