@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from gatekeeper.clock import Clock, UtcTime, number, utc
+from gatekeeper.clock import Clock, UtcTime, number, refuse_unless_open, utc
 from gatekeeper.config import PacingConfig
 from gatekeeper.errors import GateClosed
 from gatekeeper.pacing.engine import Engine
@@ -161,14 +161,15 @@ class Entrance:
 
     def enter(self) -> asyncio.Future[None] | None:
         """Return None if the task is admitted immediately. Otherwise return a future to await,
-        after which the task has to call `entered`.
+        after which the task has to call `entered`. Raises GateClosed in another event loop.
 
         Not a coroutine: each costs memory, and there may be very many.
         """
         if not self._armed:
-            self._armed = True
             if self._loop is None:  # A system call before Python 3.12.
                 self._loop = asyncio.get_running_loop()
+            refuse_unless_open(self._loop)
+            self._armed = True
             self._loop.call_soon(self._next_iteration)
         if not self.crowded and self._admitted < self._limit:
             self._admitted += 1

@@ -50,6 +50,7 @@ def url() -> Iterator[str]:
 def elsewhere() -> Iterator[tuple[Gatekeeper, asyncio.AbstractEventLoop]]:
     """A gate that is open in the loop of another thread, and that loop."""
     loop = asyncio.new_event_loop()
+    loop.set_debug(True)  # then it refuses calls from other threads by itself
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     config = Config.from_dict(
