@@ -272,7 +272,6 @@ class RequestSender:
         `headers` are added for this request only. Raises GateClosed.
         """
         session = self._session()
-        in_body = False
         head: aiohttp.ClientResponse | None = None
         first: FirstDial | None = None
         dialled: list[str] = []
@@ -292,13 +291,11 @@ class RequestSender:
                     ssl=self._ssl,
                     trace_request_ctx=deadline,
                 ) as head:
-                    elapsed = deadline.reading()
-                    in_body = True
-                    return await _read_reply(head, deadline, self._config, elapsed)
+                    return await self._read_reply(head, deadline)
         except (aiohttp.ClientError, OSError, TimeoutError, BadEncoding) as error:
             if isinstance(error, BadEncoding):
                 outcome = Outcome.BAD_ENCODING
-            elif isinstance(error, TimeoutError) and in_body:
+            elif isinstance(error, TimeoutError) and head is not None:
                 outcome = Outcome.TOO_SLOW  # too low a rate, or the deadline inside the body
             else:
                 outcome = classify(
@@ -317,6 +314,61 @@ class RequestSender:
         finally:
             if first is not None:
                 first.close()
+
+    async def _read_reply(self, head: aiohttp.ClientResponse, deadline: RetrievalDeadline) -> Reply:
+        elapsed, config = deadline.reading(), self._config
+        outcome = classify(status=head.status, headers=head.headers, config=config)
+        if not outcome.has_text or outcome is Outcome.EMPTY:
+            # The body of an error is never read.
+            return Reply(outcome=outcome, status=head.status, headers=head.headers, elapsed=elapsed)
+        body, binary = await self._read_body(head, deadline)
+        truncated = len(body) > config.max_body
+        outcome = Outcome.NOT_TEXT if binary else classify_body(outcome, body, truncated=truncated)
+        return Reply(
+            outcome=outcome,
+            status=head.status,
+            headers=head.headers,
+            body=body if outcome.has_text else None,
+            elapsed=elapsed,
+        )
+
+    async def _read_body(
+        self, head: aiohttp.ClientResponse, deadline: RetrievalDeadline
+    ) -> tuple[bytes, bool]:
+        """Return the decoded body, and whether it is not a text.
+
+        The body has one octet more than the limit if the text is longer. Raises BadEncoding if the
+        limit of received octets is reached before that: so much padding is an attack.
+        """
+        if is_media(head.headers.get(CONTENT_TYPE, "")):
+            head.close()
+            return b"", True
+        config, encoding = self._config, head.headers.get(CONTENT_ENCODING)
+        decoder = Decoder(encoding) if encoding else None
+        content = head.content
+        body = bytearray()
+        received = 0
+        sniffed = False
+        while not content.at_eof():
+            chunk = await content.readany()
+            received += len(chunk)
+            deadline.received(len(chunk))
+            room = config.max_body + 1 - len(body)
+            body += chunk[:room] if decoder is None else decoder.feed(chunk, room)
+            if not sniffed and len(body) >= 1024:
+                sniffed = True
+                if is_binary(bytes(body[:1024])):
+                    head.close()
+                    return b"", True
+            if len(body) > config.max_body:
+                head.close()
+                return bytes(body), False
+            if received > config.max_wire:
+                raise BadEncoding(f"{received} octets received for {len(body)} of text")
+        if decoder is not None:
+            decoder.finish()
+        whole = bytes(body)
+        return whole, not sniffed and is_binary(whole)
 
     async def reach(self, target: Target, deadline: RetrievalDeadline) -> bool | None:
         """Test whether a new connection to the target's origin can be made, without a request.
@@ -437,67 +489,6 @@ async def _connect_only(
         raise aiohttp.ClientConnectionError("not a request of ours")
     request.connect_only = True
     return await handler(request)
-
-
-async def _read_reply(
-    head: aiohttp.ClientResponse,
-    deadline: RetrievalDeadline,
-    config: FetchConfig,
-    elapsed: float | None,
-) -> Reply:
-    outcome = classify(status=head.status, headers=head.headers, config=config)
-    if not outcome.has_text or outcome is Outcome.EMPTY:
-        # The body of an error is never read.
-        return Reply(outcome=outcome, status=head.status, headers=head.headers, elapsed=elapsed)
-    body, binary = await _read_body(head, deadline, config)
-    truncated = len(body) > config.max_body
-    outcome = Outcome.NOT_TEXT if binary else classify_body(outcome, body, truncated=truncated)
-    return Reply(
-        outcome=outcome,
-        status=head.status,
-        headers=head.headers,
-        body=body if outcome.has_text else None,
-        elapsed=elapsed,
-    )
-
-
-async def _read_body(
-    head: aiohttp.ClientResponse, deadline: RetrievalDeadline, config: FetchConfig
-) -> tuple[bytes, bool]:
-    """Return the decoded body, and whether it is not a text.
-
-    The body has one octet more than the limit if the text is longer. Raises BadEncoding if the
-    limit of received octets is reached before that: so much padding is an attack.
-    """
-    if is_media(head.headers.get(CONTENT_TYPE, "")):
-        head.close()
-        return b"", True
-    encoding = head.headers.get(CONTENT_ENCODING)
-    decoder = Decoder(encoding) if encoding else None
-    content = head.content
-    body = bytearray()
-    received = 0
-    sniffed = False
-    while not content.at_eof():
-        chunk = await content.readany()
-        received += len(chunk)
-        deadline.received(len(chunk))
-        room = config.max_body + 1 - len(body)
-        body += chunk[:room] if decoder is None else decoder.feed(chunk, room)
-        if not sniffed and len(body) >= 1024:
-            sniffed = True
-            if is_binary(bytes(body[:1024])):
-                head.close()
-                return b"", True
-        if len(body) > config.max_body:
-            head.close()
-            return bytes(body), False
-        if received > config.max_wire:
-            raise BadEncoding(f"{received} octets received for {len(body)} of text")
-    if decoder is not None:
-        decoder.finish()
-    whole = bytes(body)
-    return whole, not sniffed and is_binary(whole)
 
 
 _ACCEPT: Final = "text/plain, text/*;q=0.9, */*;q=0.1"
