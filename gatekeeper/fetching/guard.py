@@ -31,7 +31,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import aiohttp
 import cachetools
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from aiohttp.client_proto import ResponseHandler
     from aiohttp.connector import AddrInfoType, Connection
     from aiohttp.tracing import Trace
+    from yarl import URL
 
 
 _MAX_THREADS: Final = 64
@@ -358,22 +359,19 @@ class GuardedConnector(DialConnector):
         if not passed and (refusal := self.guard.refuses_url(str(url))) is not None:
             raise self._denied(req, refusal.note)
         if (lapsed := before_send.get()) is not None:
-            return self._connect_in_time(req, traces, timeout, lapsed)
+            return self._connect_in_time(_connect(self, req, traces, timeout), lapsed, url)
         return _connect(self, req, traces, timeout)
 
+    @staticmethod
     async def _connect_in_time(
-        self,
-        req: ClientRequest,
-        traces: list[Trace],
-        timeout: ClientTimeout,
-        lapsed: Callable[[], bool],
+        connect: Coroutine[Any, Any, Connection], lapsed: Callable[[], bool], url: URL
     ) -> Connection:
         """Connect, and check `lapsed` after TLS, right before the request is written. Raises
         HoldLapsed."""
-        connection = await _connect(self, req, traces, timeout)
+        connection = await connect
         if lapsed():
             connection.release()  # reusable, as nothing was written to it
-            raise HoldLapsed(f"the hold of {req.url.raw_host} ran out before the request was sent")
+            raise HoldLapsed(f"the hold of {url.raw_host} ran out before the request was sent")
         return connection
 
     async def dial(self, target: urls.Target) -> FirstDial | None:
@@ -542,17 +540,11 @@ class HostAddresses(AbstractResolver):
     """
 
     def __init__(
-        self,
-        clock: Clock,
-        *,
-        guard: Guard | None,
-        resolver: AbstractResolver | None,
-        patience: float,
+        self, config: Config, clock: Clock, guard: Guard | None, resolver: AbstractResolver | None
     ) -> None:
-        """`guard`: None if the connector is not ours; addresses are then not vetted. `patience`:
-        seconds that one look-up may take."""
+        """`guard`: None if the connector is not ours; addresses are then not vetted."""
         self._clock = clock
-        self._patience = patience
+        self._patience = config.fetch.connect_timeout
         self._answers = answers = CachingResolver(resolver, clock)
         self._failed: cachetools.LRUCache[_Key, tuple[int, str]] = cachetools.LRUCache(
             _MAX_CACHED_NAMES
@@ -571,16 +563,6 @@ class HostAddresses(AbstractResolver):
             timer=clock.monotonic,
         )
         self._look_ups: dict[_Key, asyncio.Event] = {}
-
-    @classmethod
-    def of(
-        cls, config: Config, clock: Clock, guard: Guard | None, resolver: AbstractResolver | None
-    ) -> Self | None:
-        """Return an instance for the settings, or None if addresses have no clocks."""
-        if config.pacing.address_interval is None:
-            return None
-        patience = config.fetch.connect_timeout
-        return cls(clock, guard=guard, resolver=resolver, patience=patience)
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC

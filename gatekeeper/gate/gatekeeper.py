@@ -131,7 +131,9 @@ class Gatekeeper:
         self._rng = rng or random.Random()
         self._storage = storage or SqliteStorage.configured(config.storage, self._clock)
         self._guard = Guard(config) if session is None else None
-        self._dns = HostAddresses.of(config, self._clock, self._guard, resolver)
+        self._dns: HostAddresses | None = None
+        if config.pacing.address_interval is not None:
+            self._dns = HostAddresses(config, self._clock, self._guard, resolver)
         self._ledger = ledger or configured_ledger(config.fleet, self._clock)
         self._signer = Signer.of(config.identity, self._clock)
         self._scheduler = Scheduler(

@@ -22,6 +22,7 @@ from gatekeeper import (
     polite_session,
 )
 from gatekeeper.clock import VirtualClock
+from gatekeeper.config import Config
 from gatekeeper.fetching.guard import ANSWER_SECONDS, HostAddresses
 from gatekeeper.session import session_gate
 from tests.internet import Fail, FakeInternet, Page
@@ -273,7 +274,7 @@ async def test_one_look_up_serves_everybody_and_outlives_who_began_it(
     internet: FakeInternet, clock: VirtualClock
 ) -> None:
     internet.site("a.test")
-    places = HostAddresses(clock, guard=None, resolver=internet.resolver, patience=10.0)
+    places = HostAddresses(Config(), clock, None, internet.resolver)
 
     async def run() -> None:
         internet.resolver.delay = (1.0, 1.0)
@@ -290,7 +291,7 @@ async def test_one_look_up_serves_everybody_and_outlives_who_began_it(
 
 
 async def test_a_mapped_address_is_the_address_within(clock: VirtualClock) -> None:
-    places = HostAddresses(clock, guard=None, resolver=None, patience=10.0)
+    places = HostAddresses(Config(), clock, None, None)
     assert await places.scopes("::ffff:7f00:1", 80) == ("address:127.0.0.1",)
     assert await places.scopes("2001:db8::1", 80) == ("address:2001:db8::1",)
 
