@@ -25,6 +25,7 @@ import math
 import os
 import struct
 import sys
+import weakref
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -386,6 +387,20 @@ def _in_use_error(path: Path, who: str = "") -> StorageError:
     )
 
 
+_held_locks: weakref.WeakSet[FileLock | DatabaseLock] = weakref.WeakSet()
+
+
+def _leave_locks_to_parent() -> None:
+    """Close the copies of the descriptors in a forked child, which would keep the parent's locks
+    after its end."""
+    for lock in list(_held_locks):
+        lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_locks_to_parent)
+
+
 class FileLock:
     """A lock file, held from construction to `release` or the end of the process.
 
@@ -393,7 +408,7 @@ class FileLock:
     the file can't be created.
     """
 
-    __slots__ = ("_fd",)
+    __slots__ = ("__weakref__", "_fd")
 
     def __init__(self, path: Path, *, guarded: Path) -> None:
         try:
@@ -411,6 +426,7 @@ class FileLock:
             os.close(self._fd)
             raise _in_use_error(guarded, who) from error
         _write_holder(self._fd)
+        _held_locks.add(self)
 
     def release(self) -> None:
         """Release the lock. The file stays: removing it would race with its next opener."""
@@ -427,7 +443,7 @@ class DatabaseLock:
     that the process holds on it, including SQLite's. Readers in other processes are not excluded.
     """
 
-    __slots__ = ("_fd", "_inode", "_path")
+    __slots__ = ("__weakref__", "_fd", "_inode", "_path")
 
     _held: set[tuple[int, int]] = set()  # noqa: RUF012 - one for the whole process
     """Inodes of the databases that this process has locked. Opening one of them again, even just
@@ -462,6 +478,7 @@ class DatabaseLock:
             return
         self._inode = _inode_of(self._path)
         self._held.add(self._inode)
+        _held_locks.add(self)
 
     def check(self) -> None:
         """Raise OSError if the database was removed or moved while open, as nobody would ever

@@ -99,3 +99,75 @@ async def test_history_is_read_while_the_file_is_held(
         assert "1 version" in capsys.readouterr().out
         storage.promise(ClockRecord(scope="a.example", next_at=1.0))
         await storage.flush()
+
+
+FORKING = """
+import asyncio, os, sys
+from gatekeeper.storage import SqliteStorage
+
+async def main():
+    storage = SqliteStorage(sys.argv[1])
+    await storage.open()
+    read, write = os.pipe()
+    if not os.fork():
+        os.write(write, b"!")
+        sys.stdin.read()
+        os._exit(0)
+    os.read(read, 1)
+    if sys.argv[2] == "closes":
+        await storage.close()
+    print("over", flush=True)
+    if sys.argv[2] == "is killed":
+        os.kill(os.getpid(), 9)
+    if sys.argv[2] == "goes on":
+        sys.stdin.read()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
+@pytest.mark.parametrize(
+    ("parent", "expected"), [("closes", "opened"), ("is killed", "opened"), ("goes on", "in use")]
+)
+def test_a_forked_child_does_not_prolong_the_locks(path: Path, parent: str, expected: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", FORKING, path, parent],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as forking:
+        assert forking.stdout is not None
+        assert forking.stdout.readline() == b"over\n"
+        if parent == "is killed":
+            forking.wait()
+        assert expected in second(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
+def test_a_forked_child_may_open_the_file_after_its_parent(path: Path) -> None:
+    """The child has none of the parent's locks, and does not believe that it has them."""
+    program = FORKING.replace(
+        "        sys.stdin.read()\n        os._exit(0)",
+        "        sys.stdin.readline()\n"
+        "        asyncio.events._set_running_loop(None)\n"
+        "        asyncio.run(again())\n"
+        "        os._exit(0)",
+    ).replace(
+        "async def main",
+        "async def again():\n"
+        "    async with SqliteStorage(sys.argv[1]):\n"
+        "        print('opened', flush=True)\n\n"
+        "async def main",
+    )
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", program, path, "is killed"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as forking:
+        assert forking.stdin is not None
+        assert forking.stdout is not None
+        assert forking.stdout.readline() == b"over\n"
+        forking.wait()
+        forking.stdin.write(b"\n")
+        forking.stdin.flush()
+        assert forking.stdout.readline() == b"opened\n"
