@@ -29,7 +29,7 @@ from urllib.parse import quote
 from aiohttp import ClientMiddlewareType
 
 from gatekeeper import urls
-from gatekeeper.clock import Clock, OwnedTasks, SystemClock, block_end, utc
+from gatekeeper.clock import Clock, OwnedTasks, SystemClock, block_end, refuse_unless_open, utc
 from gatekeeper.config import (
     Config,
     RobotsConfig,
@@ -190,6 +190,7 @@ class RemoteGatekeeper:
     async def __aenter__(self) -> Self:
         if self._open or self._closed:
             raise GateClosed("this gate was opened already; make another one")
+        self._loop = asyncio.get_running_loop()
         await self._connection.open()
         try:
             if self._name is None:
@@ -451,6 +452,7 @@ class RemoteGatekeeper:
             raise GateClosed(
                 "the gate is not open; use it inside `async with RemoteGatekeeper(...)`"
             )
+        refuse_unless_open(self._loop)  # of the running loop
         if user_agent is not None:
             check_agent(user_agent)
 

@@ -261,6 +261,18 @@ async def test_a_gate_that_is_not_open_answers_nothing() -> None:
             await ask("http://a.test/")  # type: ignore[operator]
 
 
+@pytest.mark.parametrize(
+    "name", ["check", "allowed", "check_all", "acquire", "try_acquire", "look", "robots", "why"]
+)
+async def test_a_gate_of_another_event_loop_answers_nothing(name: str) -> None:
+    async with RemoteGatekeeper("http://127.0.0.1:1") as gate:
+        ask = getattr(gate, name)
+        url = "http://a.test/"
+        work = ask([url] if name == "check_all" else url)
+        with pytest.raises(GateClosed, match="belongs to another event loop"):
+            await asyncio.to_thread(asyncio.run, work)
+
+
 async def test_a_gate_is_opened_once(world: World) -> None:
     gate = RemoteGatekeeper("http://127.0.0.1:1")
     async with gate:
