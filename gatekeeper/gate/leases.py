@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from gatekeeper import urls
-from gatekeeper.clock import OwnedTasks, deadline, number, refuse_unless_open, utc
+from gatekeeper.clock import Clock, OwnedTasks, deadline, number, refuse_unless_open, utc
 from gatekeeper.config import refuse_wildcard_agent
 from gatekeeper.deadlock import Holdings
 from gatekeeper.decision import Decision, NotYet, Reason, not_yet, refuse
@@ -32,7 +32,7 @@ from gatekeeper.errors import (
 )
 from gatekeeper.fetching.faults import LocalFaults, Uplink
 from gatekeeper.fetching.records import Record
-from gatekeeper.gate.decider import UnbuiltDecision
+from gatekeeper.gate.decider import Decider, UnbuiltDecision
 from gatekeeper.gate.decision_cache import CachedOrigin
 from gatekeeper.gate.questions import GateQuestions
 from gatekeeper.gate.robots_pacing import PARKED
@@ -357,14 +357,14 @@ class LeaseManager:
     def __init__(self, questions: GateQuestions, scheduler: Scheduler, faults: LocalFaults) -> None:
         """`faults` is notified of responses. Create it in the gate's loop."""
         self.questions = questions
-        self.decider = decider = questions.decider
-        self.clock = clock = questions.clock
-        self.now: Callable[[], float] = clock.monotonic
+        self.decider: Decider = questions.decider
+        self.clock: Clock = questions.clock
+        self.now: Callable[[], float] = self.clock.monotonic
         self.faults = faults
         self.holdings: Holdings[Lease] = questions.waits.holdings
         self.uplink: Uplink = Uplink(
             faults,
-            clock,
+            self.clock,
             self._awaiting_head,
             busy=lambda: scheduler.busy,
             forgive=scheduler.forgive,
@@ -376,8 +376,8 @@ class LeaseManager:
         self._dns = questions.dns
         self._scheduler = scheduler
         self._take = scheduler.take
-        self._recall = decider.recall_allowed
-        self._numbers = decider.numbers
+        self._recall = self.decider.recall_allowed
+        self._numbers = self.decider.numbers
         self._fetches = OwnedTasks()
         """The background fetches of `try_acquire`, by origin."""
 
