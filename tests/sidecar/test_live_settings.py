@@ -214,10 +214,7 @@ def test_what_keeps_a_whole_configuration_reads_nothing_live_of_it() -> None:
         for table in re.findall(r"config\.(\w+)\.", path.read_text(encoding="utf-8"))
         if table in LIVE_TABLES
     }
-    assert read == {
-        ("fetcher.py", "pacing"),  # see Fetcher.adjust
-        ("guard.py", "pacing"),  # address_interval, which needs a restart
-    }
+    assert read == {("fetcher.py", "pacing")}  # see Fetcher.adjust
 
 
 def reachable(root: object) -> Iterator[tuple[str, object]]:
