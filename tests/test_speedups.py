@@ -56,23 +56,24 @@ def test_they_stand_only_where_they_are_rewritten() -> None:
     assert [name for name, text in texts.items() if groups.search(str(text))] == []
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11, 5), reason="it goes wrong there")
-@given(st.data())
-def test_what_is_rewritten_matches_the_same(data: st.DataObject) -> None:
-    text, flags = LAZY[data.draw(st.sampled_from(REWRITTEN))]
-    tried = data.draw(
-        st.one_of(
-            st.from_regex(re.compile(text, flags)),
-            st.text('%2fFaz.:/,;="\\ \t<>?-_*yn1@', max_size=30),
+if sys.version_info >= (3, 11, 5):  # before, the form as written matches wrongly
+
+    @given(st.data())
+    def test_what_is_rewritten_matches_the_same(data: st.DataObject) -> None:
+        text, flags = LAZY[data.draw(st.sampled_from(REWRITTEN))]
+        tried = data.draw(
+            st.one_of(
+                st.from_regex(re.compile(text, flags)),
+                st.text('%2fFaz.:/,;="\\ \t<>?-_*yn1@', max_size=30),
+            )
         )
-    )
-    cut = tried[: data.draw(st.integers(0, len(tried)))]
-    for one in (tried, cut):
-        found, expected = (
-            [(match.span(), match.groups()) for match in re.finditer(form, one, flags)]
-            for form in (without_possessive_groups(text), text)
-        )
-        assert found == expected
+        cut = tried[: data.draw(st.integers(0, len(tried)))]
+        for one in (tried, cut):
+            found, expected = (
+                [(match.span(), match.groups()) for match in re.finditer(form, one, flags)]
+                for form in (without_possessive_groups(text), text)
+            )
+            assert found == expected
 
 
 def test_they_are_rewritten_for_pythons_that_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
