@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gatekeeper.config import Config, HostRule, PacingConfig, match_named
+from gatekeeper.config import Config, GroupRule, HostRule, PacingConfig, match_named
 from gatekeeper.errors import ConfigError, GatekeeperError, needs_extra
 
 CONFIG_PREFIXES = ("domain:", "group:")
@@ -124,12 +124,14 @@ class HostRules:
     """
 
     def __init__(self, rules: Iterable[HostRule]) -> None:
-        """Of two rules with the same match the first counts. Raises ConfigError for a bad match."""
+        """Raises ConfigError for a bad match, or if two rules have the same one."""
         self._rules: dict[str, HostRule] = {}
         """Rules by their match: a host, `*.` and a domain, or `*`."""
         self._has_domains = False
         """True if any rule matches a domain."""
-        for rule in reversed(tuple(rules)):
+        for rule in rules:
+            if match_named(rule.match) in self._rules:
+                raise ConfigError(_twice("host", "match", rule.match))
             self.add(rule)
 
     def add(self, rule: HostRule) -> None:
@@ -167,7 +169,10 @@ class Rules:
         self.hosts: HostRules = HostRules(config.host)
         self._by_rule: dict[HostRule | None, ScopeSettings] = {}
         self._added: set[str] = set()
-        self._groups = {group.name: group for group in config.group}
+        self._groups: dict[str, GroupRule] = {}
+        for group in config.group:
+            if self._groups.setdefault(group.name, group) is not group:
+                raise ConfigError(_twice("group", "name", group.name))
         self._by_kind: dict[str, ScopeSettings] = {}
         pacing = config.pacing
         self._domain_of: Callable[[str], str | None] | None = None
@@ -184,9 +189,8 @@ class Rules:
     @property
     def budgeted(self) -> bool:
         """True if any host has a budget."""
-        return _budget(self.pacing, None) is not None or any(
-            _budget(self.pacing, rule) is not None for rule in self.hosts.entries()
-        )
+        rules = (None, *self.hosts.entries())
+        return any(_budget(self.pacing, rule) is not None for rule in rules)
 
     def for_host(self, host: str) -> ScopeSettings:
         """Return the settings of a host's own scope: one object for all hosts of a rule."""
@@ -198,9 +202,6 @@ class Rules:
 
     def _settings(self, rule: HostRule | None) -> ScopeSettings:
         pacing = self.pacing
-        limit = pacing.concurrency
-        if rule is not None and rule.concurrency is not None:
-            limit = rule.concurrency
         return ScopeSettings(
             default=pacing.default_interval,
             default_source="robots.txt gives no rate: pacing.default_interval",
@@ -210,7 +211,7 @@ class Rules:
             own_source=""
             if rule is None or rule.interval is None
             else f"operator: {rule.interval:g} s for {rule.match}",
-            limit=limit,
+            limit=(rule and rule.concurrency) or pacing.concurrency,
             budget=_budget(pacing, rule),
         )
 
@@ -277,6 +278,10 @@ class Rules:
             raise ConfigError(
                 f"[[host]] match={rule.match!r}: no [[group]] named {rule.group!r}; add one"
             )
+
+
+def _twice(table: str, key: str, value: str) -> str:
+    return f"[[{table}]] {key}={value!r}: an earlier table has this {key} too; keep one of them"
 
 
 def _budget(pacing: PacingConfig, rule: HostRule | None) -> DailyBudget | None:

@@ -120,6 +120,9 @@ def _tcp(family: int, address: tuple[object, ...]) -> socket.socket:
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(address)
+        # Two sockets may be bound to one address as long as neither listens, and uvloop conceals
+        # that listening failed.
+        sock.listen()
     except OSError:
         sock.close()
         raise
@@ -131,13 +134,13 @@ def _unix(path: Path) -> socket.socket:
     sock = _OwnedUnixSocket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.bind_to(path)
+        sock.listen()  # otherwise another start would take the socket for a stale one
     except OSError as error:
         sock.close()
         remedy = "give a shorter one" if error.errno is None else f"{_SOCKET} names another path"
         if error.errno == errno.ENOENT:
             remedy = f"make its directory first, or {remedy}"
-        problem = f"server.socket: {path}: {error.strerror or error}; {remedy}"
-        raise ConfigError(problem) from error
+        raise ConfigError(f"server.socket: {path}: {error.strerror or error}; {remedy}") from error
     return sock
 
 
@@ -152,18 +155,16 @@ def _remove_stale(path: Path) -> None:
             f"server.socket: {path} exists and is not a socket; remove it, or name another path "
             "with --socket or server.socket"
         )
-    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        probe.connect(str(path))
-    except ConnectionRefusedError:
-        path.unlink()
-    else:
-        raise ConfigError(
-            f"server.socket: {path}: another process listens there; stop it, or name another "
-            "path with --socket or server.socket"
-        )
-    finally:
-        probe.close()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+    raise ConfigError(
+        f"server.socket: {path}: another process listens there; stop it, or name another "
+        "path with --socket or server.socket"
+    )
 
 
 def close_sockets(sockets: list[socket.socket]) -> None:
@@ -194,12 +195,9 @@ def notify(message: str, environ: MutableMapping[str, str]) -> None:
     if not where:
         return
     address = "\0" + where[1:] if where.startswith("@") else where
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        try:
-            sock.connect(address)
-            sock.sendall(message.encode())
-        except OSError:
-            return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.connect(address)
+        sock.sendall(message.encode())
 
 
 def addresses(sockets: list[socket.socket]) -> list[tuple[str, int]]:

@@ -1,6 +1,6 @@
 """The process of the service: start, signals, draining, memory.
 
-start      bind, open the gate, listen, READY=1
+start      listen, open the gate, accept connections, READY=1
 SIGTERM    unready immediately, no new leases; after `drain_grace`, wait up to `drain_timeout` for
            reports of open leases and the end of streams; then no new connections; exit
 SIGINT     as SIGTERM, without `drain_grace`; a second one ends the wait

@@ -55,9 +55,15 @@ def test_other_tables_take_every_word_back_the_configured_one_too() -> None:
     assert rules.for_host("a.example").own is None
 
 
-def test_of_two_tables_for_one_match_the_first_counts() -> None:
-    first, second = HostRule(match="a.example", interval=1.0), HostRule(match="A.example")
-    assert HostRules([first, second]).find("a.example") is first
+def test_two_tables_for_one_match_are_refused() -> None:
+    first, second = HostRule(match="a.example", interval=1.0), HostRule(match="A.example.")
+    with pytest.raises(ConfigError, match=r"\[\[host\]\] match='A.example.': an earlier table"):
+        HostRules([first, second])
+
+
+def test_two_groups_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"\[\[group\]\] name='a': an earlier table"):
+        Rules(Config(group=(GroupRule(name="a"), GroupRule(name="a", interval=5.0))))
 
 
 def test_a_word_that_names_no_group_changes_nothing() -> None:

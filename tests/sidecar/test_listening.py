@@ -74,12 +74,9 @@ def test_a_stale_socket_is_replaced(path: Path) -> None:
 
 
 def test_a_living_socket_is_not(path: Path) -> None:
-    with opened(path) as sock:
-        sock.listen()
-        with pytest.raises(
-            ConfigError, match=r"another process listens there; stop it, .*--socket"
-        ):
-            opened(path)
+    message = r"another process listens there; stop it, .*--socket"
+    with opened(path), pytest.raises(ConfigError, match=message):  # its service may be starting
+        opened(path)
 
 
 def test_a_file_in_the_way_is_left_alone(path: Path) -> None:
@@ -95,6 +92,15 @@ def test_a_port_in_use_is_named() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port}"):
             listening.open_sockets(ServerConfig(port=port))
+
+
+def test_a_port_is_in_use_as_soon_as_it_is_opened() -> None:
+    # Two sockets may be bound to one port until one of them listens.
+    [sock] = listening.open_sockets(ServerConfig(port=0))
+    with sock:
+        port = listening.addresses([sock])[0][1]
+        with pytest.raises(ConfigError, match=f"port {port}: .*--proxy or server.proxy_port"):
+            listening.open_proxy_sockets(ServerConfig(proxy_port=port))
 
 
 def test_port_zero_takes_a_free_one() -> None:
