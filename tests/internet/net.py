@@ -90,7 +90,7 @@ class FakeInternet:
     async def __aenter__(self) -> Self:
         # Kept, so that a plain (not async) fixture too may open sites.
         self._loop = asyncio.get_running_loop()
-        self._loop.run_in_executor = self._counted  # type: ignore[method-assign]
+        self._loop.run_in_executor = self._counted  # type: ignore[assignment, method-assign]
         return self
 
     def _counted(self, executor: Any, work: Any, *args: Any) -> asyncio.Future[Any]:
