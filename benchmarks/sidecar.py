@@ -57,7 +57,7 @@ def _table(loop: str, options: Options) -> Table:
             works = _works({name: stack.enter_context(_server(name, loop)) for name in names})
             taken = _taken(works, rounds)
     finally:
-        if before is not None:
+        if sys.platform == "linux" and before is not None:
             os.sched_setaffinity(0, before)
     rows, figures = [], {}
     for name, own in taken.items():
@@ -116,7 +116,7 @@ _WARMING = 5
 def _pinned(core: int) -> set[int] | None:
     """Pin this process to one of its cores. Return the cores it could use before, or None if the
     system does not support pinning or there is only one core."""
-    if not hasattr(os, "sched_setaffinity"):
+    if sys.platform != "linux":
         return None
     cores = os.sched_getaffinity(0)
     if len(cores) < 2:
