@@ -494,6 +494,9 @@ class Server(web.Server):
             "max_line_size": header,
             "max_field_size": header,
             "keepalive_timeout": _IDLE_SECONDS,
+            # Encoded bodies are refused, or passed on as they are. A false one can't be decoded and
+            # would break the connection.
+            "auto_decompress": False,
         }
         super().__init__(
             handler, request_factory=self._new_request, handler_cancellation=True, **self.options

@@ -18,14 +18,22 @@ from gatekeeper.wire import Batch
 QUESTION = b'{"urls":[]}'
 
 
-async def answer(service: Any, head: str, body: bytes) -> bytes:
-    """Send the octets on a connection that stays open, and return the response."""
+async def answer(service: Any, head: str, body: bytes, then: bytes = b"") -> bytes:
+    """Send the octets on a connection that stays open, and return the head of the response.
+
+    `then`: the beginning of a further request, sent afterwards; return the head of its response.
+    """
     host, _, port = service.base.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     start = "POST /v1/check HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     writer.write(f"{start}{head}\r\n\r\n".encode() + body)
     try:
         got = await reader.readuntil(b"\r\n\r\n")
+        if then:
+            length = got.lower().partition(b"content-length:")[2].split()[0]
+            await reader.readexactly(int(length))
+            writer.write(then)
+            got = await reader.readuntil(b"\r\n\r\n")
     finally:
         writer.close()
     return got
@@ -43,9 +51,11 @@ async def test_an_encoded_body_is_415(
     with caplog.at_level(logging.ERROR):
         head = f"Content-Encoding: {encoding}\r\nContent-Length: {len(body)}"
         got = await answer(service, head, body)
+        # A false encoding is not decoded: that would break the connection under the next request.
+        then = await answer(service, head, body, b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
 
-    # aiohttp's parser refuses an encoding that it can't decode, the service any other.
-    assert got.split()[1] in {b"400", b"415"}
+    assert got.split()[1] == b"415"
+    assert then.split()[1] == b"200"
     assert caplog.records == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -159,6 +160,19 @@ async def test_requests_take_turns_and_bodies_are_passed_on(
     assert site.requests[-1].method == "POST"
     assert min(site.gaps()) >= 0.1
     assert (await client.get("http://a.test/x", method="HEAD"))[::2] == (200, "")
+
+
+async def test_an_encoded_body_is_passed_on_as_it_is(internet: FakeInternet, proxy: Any) -> None:
+    site = internet.site("a.test").robots("").page("/x", "done")
+    client = await proxy()
+    packed = gzip.compress(b"text", mtime=0)
+    for body in (packed, b"not gzip at all"):
+        headers = {"Content-Encoding": "gzip"}
+        status, _, _ = await client.get(
+            "http://a.test/x", method="POST", data=body, headers=headers
+        )
+        assert (status, site.requests[-1].body) == (200, body)
+        assert site.requests[-1].headers["Content-Encoding"] == "gzip"
 
 
 async def test_a_429_holds_the_host(internet: FakeInternet, proxy: Any) -> None:
