@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -15,12 +15,14 @@ from gatekeeper import (
     Deferred,
     Gatekeeper,
     LeaseTimeout,
+    MemoryLedger,
     Reason,
     State,
     Verdict,
 )
 from gatekeeper.clock import VirtualClock, utc
 from gatekeeper.gate import internals
+from gatekeeper.pacing.ledger import Granted, NotBefore, TakeRequest
 from tests.internet import FakeInternet, Page, redirect
 
 CONFIG = Config.from_dict(
@@ -182,3 +184,44 @@ async def test_a_site_that_turns_us_away_defers_its_other_origins(
         lease.report(status=503, retry_after=300)
     decision: Any = await gate.check("http://d.test:8080/x")
     deferred(decision, clock, Reason.HOST_BLOCKED, 300)
+
+
+class Recovering(MemoryLedger):
+    """A fleet's ledger whose store has lost its data: it grants nothing for some seconds."""
+
+    def __init__(self, clock: VirtualClock, seconds: float) -> None:
+        super().__init__(clock)
+        self.clock, self.until = clock, clock.monotonic() + seconds
+
+    @property
+    def state(self) -> str:
+        return "recovering" if self.clock.monotonic() < self.until else "connected"
+
+    def take_nowait(self, requests: Sequence[TakeRequest]) -> list[Granted | NotBefore]:
+        left = self.until - self.clock.monotonic()
+        return [NotBefore(left)] * len(requests) if left > 0 else super().take_nowait(requests)
+
+
+@pytest.mark.parametrize("seconds", [4.0, 30.0])
+async def test_a_question_is_deferred_if_the_fleets_store_is_not_back_within_seconds(
+    internet: FakeInternet, clock: VirtualClock, seconds: float
+) -> None:
+    internet.site("a.test").robots("")
+    ledger = Recovering(clock, seconds)
+    async with Gatekeeper(
+        "bot", config=CONFIG, resolver=internet.resolver, clock=clock, ledger=ledger
+    ) as gate:
+        asking = asyncio.create_task(gate.check("http://a.test/x"))
+        leasing = asyncio.create_task(gate.acquire("http://a.test/x", owned=False))
+        await internet.settle()
+        await clock.elapse(4.0)
+        assert asking.done() == (seconds == 4.0)
+        if not asking.done():
+            await clock.elapse(1.0)
+            deferred(await asking, clock, Reason.FLEET, 5)
+            deferred(await gate.check("http://a.test/x"), clock, Reason.FLEET, 5)
+            assert not leasing.done()  # a lease is there to be waited for
+            await clock.elapse(25.0)
+        await internet.settle()
+        assert await gate.check("http://a.test/x")
+        (await leasing).end()

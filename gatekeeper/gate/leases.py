@@ -594,9 +594,10 @@ class LeaseManager:
         decision = self.questions.decide(url, target, resolved, agent)
         if decision.reason is Reason.OWN_LEASE:
             raise LeaseTimeout(target.url, f"{urls.mask(target.url)}: {decision.note}")
-        if decision.reason not in _HOST_HELD or self._scheduler.held(target.host) is None:
+        held = decision.reason in _HOST_HELD and self._scheduler.held(target.host) is not None
+        if not held and not (decision.reason is Reason.FLEET and self._scheduler.unavailable):
             refuse(decision)
-        # Otherwise the file waits for the end of the host's block, and so will this lease.
+        # Otherwise the file waits for the host's block to end or the fleet's store, as this lease.
         if (why := self._scheduler.unkept(target.host)) is not None:
             refuse(self.questions.no_turn(url, target, user_agent, why))
         if (spent := self._scheduler.budget_spent(target.host)) is not None:

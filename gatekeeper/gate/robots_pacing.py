@@ -32,7 +32,7 @@ PARKED: Final = "no such name"
 """Reason of a block that was set because the host's name does not exist."""
 
 _PATIENCE_SECONDS: Final = 5.0
-"""Seconds that a question may wait for a block to end."""
+"""Seconds that a question may wait for a block to end, or for a fleet's store."""
 _PAUSED_RETRY_SECONDS: Final = 60.0
 """Seconds after which to ask again about a paused host, whose end is unknown."""
 _TURN_SLACK_SECONDS: Final = 60.0
@@ -93,7 +93,8 @@ class RobotsPacing:
         if flight is not None:
             self._waits.file_waits(flight.origin, host, scopes)
         try:
-            with _TurnWatch(self._alarm, self._delay_setter(), partial(self.held, host)):
+            why = partial(self.held, host, self._clock.monotonic())
+            with _TurnWatch(self._alarm, self._delay_setter(), why):
                 return await self._scheduler.acquire_robots(
                     target.url, host, asked=interval, scopes=scopes
                 )
@@ -101,12 +102,16 @@ class RobotsPacing:
             if flight is not None:
                 self._waits.file_goes_on(flight.origin)
 
-    def held(self, host: str) -> tuple[Outcome, float] | None:
-        """Return the block or pause that delays every request to the host for more than a moment,
-        and its seconds. None if there is none."""
+    def held(self, host: str, since: float) -> tuple[Outcome, float] | None:
+        """Return what delays every request to the host for more than a moment, and the seconds
+        after which to ask again: a block or a pause, or that the fleet's store has lost its data.
+        None if nothing does. The turn is waited for since the monotonic time `since`: a fleet
+        mostly restores its data in a moment, and nobody knows before that it does not."""
         found = self._scheduler.held(host)
         if found is None or found[1] == PARKED:
-            return None
+            late = self._clock.monotonic() >= since + _PATIENCE_SECONDS
+            lost = late and self._scheduler.unavailable
+            return (Outcome.FLEET, _PATIENCE_SECONDS) if lost else None
         seconds = found[0]
         if seconds == math.inf:
             return Outcome.HOST_PAUSED, _PAUSED_RETRY_SECONDS

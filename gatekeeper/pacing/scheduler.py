@@ -520,11 +520,8 @@ class Scheduler:
 
     def timeout_error(self, url: str, host: str, text: str) -> LeaseTimeout:
         """Return an error that says what holds the host up, and when its next turn can be."""
-        lost = "" if self._remote is None else self._remote.unavailable
-        scope = self._memory.find(host)
-        left, why = 0.0, ""
-        if scope is not None:
-            left, why = late(scope, self._clock.monotonic(), lost)
+        now, scope = self._clock.monotonic(), self._memory.find(host)
+        left, why = (0.0, "") if scope is None else late(scope, now, self.unavailable)
         return LeaseTimeout(
             url,
             f"{url}: {text}{why}",
@@ -707,11 +704,16 @@ class Scheduler:
         """True if any lease is open."""
         return self._engine.in_flight > 0
 
+    @property
+    def unavailable(self) -> str:
+        """Why the fleet's ledger grants nothing at the moment; empty if it does, or without one."""
+        return "" if self._remote is None else self._remote.unavailable
+
     def why(self, host: str) -> tuple[ClockView, ...]:
         """Return every clock of the host with its source; empty for an unknown host."""
         scope = self._memory.find(host)
         views = () if scope is None else explain(scope, self._clock, self._pacing)
-        why = "" if self._remote is None or scope is None else self._remote.unavailable
+        why = "" if scope is None else self.unavailable
         return (*views, ClockView(host, "fleet", why)) if why else views
 
     async def look(self, host: str) -> list[ScopeView]:

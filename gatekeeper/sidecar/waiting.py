@@ -23,7 +23,7 @@ import msgspec
 from gatekeeper import urls
 from gatekeeper.clock import Clock, deadline
 from gatekeeper.config import ServerConfig
-from gatekeeper.decision import refuse
+from gatekeeper.decision import Reason, refuse
 from gatekeeper.errors import LeaseTimeout
 from gatekeeper.gate import internals
 from gatekeeper.gate.leases import Lease
@@ -226,7 +226,9 @@ class LeaseWaiters:
             if decision is None:
                 async with deadline(self._clock, wanted.wait):
                     decision = await gate.check(wanted.url, user_agent=wanted.user_agent)
-            refuse(decision)
+            if decision.reason is not Reason.FLEET or not gate.ready:
+                refuse(decision)
+            # Otherwise `acquire` waits until the data of the fleet's store is restored.
         except LeaseTimeout:
             raise
         except TimeoutError:

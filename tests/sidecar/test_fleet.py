@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gatekeeper.gate import robots_pacing
 from gatekeeper.sidecar.exchange import Role
 from gatekeeper.sidecar.security import Token, Tokens
 from tests.fleet.server import BINARY, Server
@@ -193,3 +194,16 @@ async def test_readiness_tells_the_state_of_the_fleet_and_its_members(
     waits = [one for one in caplog.messages if "no leases are granted until" in one]
     assert len(waits) == 1
     assert store.url in waits[0]
+
+
+async def test_a_lease_is_waited_for_until_the_store_is_restored_but_no_check(
+    door: Open, store: Server, page: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(robots_pacing, "_PATIENCE_SECONDS", 0.1)
+    one = await door(fleet={"url": store.url, "hold": 1.0})  # the store is empty
+    leasing = asyncio.create_task(one.post("/v1/leases", {"url": page, "wait": 30}))
+    _, said = await one.get("/v1/check", params={"url": page})
+    assert (said["verdict"], said["reason"]) == ("defer", "fleet")
+    assert said["retry_at"] is not None
+    assert not leasing.done()
+    assert (await leasing)[0] == 201
