@@ -226,7 +226,8 @@ def test_an_error_of_opening_is_the_opener_s(tmp_path: Path) -> None:
 def run(code: str) -> subprocess.CompletedProcess[str]:
     """Run code in another process, without a network: the operator allows every URL."""
     head = (
-        "import os, signal, sys, threading\n"
+        "import logging, os, signal, sys, threading\n"
+        "logging.basicConfig(level=logging.WARNING)\n"  # an error that is only logged fails, too
         "from gatekeeper import Config, GateClosed, SyncGatekeeper\n"
         "config = Config.from_dict({'host': [{'match': '*', 'robots': 'allow'}],"
         " 'pacing': {'default_interval': 0.0}, **dict(TABLES)})\n"

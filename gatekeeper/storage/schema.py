@@ -274,7 +274,9 @@ def connect_readonly(path: Path) -> sqlite3.Connection:
     connection: sqlite3.Connection | None = None
     try:
         uri = f"{path.absolute().as_uri()}?mode=ro"
-        connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=5.0)
+        connection = sqlite3.connect(
+            uri, uri=True, isolation_level=None, timeout=5.0, check_same_thread=False
+        )
         version = _version(connection)
     except sqlite3.Error as error:
         if connection is not None:

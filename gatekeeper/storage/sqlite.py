@@ -103,7 +103,9 @@ class SqliteStorage:
         if self._loop_connection is not None:
             self._loop_connection.close()
             self._loop_connection = None
-        await asyncio.get_running_loop().run_in_executor(readers, self._close_connection)
+        with contextlib.suppress(RuntimeError):  # when the interpreter exits, it ends the thread
+            await asyncio.get_running_loop().run_in_executor(readers, self._close_connection)
+        self._close_connection()
         readers.shutdown()
         await asyncio.wrap_future(self._writer.stop())
         self._writer.join()
