@@ -475,8 +475,6 @@ class Engine:
                 continue
             if not waiter.stays:
                 queues.served(queue, waiter)
-            elif queue.heap is not None:
-                queue.requeue(waiter)  # It waits for another lease, after the others.
             waiter.deliver(grant)
             if not queue.alive:
                 queues.retire(queue)

@@ -15,7 +15,6 @@ new delay or block moves no entry. Queues that fall due at the same moment share
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -62,7 +61,8 @@ class Waiter:
         self.fetching: bool = False
         """It is fetching robots.txt and keeps its place."""
         self.stays: bool = False
-        """It wants another lease after this one, behind the others. `deliver` may reset it."""
+        """The only waiter of its host, which wants another lease after this one. `deliver` may
+        reset it."""
 
     def offer(self) -> Offer:
         """Return the interval that the policy asks for now that the host is due, or REFETCH or
@@ -179,11 +179,6 @@ class ScopeQueue:
         if self.heap is not None:
             return [entry[2] for entry in self.heap]
         return [] if self.only is None else [self.only]
-
-    def requeue(self, waiter: Waiter) -> None:
-        """Move the first waiter, which was served and stays, after those of its priority."""
-        if self.heap and self.heap[0][2] is waiter:
-            heapq.heapreplace(self.heap, (-waiter.priority, next(_order), waiter))
 
     def due_at(self) -> float:
         """Return when the first waiter may start: `due_at` of the scope, and what else it waits
