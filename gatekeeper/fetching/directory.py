@@ -89,6 +89,8 @@ _MAX_RENEWING_FLIGHTS: Final = 1_000
 """With so many flights in progress none is started for a file that others have renewed."""
 _RETRY_SECONDS: Final = 1.0
 """Seconds until the next attempt if nothing could be recorded."""
+_LOG_SECONDS: Final = 60.0
+"""Seconds between two log lines about a shortage of our own, such as of file descriptors."""
 
 
 class DirectoryStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,8 +181,8 @@ class Directory:
         """Allows one large text at a time, as every busy thread slows the loop's thread down."""
         self._waiting = 0
         self._counts: Counter[str] = Counter()
-        self._fetches = 0
-        self._internal_errors = 0
+        self._fetches = self._internal_errors = 0
+        self._log_shortage_at = -math.inf
         self._overloaded = 0
         self._open = False
         self._on_retrieval = on_retrieval
@@ -417,6 +419,9 @@ class Directory:
         self._counts[retrieval.outcome.row.name] += 1
         self._on_retrieval(origin, retrieval, self._clock.monotonic() - now)
         log.debug("robots.txt of %s: %s %s", origin, retrieval.outcome.row.name, retrieval.detail)
+        if retrieval.outcome is Outcome.OURS and self._open and now >= self._log_shortage_at:
+            self._log_shortage_at = now + _LOG_SECONDS
+            log.error("robots.txt of %s can't be fetched: %s", origin, retrieval.detail)
         body = retrieval.body
         text = None if body is None or len(body) < LARGE else await self._parse_in_thread(body)
         return self._updates.apply(origin, retrieval, began=now, text=text)

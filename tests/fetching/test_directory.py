@@ -352,6 +352,22 @@ async def test_the_unexpected_defers_is_counted_and_logged(
     assert "nobody foresaw this" in caplog.text
 
 
+async def test_a_shortage_of_ours_is_logged_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shortage = Retrieval(outcome=Outcome.OURS, detail="Too many open files")
+    async with house(shortage) as it:
+        for _ in range(3):
+            await it.get()
+            await it.clock.elapse(2.0)
+        assert [record.getMessage() for record in caplog.records] == [
+            f"robots.txt of {ORIGIN} can't be fetched: Too many open files"
+        ]
+        await it.clock.elapse(60.0)
+        await it.get()
+        assert len(caplog.records) == 2
+
+
 # Clocks
 
 

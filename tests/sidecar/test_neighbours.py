@@ -359,6 +359,15 @@ def test_that_descriptors_have_run_out_is_said_once_a_minute(
         assert len(caplog.records) == 3
 
 
+def test_few_files_are_shared_with_the_gate_and_said(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
+    limits = listening.raise_file_limit()
+    assert limits.clients + limits.backlog < 64
+    assert "only 64 files may be open" in caplog.text
+
+
 @pytest.mark.timeout(240)
 async def test_thousands_of_long_polls_wait_and_have_their_turn(
     start: Any, internet: FakeInternet
