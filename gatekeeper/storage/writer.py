@@ -554,6 +554,8 @@ class Writer:
             self._failed(batch, error)
             return error
         self._journal.discard(retired)
+        if self._failures:
+            _log.warning("%s: it can be written again", self._path)
         took = time.monotonic() - began
         with self._condition:
             self._writing = WriteBatch()

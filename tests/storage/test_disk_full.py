@@ -52,7 +52,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Disk]]:
 
 
 async def test_what_did_not_fit_is_written_when_there_is_space(
-    path: Path, made: Any, disk: type[_Disk]
+    path: Path, made: Any, disk: type[_Disk], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with SqliteStorage(path, config=SLOW) as storage:
         storage.put_origin(made("https://before.example"))
@@ -69,6 +69,7 @@ async def test_what_did_not_fit_is_written_when_there_is_space(
         assert await storage.load_origin("https://7.example") is not None
         disk.pages = None
         await storage.flush()
+        assert "state.db: it can be written again" in caplog.text
         assert storage.stats().pending == 0
         assert storage.stats().last_error is None
     async with SqliteStorage(path) as storage:
