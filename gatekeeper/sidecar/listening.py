@@ -176,16 +176,25 @@ def close_sockets(sockets: list[socket.socket]) -> None:
 
 
 def activated_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
-    """Return the sockets of LISTEN_FDS, if they are for this process (sd_listen_fds)."""
+    """Return the sockets of LISTEN_FDS, if they are for this process (sd_listen_fds).
+
+    Raises ConfigError if one is unusable.
+    """
     pid = environ.pop("LISTEN_PID", "")
     count = environ.pop("LISTEN_FDS", "")
     environ.pop("LISTEN_FDNAMES", None)
     if pid != str(os.getpid()) or not count.isdigit():
         return []
-    found = []
+    found: list[socket.socket] = []
     for number in range(_FIRST_FD, _FIRST_FD + int(count)):
-        os.set_inheritable(number, False)
-        found.append(socket.socket(fileno=number))
+        with contextlib.suppress(OSError):
+            os.set_inheritable(number, False)
+            found.append(socket.socket(fileno=number))
+            if found[-1].type == socket.SOCK_STREAM:
+                continue
+        close_sockets(found)
+        problem = f"descriptor {number} is no stream socket; pass one with ListenStream="
+        raise ConfigError(f"LISTEN_FDS: {problem}")
     return found
 
 
@@ -271,6 +280,7 @@ def _credentials(server: ServerConfig) -> str:
 _MAX_FILES = 65_536
 _MIN_RESERVED = 64
 """File descriptors reserved at least for the gate's own work: sites, storage, logs."""
+_FEW_FILES = 1024
 _MAX_BACKLOG = 512
 NO_DESCRIPTOR = "socket.accept() out of system resource"
 """Message of asyncio when no file descriptor is left for a connection."""
@@ -331,18 +341,24 @@ def raise_file_limit() -> ConnectionLimits:
             soft = wanted
         except (ValueError, OSError):
             _log.warning("the limit of open files stays at %d", soft)
+    if soft < _FEW_FILES:
+        _log.warning("only %d files may be open: allow more (LimitNOFILE=, ulimit -n)", soft)
     return _divide_files(soft)
 
 
 def _divide_files(files: int) -> ConnectionLimits:
     """Divide the open files: a quarter, at least 64, for the gate; half of that for the backlog.
 
+    Of very few files clients get half.
+
     >>> _divide_files(128)
     ConnectionLimits(clients=64, backlog=32)
+    >>> _divide_files(64)
+    ConnectionLimits(clients=32, backlog=16)
     >>> _divide_files(65536)
     ConnectionLimits(clients=49152, backlog=512)
     """
-    clients = max(_MIN_RESERVED, files - max(_MIN_RESERVED, files // 4))
+    clients = max(files // 2, files - max(_MIN_RESERVED, files // 4))
     return ConnectionLimits(clients, max(8, min(_MAX_BACKLOG, (files - clients) // 2)))
 
 

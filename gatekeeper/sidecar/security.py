@@ -158,7 +158,7 @@ def _tokens_of(lines: list[bytes]) -> Tokens:
             found.append(token)
     values = [one.value if isinstance(one, Token) else one for one in found]
     if not found:
-        raise ConfigError("0 tokens; each client has one or two")
+        raise ConfigError("no token; make one with `openssl rand -hex 32`")
     for name, count in names.items():
         if count > _MAX_TOKENS_OF_CLIENT:
             whose = f" of {name!r}" if name else ""

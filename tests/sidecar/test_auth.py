@@ -162,7 +162,7 @@ def test_t5_a_token_opens_an_address(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "0 tokens"),
+        ("", "no token"),
         (f"{ONE}\n{TWO}\n{ONE}c", "3 tokens"),
         ("short", "32 characters"),
     ],

@@ -123,6 +123,24 @@ def test_sockets_meant_for_others_are_not_taken(environ: dict[str, str]) -> None
     assert environ == {}
 
 
+@pytest.mark.parametrize("kind", ["datagram", "file", "closed"])
+def test_what_cannot_accept_connections_is_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "datagram":
+        number = socket.socket(socket.AF_INET, socket.SOCK_DGRAM).detach()
+    else:
+        number = os.open(tmp_path / "file", os.O_RDONLY | os.O_CREAT)
+    monkeypatch.setattr(listening, "_FIRST_FD", number)
+    if kind == "closed":
+        os.close(number)
+    environ = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"}
+    with pytest.raises(ConfigError, match=r"LISTEN_FDS: .* is no stream socket; .*ListenStream="):
+        listening.activated_sockets(environ)
+    if kind == "file":
+        os.close(number)
+
+
 def test_the_service_manager_is_told(path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(path))
