@@ -44,5 +44,6 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         replace_file(Path(args.output), composed.text.encode())
     elif not args.json:
-        print(composed.text, end="")
+        # A robots.txt is UTF-8 (RFC 9309 section 2.2), whatever the encoding of the terminal is.
+        sys.stdout.buffer.write(composed.text.encode())
     return OK

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +228,16 @@ def test_compose_writes_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert out.read_text() == printed
     assert "(owner ann, prefix /shop/)" in printed
     assert main(["lint", "--strict", str(out)]) == 0
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_compose_prints_utf_8_whatever_the_terminal_speaks(tmp_path: Path, encoding: str) -> None:
+    """A file that was redirected from stdout had other characters than the fragments."""
+    (one,) = written(tmp_path, a="User-agent: *\nDisallow: /caf\u00e9\n")
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    command = [sys.executable, "-m", "gatekeeper", "compose", one]
+    printed = subprocess.run(command, env=environment, capture_output=True, check=True).stdout
+    assert b"Disallow: /caf\xc3\xa9\n" in printed
 
 
 def test_what_can_not_be_written_is_named_as_it_was_given(
