@@ -10,9 +10,9 @@ import pytest
 from gatekeeper.cli import main
 from gatekeeper.cli.crawl.engine import exchange as real
 from gatekeeper.decision import Decision, Reason, Verdict
-from gatekeeper.errors import ConfigError, Deferred
+from gatekeeper.errors import ConfigError, Deferred, StorageError
 from tests.cli.crawling import OPEN, ROBOTS, fetch, manifest
-from tests.internet import FakeInternet
+from tests.internet import Custom, FakeInternet, Page
 
 
 async def test_without_warcio_nothing_is_made(
@@ -133,3 +133,20 @@ async def test_a_url_that_is_deferred_in_its_turn_is_asked_for_later(
     assert await fetch(internet, "http://a.test/x", output=folder) == 0
     assert manifest(folder)["http://a.test/x"]["outcome"] == "fetched"
     assert site.paths == [ROBOTS, "/x"]
+
+
+async def test_a_manifest_that_is_removed_ends_the_crawl(
+    internet: FakeInternet, folder: Path
+) -> None:
+    """Entries used to be written to the removed file, and the next run fetched every page again."""
+
+    def remove(_: object) -> Page:
+        (folder / "manifest.jsonl").unlink()
+        return Page("a page")
+
+    internet.site("a.test").robots(OPEN).on("/x", Custom(choose=remove))
+    with pytest.raises(
+        StorageError, match=r"manifest\.jsonl: was removed during the crawl; run it"
+    ):
+        await fetch(internet, "http://a.test/x", output=folder)
+    assert not (folder / "manifest.jsonl").exists()

@@ -161,3 +161,15 @@ async def test_a_file_that_was_taken_away_begins_anew_and_the_summary_says_so(
     assert "not in the WARC file: 1 of" in capsys.readouterr().out
     assert await fetch(internet, *urls, warc=path) == 0
     assert [body for _, _, body in archived(path)] == [b"two", b"three"]
+
+
+@pytest.mark.parametrize("name", ["manifest.jsonl", "gatekeeper.db", "gatekeeper.db-wal"])
+async def test_a_warc_file_with_the_name_of_a_file_of_the_folder_is_refused(
+    internet: FakeInternet, tmp_path: Path, name: str
+) -> None:
+    """The manifest was said to be in use by another process; the state file was overwritten."""
+    folder = tmp_path / "out"
+    for path in (folder / name, tmp_path / "out" / ".." / "out" / name):
+        with pytest.raises(ConfigError, match=rf"^--warc .*{name}: -o has its own file there; "):
+            await fetch(internet, "http://a.test/x", output=folder, warc=path)
+    assert list(folder.iterdir()) == []

@@ -280,9 +280,14 @@ class Manifest:
         return digest(url) in self._unarchived
 
     def write(self, entry: Entry) -> bytes:
-        """Append the line of an entry in one call, and return the line."""
+        """Append the line of an entry in one call, and return the line.
+
+        Raises StorageError if the file was removed: its entries would be lost, unnoticed.
+        """
         if self._file is None:
             raise ValueError("the manifest is not open")
+        if not os.fstat(self._file).st_nlink:
+            raise StorageError(f"{self.path}: was removed during the crawl; run it again")
         line = _encode(entry) + b"\n"
         _write_all(self._file, line)
         self._remember(entry)

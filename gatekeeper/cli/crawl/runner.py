@@ -259,7 +259,8 @@ def _lock(job: Job, stack: AsyncExitStack) -> None:
     """Lock the folder and the WARC file before either is read.
 
     Otherwise a record that another process is writing would look like a torn one. Raises
-    StorageError, which names the file and the process that holds the lock.
+    StorageError, which names the file and the process that holds the lock, and ConfigError for a
+    WARC file with the name of a file of the crawl.
     """
     if job.output is not None:
         _make_folder("-o", job.output, job.output)
@@ -268,6 +269,9 @@ def _lock(job: Job, stack: AsyncExitStack) -> None:
         if job.warc.is_dir():
             raise ConfigError(f"--warc {job.warc}: is a directory; name a file in it")
         _make_folder("--warc", job.warc, job.warc.parent)
+        own = job.output is not None and job.warc.parent.samefile(job.output)
+        if own and job.warc.name.startswith((MANIFEST, STATE)):
+            raise ConfigError(f"--warc {job.warc}: -o has its own file there; give another name")
     for path in (job.output and job.output / MANIFEST, job.warc):
         if path is not None:
             real = path.resolve()  # one lock for all names of a file
