@@ -85,6 +85,8 @@ warning blank-inside-group: A blank line divides the group; for older parsers it
     standard).
 warning content-usage-between-agents: Parsers of the newer draft begin a new group after
     Content-Usage (draft-ietf-aipref-attach).
+warning crawl-delay-between-agents: Crawl-delay ends no group: the agents above it obey the rules
+    below as well, though some robots begin a new group (RFC 9309 section 2.2.4).
 # Rules.
 warning blank-in-value: A blank inside the path counts as %20 (RFC 9309 section 2.2).
 warning hash-in-path: A `#` begins a comment, even without a blank before it (RFC 9309 section
@@ -335,12 +337,12 @@ def check_groups(report: FindingList, groups: Sequence[Group]) -> None:
 
 def _check_group(report: FindingList, group: Group, star_line: int) -> None:
     """Check one group. `star_line` is the line of a group for `*` that forbids something, or 0."""
-    if not group.rules:
-        exempt = star_line and "*" not in group.agents
+    detail = ""
+    if star_line and "*" not in group.agents:
         detail = f"Its robots do not obey the rules for `*` in line {star_line} either."
-        report.add(
-            group.line, "group-without-rules", *((detail, Severity.WARNING) if exempt else ())
-        )
+    if not group.rules:
+        severity = Severity.WARNING if detail else None
+        report.add(group.line, "group-without-rules", detail, severity)
         return
     for rule in group.rules:
         if rule.value:
@@ -352,7 +354,7 @@ def _check_group(report: FindingList, group: Group, star_line: int) -> None:
         and all(_allows(rule) for rule in group.rules)
         and not any(squeeze(rule.value) in _EVERYTHING for rule in rules)
     ):
-        report.add(rules[0].line, "lone-allow")
+        report.add(rules[0].line, "lone-allow", detail)
     if group.dialect in {Dialect.R1996, Dialect.V2}:
         _check_order(report, rules, group.dialect)
     else:
@@ -388,7 +390,8 @@ def _unmatchable(value: str, dialect: Dialect) -> str:
         return "A rule is a path; leave out scheme and host."
     begins = {Dialect.RFC9309: ("/", "*"), Dialect.V2: tuple("/*?[\\")}.get(dialect, ("/",))
     if not value.startswith(begins):
-        return f"Every path begins with a slash, {quoted(value)} does not."
+        remedy = " `/*` before it matches it anywhere." if dialect is Dialect.RFC9309 else ""
+        return f"Every path begins with a slash, {quoted(value)} does not.{remedy}"
     # Robots resolve dot segments before they compare. After a `?` or a `*` dot segments may remain.
     if "/." in value and _DOT_SEGMENT.match(value):
         return "Robots resolve `.` and `..` in a URL before they compare."
@@ -458,6 +461,10 @@ def _allows(rule: Rule) -> bool:
 
 
 _OUTSIDE_GROUPS = FILE_FIELDS | {"robot-version"}  # a Robot-version there is misplaced
+_ONLY_SOME_END_GROUPS = frozenset({"content-usage", "crawl-delay"})
+"""Fields after which a user-agent line begins another group for some robots."""
+_INDEXING = frozenset({"noindex", "nofollow"})
+"""Fields that search engines once read."""
 _HTML = re.compile(r"[\s\ufeff]*<(?:!doctype\s+html|html|head|body|\?xml)\b", re.IGNORECASE)
 
 
@@ -510,6 +517,8 @@ class _LineChecks:
         """Whether blank lines end a record (the 1994 standard, R94-03)."""
         self._any_record = False
         self._any_agent = False
+        self._any_for_group = False
+        """Whether there is a record that belongs in a group. A file of Sitemap lines needs none."""
         self._in_group = False
         self._has_rule = False
         """Whether the group has a rule, so that the next user-agent line begins another group (RFC
@@ -523,8 +532,9 @@ class _LineChecks:
         self._version_fits = False
         self._version_line = 0
         """Line number of the Robot-version of the current group."""
-        self._usage_line = 0
-        """Line number of a Content-Usage since the last user-agent line or rule."""
+        self._between: tuple[int, str] | None = None
+        """Line number and code of a record since the last user-agent line or rule that is to be
+        reported if another user-agent line follows."""
 
     def read(self, line: TextLine) -> None:
         """Check one line and update the state for the following ones."""
@@ -547,7 +557,7 @@ class _LineChecks:
             return
         if not self._any_record:
             self._report.add(0, "empty")
-        elif not self._any_agent:
+        elif self._any_for_group and not self._any_agent:
             self._report.add(0, "no-group")
 
     def _blank_line(self, number: int) -> None:
@@ -560,6 +570,7 @@ class _LineChecks:
 
     def _record(self, line: TextLine) -> None:
         self._any_record = True
+        self._any_for_group |= line.field not in FILE_FIELDS
         second = SECOND_RECORD.search(line.value) if ":" in line.value else None
         if second and line.field in KNOWN_FIELDS and line.field != "comment":
             self._add_for_text(line.number, "several-records", quoted(line.value[second.start() :]))
@@ -576,10 +587,10 @@ class _LineChecks:
             if self._record_open:
                 self._report.add(line.number, "missing-blank-line")
             self._has_rule = False
-            self._blank_in_group = self._version_line = self._usage_line = 0
-        elif self._usage_line:
-            self._report.add(self._usage_line, "content-usage-between-agents")
-            self._usage_line = 0
+            self._blank_in_group = self._version_line = 0
+        elif self._between is not None:
+            self._report.add(*self._between)
+        self._between = None
         if self._version_line and self._record_open:  # V2-06: it must follow the last one
             self._report.add(self._version_line, "misplaced-version")
             self._version_line = 0
@@ -594,7 +605,7 @@ class _LineChecks:
         if self._blank_in_group and not self._has_rule:
             self._report.add(self._blank_in_group, "blank-inside-group")
         self._has_rule = True
-        self._blank_in_group = self._usage_line = 0
+        self._blank_in_group, self._between = 0, None
 
     def _other(self, line: TextLine) -> None:
         if line.field not in KNOWN_FIELDS:
@@ -603,11 +614,16 @@ class _LineChecks:
                 self._report.add(line.number, "misspelt-field", f"Did you mean {meant}?")
             elif field_without_colon(line.text):
                 self._no_colon(line)
+            elif line.field in _INDEXING:
+                detail = f"{quoted(line.field)}: search engines read X-Robots-Tag headers instead."
+                self._add_for_text(line.number, "unknown-field", detail, Severity.WARNING)
             else:
                 self._add_for_text(line.number, "unknown-field", quoted(line.field))
             return
         if not self._in_group and line.field not in _OUTSIDE_GROUPS:
             self._report.add(line.number, "record-outside-group")
+        if line.field in _ONLY_SOME_END_GROUPS and self._in_group and not self._has_rule:
+            self._between = line.number, f"{line.field}-between-agents"
         read = _READERS.get(line.field)
         if read is not None and read(line.value) is None:
             self._report.add(line.number, f"bad-{line.field}", quoted(line.value))
@@ -630,7 +646,6 @@ class _LineChecks:
             self._report.add(line, code, detail, severity)
 
     def _content_usage(self, line: int, value: str) -> None:
-        self._usage_line = line if self._in_group and not self._has_rule else 0
         labels = signals.usage_labels(signals.split_content_usage(value)[1])
         if not labels or not any(labels.values()):
             self._report.add(line, "bad-content-usage", quoted(value))

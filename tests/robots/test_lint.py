@@ -29,7 +29,7 @@ CASES: list[tuple[str | bytes, list[tuple[int, str]]]] = [
     (b"\xef\xbb\xbfUser-agent: *\nDisallow: /a\n", [(1, "bom")]),
     ("\ufeffUser-agent: *\nDisallow: /a\n".encode("utf-16-le"), [(1, "encoding")]),
     ("<!DOCTYPE html>\n<title>Not: found</title>\n", [(1, "html")]),
-    ("Sitemap: https://example.com/s.xml\n", [(0, "no-group")]),
+    ("Novelty: 1\n", [(0, "no-group"), (1, "unknown-field")]),
     # Lines.
     (GROUP + "Disallow: /a\nDisallow: /\0b\n", [(3, "control")]),
     (b"User-agent: *\nDisallow: /a\n# caf\xe9\n", [(3, "not-utf8")]),
@@ -52,6 +52,10 @@ CASES: list[tuple[str | bytes, list[tuple[int, str]]]] = [
     (
         "User-agent: a\nContent-Usage: train-ai=n\nUser-agent: b\nDisallow: /b\n",
         [(2, "content-usage-between-agents")],
+    ),
+    (
+        "User-agent: a\nCrawl-delay: 5\nUser-agent: b\nDisallow: /b\n",
+        [(2, "crawl-delay-between-agents")],
     ),
     # Rules.
     (GROUP + "Disallow: / cyberworld / map /\n", [(2, "blank-in-value")]),
@@ -200,6 +204,57 @@ def test_a_group_that_takes_a_robot_out_of_the_rules_for_all_is_a_warning() -> N
     ):
         (found,) = RobotsTxt.parse(rest + named).findings
         assert (found.line, found.code, found.severity) == (4, "group-without-rules", severity)
+
+
+def test_a_group_of_allow_rules_says_that_its_robots_do_not_obey_the_rules_for_all() -> None:
+    named = "User-agent: bot\nAllow: /b\n"
+    (found,) = RobotsTxt.parse(GROUP + "Disallow: /a\n\n" + named).findings
+    assert (found.line, found.code) == (5, "lone-allow")
+    assert found.message.endswith(" Its robots do not obey the rules for `*` in line 1 either.")
+    (found,) = RobotsTxt.parse(named + "\n" + GROUP + "Disallow:\n").findings
+    assert found.message == CODES["lone-allow"].meaning
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Sitemap: https://a.example/s.xml",
+        "Host: a.example",
+        "License: https://a.example/l.xml",
+        "Clean-param: ref /shop/",
+    ],
+)
+def test_what_belongs_to_no_group_needs_none(line: str) -> None:
+    assert told(f"{line}\n") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "User-agent: a\nCrawl-delay: 5\nDisallow: /a\n\nUser-agent: b\nDisallow: /b\n",
+        "User-agent: a\nDisallow: /a\nCrawl-delay: 5\n\nUser-agent: b\nDisallow: /b\n",
+        "User-agent: a\nUser-agent: b\nCrawl-delay: 5\nDisallow: /b\n",
+    ],
+)
+def test_a_crawl_delay_beside_a_rule_of_its_group_is_no_fault(text: str) -> None:
+    assert told(text) == []
+
+
+def test_a_field_that_search_engines_no_longer_read_is_a_warning_with_the_remedy() -> None:
+    for field, severity in (("Noindex", "warning"), ("NoFollow", "warning"), ("Novelty", "info")):
+        (found,) = RobotsTxt.parse(GROUP + f"Disallow: /a\n{field}: /b\n").findings
+        assert (found.code, found.severity) == ("unknown-field", severity)
+        assert ("X-Robots-Tag" in found.message) == (severity == "warning")
+
+
+@pytest.mark.parametrize("dialect", ["rfc9309", "1996"])
+def test_the_remedy_for_a_rule_without_a_slash_is_one_of_its_dialect(dialect: str) -> None:
+    robots = RobotsTxt.parse(GROUP + "Disallow: ?sid=\n", dialect=dialect)
+    (found,) = robots.findings
+    assert found.code == "unmatchable-rule"
+    assert ("`/*` before it" in found.message) == (dialect == "rfc9309")
+    remedied = RobotsTxt.parse(GROUP + "Disallow: /*?sid=\n", dialect=dialect)
+    assert remedied.policy("a").allowed("/a?sid=1") == (dialect != "rfc9309")
 
 
 def test_a_control_character_is_an_error_where_a_record_is_lost() -> None:
