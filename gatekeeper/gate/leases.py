@@ -384,8 +384,11 @@ class LeaseManager:
     def take(self, url: str, owner: asyncio.Task[object] | None) -> Lease | None:
         """Grant a lease without waiting, if cached data is enough to decide. Return None otherwise.
 
-        The decision before the turn and the one at the grant are the same here.
+        The decision before the turn and the one at the grant are the same here. Raises GateClosed
+        in another event loop: its thread, or forked process, must not change the clocks.
         """
+        if asyncio.get_running_loop() is not self.loop:
+            refuse_unless_open(self.loop)
         # Earlier waiters go first, and a host that shares the clock of its address gets no turn
         # before the address is looked up.
         if self.entrance.crowded or self._dns is not None:

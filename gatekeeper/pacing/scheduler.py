@@ -331,6 +331,7 @@ class Scheduler:
 
         Raises LeaseTimeout, GateClosed, or what `admit` or `refetch` raises.
         """
+        self._check_open()
         engine = self._engine
         scope = engine.scopes[hash(host) & MASK].get(host)
         if scope is None or scopes:

@@ -99,3 +99,33 @@ def test_it_is_refused_where_only_the_turn_is_waited_for(
     with pytest.raises(GateClosed, match="belongs to another event loop; open one in each"):
         asyncio.run(other())
     loop.call_soon_threadsafe(lease.end)
+
+
+async def _lease_of_another_agent(gate: Gatekeeper, url: str) -> None:
+    async with gate.lease(url, user_agent="otherbot"):
+        pass
+
+
+AT_ONCE = ["lease", "acquire", "try_acquire", "PoliteQueue"]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [*map(USES.get, AT_ONCE), _lease_of_another_agent],
+    ids=[*AT_ONCE, "another agent"],
+)
+def test_it_is_refused_where_nothing_is_waited_for(
+    elsewhere: tuple[Gatekeeper, asyncio.AbstractEventLoop], use: Use
+) -> None:
+    gate, loop = elsewhere
+
+    async def other() -> None:
+        await use(gate, "http://known.test/")
+
+    with pytest.raises(GateClosed, match="belongs to another event loop; open one in each"):
+        asyncio.run(other())
+    assert asyncio.run_coroutine_threadsafe(_granted(gate), loop).result(20.0) == 0
+
+
+async def _granted(gate: Gatekeeper) -> int:
+    return gate.stats().pacing.granted
