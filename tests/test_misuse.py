@@ -22,6 +22,7 @@ from gatekeeper import (
 from gatekeeper.integrations.crawlee import PoliteHttpClient
 from gatekeeper.integrations.httpx import PoliteTransport, SyncPoliteTransport
 from gatekeeper.integrations.requests import PoliteAdapter
+from gatekeeper.testing import ScriptedGate
 
 
 @pytest.mark.parametrize("raw", [None, b"http://a.test/", URL("http://a.test/"), 3])
@@ -202,6 +203,21 @@ async def test_a_wait_of_the_wrong_type_is_told(
     async with RemoteGatekeeper("http://127.0.0.1:1") if far else Gatekeeper("examplebot") as gate:
         with pytest.raises(TypeError, match=told):
             await gate.acquire("http://a.test/", **options)
+
+
+async def test_a_wait_of_the_wrong_type_is_told_even_if_nothing_has_to_wait() -> None:
+    """Otherwise the mistake would show first when two requests meet."""
+    wrong: Any = "60"
+    config = Config.from_dict({"pacing": {"default_interval": 0.0}})
+    async with ScriptedGate(config=config) as gate:
+        gate.say("http://a.test", "")
+        assert await gate.allowed("http://a.test/")
+        for _ in range(2):
+            (await gate.acquire("http://a.test/")).end()
+            with pytest.raises(TypeError, match="timeout must be seconds"):
+                await gate.acquire("http://a.test/", timeout=wrong)
+            with pytest.raises(TypeError, match="priority must be a number"):
+                await gate.try_acquire("http://a.test/", priority=wrong)
 
 
 async def test_data_in_the_place_of_a_priority_is_told() -> None:

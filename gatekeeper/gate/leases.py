@@ -294,6 +294,7 @@ class LeaseRequest(msgspec.Struct, eq=False, gc=False):
 
     async def __aenter__(self) -> Lease:
         manager, timeout = self._manager, self._timeout
+        refuse_wrong_wait(self._priority, timeout)  # even if it does not come to a wait
         entrance = manager.entrance
         entered = entrance.crowded and (timeout is None or timeout > 0)
         if entered:  # First of all, since many tasks may start in one iteration of the loop.
@@ -453,7 +454,6 @@ class LeaseManager:
         `entered`: the caller has passed the entrance. Raises as entering `Gatekeeper.lease` does.
         """
         refuse_wildcard_agent(user_agent)
-        refuse_wrong_wait(priority, timeout)
         end = None if timeout is None else self.clock.monotonic() + timeout
         if not entered and timeout != 0 and (before := self.entrance.enter()) is not None:
             await before
@@ -503,6 +503,7 @@ class LeaseManager:
         self, url: str, *, priority: int, user_agent: str | None, owned: bool
     ) -> Lease | NotYet:
         """See `Gatekeeper.try_acquire`."""
+        refuse_wrong_wait(priority)
         owner = asyncio.current_task(self.loop) if owned else None
         lease = self.take(url, owner) if user_agent is None else None
         if lease is None:
