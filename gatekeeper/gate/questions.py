@@ -157,7 +157,7 @@ class GateQuestions:
     ) -> Offer:
         """Return the interval as `offer` does if the URL is allowed, else REFETCH.
 
-        The decision, or the inputs to build it from, is appended to `sources`.
+        Such a decision, or the inputs to build it from, is appended to `sources`.
         """
         record, moment = self._directory.peek(target.origin), self.moment()
         if record is not None:
@@ -166,8 +166,11 @@ class GateQuestions:
                 sources.append(UnbuiltDecision(self.decider, record, url, target, moment))
                 return asked
         decision, offer = self.offer(url, target, None)
-        sources.append(decision)
-        return offer if decision else REFETCH
+        if decision:
+            sources.append(decision)
+            return offer
+        self.decider.count({(decision.verdict, decision.reason): -1})  # The caller decides again.
+        return REFETCH
 
     def no_turn(
         self, url: str, target: Target, user_agent: str | None, why: str | TurnError

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from gatekeeper import Config, Decision, Denied, Gatekeeper, HostRule, LeaseTimeout
+from gatekeeper import Config, Decision, Denied, Gatekeeper, HostRule, LeaseTimeout, Reason, Verdict
 from gatekeeper.config import GuardConfig, PacingConfig
 from tests.internet import FakeInternet
 
@@ -65,6 +65,7 @@ async def test_what_is_denied_is_never_leased(
             continue
         with pytest.raises(Denied):
             await virtual_internet.drive(leased(gate, f"http://a.test{path}"))
+    assert gate.stats().decisions[Verdict.DENY, Reason.RULE] == 5
 
 
 async def test_the_decision_is_that_of_the_grant_whatever_comes_after(
