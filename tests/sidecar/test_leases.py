@@ -12,7 +12,7 @@ import pytest
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import ServerConfig
-from gatekeeper.decision import Verdict
+from gatekeeper.decision import Reason, Verdict
 from gatekeeper.sidecar.exchange import Problem
 from gatekeeper.sidecar.leases import LeaseTable
 from gatekeeper.wire import LeaseReport, LeaseRequestBody
@@ -53,7 +53,7 @@ class ScriptedGate:
         self.left = 0
 
     def peek(self, url: str, **asked: Any) -> Any:
-        return SimpleNamespace(verdict=Verdict.ALLOW)
+        return SimpleNamespace(verdict=Verdict.ALLOW, reason=Reason.NO_RULE)
 
     async def acquire(self, url: str, **wanted: Any) -> ScriptedLease:
         try:
