@@ -46,7 +46,7 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
     case: Case
     allowed: bool
     rule: Rule | None
-    passed: bool
+    passed: bool = False
 
 
 class CaseReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
     log_to_stderr()
     if not args.expect and not args.sitemap:
         args.parser.error("nothing to check: give --expect or --sitemap")
+    if [args.source, *args.expect, *args.sitemap].count("-") > 1:
+        args.parser.error("standard input can be read only once")
     settings = load(args)
     cases = [each for name in args.expect for each in _cases(name)]
     text = read_text(settings, args.source)
@@ -152,9 +154,7 @@ def _differing(
             )
         line = match.rule.line if match.rule is not None else 0
         if match.allowed != case.allowed or case.line not in {None, line}:
-            result = CaseResult(
-                where=where, case=case, allowed=match.allowed, rule=match.rule, passed=False
-            )
+            result = CaseResult(where=where, case=case, allowed=match.allowed, rule=match.rule)
             results.append(result)
     return results
 

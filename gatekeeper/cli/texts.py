@@ -104,8 +104,7 @@ def read_bounded(source: str) -> bytes:
         with open(source, "rb") as file:
             body = file.read(_MAX_BYTES + 1)
     if len(body) > _MAX_BYTES:
-        limit = f"{_MAX_BYTES >> 20} MiB"
-        raise GatekeeperError(f"{source}: longer than {limit}, the limit for input")
+        raise GatekeeperError(f"{source}: longer than {_MAX_BYTES >> 20} MiB, the limit for input")
     return body
 
 

@@ -384,6 +384,16 @@ def test_a_file_of_cases_that_is_none_is_one_line(
     assert "cases.toml" in said
 
 
+@pytest.mark.parametrize("option", ["--expect", "--sitemap"])
+def test_standard_input_can_not_be_both_the_file_and_the_cases(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second read got nothing, so the cases were compared with an empty file."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["test", "-", option, "-"])
+    assert "standard input can be read only once" in capsys.readouterr().err
+
+
 def test_nothing_to_expect_is_a_mistake_in_the_call(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         main(["test", *written(tmp_path, r="")])
