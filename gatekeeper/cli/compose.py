@@ -32,9 +32,10 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error(
             "a fragment must be a file; download it first, so that you know its content"
         )
+    if args.output and Path(args.output).resolve() in [Path(f).resolve() for f in args.fragments]:
+        args.parser.error("-o names one of the fragments; give the composed file its own name")
     settings = load(args)
-    texts = [read_text(settings, name) for name in args.fragments]
-    composed = compose(Fragment(text.name, text.body) for text in texts)
+    composed = compose(Fragment(name, read_text(settings, name).body) for name in args.fragments)
     if args.json:
         print(json_text(composed))
     for problem in composed.problems:

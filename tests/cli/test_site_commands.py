@@ -230,6 +230,17 @@ def test_compose_writes_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["lint", "--strict", str(out)]) == 0
 
 
+def test_compose_does_not_write_to_a_fragment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`compose *.txt -o robots.txt` read its own result in the second run: no rule ever went."""
+    one, two = written(tmp_path, a="User-agent: *\nDisallow: /x\n", b="User-agent: *\n")
+    with pytest.raises(SystemExit, match="2"):
+        main(["compose", one, two, "-o", str(tmp_path / ".." / tmp_path.name / "b.txt")])
+    assert "-o names one of the fragments" in capsys.readouterr().err
+    assert Path(two).read_text() == "User-agent: *\n"
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_compose_prints_utf_8_whatever_the_terminal_speaks(tmp_path: Path, encoding: str) -> None:
     """A file that was redirected from stdout had other characters than the fragments."""
