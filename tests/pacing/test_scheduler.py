@@ -100,6 +100,19 @@ async def test_without_an_interval_the_slots_alone_count(make: Make, clock: Virt
     assert visitor.names == ["first", "second", "third"]
 
 
+async def test_all_slots_are_taken_when_a_pause_ends(make: Make, clock: VirtualClock) -> None:
+    scheduler = await make(concurrency=3)
+    visitor = Visitor(scheduler, clock)
+    scheduler.pause(A)
+    for name in ("1", "2", "3", "4"):
+        visitor.ask(name, hold=None, admit=wish(0.0))
+    await clock.settle()
+    assert visitor.names == []
+    scheduler.resume(A)
+    await clock.settle()
+    assert visitor.names == ["1", "2", "3"]
+
+
 async def test_hosts_do_not_wait_for_each_other(visitor: Visitor, clock: VirtualClock) -> None:
     visitor.ask("first", hold=None)
     visitor.ask("elsewhere", B, hold=None)
