@@ -305,9 +305,9 @@ async def _serve_gate(count: int) -> None:
     """Serve the sidecar with that many workers."""
     from gatekeeper import Gatekeeper
     from gatekeeper.config import Config, GuardConfig, PacingConfig, ServerConfig
-    from gatekeeper.sidecar.listening import Server
+    from gatekeeper.sidecar.listening import Acceptor, Server
     from gatekeeper.sidecar.service import Service
-    from gatekeeper.sidecar.workers import Acceptor, Workers
+    from gatekeeper.sidecar.workers import Workers
 
     origins = await _origins()
     config = Config(
@@ -332,14 +332,14 @@ async def _serve_gate(count: int) -> None:
         runner = web.ServerRunner(server)
         await runner.setup()
         if workers is None:
-            await web.SockSite(runner, sock).start()
+            await Acceptor(sock, server.take, backlog=128).start()
             await _until_closed(sock.getsockname()[1], origins, [os.getpid()])
         else:
             async with workers.serving(service, server):
                 ready = workers._accepting
                 await workers._until(lambda: len(ready()) == count)
                 pids = [one.process.pid for one in ready()]
-                await Acceptor(sock, workers, backlog=128).start()
+                await Acceptor(sock, workers.dispatch, backlog=128).start()
                 await _until_closed(sock.getsockname()[1], origins, [os.getpid(), *pids])
         await service.close()
         await runner.cleanup()

@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import socket
+import ssl
 import stat
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
@@ -21,6 +22,7 @@ import msgspec
 from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import LineTooLong
 
+from gatekeeper.clock import OwnedTasks
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import ConfigError
 from gatekeeper.library_internals import Octets, body_read, fail_broken_body, read_inline
@@ -282,8 +284,7 @@ _MIN_RESERVED = 64
 """File descriptors reserved at least for the gate's own work: sites, storage, logs."""
 _FEW_FILES = 1024
 _MAX_BACKLOG = 512
-NO_DESCRIPTOR = "socket.accept() out of system resource"
-"""Message of asyncio when no file descriptor is left for a connection."""
+_NO_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _LOG_SECONDS = 60.0
 """Seconds between two log lines about that."""
 _GC_THRESHOLD = 20_000
@@ -362,27 +363,57 @@ def _divide_files(files: int) -> ConnectionLimits:
     return ConnectionLimits(clients, max(8, min(_MAX_BACKLOG, (files - clients) // 2)))
 
 
-def limit_accept_errors(loop: asyncio.AbstractEventLoop) -> None:
-    """Make the loop log at most once a minute that no descriptor is left for a connection.
+class Acceptor:
+    """Accepts the connections of one listening socket.
 
-    asyncio logs it, with a traceback, for every connection of the backlog, which would stop the
-    service if the log's reader is slower than that.
+    It takes all that wait in one iteration of the event loop. uvloop by itself takes one, so that
+    under load nobody else, not even a health check, is served for minutes.
     """
-    last_logged = -math.inf
-    previous = loop.get_exception_handler()
 
-    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        nonlocal last_logged
-        if context.get("message") != NO_DESCRIPTOR:
-            if previous is None:
-                loop.default_exception_handler(context)
-            else:
-                previous(loop, context)
-        elif loop.time() >= last_logged + _LOG_SECONDS:
-            last_logged = loop.time()
-            _log.error("no connection can be accepted: %s", context.get("exception"))
+    def __init__(
+        self, sock: socket.socket, take: Callable[[socket.socket], object], *, backlog: int
+    ) -> None:
+        """`take` is called with each connection."""
+        self._sock = sock
+        self._take = take
+        self._backlog = backlog
+        self._loop = asyncio.get_running_loop()
+        self._stopped = False
+        self._log_at = -math.inf
 
-    loop.set_exception_handler(handle)
+    async def start(self) -> None:
+        """Start listening."""
+        self._sock.setblocking(False)
+        self._sock.listen(self._backlog)
+        self._loop.add_reader(self._sock.fileno(), self._accept)
+
+    async def stop(self) -> None:
+        """Stop accepting and close the socket. Idempotent."""
+        if not self._stopped:
+            self._stopped = True
+            self._loop.remove_reader(self._sock.fileno())
+            self._sock.close()
+
+    def _accept(self) -> None:
+        for _ in range(self._backlog):
+            try:
+                connection, _ = self._sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _NO_RESOURCES:
+                    raise
+                if self._loop.time() >= self._log_at:
+                    self._log_at = self._loop.time() + _LOG_SECONDS
+                    _log.error("no connection can be accepted: %s", error)
+                self._loop.remove_reader(self._sock.fileno())
+                self._loop.call_later(1.0, self._resume)
+                return
+            self._take(connection)
+
+    def _resume(self) -> None:
+        if not self._stopped:
+            self._loop.add_reader(self._sock.fileno(), self._accept)
 
 
 # --- aiohttp's low-level server, with limits on connections and our own error responses.
@@ -498,6 +529,7 @@ class Server(web.Server):
         inline: Inline | None = None,
         on_lost: Callable[[], object] = lambda: None,
         pass_on: PassOn | None = None,
+        context: ssl.SSLContext | None = None,
     ) -> None:
         """`header`: maximum octets of the request line and of each header field.
 
@@ -522,6 +554,8 @@ class Server(web.Server):
         self.heads: HeadCache = HeadCache(max_line=header)
         self.on_lost: Callable[[], object] = on_lost
         self.pass_on: PassOn | None = pass_on
+        self._context = context
+        self._taken = OwnedTasks()
         self.max_connections: int = connections
         self.refused: int = 0
         """Number of connections turned away."""
@@ -530,9 +564,23 @@ class Server(web.Server):
         """Return the protocol of a new connection."""
         return _Protocol(self)
 
-    def continued(self, unanswered: bytes, passes: int) -> web.RequestHandler:
-        """Return the protocol of a connection that was passed on; see `PassOn`."""
-        return _Protocol(self, unanswered, passes)
+    def take(self, connection: socket.socket, unanswered: bytes = b"", passes: int = 0) -> None:
+        """Serve an accepted connection. One that was passed on has more arguments; see `PassOn`."""
+        self._taken.start(self._serve(connection, unanswered, passes))
+
+    async def _serve(self, connection: socket.socket, unanswered: bytes, passes: int) -> None:
+        connection.setblocking(False)
+        try:
+            await self.loop.connect_accepted_socket(
+                lambda: _Protocol(self, unanswered, passes), connection, ssl=self._context
+            )
+        except OSError:  # the client is gone, or TLS failed
+            connection.close()
+
+    async def shutdown(self, timeout: float | None = None) -> None:
+        """End all connections, also those whose TLS is not set up yet."""
+        await self._taken.close()
+        await super().shutdown(timeout)
 
     def count_refused(self) -> None:
         """Count a connection that was turned away; log the first one."""

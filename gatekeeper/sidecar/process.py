@@ -32,12 +32,12 @@ from gatekeeper.errors import ConfigError, StorageError
 from gatekeeper.gate import Gatekeeper, internals
 from gatekeeper.sidecar.leases import LeaseJournal
 from gatekeeper.sidecar.listening import (
+    Acceptor,
     Server,
     activated_sockets,
     addresses,
     close_sockets,
     describe,
-    limit_accept_errors,
     loop_factory,
     notify,
     open_proxy_sockets,
@@ -57,7 +57,7 @@ from gatekeeper.sidecar.security import (
     read_tokens,
 )
 from gatekeeper.sidecar.service import Service
-from gatekeeper.sidecar.workers import Acceptor, Workers
+from gatekeeper.sidecar.workers import Workers
 
 _log = logging.getLogger(__name__)
 
@@ -213,13 +213,12 @@ async def _listening(
 ) -> AsyncIterator[None]:
     """Accept connections inside the context; on leaving it, drain for a limited time (T16)."""
     files = raise_file_limit()
-    limit_accept_errors(asyncio.get_running_loop())
     memory = MemoryTrimmer(service.clock)
     header = service.config.server.max_header
     workers = service.workers
     context = service.certificates.context if service.certificates else None
     for_proxy = files.clients // 4 if proxy_sockets else 0
-    proxy = Server(Proxy(service).handle, header=header, connections=for_proxy)
+    proxy = Server(Proxy(service).handle, header=header, connections=for_proxy, context=context)
     server = Server(
         service.handle,
         header=header,
@@ -227,6 +226,7 @@ async def _listening(
         inline=service.inline,
         on_lost=memory.lost,
         pass_on=None if workers is None else workers.pass_on,
+        context=context,
     )
     service.metrics.add_source(
         lambda: {
@@ -239,14 +239,9 @@ async def _listening(
         for runner in runners:
             await runner.setup()
 
-        def site(runner: web.ServerRunner, sock: socket.socket) -> web.BaseSite:
-            return web.SockSite(runner, sock, ssl_context=context, backlog=files.backlog)
-
-        sites: list[web.BaseSite | Acceptor] = [site(runners[1], one) for one in proxy_sockets]
-        if workers is None:
-            sites += [site(runners[0], one) for one in sockets]
-        else:
-            sites += [Acceptor(one, workers, backlog=files.backlog) for one in sockets]
+        take = server.take if workers is None else workers.dispatch
+        sites = [Acceptor(one, proxy.take, backlog=files.backlog) for one in proxy_sockets]
+        sites += [Acceptor(one, take, backlog=files.backlog) for one in sockets]
         # Before any site starts, so no lease is granted until the old ones are held again.
         # Requests wait in the backlog meanwhile.
         await service.leases.restore(service.internals)

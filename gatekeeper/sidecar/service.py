@@ -66,10 +66,10 @@ from gatekeeper.sidecar.waiting import OpenStreams
 if TYPE_CHECKING:
     from gatekeeper.fetching.outcomes import Retrieval
     from gatekeeper.gate import Gatekeeper
-    from gatekeeper.sidecar.listening import Inline
+    from gatekeeper.sidecar.listening import Acceptor, Inline
     from gatekeeper.sidecar.metrics import Samples
     from gatekeeper.sidecar.security import Certificates
-    from gatekeeper.sidecar.workers import Acceptor, Workers
+    from gatekeeper.sidecar.workers import Workers
 
 _T = TypeVar("_T")
 _MAX_PER_ITERATION = 250
@@ -278,7 +278,7 @@ class Service:
         server = self.config.server
         return server.drain_timeout + (server.drain_grace if self._grace else 0.0)
 
-    async def drain(self, sites: Sequence[web.BaseSite | Acceptor]) -> None:
+    async def drain(self, sites: Sequence[Acceptor]) -> None:
         """Become unready, wait a limited time for leases and streams to end, then stop listening.
 
         A load balancer notices the unready service before connections are refused.

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import itertools
 import logging
 import math
@@ -52,7 +51,6 @@ from gatekeeper.sidecar.channel import (
     Synced,
     WorkerCounts,
 )
-from gatekeeper.sidecar.listening import NO_DESCRIPTOR
 
 if TYPE_CHECKING:
     from gatekeeper.config import ServerConfig
@@ -82,7 +80,6 @@ _MAX_REQUESTED: Final = 10_000
 dropped."""
 _MAX_QUEUED: Final = 8 << 20
 """Octets that may be queued for a worker; beyond, it is killed."""
-_NO_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 def check_workers(server: ServerConfig) -> None:
@@ -253,7 +250,7 @@ class Workers:
         if self.pass_on(connection.fileno(), b"", 0):
             connection.close()
         else:
-            self._serve_here(connection, b"", 0)
+            self._server.take(connection)
 
     def pass_on(self, fd: int, unanswered: bytes, passes: int) -> bool:
         """Hand a connection to the next worker that takes it. Return False if there is none."""
@@ -269,19 +266,6 @@ class Workers:
         """Return the workers that take connections; one that does not follow may hang."""
         before = asyncio.get_running_loop().time() - _LATE_SECONDS
         return [one for one in self._workers.values() if one.ready and one.sync_sent_at > before]
-
-    def _serve_here(self, connection: socket.socket, unanswered: bytes, passes: int) -> None:
-        """Serve a connection in this process."""
-        self._tasks.start(self._serve(connection, unanswered, passes))
-
-    async def _serve(self, connection: socket.socket, unanswered: bytes, passes: int) -> None:
-        connection.setblocking(False)
-        try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: self._server.continued(unanswered, passes), connection
-            )
-        except OSError:  # the client is gone
-            connection.close()
 
     # -- what workers have to know ---------------------------------------------------
 
@@ -384,7 +368,7 @@ class Workers:
     ) -> None:
         """Handle a message from a worker."""
         if connection is not None and isinstance(message, HandOver):
-            self._serve_here(connection, message.unanswered, message.passes)
+            self._server.take(connection, message.unanswered, message.passes)
         elif isinstance(message, WorkerCounts):
             self._add_counts(worker, message)
         elif isinstance(message, RecordRequest):
@@ -436,47 +420,3 @@ class Workers:
             "gatekeeper_worker_connections": sum(one.connections for one in workers),
             "gatekeeper_worker_restarts": self.restarts,
         }
-
-
-class Acceptor:
-    """Accepts the connections of one listening socket and hands them to the workers."""
-
-    def __init__(self, sock: socket.socket, workers: Workers, *, backlog: int) -> None:
-        self._sock = sock
-        self._workers = workers
-        self._backlog = backlog
-        self._loop = asyncio.get_running_loop()
-        self._stopped = False
-
-    async def start(self) -> None:
-        """Start listening."""
-        self._sock.setblocking(False)
-        self._sock.listen(self._backlog)
-        self._loop.add_reader(self._sock.fileno(), self._accept)
-
-    async def stop(self) -> None:
-        """Stop accepting and close the socket. Idempotent."""
-        if not self._stopped:
-            self._stopped = True
-            self._loop.remove_reader(self._sock.fileno())
-            self._sock.close()
-
-    def _accept(self) -> None:
-        for _ in range(self._backlog):
-            try:
-                connection, _ = self._sock.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                if error.errno not in _NO_RESOURCES:
-                    raise
-                # As in asyncio: report it (the handler logs once a minute), try again in a second.
-                self._loop.call_exception_handler({"message": NO_DESCRIPTOR, "exception": error})
-                self._loop.remove_reader(self._sock.fileno())
-                self._loop.call_later(1.0, self._resume)
-                return
-            self._workers.dispatch(connection)
-
-    def _resume(self) -> None:
-        if not self._stopped:
-            self._loop.add_reader(self._sock.fileno(), self._accept)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import importlib.util
 import os
 import resource
@@ -22,7 +23,6 @@ import aiohttp
 import pytest
 
 from gatekeeper.sidecar import exchange, listening
-from gatekeeper.sidecar.listening import limit_accept_errors
 from tests.effort import LONG
 from tests.internet import FakeInternet
 
@@ -340,23 +340,57 @@ async def test_too_many_connections_are_told_so_and_the_service_recovers(
             await process.communicate()
 
 
-def test_that_descriptors_have_run_out_is_said_once_a_minute(
+class _Scarce:
+    """A listening socket for which no descriptor is left."""
+
+    def setblocking(self, _: bool) -> None: ...
+
+    def listen(self, _: int) -> None: ...
+
+    def fileno(self) -> int:
+        return 99
+
+    def accept(self) -> None:
+        raise OSError(errno.EMFILE, "full")
+
+
+async def test_that_descriptors_have_run_out_is_said_once_a_minute(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = 0.0
-    ours = asyncio.new_event_loop()
-    monkeypatch.setattr(ours, "time", lambda: now)
-    scarce = {"message": "socket.accept() out of system resource", "exception": OSError(24, "full")}
-    with contextlib.closing(ours):
-        limit_accept_errors(ours)
+    now, readers, later = 0.0, [], []
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "add_reader", lambda fd, call: readers.append(call))
+    monkeypatch.setattr(loop, "remove_reader", lambda fd: None)
+    acceptor = listening.Acceptor(cast("Any", _Scarce()), lambda _: None, backlog=8)
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "time", lambda: now)
+        patched.setattr(loop, "call_later", lambda seconds, call: later.append((seconds, call)))
+        await acceptor.start()
         for _ in range(100):
-            ours.call_exception_handler(dict(scarce))
+            readers[-1]()
+            assert later[-1][0] == 1.0
+            later[-1][1]()  # it listens again
         assert len(caplog.records) == 1
-        ours.call_exception_handler({"message": "something else"})
-        assert "something else" in caplog.text
         now = 60.0
-        ours.call_exception_handler(dict(scarce))
-        assert len(caplog.records) == 3
+        readers[-1]()
+        assert len(caplog.records) == 2
+
+
+async def test_everybody_who_waits_is_accepted_in_one_turn_of_the_loop() -> None:
+    taken: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0), backlog=50) as sock:
+        clients = [socket.create_connection(sock.getsockname()) for _ in range(40)]
+        acceptor = listening.Acceptor(sock, taken.append, backlog=50)
+        await acceptor.start()
+        turns = 0
+        while not taken:
+            await asyncio.sleep(0)
+            turns += 1
+            assert turns < 1000
+        assert len(taken) == 40
+        await acceptor.stop()
+    for one in (*clients, *taken):
+        one.close()
 
 
 def test_few_files_are_shared_with_the_gate_and_said(

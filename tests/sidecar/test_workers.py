@@ -25,10 +25,10 @@ from gatekeeper.cli import main
 from gatekeeper.config import Config, GuardConfig, PacingConfig, ServerConfig
 from gatekeeper.errors import ConfigError
 from gatekeeper.sidecar import workers as workers_module
-from gatekeeper.sidecar.listening import Server
+from gatekeeper.sidecar.listening import Acceptor, Server
 from gatekeeper.sidecar.reload import check_server, reload
 from gatekeeper.sidecar.service import Service
-from gatekeeper.sidecar.workers import Acceptor, Workers
+from gatekeeper.sidecar.workers import Workers
 from tests.internet import FakeInternet
 from tests.internet.sites import Site
 from tests.sidecar.conftest import Sidecar, _collect
@@ -432,7 +432,7 @@ async def test_a_worker_that_hangs_gets_no_connection_and_is_killed(
         stack.push_async_callback(runner.cleanup)
         base = SimpleNamespace(base=f"http://127.0.0.1:{named[0][1]}")
         await stack.enter_async_context(workers.serving(service, server))
-        acceptor = Acceptor(sock, workers, backlog=128)
+        acceptor = Acceptor(sock, workers.dispatch, backlog=128)
         await acceptor.start()
         stack.push_async_callback(acceptor.stop)
         await stack.enter_async_context(asyncio.timeout(60))
