@@ -112,6 +112,18 @@ async def test_a_lease_open_at_a_crash_counts_as_just_used(runs: Runs) -> None:
     await runs.scheduler.close()
 
 
+async def test_a_stored_clock_without_its_interval_holds_whatever_robots_txt_asks(
+    runs: Runs,
+) -> None:
+    """A storage of another's making may hold nothing but the time."""
+    runs.storage.promise(ClockRecord(scope=HOST, next_at=runs.clock.wall() + 20.0))
+    await runs.start()
+    wish = RobotsInterval(2.0, "crawl-delay")
+    runs.scheduler.robots_read(HOST, lambda: wish)
+    assert await runs.wait_for_turn(2.0) == pytest.approx(20.0)
+    await runs.scheduler.close()
+
+
 async def test_clocks_too_short_to_be_kept_count_as_just_used_after_a_crash(runs: Runs) -> None:
     await runs.start()
     grant = await runs.take(0.8)
