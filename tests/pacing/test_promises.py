@@ -13,6 +13,7 @@ from gatekeeper.config import Config, PacingConfig
 from gatekeeper.errors import StorageError
 from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.pacing.scopes import UNKNOWN
 from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.storage.base import ClockRecord
 from tests.pacing_support import FakeStorage, due_at, is_paused
@@ -118,8 +119,8 @@ async def test_a_stored_clock_without_its_interval_holds_whatever_robots_txt_ask
     """A storage of another's making may hold nothing but the time."""
     runs.storage.promise(ClockRecord(scope=HOST, next_at=runs.clock.wall() + 20.0))
     await runs.start()
-    wish = RobotsInterval(2.0, "crawl-delay")
-    runs.scheduler.robots_read(HOST, lambda: wish)
+    for wish in (UNKNOWN, RobotsInterval(2.0, "crawl-delay")):  # It was unreachable at first.
+        runs.scheduler.robots_read(HOST, lambda wish=wish: wish)  # type: ignore[misc]
     assert await runs.wait_for_turn(2.0) == pytest.approx(20.0)
     await runs.scheduler.close()
 
