@@ -441,22 +441,18 @@ def as_config(value: object) -> Config:
         return Config()
     remedy = "use Config.load(path) or Config.from_dict(mapping)"
     if not isinstance(value, Config):
-        raise ConfigError(f"config must be a Config, not {_with_article(value)}: {remedy}")
+        raise ConfigError(f"config must be a Config, not a {type(value).__name__}: {remedy}")
     for field in msgspec.structs.fields(Config):
         section = getattr(value, field.name)
         if isinstance(field.type, type) and not isinstance(section, field.type):
-            expected = field.type.__name__
             raise ConfigError(
-                f"config.{field.name} must be a {expected}, not {_with_article(section)}: {remedy}"
+                f"config.{field.name} must be a {field.type.__name__}, "
+                f"not a {type(section).__name__}: {remedy}"
             )
     for name, kind, tables in (("host", HostRule, value.host), ("group", GroupRule, value.group)):
         if not isinstance(tables, tuple) or not all(isinstance(table, kind) for table in tables):
             raise ConfigError(f"config.{name} must be a tuple of {kind.__name__}: {remedy}")
     return value
-
-
-def _with_article(value: object) -> str:
-    return f"a {type(value).__name__}"
 
 
 # --- hosts and agents as an operator writes them --------------------------------------------
