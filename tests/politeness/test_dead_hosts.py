@@ -18,11 +18,11 @@ from tests.internet import FakeInternet
 from tests.politeness.dead import KINDS, Dials, dead_hosts, dying_hosts
 from tests.politeness.world import AGENT, config
 
-WARM = [f"warm{n}.test" for n in range(3)]
+WARM = [f"warm{n}.test" for n in range(2)]
 SPAN = 20.0
 """Virtual seconds over which pages are counted: longer than any dead host takes to fail."""
-MANY = 2_000 if LONG else 1_000
-"""Number of dead hosts: five times as many as are asked at the same time."""
+MANY = 2_000 if LONG else 600
+"""Number of dead hosts: at least three times as many as are asked at the same time."""
 
 
 @pytest.fixture
