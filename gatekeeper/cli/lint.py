@@ -99,19 +99,21 @@ def _ignored_codes(given: Iterable[str]) -> frozenset[str]:
     return frozenset(codes)
 
 
+_PAGE = (Finding(1, "html", CODES["html"].severity, CODES["html"].meaning),)
+
+
 def _report(text: Text, ignored: frozenset[str]) -> LintReport:
     robots = text.robots
-    findings: list[Finding] = []
-    if robots is not None:
-        kept = (finding for finding in robots.findings if finding.code not in ignored)
-        findings = sorted(kept, key=lambda finding: (finding.line, finding.code))
+    found = robots.findings if robots is not None else _PAGE if text.is_page else ()
+    kept = (finding for finding in found if finding.code not in ignored)
+    findings = sorted(kept, key=lambda finding: (finding.line, finding.code))
     return LintReport(
         source=text.name,
         size=robots.size if robots else 0,
         truncated=robots is not None and robots.truncated,
         errors=sum(finding.severity is Severity.ERROR for finding in findings),
         findings=findings,
-        missing=robots is None,
+        missing=robots is None and not text.is_page,
     )
 
 

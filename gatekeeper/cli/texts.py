@@ -33,6 +33,8 @@ class Text(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
     robots: RobotsTxt | None
     """None: the site has no such file, and everything is allowed."""
+    is_page: bool = False
+    """The site serves an HTML page in place of the file, which counts as no file."""
 
 
 def is_url(source: str) -> bool:
@@ -83,9 +85,9 @@ def read_text(settings: Settings, source: str) -> Text:
         import asyncio  # noqa: PLC0415
 
         origin = parse(source).origin
-        robots = asyncio.run(_fetch_robots(settings, origin))
+        robots, is_page = asyncio.run(_fetch_robots(settings, origin))
         body = b"" if robots is None else robots.octets.encode("latin-1")
-        return Text(name=f"{origin}/robots.txt", body=body, robots=robots)
+        return Text(name=f"{origin}/robots.txt", body=body, robots=robots, is_page=is_page)
     try:
         body = read_bounded(source)
     except FileNotFoundError as error:
@@ -122,18 +124,20 @@ def parse_text(settings: Settings, name: str, body: bytes) -> Text:
     return Text(name=name, body=body, robots=robots)
 
 
-async def _fetch_robots(settings: Settings, origin: str) -> RobotsTxt | None:
-    from gatekeeper.decision import State  # noqa: PLC0415
+async def _fetch_robots(settings: Settings, origin: str) -> tuple[RobotsTxt | None, bool]:
+    """Return the file, if there is one, and whether an HTML page is served in its place."""
+    from gatekeeper.decision import Reason, State  # noqa: PLC0415
 
     async with open_gate(settings.without_overrides()) as gate:
         robots = await gate.robots(f"{origin}/robots.txt")
-        if robots is None:
-            # Another path than /robots.txt, which may always be requested (RFC 9309 section 2.2.2,
-            # RFC-20).
-            decision = await gate.check(f"{origin}/")
-            if decision.state is not State.UNAVAILABLE:
-                raise GatekeeperError(f"{origin}/robots.txt: can't be fetched ({decision.reason})")
-    return robots
+        if robots is not None:
+            return robots, False
+        # Another path than /robots.txt, which may always be requested (RFC 9309 section 2.2.2,
+        # RFC-20).
+        decision = await gate.check(f"{origin}/")
+        if decision.state is not State.UNAVAILABLE:
+            raise GatekeeperError(f"{origin}/robots.txt: can't be fetched ({decision.reason})")
+        return None, decision.reason is Reason.SOFT_404
 
 
 def replace_file(path: Path, body: bytes) -> None:

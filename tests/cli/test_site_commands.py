@@ -212,6 +212,22 @@ def test_a_command_on_files_brings_in_no_http_client(tmp_path: Path, name: str) 
     assert brought_in("from gatekeeper.cli import main", *HEAVY) == []
 
 
+async def test_a_page_in_place_of_the_file_of_a_site_is_an_error(
+    internet: FakeInternet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It used to be called a missing file: an application that answers every path was not seen."""
+    page = Page("<!DOCTYPE html><title>Home</title>", content_type="text/html")
+    internet.site("127.0.0.1").robots(page)
+    site = f"http://127.0.0.1:{internet.listener().port()}"
+    assert await command("lint", site) == 1
+    assert "/robots.txt:1: error: The file is an HTML page" in capsys.readouterr().out
+    assert await command("lint", "--ignore", "html", site) == 0
+    assert await command("diff", "--exit-code", site, "/dev/null") == 0
+    internet.site("127.0.0.1").robots(Page("", status=404))
+    assert await command("lint", site) == 0
+    assert "there is no file, so everything is allowed" in capsys.readouterr().out
+
+
 # --- compose ---------------------------------------------------------------------------------
 
 
