@@ -60,6 +60,7 @@ from gatekeeper.pacing.scopes import (
 )
 from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.split_dict import MASK
+from gatekeeper.urls import mask
 
 HELD, SERVING = QueuePlace.HELD, QueuePlace.SERVING
 
@@ -445,6 +446,10 @@ class Engine:
         """End every expired lease as used, except those whose request is in flight."""
         for grant in self.leases.expired(now):
             if grant.in_use:
+                if grant.scope.queue is not None:
+                    told = "requests wait for the response of %s, open for %g s: %s"
+                    remedy = "a response has to be read to its end, or closed"
+                    _log.warning(told, mask(grant.url), now - grant.start_at, remedy)
                 grant.renew(self.pacing.lease_ttl)
                 continue
             self.counters.expired += 1

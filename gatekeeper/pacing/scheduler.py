@@ -713,7 +713,7 @@ class Scheduler:
     def why(self, host: str) -> tuple[ClockView, ...]:
         """Return every clock of the host with its source; empty for an unknown host."""
         scope = self._memory.find(host)
-        views = () if scope is None else explain(scope, self._clock, self._pacing)
+        views = () if scope is None else explain(scope, self._clock, self._engine)
         why = "" if scope is None else self.unavailable
         return (*views, ClockView(host, "fleet", why)) if why else views
 

@@ -19,7 +19,6 @@ import msgspec
 from msgspec.structs import replace
 
 from gatekeeper.clock import Clock, UtcTime, number, refuse_unless_open, utc
-from gatekeeper.config import PacingConfig
 from gatekeeper.errors import GateClosed
 from gatekeeper.pacing.engine import Engine
 from gatekeeper.pacing.grants import Grant
@@ -40,6 +39,7 @@ from gatekeeper.pacing.scopes import (
     interval_for,
 )
 from gatekeeper.robots.timing import RobotsInterval
+from gatekeeper.urls import mask
 
 _EARLIER = "the clock of an earlier run"
 
@@ -341,15 +341,16 @@ class ClockView(msgspec.Struct, frozen=True):
         return text
 
 
-def explain(scope: Scope, clock: Clock, pacing: PacingConfig) -> tuple[ClockView, ...]:
+def explain(scope: Scope, clock: Clock, engine: Engine) -> tuple[ClockView, ...]:
     """Return everything that delays requests of a host's scope and of its shared scopes."""
     views: list[ClockView] = []
     for one in (scope, *scope.shared):
-        views.extend(_clock_views(one, clock, pacing))
+        views.extend(_clock_views(one, clock, engine))
     return tuple(views)
 
 
-def _clock_views(scope: Scope, clock: Clock, pacing: PacingConfig) -> list[ClockView]:
+def _clock_views(scope: Scope, clock: Clock, engine: Engine) -> list[ClockView]:
+    pacing = engine.pacing
     now, wall = clock.monotonic(), clock.wall()
     views: list[ClockView] = []
     found, history = None if scope.derived is UNDERIVED else scope.derived, scope.history
@@ -374,6 +375,11 @@ def _clock_views(scope: Scope, clock: Clock, pacing: PacingConfig) -> list[Clock
             views = [replace(v, since=drawn) if v.source == refused else v for v in views]
     if scope.in_flight:
         waits = f", {scope.unheaded} before the head of the response" if scope.unheaded else ""
+        for grant in engine.leases.usual:  # the oldest first
+            if grant.scope is scope or scope in grant.others:
+                began = utc(wall + grant.start_at - now)
+                waits += f"; by {mask(grant.url)} since {began:%H:%M:%S}"
+                break
         views.append(ClockView(scope.name, "in_flight", f"busy x{scope.in_flight}{waits}"))
     if history is not None:
         budget, used = scope.settings.budget, history.usage
@@ -506,4 +512,7 @@ def late(scope: Scope, now: float, unavailable: str) -> tuple[float, str]:
         blocked = history is not None and history.blocked_until == due
         why = f" ({history.reason})" if history is not None and blocked and history.reason else ""
         return due - now, f"; the next turn is due in {number(due - now)} s{why}"
-    return due - now, f"; {unavailable}" if unavailable else ""
+    why = unavailable
+    if not why and any(one.in_flight for one in scopes):
+        why = "an open lease or response holds it (gate.why names the URL)"
+    return due - now, f"; {why}" if why else ""

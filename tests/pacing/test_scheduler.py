@@ -655,6 +655,31 @@ async def test_dry_run_decides_and_counts_and_waits_for_nothing(
     assert (stats.dry_waits, stats.dry_seconds) == (2, 30.0)
 
 
+class Connection:
+    closed = False
+
+
+async def test_a_response_that_nobody_reads_is_named_to_those_that_wait_for_it(
+    make: Make, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler, connection = await make(lease_ttl=10.0), Connection()
+    visitor = Visitor(scheduler, clock)
+    visitor.ask("page", hold=None)
+    await clock.settle()
+    visitor.grants["page"].hold_while(connection)
+    await clock.elapse(15.0)
+    assert not caplog.messages, "nobody waits"
+    visitor.ask("next")
+    with pytest.raises(LeaseTimeout, match=r"an open lease or response holds it \(gate\.why"):
+        await scheduler.acquire("u", A, admit=wish(0.0), timeout=0)
+    await clock.elapse(10.0)
+    (message,) = caplog.messages
+    assert message.startswith("requests wait for the response of https://a.example/page, open for")
+    connection.closed = True
+    await clock.elapse(10.0)
+    assert visitor.names == ["page", "next"]
+
+
 async def test_why_names_every_clock(visitor: Visitor, clock: VirtualClock) -> None:
     visitor.ask("page", hold=None, admit=wish(10.0))
     await clock.settle()
@@ -665,7 +690,7 @@ async def test_why_names_every_clock(visitor: Visitor, clock: VirtualClock) -> N
     )
     assert said["block"].source == "429, Retry-After 120"
     assert said["block"].seconds == pytest.approx(120.0)
-    assert said["in_flight"].source == "busy x1"
+    assert said["in_flight"].source == "busy x1; by https://a.example/page since 14:13:20"
     assert visitor.scheduler.why("unknown.example") == ()
 
 
