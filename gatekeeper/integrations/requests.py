@@ -287,8 +287,8 @@ def _lease_body(response: requests.Response, hop: Hop) -> BodyInUse:
     body = hop.answered(response.status_code, cast("Any", response.headers))
     if raw is None or is_fp_closed(raw):  # no body
         body.free()
-        return body
-    _free_when_read(raw, body)
+    else:
+        _free_when_read(raw, body)
     return body
 
 
@@ -298,7 +298,8 @@ def _free_when_read(raw: Any, body: BodyInUse) -> None:
     urllib3 releases the connection during the call that reads the last bytes, and counts those
     afterwards. It does not count chunked bodies at all, so their size after decoding is used.
     """
-    release, close, chunks = raw.release_conn, raw.close, raw.read_chunked
+    # With a strong reference to it, a dropped body would wait for a garbage collection.
+    kind, own = type(raw), weakref.ref(raw)
     reading = over = chunked = False
 
     def free() -> None:
@@ -306,19 +307,20 @@ def _free_when_read(raw: Any, body: BodyInUse) -> None:
         over = True
         if reading:
             return
-        if not (body.closed or chunked):
+        if not (body.closed or chunked) and (raw := own()) is not None:
             body.came(raw.tell())  # the size on the wire, before decoding
         body.free()
 
     def release_conn() -> None:
         try:
-            release()
+            kind.release_conn(own())
         finally:
             free()
 
     def close_raw() -> None:
         try:
-            close()
+            if (raw := own()) is not None:  # else it is being garbage-collected
+                kind.close(raw)
         finally:
             free()
 
@@ -327,7 +329,7 @@ def _free_when_read(raw: Any, body: BodyInUse) -> None:
             nonlocal reading
             reading = True
             try:
-                return read(*given, **options)
+                return read(own(), *given, **options)
             finally:
                 reading = False
                 if over:
@@ -338,10 +340,10 @@ def _free_when_read(raw: Any, body: BodyInUse) -> None:
     def read_chunked(*given: Any, **options: Any) -> Iterator[bytes]:
         nonlocal chunked
         chunked = True
-        for part in chunks(*given, **options):
+        for part in kind.read_chunked(own(), *given, **options):
             body.came(len(part))
             yield part
 
     # urllib3 calls these itself, both after reading a body to its end and when it is abandoned.
     raw.release_conn, raw.close = release_conn, close_raw
-    raw.read, raw.read1, raw.read_chunked = by_calls(raw.read), by_calls(raw.read1), read_chunked
+    raw.read, raw.read1, raw.read_chunked = by_calls(kind.read), by_calls(kind.read1), read_chunked

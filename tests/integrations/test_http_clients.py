@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import pickle
 from datetime import UTC, datetime
@@ -369,6 +370,32 @@ async def test_every_byte_that_requests_reads_counts(internet: FakeInternet, chu
                 session.get("http://a.test/x")
 
     await asyncio.to_thread(crawl)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # caused by requests
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_body_that_requests_drops_frees_the_lease_without_a_garbage_collection(
+    internet: FakeInternet, begun: bool
+) -> None:
+    internet.site("a.test").robots("").page("/x", "x" * 100)
+
+    def crawl() -> None:
+        with (
+            SyncGatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate,
+            polite_requests(gate) as session,
+        ):
+            for _ in range(3):
+                response = session.get("http://a.test/x", stream=True)
+                assert response.status_code == 200
+                if begun:
+                    assert next(response.iter_content(10))
+                del response
+
+    gc.disable()
+    try:
+        await asyncio.to_thread(crawl)
+    finally:
+        gc.enable()
 
 
 def test_an_attempt_to_connect_always_has_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
