@@ -311,18 +311,15 @@ def _free_when_read(raw: Any, body: BodyInUse) -> None:
             body.came(raw.tell())  # the size on the wire, before decoding
         body.free()
 
-    def release_conn() -> None:
-        try:
-            kind.release_conn(own())
-        finally:
-            free()
+    def then_free(call: Callable[[Any], object]) -> Callable[[], None]:
+        def run() -> None:
+            try:
+                if (raw := own()) is not None:  # else it is being garbage-collected
+                    call(raw)
+            finally:
+                free()
 
-    def close_raw() -> None:
-        try:
-            if (raw := own()) is not None:  # else it is being garbage-collected
-                kind.close(raw)
-        finally:
-            free()
+        return run
 
     def by_calls(read: Callable[..., bytes]) -> Callable[..., bytes]:
         def call(*given: Any, **options: Any) -> bytes:
@@ -345,5 +342,5 @@ def _free_when_read(raw: Any, body: BodyInUse) -> None:
             yield part
 
     # urllib3 calls these itself, both after reading a body to its end and when it is abandoned.
-    raw.release_conn, raw.close = release_conn, close_raw
+    raw.release_conn, raw.close = then_free(kind.release_conn), then_free(kind.close)
     raw.read, raw.read1, raw.read_chunked = by_calls(kind.read), by_calls(kind.read1), read_chunked
