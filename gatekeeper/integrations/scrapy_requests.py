@@ -170,10 +170,11 @@ class ScrapyCrawl:
 
     def lease_url(self, request: Request) -> str:
         """Return the URL for which to acquire a lease: the request's, or if the gate's own agent
-        does not decide the request, that of the host's robots.txt, which is never denied."""
-        if request.meta.get("dont_obey_robotstxt") or self.agent_of(request) is not None:
-            return f"{urls.parse(request.url).origin}/robots.txt"
-        return request.url
+        does not decide the request, that of the host's robots.txt, which is never denied. Raises
+        InvalidURL."""
+        origin = urls.split(request.url)[0]
+        by_others = request.meta.get("dont_obey_robotstxt") or self.agent_of(request) is not None
+        return f"{origin}/robots.txt" if by_others else request.url
 
     def refused(self, request: Request, decision: Decision | str) -> GatekeeperError:
         """Count a refused request in Scrapy's stats, and return the error to raise, which derives

@@ -217,6 +217,24 @@ async def test_a_crawl_is_decided_paced_and_reported(
     assert run.stats["robotstxt/response_status_count/200"] == 3
 
 
+async def test_a_malformed_url_fails_alone(internet: FakeInternet, scrapy: Scrapy) -> None:
+    """As a start URL it ended the crawl, and the links after it on a page were lost."""
+    site = internet.site("a.test").robots("").page("/1").page("/2").page("/3")
+    site.on("/to-bad", redirect("http://b..test/hop"))
+    more = """
+        if response.url.endswith("/1"):
+            for url in ("http://c..test/x", self.wanted[1][:-1] + "3"):
+                yield scrapy.Request(url, callback=self.parse, errback=self.failed)
+    """
+    bad = "http://d..test/x"
+    wanted = [bad, scrapy.url("a", "/2"), scrapy.url("a", "/1"), scrapy.url("a", "/to-bad")]
+    run = await scrapy.run(wanted, extra=more)
+    assert sorted(run.got()) == [scrapy.url("a", f"/{number}") for number in (1, 2, 3)]
+    assert {url: kind for url, (kind, _) in run.failed().items()} == dict.fromkeys(
+        [bad, "http://c..test/x", "http://b..test/hop"], "RequestInvalidURL"
+    )
+
+
 DOWNLOADS = """
         if response.url.endswith("/first"):
             for url in json.loads(os.environ["MORE"]):
