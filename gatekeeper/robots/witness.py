@@ -528,8 +528,11 @@ class Reading(NamedTuple):
         if len(readings) > 1 or readings[0].dialect is not Dialect.RFC9309:
             return None
         text, spans = policy.robots.lines, readings[0].spans
-        found = (ranked(i, not dis, value) for i, (dis, value) in enumerate(rules_in(text, spans)))
-        table = RuleTable(rule for rule in found if rule is not None)
+        rules: dict[tuple[bool, str], RankedRule] = {}
+        for i, (dis, value) in enumerate(rules_in(text, spans)):
+            if (rule := ranked(i, not dis, value)) is not None:
+                rules.setdefault((rule.allow, rule.pattern), rule)  # a repeated rule never decides
+        table = RuleTable(rules.values())
         decide = policy.decider()
         assert decide is not None  # noqa: S101 - there is one reading
         return cls(decide, table, _lines_of(text, spans), spans)

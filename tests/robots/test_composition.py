@@ -410,6 +410,16 @@ def test_another_dialect_is_compared_but_not_called_complete() -> None:
     assert diff(old, old).complete
 
 
+def test_a_rule_that_is_repeated_is_searched_for_once() -> None:
+    """Each repetition was compared with all others: half a minute, and an incomplete result."""
+    old = RobotsTxt.parse("User-agent: *\n" + "Disallow: /x\n" * 20_000)
+    found = diff(old, RobotsTxt.parse("User-agent: *\n" + "Disallow: /a\n"))
+    assert found.complete
+    assert [(change.url, change.old.allowed) for change in found.changes] == [
+        ("/x", False), ("/a", True),
+    ]  # fmt: skip
+
+
 def test_changes_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(composition, "MAX_CHANGES", 3)
     new = "User-agent: *\n" + "\n".join(f"Disallow: /{i}" for i in range(9))
