@@ -42,7 +42,7 @@ from gatekeeper.integrations.hops import (
 )
 from gatekeeper.middleware import config_of
 from gatekeeper.remote.client import RemoteGatekeeper
-from gatekeeper.session import guarded_connector
+from gatekeeper.session import guarded_connector, send_once
 from gatekeeper.urls import url_of
 
 _log = logging.getLogger(__name__)
@@ -379,6 +379,7 @@ class PoliteHttpClient(HttpClient):
                 connector = guarded_connector(self._config, resolver=self._resolver)
             self._session = aiohttp.ClientSession(
                 connector=connector,
+                middlewares=(send_once,),  # a repetition would need a turn of its own
                 cookie_jar=aiohttp.DummyCookieJar(),
                 trust_env=False,  # T19
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=60.0),

@@ -16,7 +16,7 @@ from gatekeeper.config import IdentityConfig
 from gatekeeper.identity import new_key
 from tests.conformance.conftest import short, sidecar_on
 from tests.conformance.ways import AGENT, settings
-from tests.internet import FakeInternet, Page, html, redirect
+from tests.internet import FakeInternet, Page, Reset, html, redirect
 from tests.test_identity import as_sent, verify
 
 pytest.importorskip("crawlee")
@@ -203,6 +203,19 @@ async def test_a_failed_request_is_tried_again_in_another_turn(
 ) -> None:
     site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.1\n")
     site.on("/", Page("", status=500), Page("here"))
+    crawl = await crawl_of(internet, gate)
+    await crawl.crawler.run(["http://a.test/"])
+    assert crawl.got == ["http://a.test/"]
+    assert site.paths == ["/robots.txt", "/", "/"]
+    assert min(site.gaps()) >= 0.1
+
+
+async def test_a_request_whose_connection_breaks_is_repeated_in_another_turn(
+    internet: FakeInternet, gate: Any
+) -> None:
+    """aiohttp by itself repeats it within a millisecond."""
+    site = internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.1\n")
+    site.on("/", Reset(), Page("here"))
     crawl = await crawl_of(internet, gate)
     await crawl.crawler.run(["http://a.test/"])
     assert crawl.got == ["http://a.test/"]
