@@ -347,7 +347,7 @@ class LedgerCalls:
         if self.away:
             return "the fleet's store can't be reached"
         recovers = getattr(self._ledger, "state", None) == "recovering"
-        back = "the fleet's store has just come back, and its members are restoring its data"
+        back = "the fleet's store does not answer, or is back and its data is being restored"
         return back if recovers else ""
 
     def clocks(self) -> list[ScopeClock]:

@@ -522,7 +522,9 @@ class Scheduler:
     def timeout_error(self, url: str, host: str, text: str) -> LeaseTimeout:
         """Return an error that says what holds the host up, and when its next turn can be."""
         now, scope = self._clock.monotonic(), self._memory.find(host)
-        left, why = (0.0, "") if scope is None else late(scope, now, self.unavailable)
+        left, why = 0.0, (away := self.unavailable) and f"; {away}"
+        if scope is not None:
+            left, why = late(scope, now, away)
         return LeaseTimeout(
             url,
             f"{url}: {text}{why}",

@@ -66,6 +66,7 @@ from gatekeeper.sidecar.waiting import OpenStreams
 if TYPE_CHECKING:
     from gatekeeper.fetching.outcomes import Retrieval
     from gatekeeper.gate import Gatekeeper
+    from gatekeeper.pacing.ledger import ScopeView
     from gatekeeper.sidecar.listening import Acceptor, Inline
     from gatekeeper.sidecar.metrics import Samples
     from gatekeeper.sidecar.security import Certificates
@@ -74,6 +75,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _MAX_PER_ITERATION = 250
 """Requests that begin in one iteration of the loop at most."""
+_LOOK_SECONDS = 0.5
+"""Seconds for which the fleet's store is asked who holds a host."""
 _log = logging.getLogger(__name__)
 
 ROUTES = (
@@ -488,7 +491,10 @@ class Service:
         if (held := self.leases.holding(host)) is not None:
             may_know = admin or held.client == call.client
             return Holder(held.granted_at, held.expires_at, held.client if may_know else None)
-        views = await self.internals.look(host)
+        views: list[ScopeView] = []
+        with contextlib.suppress(TimeoutError):  # a store that hangs holds up no response
+            async with deadline(self.clock, _LOOK_SECONDS):
+                views = await self.internals.look(host)
         if not views or not views[0].holds:
             return Holder()
         hold, wall = views[0].holds[0], self.clock.wall()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
+import gatekeeper.sidecar.service as service_module
 from gatekeeper.sidecar.exchange import Role
 from gatekeeper.sidecar.security import Token, Tokens
 from tests.internet import FakeInternet
@@ -58,6 +60,21 @@ async def test_of_a_host_that_nobody_holds_nothing_is_said(asked: Any) -> None:
 
     assert (status, problem["type"]) == (429, "urn:gatekeeper:problem:not-yet")
     assert not {"held_since", "held_until", "held_by"} & problem.keys()
+
+
+async def test_a_store_that_hangs_holds_up_no_refusal(
+    asked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(type(asked.service.internals), "look", hang)
+    monkeypatch.setattr(service_module, "_LOOK_SECONDS", 0.0)
+    await asked.service.gate.block("a.test", asked.service.clock.wall() + 60)
+    async with asyncio.timeout(20.0):
+        status, problem = await asked.post("/v1/leases", WANT | {"wait": 0}, headers=bearer("boss"))
+
+    assert (status, problem["type"]) == (429, "urn:gatekeeper:problem:not-yet")
 
 
 async def test_without_tokens_everybody_may_know(door: Any, internet: FakeInternet) -> None:
