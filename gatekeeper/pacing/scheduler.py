@@ -522,9 +522,7 @@ class Scheduler:
     def timeout_error(self, url: str, host: str, text: str) -> LeaseTimeout:
         """Return an error that says what holds the host up, and when its next turn can be."""
         now, scope = self._clock.monotonic(), self._memory.find(host)
-        left, why = 0.0, (away := self.unavailable) and f"; {away}"
-        if scope is not None:
-            left, why = late(scope, now, away)
+        left, why = late(scope, now, self.unavailable)
         return LeaseTimeout(
             url,
             f"{url}: {text}{why}",

@@ -499,10 +499,13 @@ def state_of(scope: Scope, now: float) -> str:
     return "idle" if scope.queue is None else "waiting"
 
 
-def late(scope: Scope, now: float, unavailable: str) -> tuple[float, str]:
+def late(scope: Scope | None, now: float, unavailable: str) -> tuple[float, str]:
     """Return the least time in seconds until the scope's next turn, and the end of an error message
-    about it. `unavailable`: why the fleet's ledger grants nothing at the moment; empty if it does.
+    about it. `scope` is None for a host that is not in memory. `unavailable`: why the fleet's
+    ledger grants nothing at the moment; empty if it does.
     """
+    if scope is None:
+        return 0.0, f"; {unavailable}" if unavailable else ""
     scopes = (scope, *scope.shared)
     latest = max(scopes, key=Scope.promised_at)
     due, history = latest.promised_at(), latest.history
