@@ -517,6 +517,10 @@ async def read_octets(request: web.BaseRequest, limit: int) -> bytes:
             body = request.content.read_nowait()
         else:
             async with asyncio.timeout(BODY_TIMEOUT):
+                if request.headers.get("Expect", "").lower() == "100-continue":
+                    # RFC 9110 section 10.1.1: the client waits for it. No response has begun by it.
+                    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                    request.writer.output_size = 0
                 body = await _read_all(request.content, limit)
     except TimeoutError:
         raise Problem(408, "too-slow", f"the body took over {BODY_TIMEOUT:g} s") from None

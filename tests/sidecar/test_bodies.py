@@ -59,6 +59,20 @@ async def test_an_encoded_body_is_415(
     assert caplog.records == []
 
 
+async def test_a_client_that_waits_to_send_its_body_is_told_to_go_on(door: Any) -> None:
+    service = await door()
+    head = f"Expect: 100-continue\r\nContent-Length: {len(QUESTION)}"
+    host, _, port = service.base.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    start = "POST /v1/check HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    writer.write(f"{start}{head}\r\n\r\n".encode())
+    async with asyncio.timeout(10.0):
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(QUESTION)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+    writer.close()
+
+
 async def test_a_malformed_chunk_is_400_at_once(caplog: pytest.LogCaptureFixture) -> None:
     reading = asyncio.Event()
 
