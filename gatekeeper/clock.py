@@ -22,7 +22,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextvars import Context
 from dataclasses import dataclass
 from datetime import datetime
@@ -454,6 +454,9 @@ class DueHeap(Generic[_T]):
         if len(self._heap) > 2 * self._count() + _SPARE_ENTRIES:
             self._heap = [entry for entry in self._heap if self._alive(entry[0], entry[2])]
             heapq.heapify(self._heap)
+
+    def __iter__(self) -> Iterator[_T]:
+        return (item for when, _, item in self._heap if self._alive(when, item))
 
     def pop(self, now: float, most: int = sys.maxsize) -> list[_T]:
         """Remove and return the items that are due, earliest first, each once: at most `most`."""

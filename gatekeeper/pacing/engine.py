@@ -447,7 +447,7 @@ class Engine:
         for grant in self.leases.expired(now):
             if grant.in_use:
                 if grant.scope.queue is not None:
-                    told = "requests wait for the response of %s, open for %g s: %s"
+                    told = "requests wait for the response of %s, open for %.0f s: %s"
                     remedy = "a response has to be read to its end, or closed"
                     _log.warning(told, mask(grant.url), now - grant.start_at, remedy)
                 grant.renew(self.pacing.lease_ttl)

@@ -6,7 +6,8 @@ what a report teaches about the host, is decided by the `Engine` that granted th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 from weakref import ref
 
@@ -304,6 +305,9 @@ class OpenLeases:
 
     def __len__(self) -> int:
         return len(self.usual) + self._custom_open
+
+    def __iter__(self) -> Iterator[Grant]:
+        return itertools.chain(self.usual, self._custom)
 
     def add_custom(self, grant: Grant) -> None:
         """Add a lease with its own lifetime."""

@@ -45,6 +45,8 @@ _EARLIER = "the clock of an earlier run"
 
 _MAX_ADMITTED = 50
 """Tasks that an `Entrance` admits in one iteration of the loop."""
+_MAX_SEARCHED = 1000
+"""Open leases among which `explain` looks for those of a host: a page of hosts asks for each."""
 MAX_PER_ITERATION = 1000
 """Waiters that are timed out, or whose cancellation takes effect, in one iteration of the loop."""
 
@@ -375,11 +377,11 @@ def _clock_views(scope: Scope, clock: Clock, engine: Engine) -> list[ClockView]:
             views = [replace(v, since=drawn) if v.source == refused else v for v in views]
     if scope.in_flight:
         waits = f", {scope.unheaded} before the head of the response" if scope.unheaded else ""
-        for grant in engine.leases.usual:  # the oldest first
-            if grant.scope is scope or scope in grant.others:
-                began = utc(wall + grant.start_at - now)
-                waits += f"; by {mask(grant.url)} since {began:%H:%M:%S}"
-                break
+        leases = engine.leases if len(engine.leases) <= _MAX_SEARCHED else ()
+        its = [one for one in leases if one.scope is scope or scope in one.others]
+        for grant in sorted(its, key=lambda one: one.start_at)[:1]:
+            began = utc(wall + grant.start_at - now)
+            waits += f"; by {mask(grant.url)} since {began:%H:%M:%S}"
         views.append(ClockView(scope.name, "in_flight", f"busy x{scope.in_flight}{waits}"))
     if history is not None:
         budget, used = scope.settings.budget, history.usage

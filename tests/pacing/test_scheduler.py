@@ -674,7 +674,10 @@ async def test_a_response_that_nobody_reads_is_named_to_those_that_wait_for_it(
         await scheduler.acquire("u", A, admit=wish(0.0), timeout=0)
     await clock.elapse(10.0)
     (message,) = caplog.messages
-    assert message.startswith("requests wait for the response of https://a.example/page, open for")
+    assert message.startswith(
+        "requests wait for the response of https://a.example/page, open for 20 s"
+    )
+    assert any("https://a.example/page" in view.source for view in scheduler.why(A))
     connection.closed = True
     await clock.elapse(10.0)
     assert visitor.names == ["page", "next"]

@@ -84,3 +84,13 @@ async def test_a_host_that_refused_says_how_far_it_is_slowed(
     assert clock["source"].startswith("twice the usual 0.05 s since a 429 at ")
     assert "; the usual rate is tried again at " in clock["source"]
     assert clock["since"] is not None
+
+
+async def test_a_host_does_not_show_the_url_of_a_lease(door: Any, internet: FakeInternet) -> None:
+    internet.site("http://a.test").robots("")
+    service = await door()
+    status, _ = await service.post("/v1/leases", {"url": "http://a.test/x?token=1", "wait": 30})
+    assert status == 201
+    _, host = await service.get("/v1/hosts/a.test")
+    (held,) = (one for one in host["clocks"] if one["kind"] == "in_flight")
+    assert held["source"] == "busy x1, 1 before the head of the response"
