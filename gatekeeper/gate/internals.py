@@ -28,6 +28,7 @@ from gatekeeper.gate.leases import Lease
 from gatekeeper.identity import Signer
 from gatekeeper.middleware import DeadlineMiddleware
 from gatekeeper.pacing.ledger import ScopeView
+from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.urls import Target, UrlCache
 
@@ -252,6 +253,10 @@ class GateInternals:
             self._gate._opened.leases.uplink.unreached(lease, error, connected=False)
 
     # -- the operator ----------------------------------------------------------------
+
+    def why(self, host: str) -> tuple[ClockView, ...]:
+        """Return what `Gatekeeper.why` does, but no URL: a client learns none of the others'."""
+        return self._scheduler.why(host, urls=False)
 
     async def look(self, host: str) -> list[ScopeView]:
         """Return the state of the host in the fleet's store; empty without one, or while it can't

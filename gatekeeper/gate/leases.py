@@ -294,7 +294,8 @@ class LeaseRequest(msgspec.Struct, eq=False, gc=False):
 
     async def __aenter__(self) -> Lease:
         manager, timeout = self._manager, self._timeout
-        refuse_wrong_wait(self._priority, timeout)  # even if it does not come to a wait
+        if timeout is not None or self._priority:
+            refuse_wrong_wait(self._priority, timeout)  # even if it does not come to a wait
         entrance = manager.entrance
         entered = entrance.crowded and (timeout is None or timeout > 0)
         if entered:  # First of all, since many tasks may start in one iteration of the loop.

@@ -710,10 +710,10 @@ class Scheduler:
         """Why the fleet's ledger grants nothing at the moment; empty if it does, or without one."""
         return "" if self._remote is None else self._remote.unavailable
 
-    def why(self, host: str) -> tuple[ClockView, ...]:
+    def why(self, host: str, *, urls: bool = True) -> tuple[ClockView, ...]:
         """Return every clock of the host with its source; empty for an unknown host."""
         scope = self._memory.find(host)
-        views = () if scope is None else explain(scope, self._clock, self._engine)
+        views = () if scope is None else explain(scope, self._clock, self._engine, urls=urls)
         why = "" if scope is None else self.unavailable
         return (*views, ClockView(host, "fleet", why)) if why else views
 

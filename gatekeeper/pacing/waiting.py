@@ -19,6 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gatekeeper.clock import Clock, UtcTime, number, refuse_unless_open, utc
+from gatekeeper.config import PacingConfig
 from gatekeeper.errors import GateClosed
 from gatekeeper.pacing.engine import Engine
 from gatekeeper.pacing.grants import Grant
@@ -46,7 +47,7 @@ _EARLIER = "the clock of an earlier run"
 _MAX_ADMITTED = 50
 """Tasks that an `Entrance` admits in one iteration of the loop."""
 _MAX_SEARCHED = 1000
-"""Open leases among which `explain` looks for those of a host: a page of hosts asks for each."""
+"""Open leases among which `explain` looks for those of a host."""
 MAX_PER_ITERATION = 1000
 """Waiters that are timed out, or whose cancellation takes effect, in one iteration of the loop."""
 
@@ -343,16 +344,21 @@ class ClockView(msgspec.Struct, frozen=True):
         return text
 
 
-def explain(scope: Scope, clock: Clock, engine: Engine) -> tuple[ClockView, ...]:
-    """Return everything that delays requests of a host's scope and of its shared scopes."""
+def explain(scope: Scope, clock: Clock, engine: Engine, *, urls: bool) -> tuple[ClockView, ...]:
+    """Return everything that delays requests of a host's scope and of its shared scopes.
+
+    `urls`: name the URL of the oldest open lease, unless there are too many to look for it.
+    """
     views: list[ClockView] = []
+    leases = engine.leases if urls and len(engine.leases) <= _MAX_SEARCHED else ()
     for one in (scope, *scope.shared):
-        views.extend(_clock_views(one, clock, engine))
+        views.extend(_clock_views(one, clock, engine.pacing, leases))
     return tuple(views)
 
 
-def _clock_views(scope: Scope, clock: Clock, engine: Engine) -> list[ClockView]:
-    pacing = engine.pacing
+def _clock_views(
+    scope: Scope, clock: Clock, pacing: PacingConfig, leases: Iterable[Grant]
+) -> list[ClockView]:
     now, wall = clock.monotonic(), clock.wall()
     views: list[ClockView] = []
     found, history = None if scope.derived is UNDERIVED else scope.derived, scope.history
@@ -377,7 +383,6 @@ def _clock_views(scope: Scope, clock: Clock, engine: Engine) -> list[ClockView]:
             views = [replace(v, since=drawn) if v.source == refused else v for v in views]
     if scope.in_flight:
         waits = f", {scope.unheaded} before the head of the response" if scope.unheaded else ""
-        leases = engine.leases if len(engine.leases) <= _MAX_SEARCHED else ()
         its = [one for one in leases if one.scope is scope or scope in one.others]
         for grant in sorted(its, key=lambda one: one.start_at)[:1]:
             began = utc(wall + grant.start_at - now)
@@ -519,5 +524,5 @@ def late(scope: Scope | None, now: float, unavailable: str) -> tuple[float, str]
         return due - now, f"; the next turn is due in {number(due - now)} s{why}"
     why = unavailable
     if not why and any(one.in_flight for one in scopes):
-        why = "an open lease or response holds it (gate.why names the URL)"
+        why = "an open lease or response holds it"
     return due - now, f"; {why}" if why else ""

@@ -333,13 +333,6 @@ def host_body(
     """Return the description of one host; `clocks` are the result of `Gatekeeper.why`."""
     clock = state.clock
     wall = clock.wall()
-    # A client learns no URLs of other clients' leases.
-    clocks = tuple(
-        msgspec.structs.replace(one, source=one.source.partition("; by ")[0])
-        if one.kind == "in_flight"
-        else one
-        for one in clocks
-    )
     kinds = {one.kind for one in clocks}
     due_times = [c.until for c in clocks if c.until is not None and c.until.timestamp() > wall]
     deciding = [c for c in clocks if c.kind == "interval" and c.decides and c.seconds is not None]

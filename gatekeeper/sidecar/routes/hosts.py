@@ -101,7 +101,7 @@ async def host_list(service: Service, query: HostQuery) -> HostList:
     waiting = state.waiting_by_host()
     hosts = []
     for host in found.hosts:
-        clocks = await service.gate.why(host)
+        clocks = service.internals.why(host)
         hosts.append(host_body(state, host, clocks, waiting=waiting[host]))
     return HostList(
         hosts=hosts,
@@ -181,7 +181,7 @@ def _host_in_path(call: Call) -> str:
 
 async def host_of(service: Service, host: str) -> HostBody:
     """Describe one host, including what the fleet's store knows. Raises ConfigError."""
-    state, clocks = service.operators, await service.gate.why(host)
+    state, clocks = service.operators, service.internals.why(host)
     body = host_body(state, host, clocks, waiting=state.waiting_by_host()[host])
     wall = service.clock.wall()
     found = tuple(fleet_scope(view, wall) for view in await service.internals.look(host))
