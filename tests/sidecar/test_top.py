@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import http.server
 import json
+import ssl
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from gatekeeper.cli import main
+from gatekeeper.cli.healthcheck import get_from
 from gatekeeper.cli.top import render
+from gatekeeper.config import ServerConfig
 
 TOLD: dict[str, Any] = {
     "overview": {
@@ -112,6 +120,54 @@ async def test_it_looks_at_a_running_sidecar(start: Any, tmp_path: Path) -> None
     assert (code, "ready" in said, "decisions/s" in said) == (0, True, True), said
     code, said = await top("--json", "--port", port, env={"GATEKEEPER_TOKEN": token})
     assert (code, json.loads(said)["overview"]["ready"]) == (0, True)
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def answering() -> Iterator[Callable[[trustme.LeafCert], int]]:
+    """Start a server with a certificate in a thread, and return its port."""
+    with ExitStack() as stack:
+
+        def start(certificate: trustme.LeafCert) -> int:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            certificate.configure_cert(context)
+            server = http.server.HTTPServer(("127.0.0.1", 0), Answer)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+            stack.callback(server.server_close)
+            thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(server.shutdown)
+            return server.server_address[1]
+
+        yield start
+
+
+@pytest.mark.parametrize("chain", ["leaf", "with its authority"])
+def test_the_token_is_sent_to_the_configured_certificate_alone(
+    answering: Callable[[trustme.LeafCert], int], tmp_path: Path, chain: str
+) -> None:
+    """An authority may have issued it, and the same authority issues those of others."""
+    authority = trustme.CA()
+    own, other = authority.issue_cert("own.test"), authority.issue_cert("other.test")
+    file = tmp_path / "tls.pem"
+    file.write_text("subject: Bj\u00f6rn\n", encoding="utf-8")
+    own.cert_chain_pems[0].write_to_path(str(file), append=True)
+    if chain != "leaf":
+        authority.cert_pem.write_to_path(str(file), append=True)
+    server = ServerConfig(tls_cert=str(file), port=answering(own))
+    assert get_from(server, "/", token="t", certified=True) == (200, b"")
+    server = ServerConfig(tls_cert=str(file), port=answering(other))
+    with pytest.raises(ssl.SSLError, match="certificate verify failed"):
+        get_from(server, "/", token="t", certified=True)
 
 
 def test_where_nobody_answers_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
