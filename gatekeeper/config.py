@@ -110,7 +110,7 @@ class GuardConfig(_Section, frozen=True):
     """CIDR ranges and host names that may be reached although the guard would refuse them."""
     deny: tuple[str, ...] = ()
     nat64: Literal["unwrap", "deny"] = "unwrap"
-    ports: tuple[int, ...] | None = None
+    ports: tuple[Annotated[int, msgspec.Meta(ge=1, le=65535)], ...] | None = None
     """Ports that may be requested. None: every port except those on the WHATWG bad-port list."""
 
 
@@ -732,9 +732,9 @@ def _expected_number(
 
 
 def _expected_list(kind: inspect.VarTupleType, value: object) -> str | None:
-    example, items = ("80", "whole numbers")
-    if not isinstance(kind.item_type, inspect.IntType):
-        example, items = ('"127.0.0.1"', "strings in quotes")
+    example, items = '"127.0.0.1"', "strings in quotes"
+    if isinstance(kind.item_type, inspect.IntType):
+        example, items = "80", f"whole numbers from {kind.item_type.ge} to {kind.item_type.le}"
     if not isinstance(value, list | tuple):
         if _expected(kind.item_type, value, ...) is None:
             example = f'"{printable(value, 60)}"' if isinstance(value, str) else str(value)

@@ -168,7 +168,11 @@ def test_what_can_mean_nothing_good_is_refused_by_name(raw: dict[str, Any], name
         ({"guard": {"ports": 80}}, "guard.ports: a list, such as [80], not 80"),
         (
             {"guard": {"ports": ["80"]}},
-            "guard.ports: a list of whole numbers, such as [80], not ['80']",
+            "guard.ports: a list of whole numbers from 1 to 65535, such as [80], not ['80']",
+        ),
+        (
+            {"guard": {"ports": [80, 65536]}},
+            "guard.ports: a list of whole numbers from 1 to 65535, such as [80], not [80, 65536]",
         ),
         ({"server": {"port": 99999}}, "server.port: at most 65535, not 99999"),
         ({"fetch": {"max_redirects": 4}}, "fetch.max_redirects: at least 5, not 4"),
