@@ -8,8 +8,9 @@ with itself only, so that a busy machine makes nothing of it fail.
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -108,6 +109,14 @@ def _no_faster(work: Callable[[str], object], small: str, large: str, factor: fl
         if taken <= FLOOR or taken <= factor * least(lambda: work(small), 2):
             return True
     return False
+
+
+@pytest.fixture(autouse=True)
+def no_collector() -> Iterator[None]:
+    """A collection walks what other tests left, so that a long text seems to cost more."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.mark.parametrize("field", VALUES)
