@@ -217,7 +217,8 @@ class Decider:
         return dict(self._counts + self._cache.counts())
 
     def count(self, decisions: Mapping[tuple[Verdict, Reason], int]) -> None:
-        """Add decisions that other processes gave on behalf of this decider."""
+        """Add decisions that other processes gave on behalf of this decider, or with a negative
+        number take back those that the caller makes again."""
         self._counts.update(decisions)
 
     # --- the decision -------------------------------------------------------------------

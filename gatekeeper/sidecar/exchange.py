@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar, ge
 from urllib.parse import unquote, unquote_plus
 
 import msgspec
-from aiohttp import StreamReader, web
+from aiohttp import HttpVersion11, StreamReader, web
 
 from gatekeeper.decision import Decision
 from gatekeeper.library_internals import Octets
@@ -517,8 +517,9 @@ async def read_octets(request: web.BaseRequest, limit: int) -> bytes:
             body = request.content.read_nowait()
         else:
             async with asyncio.timeout(BODY_TIMEOUT):
-                if request.headers.get("Expect", "").lower() == "100-continue":
-                    # RFC 9110 section 10.1.1: the client waits for it. No response has begun by it.
+                waits = request.headers.get("Expect", "").lower() == "100-continue"
+                if waits and request.version == HttpVersion11:  # RFC 9110 section 10.1.1
+                    # The client waits for it, and HTTP/1.0 does not know it. It begins no response.
                     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
                     request.writer.output_size = 0
                 body = await _read_all(request.content, limit)

@@ -18,7 +18,7 @@ from tests.internet import FakeInternet
 from tests.politeness.dead import KINDS, Dials, dead_hosts, dying_hosts
 from tests.politeness.world import AGENT, config
 
-WARM = [f"warm{n}.test" for n in range(2)]
+WARM = [f"warm{n}.test" for n in range(3 if LONG else 2)]
 SPAN = 20.0
 """Virtual seconds over which pages are counted: longer than any dead host takes to fail."""
 MANY = 2_000 if LONG else 600

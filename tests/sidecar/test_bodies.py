@@ -73,6 +73,23 @@ async def test_a_client_that_waits_to_send_its_body_is_told_to_go_on(door: Any) 
     writer.close()
 
 
+async def test_a_client_of_http_1_0_is_not_told_to_go_on(door: Any) -> None:
+    """It would take that for the response (RFC 9110 section 10.1.1)."""
+    service = await door()
+    host, _, port = service.base.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    start = "POST /v1/check HTTP/1.0\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    head = f"Expect: 100-continue\r\nContent-Length: {len(QUESTION)}"
+    writer.write(f"{start}{head}\r\n\r\n".encode() + QUESTION[:1])
+    for _ in range(200):
+        await asyncio.sleep(0)  # The service begins to wait for the rest.
+    writer.write(QUESTION[1:])
+    async with asyncio.timeout(10.0):
+        got = await reader.readuntil(b"\r\n\r\n")
+    assert got.split()[:2] == [b"HTTP/1.0", b"200"]
+    writer.close()
+
+
 async def test_a_malformed_chunk_is_400_at_once(caplog: pytest.LogCaptureFixture) -> None:
     reading = asyncio.Event()
 
