@@ -65,10 +65,10 @@ async def test_an_open_lease_is_used(internet: FakeInternet, library: Any) -> No
 
 
 async def test_waiting_is_in_no_timeout(internet: FakeInternet, library: Any) -> None:
-    internet.site("a.test").robots("User-agent: *\nCrawl-delay: 0.3\n").page("/x", "mine")
+    internet.site("a.test").robots("User-agent: *\nCrawl-delay: 1.2\n").page("/x", "mine")
     transport = transports(library).PoliteTransport
     async with Gatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate:
-        timeout = library.Timeout(0.25)
+        timeout = library.Timeout(1.0)  # A busy machine may take tenths of it to connect.
         async with library.AsyncClient(transport=transport(gate), timeout=timeout) as client:
             for _ in range(2):
                 assert (await client.get("http://a.test/x")).status_code == 200
