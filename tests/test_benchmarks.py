@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main
+from benchmarks.against import compared, figure_of
 from benchmarks.corpus import generate, load, shape
 from benchmarks.refusals import SCENES, simulate
 from benchmarks.report import Table
@@ -123,3 +124,21 @@ def test_a_fault_once_in_ten_thousand_costs_little() -> None:
     (day,) = simulate(scene)
     assert day.refused < 12
     assert day.share > 0.8
+
+
+def test_a_slower_duration_and_a_lower_rate_are_both_worse() -> None:
+    def run(duration: str, rate: str) -> dict[tuple[str, str, str], str]:
+        return {("gate", "check", "time"): duration, ("pacing", "one host", "leases/s"): rate}
+
+    before = [run("5.0x (4.9x to 5.1x), 1.00 µs", "200 k"), run("5.0x, 1.00 µs", "210 k")]
+    now = [run("5.0x, 2.00 µs", "100 k"), run("5.0x, 2.00 µs", "105 k")]
+    assert [round(worse, 2) for *_, worse in compared(before, now)] == [2.0, 2.0]
+    assert [round(worse, 2) for *_, worse in compared(now, before)] == [0.5, 0.5]
+
+
+def test_only_what_all_runs_print_as_a_duration_a_size_or_a_rate_is_compared() -> None:
+    table = ("text", "gatekeeper")
+    before = [{(*table, "ratio"): "1.20x", (*table, "hosts"): "200", (*table, "gone"): "1 ms"}]
+    assert compared(before, [{(*table, "ratio"): "1.00x", (*table, "hosts"): "100"}]) == []
+    assert figure_of("2.8 kB") == (2800.0, True)
+    assert figure_of("no figure") is None
