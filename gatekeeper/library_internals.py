@@ -9,11 +9,12 @@ function             purpose                                   if its names are 
 ===================  ========================================  =====================================
 read_inline          a warm check of the sidecar costs half    aiohttp's usual way: a task, a
                      the CPU time: 34 us instead of 70         request and a writer per request
-DialConnector        bounds interim answers per connection;    neither; the guard still judges
+DialConnector        bounds the heads of each connection;      neither; the guard still judges
                      reports which connection was refused      addresses
 start_connection     a dead origin costs half the CPU time:    a request is built for each origin
                      it is dialled first                       before it is dialled
-limit_interim        bounds the number of interim answers      no bound
+limit_heads          bounds the octets of a head, and the      no such bounds
+                     number of interim answers
 close_pooled         connections judged by old settings are    idle connections stay until their
                      not used again                            keep-alive ends (15 s)
 default_proxy        robots.txt is fetched through the         no proxy: the requests fail where one
@@ -115,17 +116,27 @@ def start_connection() -> Dial | None:
     return found
 
 
-# --- interim answers ------------------------------------------------------------------------
+# --- the heads of responses -----------------------------------------------------------------
+#
+# RFC 9110 section 5.4 sets no limit to a field or to a head, so ours are generous: browsers accept
+# 256 KiB. aiohttp's own (8,190 octets a field, 128 fields) refuse real sites.
 #
 # A server may send any number of responses with a status of 1xx before the final one, and a client
 # must read them all (RFC 9110 section 15.2). aiohttp parses all received data in one call and puts
 # each response on an unbounded queue, so a server that keeps sending `HTTP/1.1 100 Continue` could
 # occupy the event loop. aiohttp has no setting for it.
 
+MAX_HEAD_OCTETS: Final = 262_144
+"""The maximum number of octets until the final head has arrived, those of interim answers included;
+some thousand more if they arrive together with its end."""
+HEAD_LIMITS: Final[dict[str, Any]] = {
+    "max_line_size": 65_536,
+    "max_field_size": 65_536,
+    "max_headers": 8_192,  # of 32 octets on average; parsing them takes about 5 ms
+}
+"""Arguments for every `aiohttp.ClientSession` of this package whose heads `limit_heads` bounds."""
 MAX_INTERIM_ANSWERS: Final = 16
 """The maximum number of interim answers to one request."""
-MAX_INTERIM_OCTETS: Final = 65_536
-"""The maximum number of octets before the final head, if there are interim answers."""
 _PIECE_OCTETS: Final = 4_096
 """Octets parsed at a time while a head is awaited: at most about 250 heads."""
 _MAX_WHOLE_OCTETS: Final = 16_384
@@ -137,7 +148,7 @@ _parse_data: Final = ResponseHandler.data_received
 _queue_head: Final = ResponseHandler.feed_data
 
 
-def limit_interim(protocol: object) -> None:
+def limit_heads(protocol: object) -> None:
     """Apply the bounds to a connection's protocol from now on. Idempotent.
 
     A protocol that is not aiohttp's own is left alone. A connection that exceeds a bound is
@@ -152,7 +163,7 @@ def limit_interim(protocol: object) -> None:
 
 
 class _BoundedProtocol(ResponseHandler):
-    """aiohttp's connection protocol with the bounds. Created by `limit_interim` alone."""
+    """aiohttp's connection protocol with the bounds. Created by `limit_heads` alone."""
 
     _head_arrived: bool = False
     """The final head of the current (or last) request has arrived."""
@@ -162,7 +173,7 @@ class _BoundedProtocol(ResponseHandler):
     alive for one more request, and the garbage collector would traverse it again and again."""
     _interim_answers: int = 0
     """Interim answers to the current request."""
-    _interim_octets: int = 0
+    _head_octets: int = 0
     """Octets received since the request was sent, until the final head has arrived."""
 
     def data_received(self, data: bytes) -> None:
@@ -170,9 +181,9 @@ class _BoundedProtocol(ResponseHandler):
         parser = self._parser
         if id(parser) != self._parser_id:  # the first data since the request was sent
             self._parser_id = id(parser)
-            self._head_arrived, self._interim_answers, self._interim_octets = False, 0, 0
+            self._head_arrived, self._interim_answers, self._head_octets = False, 0, 0
             if data[9:10] in _FINAL_DIGITS and len(data) <= _MAX_WHOLE_OCTETS:  # after `HTTP/1.1 `
-                self._interim_octets = len(data)
+                self._head_octets = len(data)
                 _parse_data(self, data)
                 return
         if self._head_arrived or parser is None or not data:
@@ -184,11 +195,11 @@ class _BoundedProtocol(ResponseHandler):
             if self._head_arrived:
                 _parse_data(self, data[start:])
                 return
-            if self._interim_answers and self._interim_octets >= MAX_INTERIM_OCTETS:
-                self._refuse(f"more than {MAX_INTERIM_OCTETS} octets before the final answer")
+            if self._head_octets >= MAX_HEAD_OCTETS:
+                self._refuse(f"a head of more than {MAX_HEAD_OCTETS} octets")
                 return
             piece = data[start : start + _PIECE_OCTETS]
-            self._interim_octets += len(piece)
+            self._head_octets += len(piece)
             _parse_data(self, piece)
 
     def feed_data(self, data: Any, size: int = 0) -> None:

@@ -28,7 +28,7 @@ from gatekeeper.fetching.guard_policy import Guard, Refusal
 from gatekeeper.gate import Gatekeeper, internals
 from gatekeeper.gate.decider import refused_request
 from gatekeeper.identity import Signer
-from gatekeeper.library_internals import wrap_requests
+from gatekeeper.library_internals import HEAD_LIMITS, wrap_requests
 from gatekeeper.middleware import RequestDeadline
 from gatekeeper.storage.base import Storage
 from gatekeeper.urls import url_of
@@ -105,7 +105,7 @@ async def polite_session(
             connector_owner=False,
             headers=headers,
             middlewares=(*outer, gate.middleware),
-            **session_arguments,
+            **{**HEAD_LIMITS, **session_arguments},
         )
         if not isinstance(session, aiohttp.ClientSession):
             raise ConfigError(
@@ -179,7 +179,7 @@ def plain_session(
         connector_owner=gate is None,
         headers=headers,
         middlewares=outer,
-        **session_arguments,
+        **{**HEAD_LIMITS, **session_arguments},
     )
 
 

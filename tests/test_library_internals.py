@@ -1,5 +1,5 @@
-"""Interim answers (1xx): a flood of them ends with its connection, and holds nobody up; private
-names of aiohttp and yarl stand in one module."""
+"""Heads: long ones are read, within bounds; a flood of interim answers (1xx) ends with its
+connection, and holds nobody up. Private names of aiohttp and yarl stand in one module."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from aiohttp.http_exceptions import HttpProcessingError
 from gatekeeper import Gatekeeper
 from gatekeeper import library_internals as interim
 from gatekeeper.config import Config
-from gatekeeper.decision import Verdict
+from gatekeeper.decision import Reason, Verdict
 from gatekeeper.gate import internals
-from gatekeeper.library_internals import MAX_INTERIM_ANSWERS, MAX_INTERIM_OCTETS, limit_interim
-from gatekeeper.session import guarded_connector, polite_session
-from tests.internet import FakeInternet, Interim
+from gatekeeper.library_internals import MAX_HEAD_OCTETS, MAX_INTERIM_ANSWERS, limit_heads
+from gatekeeper.session import guarded_connector, plain_session, polite_session, session_gate
+from tests.internet import FakeInternet, Interim, Raw
 
 CONFIG = Config.from_dict(
     {
@@ -96,13 +96,13 @@ async def test_as_many_as_are_allowed_pass(internet: FakeInternet, kind: str) ->
     assert len({id(request.connection) for request in site.requests if request.path == "/few"}) == 1
 
 
-@pytest.mark.parametrize(("size", "passes"), [(6_000, True), (8_000, False)])
+@pytest.mark.parametrize(("size", "passes"), [(25_000, True), (30_000, False)])
 async def test_few_but_large_ones_are_bounded_by_their_octets(
     internet: FakeInternet, size: int, passes: bool
 ) -> None:
     large = Interim(103, 10, headers={"Link": "x" * size})
     internet.site("a.test").robots("").on("/large", large)
-    assert (10 * size < MAX_INTERIM_OCTETS) is passes
+    assert (10 * size < MAX_HEAD_OCTETS) is passes
     async with a_polite_session(internet) as session, asyncio.timeout(ENDLESS):
         if passes:
             async with session.get("http://a.test/large") as response:
@@ -137,6 +137,84 @@ async def test_nor_could_it_through_a_session_that_was_handed_in(
     assert len(site.requests) == 1
 
 
+LONG_HEADS = {
+    "one field": b"X-Long: " + b"x" * 60_000 + b"\r\n",
+    "the reason": b"",
+    "many fields": b"".join(b"X-%d: y\r\n" % n for n in range(2_000)),
+    "many long fields": b"".join(b"X-%d: %s\r\n" % (n, b"y" * 9_000) for n in range(28)),
+}
+TOO_LONG_HEADS = {
+    "one field": b"X-Long: " + b"x" * 66_000 + b"\r\n",
+    "many fields": b"X: y\r\n" * 9_000,
+    "many long fields": b"".join(b"X-%d: %s\r\n" % (n, b"y" * 9_000) for n in range(31)),
+    "endless fields": b"X: y\r\n" * 400_000,
+}
+
+
+def long_head(fields: bytes) -> Raw:
+    reason = b"OK" if fields else b"O" + b"K" * 60_000
+    start = b"HTTP/1.1 200 %s\r\nContent-Type: text/plain\r\nContent-Length: 27\r\n" % reason
+    return Raw(start + fields + b"\r\nUser-agent: *\nDisallow: /p\n", "keep")
+
+
+@asynccontextmanager
+async def a_plain_session(net: FakeInternet) -> AsyncIterator[aiohttp.ClientSession]:
+    async with plain_session("testbot/1.0", config=CONFIG, resolver=net.resolver) as session:
+        yield session
+
+
+@pytest.mark.parametrize("kind", LONG_HEADS)
+async def test_a_long_head_is_read(internet: FakeInternet, kind: str) -> None:
+    """RFC 9309 section 2.3.1.1, RFC 9110 section 5.4: for robots.txt and for pages."""
+    answer = long_head(LONG_HEADS[kind])
+    internet.site("a.test").on("/robots.txt", answer).on("/text", answer)
+    for session in (a_polite_session, a_plain_session):
+        async with session(internet) as client, client.get("http://a.test/text") as page:
+            assert (await page.text()).startswith("User-agent")
+    async with internet.session() as lent:  # a session of the caller, with aiohttp's limits
+        async with Gatekeeper("testbot/1.0", config=CONFIG, session=lent) as gate:
+            decision = await gate.check("http://a.test/p")
+            assert decision.rule is not None
+
+
+@pytest.mark.parametrize("kind", TOO_LONG_HEADS)
+async def test_a_head_is_bounded_in_its_fields_and_as_a_whole(
+    internet: FakeInternet, kind: str
+) -> None:
+    answer = long_head(TOO_LONG_HEADS[kind])
+    internet.site("a.test").robots("").on("/text", answer)
+    internet.site("b.test").on("/robots.txt", answer)
+    async with a_polite_session(internet) as session:
+        with pytest.raises(aiohttp.ClientResponseError):
+            await session.get("http://a.test/text")
+        decision = await session_gate(session).check("http://b.test/")
+        assert (decision.verdict, decision.reason) == (Verdict.DEFER, Reason.INVALID_RESPONSE)
+
+
+async def test_a_caller_may_ask_for_other_limits(internet: FakeInternet) -> None:
+    internet.site("a.test").robots("").on("/text", long_head(LONG_HEADS["one field"]))
+    async with polite_session(
+        "testbot/1.0", config=CONFIG, resolver=internet.resolver, max_field_size=8_190
+    ) as session:
+        with pytest.raises(aiohttp.ClientResponseError):
+            await session.get("http://a.test/text")
+
+
+def test_every_session_of_the_package_has_these_limits() -> None:
+    """The gate's own lends only its connector."""
+    made = [
+        (path.stem, ast.unparse(call))
+        for path in Path(interim.__file__).parent.rglob("*.py")
+        if re.search(r"ClientSession\)?\(", text := path.read_text(encoding="utf-8"))
+        for call in ast.walk(ast.parse(text))
+        if isinstance(call, ast.Call)
+        and any(getattr(part, "attr", "") == "ClientSession" for part in ast.walk(call.func))
+    ]
+    assert len(made) > 5
+    without = [name for name, call in made if "HEAD_LIMITS" not in call]
+    assert without == ["gatekeeper"]
+
+
 class Closed(asyncio.Transport):
     """A transport that takes note of being closed."""
 
@@ -165,7 +243,7 @@ async def asked() -> AsyncIterator[Callable[[], tuple[Any, Closed]]]:
         protocol, transport = ResponseHandler(asyncio.get_running_loop()), Closed()
         made.append(protocol)
         protocol.connection_made(transport)
-        limit_interim(protocol)
+        limit_heads(protocol)
         protocol.set_response_params()
         return protocol, transport
 
@@ -276,8 +354,8 @@ async def test_a_protocol_of_another_kind_is_left_alone() -> None:
         pass
 
     other = Other(asyncio.get_running_loop())
-    limit_interim(other)
-    limit_interim(object())
+    limit_heads(other)
+    limit_heads(object())
     assert type(other) is Other
 
 

@@ -53,7 +53,7 @@ from gatekeeper.fetching.outcomes import (
 )
 from gatekeeper.http_fields import wait_of
 from gatekeeper.identity import Signer
-from gatekeeper.library_internals import default_proxy, limit_interim
+from gatekeeper.library_internals import HEAD_LIMITS, default_proxy, limit_heads
 from gatekeeper.robots.patterns import is_robots_txt
 from gatekeeper.urls import Target, join, parse
 
@@ -242,6 +242,7 @@ class RequestSender:
             # `FirstAnswer` does not see a proxy's response to CONNECT.
             middlewares=(send_once,) if self._proxied else (),
             **default_proxy(lent),
+            **HEAD_LIMITS,
         )
         # It owns nothing that needs closing, but aiohttp warns about unclosed sessions.
         weakref.finalize(self, session.detach)
@@ -442,7 +443,7 @@ class _Request(aiohttp.ClientRequest):
         """Called by aiohttp with a connection, new or from the pool."""
         if self.connect_only:
             raise _ConnectedError
-        limit_interim(conn.protocol)  # the connector may be the caller's, not a guarded one
+        limit_heads(conn.protocol)  # the connector may be the caller's, not a guarded one
         if (deadline := current_deadline.get()) is not None:
             deadline.sending()
         return super().send(conn)

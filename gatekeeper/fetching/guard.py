@@ -48,7 +48,7 @@ from gatekeeper.fetching.limits import PrioritySemaphore, current_deadline
 from gatekeeper.library_internals import (
     DialConnector,
     close_pooled,
-    limit_interim,
+    limit_heads,
     start_connection,
 )
 from gatekeeper.urls import UrlCache
@@ -442,7 +442,7 @@ class GuardedConnector(DialConnector):
             on_connecting(True)
         try:
             protocol = await dial
-            limit_interim(protocol)
+            limit_heads(protocol)
             return protocol
         except aiohttp.ClientConnectorError as error:
             # If addresses were refused and none was dialled, it is the guard's refusal, however

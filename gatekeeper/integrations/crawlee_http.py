@@ -40,6 +40,7 @@ from gatekeeper.integrations.hops import (
     begin,
     usual_names,
 )
+from gatekeeper.library_internals import HEAD_LIMITS
 from gatekeeper.middleware import config_of
 from gatekeeper.remote.client import RemoteGatekeeper
 from gatekeeper.session import guarded_connector, send_once
@@ -383,6 +384,7 @@ class PoliteHttpClient(HttpClient):
                 cookie_jar=aiohttp.DummyCookieJar(),
                 trust_env=False,  # T19
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=60.0),
+                **HEAD_LIMITS,
             )
         return self._session
 

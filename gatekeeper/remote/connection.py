@@ -31,6 +31,7 @@ from gatekeeper.errors import (
     SidecarError,
 )
 from gatekeeper.http_fields import delta_seconds
+from gatekeeper.library_internals import HEAD_LIMITS
 from gatekeeper.urls import url_of
 from gatekeeper.wire import ProblemDocument
 
@@ -138,6 +139,7 @@ class SidecarConnection:
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
             trust_env=False,  # T19: no proxy between a client and its sidecar
+            **HEAD_LIMITS,  # a proxy before the sidecar may add fields
         )
 
     async def close(self) -> None:

@@ -18,6 +18,7 @@ from gatekeeper.decision import Decision, refuse
 from gatekeeper.errors import AddressRefused, Denied, InvalidURL, LeaseTimeout, StorageError
 from gatekeeper.gate.leases import Lease
 from gatekeeper.http_fields import REDIRECTS, unreadable
+from gatekeeper.library_internals import HEAD_LIMITS
 from gatekeeper.middleware import counting_bytes
 from gatekeeper.robots.signals import parse_challenges
 from gatekeeper.sidecar.exchange import CRAWL, OCTETS, SANDBOXED, Call, Problem, Route, read_query
@@ -64,8 +65,8 @@ _USAGE_FIELDS = (
     "TDM-Reservation",
 )
 """Header fields about the use and the price of a page. They are lists: all lines are passed on."""
-_MAX_USAGE_FIELD = 8_000
-"""Characters that one of these fields may have: clients refuse longer ones."""
+_MAX_FIELD = 8_000
+"""Characters of a field that is passed on: many clients refuse a response with a longer one."""
 # A page that a browser opens here would run as a page of this service, and could send requests
 # to it (T12): it is sandboxed, never sniffed, and saved instead of shown. Problem documents are
 # sandboxed as well, since they may quote a site or a URL.
@@ -108,6 +109,7 @@ def open_session(service: Service) -> aiohttp.ClientSession:
         auto_decompress=False,
         trust_env=False,  # T19
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=60.0),
+        **HEAD_LIMITS,
     )
 
 
@@ -268,7 +270,11 @@ async def pass_page_on(
 
 def _head(page: aiohttp.ClientResponse, decision: Decision) -> dict[str, str]:
     """Return the header fields for a page. Raises Problem 502 if one can't be passed on."""
-    headers = {name: page.headers[name] for name in _RESPONSE_FIELDS if name in page.headers}
+    headers = {
+        name: page.headers[name]
+        for name in _RESPONSE_FIELDS
+        if name in page.headers and len(page.headers[name]) <= _MAX_FIELD
+    }
     refuse_unsendable(headers.items())
     headers.update(_usage_fields(page))
     headers.update(_SAFETY_FIELDS)
@@ -294,7 +300,7 @@ def _usage_fields(page: aiohttp.ClientResponse) -> dict[str, str]:
     return {
         name: value
         for name, value in fields.items()
-        if value and len(value) <= _MAX_USAGE_FIELD and not _UNSENDABLE.search(value)
+        if value and len(value) <= _MAX_FIELD and not _UNSENDABLE.search(value)
     }
 
 
