@@ -171,10 +171,11 @@ async def test_a_long_head_is_read(internet: FakeInternet, kind: str) -> None:
     for session in (a_polite_session, a_plain_session):
         async with session(internet) as client, client.get("http://a.test/text") as page:
             assert (await page.text()).startswith("User-agent")
-    async with internet.session() as lent:  # a session of the caller, with aiohttp's limits
-        async with Gatekeeper("testbot/1.0", config=CONFIG, session=lent) as gate:
-            decision = await gate.check("http://a.test/p")
-            assert decision.rule is not None
+    async with (
+        internet.session() as lent,  # a session of the caller, with aiohttp's limits
+        Gatekeeper("testbot/1.0", config=CONFIG, session=lent) as gate,
+    ):
+        assert (await gate.check("http://a.test/p")).rule is not None
 
 
 @pytest.mark.parametrize("kind", TOO_LONG_HEADS)

@@ -32,7 +32,9 @@ from gatekeeper.errors import StorageError
 from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.outcomes import (
     GUARD_REFUSALS,
+    NO_METADATA,
     Lifetime,
+    Metadata,
     Outcome,
     Retrieval,
     fresh_for,
@@ -141,21 +143,26 @@ _MIN_SHARED_OCTETS: Final = 512
 inside the record is smaller than the reference counting of a shared one."""
 
 
-_PackedAnswer = tuple[int, int | None, float, tuple[str, ...], int, str | None, str | None]
-"""The fields of an `OriginAnswer`, in their order: the outcome as its index in the enum, and the
-duration in milliseconds."""
+_PackedAnswer = tuple[
+    int, int | None, float, tuple[str, ...], int, str | None, str | None, Metadata | None
+]
+"""The fields of an `OriginAnswer`, in their order: the outcome as its index in the enum, the
+duration in milliseconds, and None for no metadata."""
 
 
 def _pack_answer(answer: OriginAnswer) -> _PackedAnswer:
-    outcome, status, wall, hops, took, etag, last_modified = msgspec.structs.astuple(answer)
+    outcome, status, wall, hops, took, etag, modified, metadata = msgspec.structs.astuple(answer)
     code, milliseconds = _OUTCOME_CODES[outcome], round(took * 1000)
-    return code, status, wall, hops, milliseconds, etag, last_modified
+    said = None if metadata == NO_METADATA else metadata
+    return code, status, wall, hops, milliseconds, etag, modified, said
 
 
 def _unpack_answer(packed: _PackedAnswer) -> OriginAnswer:
-    code, status, wall, hops, milliseconds, etag, last_modified = packed
+    code, status, wall, hops, milliseconds, etag, modified, said = packed
     outcome, took = _OUTCOMES[code], milliseconds / 1000
-    return OriginAnswer(outcome, status, wall, hops, took, etag, last_modified)
+    return OriginAnswer(
+        outcome, status, wall, hops, took, etag, modified, NO_METADATA if said is None else said
+    )
 
 
 class _Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -551,7 +558,8 @@ class RecordUpdates:
             texts = self._cache.texts
             text = texts.find(retrieval.body) or read or texts.read(retrieval.body)
         now, wall = self._clock.monotonic(), self._clock.wall()
-        current = OriginAnswer(outcome, status, wall, hops, took, etag, last_modified)
+        metadata = retrieval.metadata
+        current = OriginAnswer(outcome, status, wall, hops, took, etag, last_modified, metadata)
         fresh = fresh_for(outcome.row.cache_time, retrieval.lifetime, self._config.cache)
         return Record(
             origin,
@@ -663,6 +671,7 @@ class RecordUpdates:
             etag=current.etag,
             last_modified=current.last_modified,
             lifetime=Lifetime(left),
+            metadata=current.metadata,
             # Its ladder, and its Retry-After, apply to an origin that redirects there.
             retry_after=None if record.reachable else left,
         )

@@ -501,8 +501,13 @@ class Directory:
         good = record.good
         if good.etag is None and good.last_modified is None:
             return None
+        if good.status is not None and not 200 <= good.status <= 299:
+            # Validators of an error page say nothing about a file that may exist by now.
+            return None
         url = good.hops[-1] if good.hops else f"{origin}/robots.txt"
-        return Validators(url=url, etag=good.etag, last_modified=good.last_modified)
+        return Validators(
+            url=url, etag=good.etag, last_modified=good.last_modified, metadata=good.metadata
+        )
 
     # -- probes during a suspected fault of our own network
 

@@ -37,17 +37,19 @@ from gatekeeper.fetching.guard import FirstDial, GuardedConnector, connecting, d
 from gatekeeper.fetching.limits import RetrievalDeadline, Slots, current_deadline
 from gatekeeper.fetching.outcomes import (
     ANSWERED,
+    NO_METADATA,
     Known,
     Outcome,
     Refuse,
     Retrieval,
     TakeTurn,
     Validators,
+    age_of,
     classify,
     classify_body,
     is_binary,
     is_media,
-    lifetime,
+    metadata_of,
     precedence,
     probe_limits,
 )
@@ -651,15 +653,17 @@ class _Redirects:
     def _check_not_modified(self, reply: Reply) -> Reply:
         """Apply row 9: a 304 is valid only as the response to a conditional request.
 
-        One with another ETag is about another text than the cached one, and must not renew that
-        (RFC 9111 section 4.3.4, HTTP-01).
+        One with another ETag, or without one and with another Last-Modified, is about another text
+        than the cached one, and must not renew that (RFC 9111 section 4.3.4, HTTP-01).
         """
         if reply.outcome is not Outcome.NOT_MODIFIED:
             return reply
         sent = self._validators
         if sent is not None and sent.url == self._target.url:
-            cached, etag = sent.etag or "", reply.headers.get(ETAG, "")
-            if not (cached and etag) or cached.removeprefix("W/") == etag.removeprefix("W/"):
+            cached, validator = sent.etag or "", reply.headers.get(ETAG, "")
+            if not (cached and validator):
+                cached, validator = sent.last_modified or "", reply.headers.get(LAST_MODIFIED, "")
+            if not (cached and validator) or _weak(cached) == _weak(validator):
                 return reply
         return msgspec.structs.replace(reply, outcome=Outcome.NOT_MODIFIED_NOTHING)
 
@@ -710,8 +714,10 @@ class _Redirects:
         )
 
     def _result(self, reply: Reply) -> Retrieval:
-        now = self._fetcher._clock.wall()
-        headers = reply.headers
+        headers, stored = reply.headers, NO_METADATA
+        if reply.outcome is Outcome.NOT_MODIFIED and self._validators is not None:
+            stored = self._validators.metadata
+        metadata = stored.renewed_by(metadata_of(headers, self._fetcher._clock.wall()))
         return Retrieval(
             outcome=reply.outcome,
             status=reply.status,
@@ -720,7 +726,8 @@ class _Redirects:
             body=reply.body,
             etag=_sendable(headers.get(ETAG, "")),
             last_modified=_sendable(headers.get(LAST_MODIFIED, "")),
-            lifetime=lifetime(headers, now),
+            lifetime=metadata.lifetime(age_of(headers)),
+            metadata=metadata,
             retry_after=self._wait,
             took=self._deadline.used,
             detail=reply.detail,
@@ -740,6 +747,11 @@ def _headers(user_agent: str, config: FetchConfig) -> dict[str, str]:
     if config.from_address:
         headers["From"] = config.from_address  # RFC 9110 section 10.1.5 (HTTP-12)
     return headers
+
+
+def _weak(validator: str) -> str:
+    """Return a validator for the weak comparison (RFC 9110 section 8.8.3.2)."""
+    return validator.strip(" \t").removeprefix("W/")
 
 
 def _sendable(value: str) -> str | None:

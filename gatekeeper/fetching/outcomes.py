@@ -30,7 +30,7 @@ from gatekeeper.config import CacheConfig, FetchConfig
 from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.errors import AddressRefused
 from gatekeeper.http_fields import delta_seconds, parse_http_date
-from gatekeeper.robots.signals import parse_challenges, payment_asked
+from gatekeeper.robots.signals import field_values, parse_challenges, payment_asked
 from gatekeeper.urls import Target
 
 
@@ -457,38 +457,69 @@ class Lifetime(msgspec.Struct, frozen=True, gc=False):
     HTTP-05)."""
 
 
-_NO_LIFETIME: Final = Lifetime()
+class Metadata(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What the header of an answer says that still counts after a 304 which does not repeat it (RFC
+    9111 sections 3.2 and 4.3.4, HTTP-03)."""
+
+    brief: bool | None = None
+    """That of its lifetime; None: there is no Cache-Control."""
+    max_age: float | None = None
+    """Seconds of the s-maxage or max-age of Cache-Control; None: it has neither."""
+    expires: float | None = None
+    """Seconds from Date to Expires; None: there is no Expires."""
+
+    def renewed_by(self, newer: Metadata) -> Metadata:
+        """Return the metadata of a stored answer after a 304: its fields replace the stored ones.
+
+        An Expires that is not repeated counts from the Date of the 304 on, for as long as at first.
+        """
+        control = self if newer.brief is None else newer
+        expires = self.expires if newer.expires is None else newer.expires
+        return Metadata(control.brief, control.max_age, expires)
+
+    def lifetime(self, age: float) -> Lifetime:
+        """Return the lifetime of an answer of that age in seconds."""
+        # HTTP-04: the age is subtracted. It does not use the Date header, as our own clock may be
+        # the wrong one of the two.
+        seconds = self.expires if self.max_age is None else self.max_age
+        return Lifetime(None if seconds is None else max(0.0, seconds - age), bool(self.brief))
+
+
+NO_METADATA: Final = Metadata()
+
+
+def metadata_of(headers: Mapping[str, str], now: float) -> Metadata:
+    """Read Cache-Control, Expires and Date (RFC 9111 section 4.2.1, HTTP-02 to HTTP-06).
+
+    `headers` is a case-insensitive mapping, or has the usual capitalisation.
+    """
+    control, expires = field_values(headers, "Cache-Control"), headers.get("Expires")
+    if not control and expires is None:
+        return NO_METADATA
+    brief: bool | None = None
+    max_age: float | None = None
+    if control:
+        directives = _directives(",".join(control))
+        brief = not directives.keys().isdisjoint({"no-store", "private", "no-cache"})
+        for name in ("s-maxage", "max-age"):  # HTTP-02: a gate is a shared cache
+            if name in directives:
+                # RFC 9111 section 4.2.1 (HTTP-06): an invalid value counts as stale.
+                max_age = delta_seconds(directives[name]) or 0.0
+                break
+    until = None if expires is None else parse_http_date(expires, now)
+    date = parse_http_date(headers.get("Date", ""), now)
+    lasting = 0.0 if until is None else max(0.0, until - (now if date is None else date))
+    # `Expires: 0` means: expired.
+    return Metadata(brief, max_age, None if expires is None else lasting)
 
 
 def lifetime(headers: Mapping[str, str], now: float) -> Lifetime:
-    """Read Cache-Control, Expires and Age (RFC 9111 section 4.2.1, HTTP-02 to HTTP-06).
-
-    `headers` is a case-insensitive mapping, or has the usual capitalisation.
+    """Read the lifetime of an answer that is not a 304.
 
     >>> lifetime({"Cache-Control": "max-age=600", "Age": "500"}, 0.0).seconds
     100.0
     """
-    control = headers.get("Cache-Control", "")
-    if not control and "Expires" not in headers:
-        return _NO_LIFETIME
-    directives = _directives(control)
-    brief = not directives.keys().isdisjoint({"no-store", "private", "no-cache"})
-    for name in ("s-maxage", "max-age"):  # HTTP-02: a gate is a shared cache
-        if name in directives:
-            seconds = delta_seconds(directives[name])
-            # RFC 9111 section 4.2.1 (HTTP-06): an invalid value counts as stale. HTTP-04: the
-            # age is subtracted. It does not use the Date header, as our own clock may be the
-            # wrong one of the two.
-            remaining = 0.0 if seconds is None else seconds - _age(headers)
-            return Lifetime(max(0.0, remaining), brief)
-    expires = headers.get("Expires")
-    if expires is None:
-        return Lifetime(None, brief)
-    until = parse_http_date(expires, now)
-    if until is None:
-        return Lifetime(0.0, brief)  # `Expires: 0` means: expired
-    date = parse_http_date(headers.get("Date", ""), now)
-    return Lifetime(max(0.0, until - (now if date is None else date) - _age(headers)), brief)
+    return metadata_of(headers, now).lifetime(age_of(headers))
 
 
 def fresh_for(cache_time: CacheTime, said: Lifetime, cache: CacheConfig) -> float:
@@ -521,7 +552,8 @@ def _directives(value: str) -> dict[str, str]:
     return found
 
 
-def _age(headers: Mapping[str, str]) -> float:
+def age_of(headers: Mapping[str, str]) -> float:
+    """Return the seconds of Age (RFC 9111 section 5.1), 0 if there is none or it is invalid."""
     value = headers.get("Age", "").partition(",")[0].strip(" \t")
     return delta_seconds(value) or 0.0
 
@@ -630,6 +662,8 @@ class Validators(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The URL that sent them: only a request for that URL carries them."""
     etag: str | None = None
     last_modified: str | None = None
+    metadata: Metadata = NO_METADATA
+    """Those of the stored answer, which a 304 renews."""
 
 
 class Retrieval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -648,6 +682,8 @@ class Retrieval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     etag: str | None = None
     last_modified: str | None = None
     lifetime: Lifetime = Lifetime()
+    metadata: Metadata = NO_METADATA
+    """For a 304: those of the stored answer, renewed by it."""
     retry_after: float | None = None
     """Seconds that the site asks to wait, at most `pacing.backoff_max`; None: it does not ask."""
     took: float = 0.0

@@ -27,7 +27,9 @@ from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.fetching.outcomes import (
     DAY,
     GUARD_REFUSALS,
+    NO_METADATA,
     Fallback,
+    Metadata,
     Outcome,
     fallback_while_unreachable,
     parser_input,
@@ -322,6 +324,7 @@ class OriginAnswer(msgspec.Struct, frozen=True, gc=False):
     took: float = 0.0
     etag: str | None = None
     last_modified: str | None = None
+    metadata: Metadata = NO_METADATA
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -551,6 +554,7 @@ def to_stored(record: Record, clock: Clock) -> OriginRecord:
         made_at=made.wall,
         boot_id=made.boot_id,
         boot_at=made.boot_at,
+        metadata="" if good is None else _metadata_text(good.metadata),
     )
 
 
@@ -581,6 +585,7 @@ def from_stored(
         stored.took or 0.0,
         stored.etag,
         stored.last_modified,
+        _metadata_from(stored.metadata),
     )
     good = _good_of(stored, current)
     if current.outcome.good and uncertain:
@@ -636,7 +641,19 @@ def _good_of(stored: OriginRecord, current: OriginAnswer) -> OriginAnswer | None
         stored.took or 0.0,
         stored.etag,
         stored.last_modified,
+        current.metadata,
     )
+
+
+def _metadata_text(metadata: Metadata) -> str:
+    return "" if metadata == NO_METADATA else msgspec.json.encode(metadata).decode()
+
+
+def _metadata_from(text: str) -> Metadata:
+    try:
+        return msgspec.json.decode(text, type=Metadata) if text else NO_METADATA
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"its metadata: {error}") from error
 
 
 def _text_of(

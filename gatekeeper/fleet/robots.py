@@ -31,8 +31,10 @@ from gatekeeper.config import CacheConfig
 from gatekeeper.errors import LedgerLost
 from gatekeeper.fetching.directory import current_flight
 from gatekeeper.fetching.outcomes import (
+    NO_METADATA,
     CacheTime,
     Lifetime,
+    Metadata,
     Outcome,
     Retrieval,
     RobotsSource,
@@ -78,6 +80,7 @@ class _StoredRetrieval(msgspec.Struct, array_like=True):
     brief: bool
     retry_after: float | None
     took: float
+    metadata: Metadata = NO_METADATA
 
 
 class _Superseded(Exception):
@@ -293,21 +296,30 @@ class SharedFetcher:
         """Write a result for all members. `late`: the maximum age of the result in seconds."""
         if retrieval.outcome.row.cache_time is CacheTime.NOT or retrieval.outcome.row.local:
             return  # the outcome describes this member, not the site
-        fresh = _FAILURE_SECONDS
-        if retrieval.outcome.good:
-            # Leave a margin: a member that reads the result caches it for at least `min_ttl`.
-            whole = fresh_for(retrieval.outcome.row.cache_time, retrieval.lifetime, self._cache)
-            fresh = max(whole - self._cache.min_ttl, min(_FAILURE_SECONDS, whole / 2))
-        shared = _stored(retrieval, max(0.001, fresh - late))
-        if retrieval.outcome is Outcome.NOT_MODIFIED:
+        before: _StoredRetrieval | None = None
+        outcome = retrieval.outcome
+        if outcome is Outcome.NOT_MODIFIED:
             before, _ = await self._read(origin)
             if before is None or (before.etag, before.last_modified) != (
                 retrieval.etag or before.etag,
                 retrieval.last_modified or before.last_modified,
             ):
                 return  # the text that the 304 refers to is not stored
+            outcome = Outcome.named(before.outcome)
+        fresh = _FAILURE_SECONDS
+        if outcome.good:
+            # Leave a margin: a member that reads the result caches it for at least `min_ttl`.
+            whole = fresh_for(outcome.row.cache_time, retrieval.lifetime, self._cache)
+            fresh = max(whole - self._cache.min_ttl, min(_FAILURE_SECONDS, whole / 2))
+        shared = _stored(retrieval, max(0.001, fresh - late))
+        if before is not None:
             shared = msgspec.structs.replace(
-                before, stamp=shared.stamp, fresh=shared.fresh, kept=shared.kept
+                before,
+                stamp=shared.stamp,
+                fresh=shared.fresh,
+                kept=shared.kept,
+                brief=shared.brief,
+                metadata=shared.metadata,
             )
         key, milliseconds = f"{self._prefix}r:{origin}", str(round(shared.kept * 1000))
         self._stamps[origin] = shared.stamp  # before this member receives its own message
@@ -333,6 +345,7 @@ def _stored(retrieval: Retrieval, fresh: float) -> _StoredRetrieval:
         brief=retrieval.lifetime.brief,
         retry_after=retrieval.retry_after,
         took=retrieval.took,
+        metadata=retrieval.metadata,
     )
 
 
@@ -349,5 +362,6 @@ def _retrieval(shared: _StoredRetrieval, age: float) -> Retrieval:
         lifetime=Lifetime(max(0.0, shared.fresh - age), shared.brief),
         retry_after=None if shared.retry_after is None else max(0.0, shared.retry_after - age),
         took=shared.took,
+        metadata=shared.metadata,
         detail="another member of the fleet fetched it",
     )

@@ -502,19 +502,19 @@ def page_signals(
     aiohttp), or any mapping with the usual spelling of names. `url`, the page's own URL, is the
     base of relative licence URLs. `status` is the status of the response.
     """
-    links = parse_license_links(_field_values(headers, "Link"), url=url)
-    policy = _field_values(headers, "tdm-policy")
-    challenges = parse_challenges(_field_values(headers, "WWW-Authenticate"))
-    price = _field_values(headers, "Crawler-Price")
+    links = parse_license_links(field_values(headers, "Link"), url=url)
+    policy = field_values(headers, "tdm-policy")
+    challenges = parse_challenges(field_values(headers, "WWW-Authenticate"))
+    price = field_values(headers, "Crawler-Price")
     return PageSignals(
-        content_usage=parse_content_usage_header(_field_values(headers, "Content-Usage")),
+        content_usage=parse_content_usage_header(field_values(headers, "Content-Usage")),
         rules=_strictest(
             [
-                parse_x_robots_tag(_field_values(headers, "X-Robots-Tag"), agent),
-                parse_robots_tag(_field_values(headers, "Robots-Tag"), agent),
+                parse_x_robots_tag(field_values(headers, "X-Robots-Tag"), agent),
+                parse_robots_tag(field_values(headers, "Robots-Tag"), agent),
             ]
         ),
-        tdm_reserved=parse_tdm_reservation(_field_values(headers, "tdm-reservation")),
+        tdm_reserved=parse_tdm_reservation(field_values(headers, "tdm-reservation")),
         tdm_policy=absolute_url(policy[0].strip()) if len(policy) == 1 else None,
         licenses=links,
         payment_required=payment_asked(status, headers, challenges),
@@ -535,7 +535,7 @@ def payment_asked(
     return (
         status == 402
         or any(challenge.pays for challenge in challenges)
-        or any(_field_values(headers, name) for name in ("Crawler-Price", "Payment-Required"))
+        or any(field_values(headers, name) for name in ("Crawler-Price", "Payment-Required"))
     )
 
 
@@ -725,7 +725,8 @@ def _joined(values: Iterable[str]) -> str:
     return text if len(text) <= _LIMIT else ""  # truncated, the field would mean something else
 
 
-def _field_values(headers: Mapping[str, str], name: str) -> list[str]:
+def field_values(headers: Mapping[str, str], name: str) -> list[str]:
+    """Return the value of each line of a header field."""
     getall = getattr(headers, "getall", None)
     if getall is not None:
         return list(getall(name, ()))

@@ -73,6 +73,8 @@ class OriginRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The machine's boot during which it was written; see `clock.Stamp`."""
     boot_at: float = 0.0
     """Seconds from that boot to the writing."""
+    metadata: str = ""
+    """The `Metadata` of the last good response, as JSON; empty: none."""
 
 
 class ClockRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

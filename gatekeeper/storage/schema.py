@@ -49,7 +49,7 @@ from gatekeeper.urls import host_of
 
 APPLICATION_ID = 0x67617465
 """`gate`, in the header of every file that gatekeeper creates."""
-VERSION = 6
+VERSION = 7
 
 _MAGIC = b"SQLite format 3\x00"
 _MAX_CHECKED_BYTES = 8 * 1024 * 1024

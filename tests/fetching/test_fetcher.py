@@ -275,6 +275,23 @@ async def test_a_304_about_another_text_renews_nothing(
     assert all("If-None-Match" not in again.headers for again in site.requests[1:])
 
 
+@pytest.mark.parametrize(
+    ("modified", "outcome"),
+    [
+        ("Fri, 20 Nov 2026 10:00:00 GMT", Outcome.NOT_MODIFIED),
+        ("Mon, 04 Feb 2019 10:00:00 GMT", Outcome.RULES),
+    ],
+)
+async def test_nor_does_one_about_an_older_text(
+    net: FakeInternet, ask: Asker, modified: str, outcome: Outcome
+) -> None:
+    """A copy restored from a backup is not newer than If-Modified-Since."""
+    validators = Validators(url=f"{A}/robots.txt", last_modified="Fri, 20 Nov 2026 10:00:00 GMT")
+    headers = {"Last-Modified": modified}
+    net.site("a.test").on("/robots.txt", Page("", 304, headers=headers), RULES)
+    assert (await ask(A, validators)).outcome is outcome
+
+
 async def test_only_the_url_that_gave_the_validators_gets_them(
     net: FakeInternet, ask: Asker
 ) -> None:

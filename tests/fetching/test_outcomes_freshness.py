@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from multidict import CIMultiDict
 
 from gatekeeper.config import CacheConfig
 from gatekeeper.fetching.outcomes import CacheTime, Lifetime, fresh_for, lifetime, soft_expiry
@@ -56,6 +57,12 @@ def test_a_lifetime_is_read_from_the_headers(
 def test_what_must_not_be_stored_is_held_for_the_floor_only(directive: str) -> None:
     said = lifetime({"Cache-Control": directive}, NOW)
     assert fresh_for(CacheTime.FRESH, said, CACHE) == 600.0
+
+
+def test_the_lines_of_a_field_are_one_list() -> None:
+    """RFC 9110 section 5.2."""
+    headers = CIMultiDict([("Cache-Control", "public"), ("Cache-Control", "no-cache, max-age=60")])
+    assert lifetime(headers, NOW) == Lifetime(60.0, brief=True)
 
 
 @pytest.mark.parametrize(

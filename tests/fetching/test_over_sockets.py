@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.fetching.directory import Directory
 from gatekeeper.fetching.fetcher import Fetcher
+from gatekeeper.storage import SqliteStorage
+from gatekeeper.storage.base import Storage
 from tests.fetching.directories import DAY
 from tests.fetching.turns import HostTurns
 from tests.internet import Conditional, FakeInternet, Page, Reset, redirect
@@ -21,7 +26,9 @@ RULES = "User-agent: *\nDisallow: /private\n"
 
 
 @asynccontextmanager
-async def directory_on(net: FakeInternet, **sections: Any) -> AsyncIterator[Directory]:
+async def directory_on(
+    net: FakeInternet, storage: Storage | None = None, **sections: Any
+) -> AsyncIterator[Directory]:
     config = Config.from_dict(sections)
     async with net.session() as session:
         fetcher = Fetcher(
@@ -32,7 +39,9 @@ async def directory_on(net: FakeInternet, **sections: Any) -> AsyncIterator[Dire
             take_turn=HostTurns(net.clock, config.pacing.default_interval),
             known=lambda origin: directory.known(origin),  # noqa: PLW0108 - it is made below
         )
-        directory = Directory(fetcher, config=config, clock=net.clock, rng=random.Random(2))
+        directory = Directory(
+            fetcher, config=config, clock=net.clock, rng=random.Random(2), storage=storage
+        )
         await directory.open()
         try:
             yield directory
@@ -76,6 +85,107 @@ async def test_a_refresh_is_conditional_and_a_304_renews(virtual_internet: FakeI
         assert [r.headers.get("If-None-Match") for r in site.requests] == [None, '"1"']
         assert after.text is before.text
         assert after.fresh_until > net.clock.monotonic()
+
+
+DATE = "Tue, 24 Nov 2026 12:00:00 GMT"
+IN_TWO_HOURS = "Tue, 24 Nov 2026 14:00:00 GMT"
+LATER = "Wed, 25 Nov 2026 12:00:00 GMT"
+RENEWALS: dict[str, tuple[dict[str, str], dict[str, str], float]] = {
+    "no word": ({}, {}, DAY),
+    "max-age": ({"Cache-Control": "max-age=3600"}, {}, 3600),
+    "s-maxage": ({"Cache-Control": "max-age=60, s-maxage=3600"}, {}, 3600),
+    "the Age is the 304's own": ({"Cache-Control": "max-age=3600", "Age": "2900"}, {}, 3600),
+    "an Age of the 304": ({"Cache-Control": "max-age=3600"}, {"Age": "900"}, 2700),
+    "no-cache": ({"Cache-Control": "no-cache"}, {}, 600),
+    "no-store": ({"Cache-Control": "no-store"}, {}, 600),
+    "private": ({"Cache-Control": "private, max-age=3600"}, {}, 600),
+    "Expires": ({"Date": DATE, "Expires": IN_TWO_HOURS}, {}, 7200),
+    "Expires and a Date": ({"Date": DATE, "Expires": IN_TWO_HOURS}, {"Date": LATER}, 7200),
+    "Expires and an Age": ({"Date": DATE, "Expires": IN_TWO_HOURS}, {"Age": "1200"}, 6000),
+    "Expires: 0": ({"Expires": "0"}, {}, 600),
+    "renewed Expires": ({"Expires": "0"}, {"Date": DATE, "Expires": IN_TWO_HOURS}, 7200),
+    "renewed max-age": ({"Cache-Control": "no-cache"}, {"Cache-Control": "max-age=7200"}, 7200),
+    "renewed no-cache": ({"Cache-Control": "max-age=7200"}, {"Cache-Control": "no-cache"}, 600),
+    "Expires behind max-age": (
+        {"Cache-Control": "max-age=3600"},
+        {"Date": DATE, "Expires": IN_TWO_HOURS},
+        3600,
+    ),
+    "a max-age that is withdrawn": (
+        {"Cache-Control": "max-age=3600", "Date": DATE, "Expires": IN_TWO_HOURS},
+        {"Cache-Control": "public"},
+        7200,
+    ),
+}
+
+
+@pytest.mark.parametrize("kept", ["hot", "cold", "after a restart", "after a failure"])
+@pytest.mark.parametrize("fields", RENEWALS)
+async def test_a_304_leaves_in_force_what_it_does_not_repeat(
+    virtual_internet: FakeInternet, tmp_path: Path, fields: str, kept: str
+) -> None:
+    """RFC 9111 section 4.3.4, at every refresh and wherever the record was in between."""
+    net = virtual_internet
+    first, again, seconds = RENEWALS[fields]
+    page = Page(RULES, headers=first)
+    answer = Conditional(page, etag='"1"', not_modified_headers=again)
+    site = net.site("a.test").on("/robots.txt", answer)
+    net.site("b.test").robots("")
+    async with AsyncExitStack() as stack:
+
+        async def start() -> Directory:
+            storage = await stack.enter_async_context(
+                SqliteStorage(tmp_path / "state", clock=net.clock)
+            )
+            return await stack.enter_async_context(
+                directory_on(net, storage, cache={"hot_records": 1})
+            )
+
+        directory = await start()
+        await net.drive(directory.get("http://a.test"))
+        for _ in range(2):
+            if kept == "cold":
+                await net.drive(directory.get("http://b.test"))
+            elif kept == "after a restart":
+                await stack.aclose()
+                directory = await start()
+            elif kept == "after a failure":
+                site.on("/robots.txt", Page("", 503))
+                await net.drive(directory.refresh("http://a.test"))
+                site.on("/robots.txt", answer)
+            record = await net.drive(directory.refresh("http://a.test"))
+            assert record.expires - net.clock.monotonic() == pytest.approx(seconds, abs=2.0)
+        assert directory.stats().revalidated >= 1
+        assert record.text is not None
+
+
+async def test_a_record_that_came_by_a_redirect_keeps_what_its_target_said(
+    virtual_internet: FakeInternet,
+) -> None:
+    net = virtual_internet
+    page = Page(RULES, headers={"Cache-Control": "max-age=3600"})
+    net.site("b.test").on("/robots.txt", Conditional(page, etag='"1"'))
+    net.site("a.test").on("/robots.txt", redirect("http://b.test/robots.txt"))
+    async with directory_on(net) as directory:
+        await net.drive(directory.get("http://b.test"))
+        await net.drive(directory.get("http://a.test"))
+        net.clock.advance(2 * 3600)
+        record = await net.drive(directory.refresh("http://a.test"))
+        assert directory.stats().revalidated == 1
+        assert record.expires - net.clock.monotonic() == pytest.approx(3600, abs=2.0)
+
+
+async def test_validators_of_an_error_page_are_not_sent(virtual_internet: FakeInternet) -> None:
+    """A 304 to them would keep the site open although it has a file by now."""
+    net = virtual_internet
+    date = "Tue, 24 Nov 2026 12:00:00 GMT"
+    absent = Page("not here", 404, headers={"Last-Modified": date, "ETag": '"1"'})
+    site = net.site("a.test").on("/robots.txt", absent)
+    async with directory_on(net) as directory:
+        await net.drive(directory.get("http://a.test"))
+        site.on("/robots.txt", Conditional(Page(RULES), etag='"1"', last_modified=date))
+        record = await net.drive(directory.refresh("http://a.test"))
+        assert record.text is not None
 
 
 async def test_unconditional_requests_can_be_had(virtual_internet: FakeInternet) -> None:

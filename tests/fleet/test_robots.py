@@ -11,7 +11,14 @@ import pytest
 from gatekeeper.config import CacheConfig, FleetConfig
 from gatekeeper.errors import LedgerLost
 from gatekeeper.fetching.directory import Flight, current_flight
-from gatekeeper.fetching.outcomes import Lifetime, Outcome, Retrieval, Validators, last_look
+from gatekeeper.fetching.outcomes import (
+    Lifetime,
+    Metadata,
+    Outcome,
+    Retrieval,
+    Validators,
+    last_look,
+)
 from gatekeeper.fleet import robots, scripts
 from gatekeeper.fleet import robots as robots_module
 from gatekeeper.fleet.robots import SharedFetcher
@@ -120,6 +127,32 @@ async def test_a_copy_that_is_taken_over_ends_when_the_first_one_does(
     third = member(site, "third")
     await third.fetch(ORIGIN)
     assert site.asked == 2
+
+
+async def test_what_a_304_renews_is_shared_with_all_that_the_header_said(member: Member) -> None:
+    site = Site()
+    said = Metadata(brief=False, max_age=7200.0)
+    site.answer = msgspec.structs.replace(
+        site.answer, lifetime=Lifetime(7200.0), metadata=said, outcome=Outcome.SOFT_404
+    )
+    cache = CacheConfig(default_ttl=3600.0)
+    one, other = member(site, "one", cache), member(site, "other", cache)
+    await one.fetch(ORIGIN)
+    assert (await other.fetch(ORIGIN)).metadata == said
+
+    renewed = said.renewed_by(Metadata(brief=True, max_age=7200.0))
+    site.answer = Retrieval(
+        outcome=Outcome.NOT_MODIFIED,
+        status=304,
+        lifetime=Lifetime(7200.0, brief=True),
+        metadata=renewed,
+    )
+    await one.fetch(ORIGIN)
+    found = await other.fetch(ORIGIN)
+    assert (found.outcome, found.metadata) == (Outcome.SOFT_404, renewed)
+    assert found.lifetime.brief
+    assert found.lifetime.seconds is not None
+    assert found.lifetime.seconds <= 600.0  # an absence, and no-cache: the minimum
 
 
 async def test_a_short_lifetime_is_not_made_longer_by_being_shared(
