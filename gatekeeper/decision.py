@@ -132,7 +132,8 @@ class Reason(StrEnum):
     """defer: no secure connection could be made, because of an expired or untrusted
     certificate, for example; plain http is never tried instead."""
     BAD_ENCODING = "bad_encoding"
-    """defer: the compression of robots.txt is corrupt, unknown or a decompression bomb."""
+    """defer: the compression of robots.txt is corrupt, unknown or a decompression bomb, or its
+    Content-Encoding names no coding and the body is no text."""
     INTERNAL = "internal"
     """defer: gatekeeper failed, or ran out of file descriptors or memory, so nothing is
     allowed; the log has the details."""

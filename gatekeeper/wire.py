@@ -136,6 +136,8 @@ class FetchStory(msgspec.Struct, frozen=True, kw_only=True):
     size: int | None
     """Bytes of the text; None if there is none."""
     truncated: bool
+    ignored_coding: str | None = None
+    """A token of its Content-Encoding that names no registered coding; None if there is none."""
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):

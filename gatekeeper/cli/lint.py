@@ -15,7 +15,7 @@ from gatekeeper.cli.config import Settings
 from gatekeeper.cli.texts import Text, is_url, parse_text, read_all, replace_file
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots import Finding, Severity
-from gatekeeper.robots.lint import CODES
+from gatekeeper.robots.lint import CODES, coding_findings
 
 EXAMPLE = f"{NAME} lint https://example.org/robots.txt"
 
@@ -105,7 +105,9 @@ _PAGE = (Finding(1, "html", CODES["html"].severity, CODES["html"].meaning),)
 def _report(text: Text, ignored: frozenset[str]) -> LintReport:
     robots = text.robots
     found = robots.findings if robots is not None else _PAGE if text.is_page else ()
-    kept = (finding for finding in found if finding.code not in ignored)
+    kept = (
+        finding for finding in coding_findings(text.coding) + found if finding.code not in ignored
+    )
     findings = sorted(kept, key=lambda finding: (finding.line, finding.code))
     return LintReport(
         source=text.name,

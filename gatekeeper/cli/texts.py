@@ -35,6 +35,8 @@ class Text(msgspec.Struct, frozen=True, kw_only=True):
     """None: the site has no such file, and everything is allowed."""
     is_page: bool = False
     """The site serves an HTML page in place of the file, which counts as no file."""
+    coding: str = ""
+    """A token of its Content-Encoding that names no registered coding; empty if there is none."""
 
 
 def is_url(source: str) -> bool:
@@ -85,9 +87,7 @@ def read_text(settings: Settings, source: str) -> Text:
         import asyncio  # noqa: PLC0415
 
         origin = parse(source).origin
-        robots, is_page = asyncio.run(_fetch_robots(settings, origin))
-        body = b"" if robots is None else robots.octets.encode("latin-1")
-        return Text(name=f"{origin}/robots.txt", body=body, robots=robots, is_page=is_page)
+        return asyncio.run(_fetch_robots(settings, origin))
     try:
         body = read_bounded(source)
     except FileNotFoundError as error:
@@ -124,20 +124,24 @@ def parse_text(settings: Settings, name: str, body: bytes) -> Text:
     return Text(name=name, body=body, robots=robots)
 
 
-async def _fetch_robots(settings: Settings, origin: str) -> tuple[RobotsTxt | None, bool]:
-    """Return the file, if there is one, and whether an HTML page is served in its place."""
+async def _fetch_robots(settings: Settings, origin: str) -> Text:
+    """Fetch the file of an origin."""
     from gatekeeper.decision import Reason, State  # noqa: PLC0415
+    from gatekeeper.gate import internals  # noqa: PLC0415
 
+    name = f"{origin}/robots.txt"
     async with open_gate(settings.without_overrides()) as gate:
-        robots = await gate.robots(f"{origin}/robots.txt")
+        robots = await gate.robots(name)
         if robots is not None:
-            return robots, False
+            body, coding = robots.octets.encode("latin-1"), internals(gate).coding(origin)
+            return Text(name=name, body=body, robots=robots, coding=coding)
         # Another path than /robots.txt, which may always be requested (RFC 9309 section 2.2.2,
         # RFC-20).
         decision = await gate.check(f"{origin}/")
         if decision.state is not State.UNAVAILABLE:
-            raise GatekeeperError(f"{origin}/robots.txt: can't be fetched ({decision.reason})")
-        return None, decision.reason is Reason.SOFT_404
+            raise GatekeeperError(f"{name}: can't be fetched ({decision.reason})")
+        is_page = decision.reason is Reason.SOFT_404
+        return Text(name=name, body=b"", robots=None, is_page=is_page)
 
 
 def replace_file(path: Path, body: bytes) -> None:

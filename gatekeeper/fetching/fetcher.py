@@ -49,6 +49,7 @@ from gatekeeper.fetching.outcomes import (
     classify_body,
     is_binary,
     is_media,
+    is_plain_text,
     metadata_of,
     precedence,
     probe_limits,
@@ -57,14 +58,22 @@ from gatekeeper.http_fields import wait_of
 from gatekeeper.identity import Signer
 from gatekeeper.library_internals import HEAD_LIMITS, default_proxy, limit_heads
 from gatekeeper.robots.patterns import is_robots_txt
-from gatekeeper.urls import Target, join, parse
+from gatekeeper.robots.signals import field_values
+from gatekeeper.urls import Target, join, parse, printable
 
 _MIN_BOMB_OCTETS: Final = 65_536
 _BOMB_RATIO: Final = 100
 _GZIP_MAGIC: Final = 0x1F
 _FIRST_MEMBER_STEP: Final = 64
 """Octets of a further gzip member that zlib gets at first; an empty member has 20."""
-_ENCODINGS: Final = frozenset({"", "identity", "gzip", "x-gzip", "deflate"})
+_MAX_CODINGS: Final = 4
+"""Codings of one body that are undone; no real site applies more than two."""
+_DECODED: Final = frozenset({"gzip", "x-gzip", "deflate"})
+_REGISTERED: Final = _DECODED | {
+    *("identity", "aes128gcm", "br", "compress", "dcb", "dcz", "exi", "pack200-gzip"),
+    *("x-compress", "zstd"),
+}
+"""The HTTP Content Coding Registry of IANA."""
 
 
 class BadEncoding(Exception):
@@ -72,34 +81,57 @@ class BadEncoding(Exception):
 
 
 class Decoder:
-    """An incremental decoder of one body: `identity`, `gzip` or `deflate`.
+    """An incremental decoder of one body by the list of its Content-Encoding.
 
-    >>> decoder = Decoder("identity")
-    >>> decoder.feed(b"User-agent: *", 4)
-    b'User'
+    >>> decoder = Decoder("identity, utf-8")
+    >>> decoder.feed(b"User-agent: *", 4), decoder.unregistered
+    (b'User', 'utf-8')
     """
 
-    def __init__(self, encoding: str) -> None:
-        """Raises BadEncoding for an encoding that was not requested."""
-        name = encoding.strip().lower()
-        if name not in _ENCODINGS:
+    def __init__(self, encoding: str, max_octets: int = 1_048_576) -> None:
+        """`max_octets`: the limit of what each coding but the innermost may produce. Raises
+        BadEncoding for a coding that was not requested."""
+        names = [name for part in encoding.split(",") if (name := part.strip(" \t").lower())]
+        # The last one was applied last (RFC 9110 section 8.4), so it is undone first.
+        codings = [name for name in reversed(names) if name in _REGISTERED - {"identity"}]
+        if not _DECODED.issuperset(codings) or len(codings) > _MAX_CODINGS:
             raise BadEncoding(f"unknown Content-Encoding {encoding[:40]!r}")
-        self._gzip = name.endswith("gzip")
-        self._plain = not name or name == "identity"
-        self._unpacker: zlib._Decompress | None = None
-        self._member_ended = False
-        self._padding = False
-        self._step = _FIRST_MEMBER_STEP
-        self._consumed = 0
-        self._produced = 0
+        self.unregistered: str = next((name for name in names if name not in _REGISTERED), "")
+        """A token that is no coding: the body is the text itself, or of an unknown format."""
+        self._max_octets = max_octets
+        self._steps = [_Unpacking(name.endswith("gzip")) for name in codings]
 
     def feed(self, data: bytes, room: int) -> bytes:
         """Decode the next octets and return at most `room` (at least 1) of the result.
 
         Further octets are discarded: the caller stops there. Raises BadEncoding.
         """
-        if self._plain:
-            return data[:room]
+        for step in self._steps[:-1]:
+            data = step.feed(data, self._max_octets + 1)
+            if step.produced > self._max_octets:
+                raise BadEncoding(f"more than {self._max_octets} octets of compressed data")
+        return self._steps[-1].feed(data, room) if self._steps else data[:room]
+
+    def finish(self) -> None:
+        """Call at the end of the body. Raises BadEncoding if the encoded stream is incomplete."""
+        for step in self._steps:
+            step.finish()
+
+
+class _Unpacking:
+    """Undoes one coding: gzip, or deflate."""
+
+    def __init__(self, gzip: bool) -> None:
+        self._gzip = gzip
+        self._unpacker: zlib._Decompress | None = None
+        self._member_ended = False
+        self._padding = False
+        self._step = _FIRST_MEMBER_STEP
+        self._consumed = 0
+        self.produced = 0
+
+    def feed(self, data: bytes, room: int) -> bytes:
+        """See `Decoder.feed`."""
         out = []
         view = memoryview(data)
         at, size = 0, len(data)
@@ -132,9 +164,9 @@ class Decoder:
         rest = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
         taken = len(data) - len(rest)
         self._consumed += taken
-        self._produced += len(piece)
-        if self._produced > _MIN_BOMB_OCTETS and self._produced > _BOMB_RATIO * self._consumed:
-            raise BadEncoding(f"decompression bomb: {self._produced} octets from {self._consumed}")
+        self.produced += len(piece)
+        if self.produced > _MIN_BOMB_OCTETS and self.produced > _BOMB_RATIO * self._consumed:
+            raise BadEncoding(f"decompression bomb: {self.produced} octets from {self._consumed}")
         if unpacker.eof:
             self._unpacker = None
             self._member_ended = True
@@ -150,7 +182,7 @@ class Decoder:
         return zlib.MAX_WBITS if data[0] & 0x0F == 8 else -zlib.MAX_WBITS
 
     def finish(self) -> None:
-        """Call at the end of the body. Raises BadEncoding if the encoded stream is incomplete."""
+        """See `Decoder.finish`."""
         if self._unpacker is not None:
             raise BadEncoding("the encoded stream is incomplete")
 
@@ -169,6 +201,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes | None = None
     elapsed: float | None = None
     """Seconds from sending the request to the response head."""
+    coding: str = ""
+    """`Metadata.coding` of the response."""
     detail: str = ""
     addresses: tuple[str, ...] = ()
 
@@ -324,7 +358,7 @@ class RequestSender:
         if not outcome.has_text or outcome is Outcome.EMPTY:
             # The body of an error is never read.
             return Reply(outcome=outcome, status=head.status, headers=head.headers, elapsed=elapsed)
-        body, binary = await self._read_body(head, deadline)
+        body, binary, coding = await self._read_body(head, deadline)
         truncated = len(body) > config.max_body
         outcome = Outcome.NOT_TEXT if binary else classify_body(outcome, body, truncated=truncated)
         return Reply(
@@ -333,45 +367,50 @@ class RequestSender:
             headers=head.headers,
             body=body if outcome.has_text else None,
             elapsed=elapsed,
+            coding=coding,
         )
 
     async def _read_body(
         self, head: aiohttp.ClientResponse, deadline: RetrievalDeadline
-    ) -> tuple[bytes, bool]:
-        """Return the decoded body, and whether it is not a text.
+    ) -> tuple[bytes, bool, str]:
+        """Return the decoded body, whether it is not a text, and its `Metadata.coding`.
 
         The body has one octet more than the limit if the text is longer. Raises BadEncoding if the
         limit of received octets is reached before that: so much padding is an attack.
         """
         if is_media(head.headers.get(CONTENT_TYPE, "")):
             head.close()
-            return b"", True
-        config, encoding = self._config, head.headers.get(CONTENT_ENCODING)
-        decoder = Decoder(encoding) if encoding else None
-        content = head.content
+            return b"", True, ""
+        config, content = self._config, head.content
+        encoding = ",".join(field_values(head.headers, CONTENT_ENCODING))
+        decoder = Decoder(encoding, config.max_wire)
+        unregistered = decoder.unregistered
         body = bytearray()
         received = 0
-        sniffed = False
+        sniffed = bool(unregistered)  # such a body is never just binary data: see below
         while not content.at_eof():
             chunk = await content.readany()
             received += len(chunk)
             deadline.received(len(chunk))
             room = config.max_body + 1 - len(body)
-            body += chunk[:room] if decoder is None else decoder.feed(chunk, room)
+            body += decoder.feed(chunk, room)
             if not sniffed and len(body) >= 1024:
                 sniffed = True
                 if is_binary(bytes(body[:1024])):
                     head.close()
-                    return b"", True
+                    return b"", True, ""
             if len(body) > config.max_body:
                 head.close()
-                return bytes(body), False
+                break
             if received > config.max_wire:
                 raise BadEncoding(f"{received} octets received for {len(body)} of text")
-        if decoder is not None:
+        else:
             decoder.finish()
         whole = bytes(body)
-        return whole, not sniffed and is_binary(whole)
+        # HTTP-14: without its coding anything else than a text could hide rules, and open the site.
+        if unregistered and not is_plain_text(whole, config.max_body):
+            raise BadEncoding(f"no text under the unknown Content-Encoding {encoding[:40]!r}")
+        return whole, not sniffed and is_binary(whole), printable(unregistered, 40)
 
     async def reach(self, target: Target, deadline: RetrievalDeadline) -> bool | None:
         """Test whether a new connection to the target's origin can be made, without a request.
@@ -717,7 +756,8 @@ class _Redirects:
         headers, stored = reply.headers, NO_METADATA
         if reply.outcome is Outcome.NOT_MODIFIED and self._validators is not None:
             stored = self._validators.metadata
-        metadata = stored.renewed_by(metadata_of(headers, self._fetcher._clock.wall()))
+        now = self._fetcher._clock.wall()
+        metadata = stored.renewed_by(metadata_of(headers, now, reply.coding))
         return Retrieval(
             outcome=reply.outcome,
             status=reply.status,

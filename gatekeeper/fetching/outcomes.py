@@ -11,6 +11,7 @@ Times are seconds; "now" is wall time, which sites use in their headers.
 
 from __future__ import annotations
 
+import codecs
 import errno
 import random
 import re
@@ -30,6 +31,7 @@ from gatekeeper.config import CacheConfig, FetchConfig
 from gatekeeper.decision import Reason, State, Verdict
 from gatekeeper.errors import AddressRefused
 from gatekeeper.http_fields import delta_seconds, parse_http_date
+from gatekeeper.robots.parser import KNOWN_FIELDS
 from gatekeeper.robots.signals import field_values, parse_challenges, payment_asked
 from gatekeeper.urls import Target
 
@@ -371,6 +373,10 @@ _HTML_START = re.compile(
     re.IGNORECASE,
 )
 _AGENT_LINE = re.compile(rb"(?:^|[\r\n])[ \t]*user-?agent[ \t]*:", re.IGNORECASE)
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f]")
+_RECORD_LINE = re.compile(
+    rb"(?:^|[\r\n])[ \t]*(?:%s)[ \t]*:" % "|".join(sorted(KNOWN_FIELDS)).encode(), re.IGNORECASE
+)
 # A line's first non-blank character that does not start a comment. The possessive quantifier
 # keeps the search linear in the number of blanks.
 _CONTENT_LINE = re.compile(rb"(?:\A|[\r\n])[ \t\v\f]*+[^\s#]")
@@ -394,6 +400,19 @@ def is_binary(start: bytes) -> bool:
     if b"\0" not in head or head.startswith(_WIDE_BOMS):
         return False
     return _AGENT_LINE.search(head) is None
+
+
+def is_plain_text(body: bytes, limit: int) -> bool:
+    """Return True if the body, cut at `limit`, is valid UTF-8 with no control characters but tab,
+    LF, CR and FF; and has a record, or is a page or empty: base64 would read as a file without
+    rules."""
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(body[:limit], len(body) <= limit)
+    except UnicodeDecodeError:
+        return False
+    if _CONTROL.search(text) is not None:
+        return False
+    return _is_empty(body) or _is_page(body) or _RECORD_LINE.search(body) is not None
 
 
 def classify_body(outcome: Outcome, body: bytes, *, truncated: bool) -> Outcome:
@@ -467,6 +486,9 @@ class Metadata(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Seconds of the s-maxage or max-age of Cache-Control; None: it has neither."""
     expires: float | None = None
     """Seconds from Date to Expires; None: there is no Expires."""
+    coding: str = ""
+    """The first token of Content-Encoding that names no registered coding, if there is one: the
+    body was read as if it were not there (HTTP-14)."""
 
     def renewed_by(self, newer: Metadata) -> Metadata:
         """Return the metadata of a stored answer after a 304: its fields replace the stored ones.
@@ -475,7 +497,7 @@ class Metadata(msgspec.Struct, frozen=True, gc=False, array_like=True):
         """
         control = self if newer.brief is None else newer
         expires = self.expires if newer.expires is None else newer.expires
-        return Metadata(control.brief, control.max_age, expires)
+        return Metadata(control.brief, control.max_age, expires, self.coding or newer.coding)
 
     def lifetime(self, age: float) -> Lifetime:
         """Return the lifetime of an answer of that age in seconds."""
@@ -488,14 +510,15 @@ class Metadata(msgspec.Struct, frozen=True, gc=False, array_like=True):
 NO_METADATA: Final = Metadata()
 
 
-def metadata_of(headers: Mapping[str, str], now: float) -> Metadata:
+def metadata_of(headers: Mapping[str, str], now: float, coding: str = "") -> Metadata:
     """Read Cache-Control, Expires and Date (RFC 9111 section 4.2.1, HTTP-02 to HTTP-06).
 
-    `headers` is a case-insensitive mapping, or has the usual capitalisation.
+    `headers` is a case-insensitive mapping, or has the usual capitalisation. `coding`: that of the
+    body.
     """
     control, expires = field_values(headers, "Cache-Control"), headers.get("Expires")
     if not control and expires is None:
-        return NO_METADATA
+        return Metadata(coding=coding) if coding else NO_METADATA
     brief: bool | None = None
     max_age: float | None = None
     if control:
@@ -510,7 +533,7 @@ def metadata_of(headers: Mapping[str, str], now: float) -> Metadata:
     date = parse_http_date(headers.get("Date", ""), now)
     lasting = 0.0 if until is None else max(0.0, until - (now if date is None else date))
     # `Expires: 0` means: expired.
-    return Metadata(brief, max_age, None if expires is None else lasting)
+    return Metadata(brief, max_age, None if expires is None else lasting, coding)
 
 
 def lifetime(headers: Mapping[str, str], now: float) -> Lifetime:

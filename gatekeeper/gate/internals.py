@@ -199,6 +199,11 @@ class GateInternals:
         """Return the bytes that `Gatekeeper.robots` parses; None if there is no text."""
         return await self._gate._open.questions.source(url)
 
+    def coding(self, origin: str) -> str:
+        """Return `Metadata.coding` of the text of an origin in memory; empty without one."""
+        record = self.record(origin)
+        return "" if record is None or record.good is None else record.good.metadata.coding
+
     async def learn(self, origin: str) -> None:
         """Fetch the origin's file unless it is cached."""
         await self._gate._open.questions.learn(origin)

@@ -53,7 +53,7 @@ error html: The file is an HTML page, not a robots.txt.
 error truncated: The file is longer than crawlers read; its end is lost (RFC 9309 section 2.5).
 warning too-many: There are more findings than are listed.
 info bom: The file begins with a byte order mark, which some crawlers trip over.
-warning encoding: The file is not in UTF-8 and had to be transcoded (RFC 9309 section 2.3).
+warning encoding: The file is not sent as plain UTF-8 (RFC 9309 section 2.3).
 info empty: The file has no records; every robot is welcome everywhere (1994 standard).
 warning no-group: The file has no user-agent line, so no rule is obeyed.
 # Lines.
@@ -491,12 +491,22 @@ def findings(robots: RobotsTxt) -> tuple[Finding, ...]:
     return located(found, text) if found else ()
 
 
+def coding_findings(coding: str) -> tuple[Finding, ...]:
+    """Return the finding about a Content-Encoding that names no registered coding (RFC 9110 section
+    8.4.1, HTTP-14), such as `utf-8`; none if it is empty."""
+    report = FindingList()
+    if coding:
+        detail = f"Its Content-Encoding {quoted(coding)} is no coding, and is ignored."
+        report.add(0, "encoding", detail)
+    return report.result(cut=False)
+
+
 def _check_file(report: FindingList, robots: RobotsTxt, text: str) -> bool:
     """Check the file as a whole. Return True if it is an HTML page."""
     if robots.bom == "utf-8":
         report.add(1, "bom")
     elif robots.bom:
-        report.add(1, "encoding", f"Its encoding is {robots.bom}.")
+        report.add(1, "encoding", f"It had to be transcoded from {robots.bom}.")
     if robots.truncated:
         report.add(text.count("\n") + 1, "truncated")
     if _HTML.match(text) is None:

@@ -228,6 +228,19 @@ async def test_a_page_in_place_of_the_file_of_a_site_is_an_error(
     assert "there is no file, so everything is allowed" in capsys.readouterr().out
 
 
+async def test_an_encoding_that_is_none_is_told_with_the_file_of_a_site(
+    internet: FakeInternet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "User-agent: *\nDisallow: /x\n"
+    internet.site("127.0.0.1").robots(Page(text, headers=[("Content-Encoding", "utf-8")]))
+    site = f"http://127.0.0.1:{internet.listener().port()}"
+    assert await command("lint", "--strict", site) == 1
+    out = capsys.readouterr().out
+    assert "/robots.txt: warning: The file is not sent as plain UTF-8" in out
+    assert "'utf-8' is no coding" in out
+    assert await command("lint", "--strict", "--ignore", "encoding", site) == 0
+
+
 # --- compose ---------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gzip
 import zlib
 from typing import Any
@@ -377,6 +378,76 @@ async def test_a_broken_encoding_is_asked_for_again_in_clear(
     assert [r.headers["Accept-Encoding"] for r in site.requests] == ["gzip, deflate", "identity"]
     site.on("/robots.txt", Encoded(RULES, damage=damage))
     assert (await ask(A)).outcome is Outcome.BAD_ENCODING
+
+
+NO_CODINGS = ("utf-8", "UTF-8", "none", "binary", "8bit", "text/plain", "", "identity", "x, y")
+READABLE: dict[str, tuple[bytes, Outcome]] = {
+    "rules": (RULES.encode(), Outcome.RULES),
+    "all that is allowed": ("User-agent: *\t\f\r\nDisallow: /caf\u00e9\n".encode(), Outcome.RULES),
+    "a mark": (b"\xef\xbb\xbf" + RULES.encode(), Outcome.RULES),
+    "a sitemap": (b"Sitemap: http://a.test/map", Outcome.RULES),
+    "comments": (b"# nothing here\n", Outcome.EMPTY),
+    "nothing": (b"", Outcome.EMPTY),
+    "a page": (b"<!doctype html><title>x</title>", Outcome.SOFT_404),
+    "a long text": (b"#" * 511_999 + "\u00e9".encode() * 9, Outcome.CUT_RULES),
+}
+
+
+@pytest.mark.parametrize("encoding", NO_CODINGS)
+@pytest.mark.parametrize("kind", READABLE)
+async def test_a_text_is_read_whatever_it_calls_its_encoding(
+    net: FakeInternet, ask: Asker, encoding: str, kind: str
+) -> None:
+    body, outcome = READABLE[kind]
+    if kind == "a long text":
+        body = RULES.encode() + body[len(RULES) :]
+    site = net.site("a.test").robots(Page(body, headers=[("Content-Encoding", encoding)]))
+    got = await ask(A)
+    assert got.outcome is outcome
+    assert got.metadata.coding == encoding.partition(",")[0].lower().replace("identity", "")
+    assert len(site.requests) == 1
+
+
+UNREADABLE = {
+    "gzip": gzip.compress(RULES.encode()),
+    "bytes": bytes(range(256)),
+    "Latin-1": b"User-agent: *\nDisallow: /caf\xe9\n",
+    "NUL": b"User-agent: *\nDisallow: /\0\n",
+    "escape": b"User-agent: *\nDisallow: /\x1b[0m\n",
+    "DEL": b"User-agent: *\nDisallow: /\x7f\n",
+    "C1": b"User-agent: *\nDisallow: /\xc2\x85\n",
+    "surrogate": b"User-agent: *\nDisallow: /\xed\xa0\x80\n",
+    "UTF-16": b"\xff\xfe" + RULES.encode("utf-16-le"),
+    "cut": RULES.encode() + b"# \xc3",
+    "long": b"#" * 1_000_000 + b"\0",
+    "base64": base64.encodebytes(RULES.encode() * 20),
+    "a picture": b"\x89PNG\r\n\x1a\n" + b"\0" * 3000,
+}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "snappy", "x-unknown", "gzip, none"])
+@pytest.mark.parametrize("kind", UNREADABLE)
+async def test_what_is_no_text_under_an_unknown_encoding_never_opens_a_site(
+    net: FakeInternet, ask: Asker, encoding: str, kind: str
+) -> None:
+    body = UNREADABLE[kind]
+    if kind == "long":
+        body = b"\0" + body
+    if encoding.startswith("gzip"):
+        body = gzip.compress(body, 1)
+    site = net.site("a.test").robots(Page(body, headers=[("Content-Encoding", encoding)]))
+    assert (await ask(A)).outcome is Outcome.BAD_ENCODING
+    assert [r.headers["Accept-Encoding"] for r in site.requests] == ["gzip, deflate", "identity"]
+
+
+async def test_the_lines_of_a_list_of_encodings_belong_together(
+    net: FakeInternet, ask: Asker
+) -> None:
+    """Undone once only, the body would be binary data, which counts as no file."""
+    body = gzip.compress(gzip.compress(RULES.encode()))
+    headers = [("Content-Encoding", "gzip"), ("Content-Encoding", "gzip")]
+    net.site("a.test").robots(Page(body, headers=headers))
+    assert (await ask(A)).body == RULES.encode()
 
 
 async def test_an_encoding_never_asked_for_is_no_file(net: FakeInternet, ask: Asker) -> None:

@@ -57,10 +57,60 @@ def test_what_was_packed_comes_out_again(data: bytes, piece: int) -> None:
     assert decoded("deflate", zlib.compress(data), piece=piece) == data
 
 
-@pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "snappy"])
+@pytest.mark.parametrize(
+    "encoding",
+    ["br", "zstd", "X-Compress", "dcz", "gzip, br", "br, gzip", "utf-8, br", "gzip," * 5],
+)
 def test_an_encoding_that_we_never_asked_for_is_refused(encoding: str) -> None:
     with pytest.raises(BadEncoding):
         Decoder(encoding)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "data", "unregistered"),
+    [
+        ("identity, gzip", gzip.compress(TEXT), ""),
+        ("gzip,identity", gzip.compress(TEXT), ""),
+        ("gzip, gzip", gzip.compress(gzip.compress(TEXT)), ""),
+        ("gzip, deflate", zlib.compress(gzip.compress(TEXT)), ""),
+        (" ,Deflate\t,, X-GZip ,", gzip.compress(bare(TEXT)), ""),
+        ("deflate, gzip, gzip", gzip.compress(gzip.compress(zlib.compress(TEXT))), ""),
+        ("utf-8, gzip", gzip.compress(TEXT), "utf-8"),
+        ("gzip, 8bit", gzip.compress(TEXT), "8bit"),
+        ("None", TEXT, "none"),
+    ],
+)
+def test_a_list_is_undone_from_its_end(encoding: str, data: bytes, unregistered: str) -> None:
+    assert decoded(encoding, data, piece=1) == TEXT
+    assert decoded(encoding, data, piece=len(data)) == TEXT
+    assert Decoder(encoding).unregistered == unregistered
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        gzip.compress(TEXT),
+        gzip.compress(gzip.compress(TEXT))[:-4],
+        gzip.compress(gzip.compress(TEXT)[:-4]),
+        zlib.compress(gzip.compress(TEXT)),
+    ],
+    ids=["one only", "cut outside", "cut inside", "another one"],
+)
+def test_each_coding_of_a_list_has_to_be_right(data: bytes) -> None:
+    with pytest.raises(BadEncoding):
+        decoded("gzip, gzip", data)
+
+
+def test_what_each_coding_of_a_list_produces_is_bounded() -> None:
+    """Not only the text at the end: empty members inside would cost time without end."""
+    for members, whole in ((20_000, True), (100_000, False)):
+        inner = gzip.compress(b"") * members + gzip.compress(TEXT)
+        data = gzip.compress(inner, 0)
+        if whole:
+            assert decoded("gzip, gzip", data, piece=65_536) == TEXT
+        else:
+            with pytest.raises(BadEncoding, match="more than 1048576 octets"):
+                decoded("gzip, gzip", data, piece=65_536)
 
 
 @pytest.mark.parametrize(

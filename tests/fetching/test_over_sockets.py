@@ -103,6 +103,7 @@ RENEWALS: dict[str, tuple[dict[str, str], dict[str, str], float]] = {
     "Expires and a Date": ({"Date": DATE, "Expires": IN_TWO_HOURS}, {"Date": LATER}, 7200),
     "Expires and an Age": ({"Date": DATE, "Expires": IN_TWO_HOURS}, {"Age": "1200"}, 6000),
     "Expires: 0": ({"Expires": "0"}, {}, 600),
+    "a coding that is none": ({"Content-Encoding": "none"}, {"Content-Encoding": "8bit"}, DAY),
     "renewed Expires": ({"Expires": "0"}, {"Date": DATE, "Expires": IN_TWO_HOURS}, 7200),
     "renewed max-age": ({"Cache-Control": "no-cache"}, {"Cache-Control": "max-age=7200"}, 7200),
     "renewed no-cache": ({"Cache-Control": "max-age=7200"}, {"Cache-Control": "no-cache"}, 600),
@@ -157,6 +158,7 @@ async def test_a_304_leaves_in_force_what_it_does_not_repeat(
             assert record.expires - net.clock.monotonic() == pytest.approx(seconds, abs=2.0)
         assert directory.stats().revalidated >= 1
         assert record.text is not None
+        assert record.current.metadata.coding == first.get("Content-Encoding", "")
 
 
 async def test_a_record_that_came_by_a_redirect_keeps_what_its_target_said(

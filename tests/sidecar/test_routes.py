@@ -39,6 +39,20 @@ async def test_explain_tells_the_whole_story(door: Any, site: Any) -> None:
     assert story["fetch"]["size"] == len(ROBOTS)
 
 
+async def test_an_encoding_that_is_none_is_told(door: Any, internet: FakeInternet) -> None:
+    page = Page(ROBOTS, headers=[("Content-Encoding", "utf-8")])
+    internet.site("a.test").robots(page)
+    service = await door()
+    _, story = await service.get("/v1/explain", params={"url": "http://a.test/x"})
+    assert story["fetch"]["ignored_coding"] == "utf-8"
+    _, file = await service.get("/v1/robots", params={"origin": "http://a.test"})
+    assert ["encoding", "warning"] in [[one["code"], one["severity"]] for one in file["findings"]]
+    internet.site("a.test").robots(ROBOTS)
+    await service.service.gate.refresh("http://a.test")
+    _, story = await service.get("/v1/explain", params={"url": "http://a.test/x"})
+    assert story["fetch"]["ignored_coding"] is None
+
+
 async def test_t2_explain_of_a_refused_url_says_one_word_and_asks_nobody(
     door: Any, internet: FakeInternet
 ) -> None:

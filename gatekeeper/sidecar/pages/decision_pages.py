@@ -180,6 +180,9 @@ def _fetch_section(service: Service, explained: Explanation) -> Html:
         "p",
         f"Status {fetch.status if fetch.status is not None else 'none'}, {size}",
         ", cut at the limit" if fetch.truncated else None,
+        [", sent as ", tag("code", fetch.ignored_coding), " (no content coding: ignored)"]
+        if fetch.ignored_coding
+        else None,
         [", fetched ", age(fetch.fetched_at, now)] if fetch.fetched_at is not None else None,
         [", refreshed ", age(fetch.expires_at, now)] if fetch.expires_at is not None else None,
         [", via ", ", ".join(fetch.hops)] if fetch.hops else None,

@@ -17,6 +17,7 @@ from gatekeeper.fetching.outcomes import Outcome, classify_body, is_binary, pars
 from gatekeeper.fetching.records import NO_TEXT
 from gatekeeper.gate.decision_cache import DecisionBatch
 from gatekeeper.robots import Finding, Group, Policy, RobotsTxt
+from gatekeeper.robots.lint import coding_findings
 from gatekeeper.sidecar.exchange import (
     CHECK,
     Call,
@@ -221,6 +222,7 @@ async def explanation(service: Service, query: CheckQuery, call: Call) -> Explan
             hops=decision.hops,
             size=robots.size if robots is not None else None,
             truncated=robots.truncated if robots is not None else False,
+            ignored_coding=service.internals.coding(decision.origin) or None,
         ),
     )
 
@@ -271,6 +273,7 @@ async def get_robots(service: Service, call: Call) -> web.StreamResponse:
     answer = _describe_file(
         found,
         policy,
+        coding_findings(service.internals.coding(target.origin)),
         origin=target.origin,
         user_agent=decision.user_agent,
         state=decision.state,
@@ -281,8 +284,11 @@ async def get_robots(service: Service, call: Call) -> web.StreamResponse:
     return json_response(answer)
 
 
-def _describe_file(robots: RobotsTxt | None, policy: Policy, **fields: Any) -> RobotsFile:
-    """Describe a file as it was parsed. `fields`: the fields that do not follow from the text."""
+def _describe_file(
+    robots: RobotsTxt | None, policy: Policy, sent: tuple[Finding, ...] = (), **fields: Any
+) -> RobotsFile:
+    """Describe a file as it was parsed. `sent`: the findings about its response. `fields`: the
+    fields that do not follow from the text."""
     text = robots or NO_TEXT
     return RobotsFile(
         size=None if robots is None else robots.size,
@@ -293,7 +299,7 @@ def _describe_file(robots: RobotsTxt | None, policy: Policy, **fields: Any) -> R
         hosts=text.hosts,
         timing=Timing.of(policy),
         content_signal=dict(policy.content_signal),
-        findings=() if robots is None else robots.findings,
+        findings=() if robots is None else sent + robots.findings,
         **fields,
     )
 
