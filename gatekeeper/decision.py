@@ -99,7 +99,8 @@ class Reason(StrEnum):
     """defer: the response for robots.txt is not usable HTTP, such as a malformed head, an
     unrequested 206 or a status of 600."""
     BAD_REDIRECT = "bad_redirect"
-    """defer: robots.txt redirects without a usable Location."""
+    """defer: robots.txt redirects without a usable Location: it is missing, malformed, or not an
+    http or https URL; only the site can mend it."""
     EGRESS_POLICY = "egress_policy"
     """defer: robots.txt redirects to an address that the guard refuses; decisions show
     `blocked` instead (T2)."""
@@ -156,7 +157,9 @@ class Reason(StrEnum):
     BLOCKED = "blocked"
     """deny, defer: the guard refuses the URL, its address or its port (defer: those that
     robots.txt redirects to), and shows callers only this one word (T2); list your own networks
-    in guard.allow. For a blocked host see `host_blocked`."""
+    in guard.allow and their ports in guard.ports. Nothing opens what guard.deny lists, a URL with
+    credentials, and the places where gatekeeper itself listens. For a blocked host see
+    `host_blocked`."""
     INVALID_URL = "invalid_url"
     """deny: the text is not an http or https URL; `note` says what is wrong with it."""
     HOST_BLOCKED = "host_blocked"
@@ -182,12 +185,13 @@ class Reason(StrEnum):
 
 
 BLOCKED_NOTE = (
-    "the guard refuses what this name or a redirect leads to; guard.allow (--allow-address) lets "
-    "your own network in: list its range"
+    "the guard refuses what this name or a redirect leads to; guard.allow (--allow-address) lists "
+    "ranges of your own network, guard.ports its ports, guard.deny overrides both; else the site "
+    "must mend it"
 )
-"""Note of a decision with reason `blocked` where the URL's text does not show why: the remedy, and
-nothing about what was found, so that a caller learns nothing about the network (T2). The guard's
-other notes depend only on the URL's text and the configuration."""
+"""Note of a decision with reason `blocked` where the URL's text does not show why: the remedies of
+every possible cause, and nothing about what was found, so that a caller learns nothing about the
+network (T2). The guard's other notes depend only on the URL's text and the configuration."""
 
 
 # gc=False: a decision holds only values, so it can't be part of a reference cycle, and the garbage

@@ -9,7 +9,6 @@ decoded octets, and a decompression bomb is detected by its ratio (docs/threat-m
 from __future__ import annotations
 
 import asyncio
-import re
 import weakref
 import zlib
 from collections.abc import Coroutine, Mapping
@@ -59,7 +58,7 @@ from gatekeeper.identity import Signer
 from gatekeeper.library_internals import HEAD_LIMITS, default_proxy, limit_heads
 from gatekeeper.robots.patterns import is_robots_txt
 from gatekeeper.robots.signals import field_values
-from gatekeeper.urls import Target, join, parse, printable
+from gatekeeper.urls import Target, parse, printable, redirected
 
 _MIN_BOMB_OCTETS: Final = 65_536
 _BOMB_RATIO: Final = 100
@@ -538,7 +537,6 @@ _ACCEPT_ENCODING: Final = "gzip, deflate"  # those that `Decoder` knows
 _MAX_LAPSED_HOLDS: Final = 3
 """Retries of a hop whose hold lapsed before the request was sent."""
 _PATH: Final = "/robots.txt"
-_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _MAX_VALIDATOR: Final = 1_024
 """The maximum length of an ETag or a date to store, as it is sent with every refresh."""
 
@@ -725,14 +723,9 @@ class _Redirects:
 
     def _location(self, reference: str) -> Target | None:
         """Return the target of a Location, or None if it is refused. Raises InvalidURL."""
-        reference = reference.strip(" \t")
-        if not reference:
+        if not reference.strip(" \t"):
             raise InvalidURL("", "no Location")
-        scheme = _SCHEME.match(reference)
-        if scheme is not None and scheme[0].lower() not in {"http:", "https:"}:
-            return None
-        # An absolute one must be a complete URL: `http:` without a host is not.
-        target = join(self._target, reference) if scheme is None else parse(reference)
+        target = parse(redirected(self._target.url, reference))
         if target.userinfo:  # refused as the guard does
             return None
         if self._fetcher._refuse is not None and self._fetcher._refuse(target.url) is not None:

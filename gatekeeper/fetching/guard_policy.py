@@ -209,13 +209,18 @@ PORT_NOTE = (
     "the guard refuses port {}: no web pages are served there, or guard.ports leaves it out; "
     "guard.ports lists the ports that may be asked"
 )
+NO_PORT_NOTE = "the guard refuses port {}: ports are 1 to 65535; correct the URL"
 ADDRESS_NOTE = (
-    "the guard refuses addresses that are not public, or that guard.deny lists; guard.allow "
-    "(--allow-address) lets your own network in: list the address or its range"
+    "the guard refuses addresses that are not public, that guard.deny lists, or where gatekeeper "
+    "listens; guard.allow (--allow-address) lets your own network in: list the address or its range"
 )
 NAME_NOTE = (
-    "the guard refuses names of an inner network (localhost, .internal, a single label ...); "
-    "guard.allow (--allow-address) lets yours in: list the name itself, a range does not cover it"
+    "the guard refuses names of an inner network (localhost, .internal, a single label ...) unless "
+    "guard.allow (--allow-address) lists the name itself, not its range, and guard.deny does not"
+)
+NO_NAME_NOTE = (
+    "the guard refuses a host name with a part of more than 63 characters, or of more than 253 in "
+    "all: DNS has no such names; correct the URL"
 )
 """These are a decision's `note` if the URL's text shows why it is refused: the same text for every
 such URL, whether anything answers there or not (T2)."""
@@ -399,7 +404,8 @@ class Guard:
         try:
             target = urls.parse(raw)
         except InvalidURL as error:
-            return Refusal(Kind.MALFORMED, str(error))
+            note = f"the guard refuses what is no http or https URL: {error.problem}"
+            return Refusal(Kind.MALFORMED, str(error), note)
         return self._judge_target(target)
 
     def _judge_target(self, target: urls.Target) -> Refusal | None:
@@ -429,13 +435,15 @@ class Guard:
             good = 0 < port < 65_536 and port in self._ports
         if good:
             return None
-        return Refusal(Kind.PORT, f"{host}: port {port}", PORT_NOTE.format(port))
+        note = PORT_NOTE if 0 < port < 65_536 else NO_PORT_NOTE
+        return Refusal(Kind.PORT, f"{host}: port {port}", note.format(port))
 
     def _judge_name(self, host: str) -> Refusal | None:
         name = _normalized(host)
         labels = name.split(".")
         if len(name) > _MAX_NAME or "" in labels or max(map(len, labels)) > _MAX_LABEL:
-            return Refusal(Kind.MALFORMED, f"{name[:_MAX_NAME]}: not a valid name")
+            detail = f"{name[:_MAX_NAME]}: not a valid name"
+            return Refusal(Kind.MALFORMED, detail, NO_NAME_NOTE)
         inner = is_inner_name(name)
         if _is_listed(name, self._denied_names):
             # The same note as without the list: its contents are private.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import gzip
+import random
 import zlib
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.fetching.fetcher import Fetcher
-from gatekeeper.fetching.outcomes import Lifetime, Outcome, Retrieval, Validators
+from gatekeeper.fetching.outcomes import Lifetime, Outcome, Retrieval, Validators, next_try
 from gatekeeper.urls import Target
 from tests.fetching.conftest import Asker
 from tests.fetching.turns import HostTurns
@@ -179,12 +180,50 @@ async def test_a_redirect_that_leads_nowhere_is_an_invalid_answer(
 @pytest.mark.parametrize(
     "location",
     [
+        "",
+        " \t",
+        "ftp://127.0.0.1/robots.txt",
+        "FTP://b.test/robots.txt",
+        "file:///etc/passwd",
+        "mailto:webmaster@a.test",
+        "javascript:void(0)",
+        "data:text/plain,User-agent:%20*",
+        "about:blank",
+        "ws://b.test/robots.txt",
+        "b.test:80/robots.txt",
+        "localhost:80/robots.txt",
+        "http:",
+        "http://",
+        "http:///robots.txt",
+        "https:robots.txt",
+        "//",
+        "///robots.txt",
+        "http://[::1/robots.txt",
+        "http://b.test:port/robots.txt",
+        "http://b..test/robots.txt",
+        "http://b%zz.test/",
+    ],
+)
+async def test_a_location_that_is_no_url_of_a_site_is_asked_for_again_in_a_minute(
+    net: FakeInternet, ask: Asker, location: str
+) -> None:
+    net.site("a.test").on("/robots.txt", redirect(location))
+    net.site("b.test").robots(RULES)
+    got = await ask(A)
+    assert got.outcome is Outcome.BAD_REDIRECT
+    assert next_try(got.outcome.row.cache_time, 0, random.Random(1)) <= 72.0
+    assert len(ask.turns) == 2
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
         "http://169.254.169.254/latest/meta-data/",
         "http://[::ffff:169.254.169.254]/",
         "http://localhost/robots.txt",
         "http://user:secret@b.test/robots.txt",
-        "file:///etc/passwd",
-        "ftp://b.test/robots.txt",
+        "//user:secret@b.test/robots.txt",
+        "http://b.test:25/robots.txt",
     ],
 )
 async def test_a_redirect_that_the_guard_refuses_is_never_sent_and_never_a_welcome(

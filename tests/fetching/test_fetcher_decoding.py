@@ -79,6 +79,7 @@ def test_an_encoding_that_we_never_asked_for_is_refused(encoding: str) -> None:
         ("gzip, 8bit", gzip.compress(TEXT), "8bit"),
         ("None", TEXT, "none"),
     ],
+    ids=["identity", "last", "twice", "two", "blanks", "three", "utf-8", "8bit", "none"],
 )
 def test_a_list_is_undone_from_its_end(encoding: str, data: bytes, unregistered: str) -> None:
     assert decoded(encoding, data, piece=1) == TEXT

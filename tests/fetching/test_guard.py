@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from ipaddress import ip_address
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,8 @@ from gatekeeper.fetching.guard import refuse_proxy
 from gatekeeper.fetching.guard_policy import (
     ADDRESS_NOTE,
     NAME_NOTE,
+    NO_NAME_NOTE,
+    NO_PORT_NOTE,
     PORT_NOTE,
     USERINFO_NOTE,
     Guard,
@@ -390,5 +393,35 @@ def test_refusals_can_be_told_apart_only_inside() -> None:
 
 def test_notes_are_told_whole() -> None:
     """The text of a decision would cut a note at 200 characters."""
-    notes = (BLOCKED_NOTE, ADDRESS_NOTE, NAME_NOTE, PORT_NOTE.format(65_535), USERINFO_NOTE)
+    ports = PORT_NOTE.format(65_535), NO_PORT_NOTE.format(0)
+    notes = (BLOCKED_NOTE, ADDRESS_NOTE, NAME_NOTE, NO_NAME_NOTE, *ports, USERINFO_NOTE)
     assert max(map(len, notes)) <= 200
+
+
+@pytest.mark.parametrize(
+    ("raw", "settings", "corrected"),
+    [
+        ("http://10.0.0.1/", {"allow": ["10.0.0.0/8"]}, None),
+        ("http://169.254.169.254/", {"allow": ["169.254.169.254"]}, None),
+        ("http://224.0.0.1/", {"allow": ["224.0.0.1"]}, None),
+        ("http://localhost/", {"allow": ["localhost"]}, None),
+        ("http://intranet/", {"allow": ["intranet"]}, None),
+        ("http://a.test:22/", {"ports": [22, 80]}, None),
+        ("http://a.test:0/", {}, "http://a.test:81/"),
+        ("http://u:p@a.test/", {}, "http://a.test/"),
+        (f"http://{'a' * 64}.test/", {}, f"http://{'a' * 63}.test/"),
+        ("mailto:a@b.test", {}, "http://b.test/"),
+    ],
+)
+def test_what_a_note_names_as_the_remedy_helps(
+    raw: str, settings: dict[str, Any], corrected: str | None
+) -> None:
+    refusal = Guard(Config()).refuses_url(raw)
+    assert refusal is not None
+    for name in ("allow", "ports"):
+        assert (name in settings) <= (f"guard.{name}" in refusal.note)
+    if corrected:
+        assert "guard.allow" not in refusal.note
+        assert "guard.ports" not in refusal.note
+    guard = Guard(Config.from_dict({"guard": settings}))
+    assert guard.refuses_url(corrected or raw) is None

@@ -26,7 +26,14 @@ from gatekeeper import (
 )
 from gatekeeper.clock import VirtualClock
 from gatekeeper.decision import BLOCKED_NOTE
-from gatekeeper.fetching.guard_policy import ADDRESS_NOTE, NAME_NOTE, PORT_NOTE, USERINFO_NOTE
+from gatekeeper.fetching.guard_policy import (
+    ADDRESS_NOTE,
+    NAME_NOTE,
+    NO_NAME_NOTE,
+    NO_PORT_NOTE,
+    PORT_NOTE,
+    USERINFO_NOTE,
+)
 from gatekeeper.gate import internals
 from gatekeeper.testing import ScriptedGate
 from tests.internet import FakeInternet, Hold, Page
@@ -259,6 +266,8 @@ async def test_what_the_guard_refuses_is_denied_in_one_word(gate: Gatekeeper, ra
         ("http://db.internal/", NAME_NOTE),
         ("http://denied.internal/", NAME_NOTE),  # on the deny list
         ("http://intranet/", NAME_NOTE),
+        (f"http://{'a' * 64}.test/", NO_NAME_NOTE),
+        ("http://a.test:0/", NO_PORT_NOTE.format(0)),
         ("http://in.test/", BLOCKED_NOTE),
         ("http://denied.test/", BLOCKED_NOTE),
         ("http://b.test/", BLOCKED_NOTE),
@@ -285,7 +294,12 @@ async def test_a_refusal_by_the_guard_says_what_the_url_itself_shows(
     assert ("guard.allow (--allow-address)" in note) == (note not in _NO_REMEDY_IN_ALLOW)
 
 
-_NO_REMEDY_IN_ALLOW = (USERINFO_NOTE, PORT_NOTE.format(22))
+_NO_REMEDY_IN_ALLOW = (
+    USERINFO_NOTE,
+    PORT_NOTE.format(22),
+    NO_PORT_NOTE.format(0),
+    NO_NAME_NOTE,
+)
 
 
 @pytest.mark.parametrize(
