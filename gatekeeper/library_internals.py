@@ -134,7 +134,8 @@ HEAD_LIMITS: Final[dict[str, Any]] = {
     "max_field_size": 65_536,
     "max_headers": 8_192,  # of 32 octets on average; parsing them takes about 5 ms
 }
-"""Arguments for every `aiohttp.ClientSession` of this package whose heads `limit_heads` bounds."""
+"""Arguments for every `aiohttp.ClientSession` of this package; `limit_heads` bounds a site's whole
+head."""
 MAX_INTERIM_ANSWERS: Final = 16
 """The maximum number of interim answers to one request."""
 _PIECE_OCTETS: Final = 4_096

@@ -10,6 +10,7 @@ import zlib
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
 from gatekeeper.clock import VirtualClock
@@ -445,6 +446,17 @@ async def test_a_text_is_read_whatever_it_calls_its_encoding(
     assert got.outcome is outcome
     assert got.metadata.coding == encoding.partition(",")[0].lower().replace("identity", "")
     assert len(site.requests) == 1
+
+
+@pytest.mark.parametrize("encoding", ["\xff\xfe", "\x1b[31m" + "x" * 60_000, "caf\xe9"])
+async def test_an_odd_name_of_an_encoding_can_be_stored_and_shown(
+    net: FakeInternet, ask: Asker, encoding: str
+) -> None:
+    net.site("a.test").robots(Page(RULES, headers=[("Content-Encoding", encoding)]))
+    coding = (await ask(A)).metadata.coding
+    assert coding.isprintable()
+    assert 0 < len(coding) < 50
+    assert msgspec.json.encode(coding)
 
 
 UNREADABLE = {

@@ -177,6 +177,20 @@ async def test_a_lost_text_is_never_taken_for_an_empty_one() -> None:
         assert second.directory.stats().storage_errors == 1
 
 
+async def test_a_record_with_damaged_metadata_is_fetched_again() -> None:
+    storage = MemoryStorage()
+    async with house(storage=storage) as first:
+        await first.get()
+    stored = await storage.load_origin(ORIGIN)
+    assert stored is not None
+    for damaged in ("[", '{"brief": 1}', '["x"]'):
+        storage.put_origin(msgspec.structs.replace(stored, metadata=damaged))
+        async with house(storage=storage, clock=reborn(first.clock)) as second:
+            assert second.allows(await second.get(), "/old") is False
+            assert second.source.asked == [ORIGIN]
+            assert second.directory.stats().storage_errors == 1
+
+
 async def test_a_storage_that_fails_is_counted_and_the_gate_goes_on() -> None:
     async with house(storage=Broken()) as it:
         assert it.allows(await it.get(), "/old") is False
