@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
@@ -23,10 +24,10 @@ from gatekeeper import (
     SidecarError,
     Verdict,
 )
-from gatekeeper.remote.connection import SidecarResponse, problem
+from gatekeeper.remote.connection import SidecarConnection, SidecarResponse, problem
 from gatekeeper.sidecar.security import Tokens
 from tests.conformance.ways import World, decided, until
-from tests.internet import FakeInternet, Hold, NeverAnswer, Page, redirect
+from tests.internet import FakeInternet, Hold, NeverAnswer, Page, Raw, redirect
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 TOKEN = "s3cr3t" * 8
@@ -46,6 +47,28 @@ def told(status: int, kind: str, **fields: Any) -> SidecarResponse:
         "detail": "so it is",
     } | fields
     return SidecarResponse(status, msgspec.json.encode(document), None)
+
+
+async def test_an_answer_may_have_a_long_head(internet: FakeInternet) -> None:
+    """A proxy before the sidecar may add a Content-Security-Policy, for example."""
+    fields = b"Content-Security-Policy: " + b"x" * 60_000 + b"\r\n" + b"X: y\r\n" * 300
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n" + fields + b"\r\nok"
+    internet.site("127.0.0.1").on("/healthz", Raw(head))
+    connection = SidecarConnection(
+        f"http://127.0.0.1:{internet.listener().port()}",
+        token=None,
+        ssl=None,
+        patience=0.0,
+        timeout=30.0,
+        clock=internet.clock,
+        rng=random.Random(1),
+    )
+    await connection.open()
+    try:
+        answer = await connection.request("GET", "/healthz")
+    finally:
+        await connection.close()
+    assert (answer.status, answer.body) == (200, b"ok")
 
 
 async def test_it_fails_closed(world: World) -> None:

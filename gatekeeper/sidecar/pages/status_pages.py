@@ -483,7 +483,9 @@ def _origins(service: Service, host: str, now: datetime) -> Html:
             " ",
             tag("a", "history", href=f"../history?{urlencode({'origin': origin})}"),
         ]
-        findings = len(text.findings) if text is not None else 0
+        findings = 0
+        if text is not None:
+            findings = bool(service.internals.coding(origin)) + len(text.findings)
         rows.append(
             row(
                 tag("th", origin, scope="row"),
