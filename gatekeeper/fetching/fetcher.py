@@ -92,7 +92,7 @@ class Decoder:
         BadEncoding for a coding that was not requested."""
         names = [name for part in encoding.split(",") if (name := part.strip(" \t").lower())]
         # The last one was applied last (RFC 9110 section 8.4), so it is undone first.
-        codings = [name for name in reversed(names) if name in _REGISTERED - {"identity"}]
+        codings = [name for name in reversed(names) if name in _REGISTERED if name != "identity"]
         if not _DECODED.issuperset(codings) or len(codings) > _MAX_CODINGS:
             raise BadEncoding(f"unknown Content-Encoding {encoding[:40]!r}")
         self.unregistered: str = next((name for name in names if name not in _REGISTERED), "")

@@ -478,7 +478,7 @@ class Lifetime(msgspec.Struct, frozen=True, gc=False):
 
 class Metadata(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What the header of an answer says that still counts after a 304 which does not repeat it (RFC
-    9111 sections 3.2 and 4.3.4, HTTP-03)."""
+    9111 sections 3.2 and 4.3.4, HTTP-20)."""
 
     brief: bool | None = None
     """That of its lifetime; None: there is no Cache-Control."""
