@@ -171,8 +171,8 @@ class Reason(StrEnum):
     # Concerning leases only.
     STORAGE = "storage"
     """defer: the state file can't be written (a full disk, for example), so the clock that a
-    lease would start could not survive a restart; free some space, and it recovers by
-    itself."""
+    lease would start could not survive a restart; do what `note` says (free some space, make the
+    file writable, put it back), and it recovers by itself."""
     FLEET = "fleet"
     """defer: the store that the fleet shares is unreachable or has just come back, so the
     clocks of the hosts are unknown; restore the store, and it recovers by itself."""
