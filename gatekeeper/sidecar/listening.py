@@ -420,7 +420,8 @@ class Acceptor:
 
 
 FIRST_REQUEST_SECONDS = 20.0
-"""Seconds that a new connection has to send the head of its first request (T9: slow-loris)."""
+"""Seconds that a new connection has to set up TLS and send the head of its first request (T9:
+slow-loris)."""
 _IDLE_SECONDS = 75.0
 """Seconds that a connection may idle, or take for the head of a later request."""
 _MAX_BEGINNING = 100
@@ -556,6 +557,8 @@ class Server(web.Server):
         self.pass_on: PassOn | None = pass_on
         self._context = context
         self._taken = OwnedTasks()
+        self.accepted: set[web.RequestHandler] = set()
+        """The connections that are open, also those whose TLS is not set up yet."""
         self.max_connections: int = connections
         self.refused: int = 0
         """Number of connections turned away."""
@@ -565,16 +568,26 @@ class Server(web.Server):
         return _Protocol(self)
 
     def take(self, connection: socket.socket, unanswered: bytes = b"", passes: int = 0) -> None:
-        """Serve an accepted connection. One that was passed on has more arguments; see `PassOn`."""
-        self._taken.start(self._serve(connection, unanswered, passes))
+        """Serve an accepted connection, or turn it away if too many are open.
 
-    async def _serve(self, connection: socket.socket, unanswered: bytes, passes: int) -> None:
+        One that was passed on has more arguments; see `PassOn`.
+        """
         connection.setblocking(False)
+        if len(self.accepted) >= self.max_connections:
+            self._turn_away(connection)
+            return
+        protocol = _Protocol(self, unanswered, passes)
+        self.accepted.add(protocol)
+        self._taken.start(self._serve(connection, protocol))
+
+    async def _serve(self, connection: socket.socket, protocol: web.RequestHandler) -> None:
+        seconds = None if self._context is None else FIRST_REQUEST_SECONDS
         try:
             await self.loop.connect_accepted_socket(
-                lambda: _Protocol(self, unanswered, passes), connection, ssl=self._context
+                lambda: protocol, connection, ssl=self._context, ssl_handshake_timeout=seconds
             )
-        except OSError:  # the client is gone, or TLS failed
+        except OSError:  # the client is gone, or TLS failed or was not set up in time
+            self.accepted.discard(protocol)
             connection.close()
 
     async def shutdown(self, timeout: float | None = None) -> None:
@@ -582,11 +595,17 @@ class Server(web.Server):
         await self._taken.close()
         await super().shutdown(timeout)
 
-    def count_refused(self) -> None:
-        """Count a connection that was turned away; log the first one."""
+    def _turn_away(self, connection: socket.socket) -> None:
+        """Close a connection immediately: with 503, unless the client expects TLS first."""
         if not self.refused:
-            _log.error("%d connections are open; further ones get 503", self.max_connections)
+            _log.error(
+                "%d connections are open; further ones get 503 (with TLS: are closed)",
+                self.max_connections,
+            )
         self.refused += 1
+        with connection, contextlib.suppress(OSError):
+            if self._context is None:
+                connection.send(_FULL_RESPONSE)
 
     def _new_request(
         self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any
@@ -603,6 +622,7 @@ class _Protocol(web.RequestHandler):
         self._already_read = already_read
         self._passes = passes
         self._remote: str | None = None
+        self._accepted_at = server.loop.time()
         self._first_timer: asyncio.TimerHandle | None = None
         """Closes the connection if its first request does not come in time."""
         self._is_one_request = False
@@ -618,25 +638,24 @@ class _Protocol(web.RequestHandler):
         """Possible beginnings of a request that could not be parsed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accept the connection, or turn it away with 503 if there are too many."""
+        """Begin to read requests, with those that were read elsewhere."""
         super().connection_made(transport)
-        server = self._server
         self._remote = address_of(transport)
-        if server.inline is not None:
+        if self._server.inline is not None:
             read_inline(self, self, keepalive=_IDLE_SECONDS)
-        # aiohttp's own timer allows the first request as much time as any other.
-        self._first_timer = server.loop.call_later(FIRST_REQUEST_SECONDS, self.force_close)
-        if len(server.connections) > server.max_connections:
-            server.count_refused()
-            cast("asyncio.Transport", transport).write(_FULL_RESPONSE)
-            self.force_close()
-        elif self._already_read:
+        # aiohttp's own timer allows the first request as much time as any other. `abort`: closing
+        # would wait for the client where TLS is in use.
+        end = self._accepted_at + FIRST_REQUEST_SECONDS
+        abort = cast("asyncio.Transport", transport).abort
+        self._first_timer = self._server.loop.call_at(end, abort)
+        if self._already_read:
             self.data_received(self._already_read)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Cancel the timer of the first request."""
+        """Cancel the timer of the first request, and count the connection no longer."""
         self._cancel_first_timer()
         super().connection_lost(exc)
+        self._server.accepted.discard(self)
         self._server.on_lost()
 
     def data_received(self, data: bytes) -> None:

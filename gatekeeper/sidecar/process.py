@@ -230,7 +230,7 @@ async def _listening(
     )
     service.metrics.add_source(
         lambda: {
-            "gatekeeper_connections": len(server.connections),
+            "gatekeeper_connections": len(server.accepted),
             "gatekeeper_connections_refused": server.refused,
         }
     )
