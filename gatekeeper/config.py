@@ -238,9 +238,10 @@ class ServerConfig(_Section, frozen=True):
     trusted_peers: tuple[str, ...] = ("127.0.0.1/32", "::1/128")
     """Address ranges that may use /v1/forward-auth (T7)."""
     drain_grace: Seconds = 1.0
-    """Seconds of being unready on SIGTERM before anything ends, so that load balancers notice."""
+    """Seconds, after `drain_timeout`, that clients and load balancers have to notice SIGTERM; no
+    connection is accepted after that."""
     drain_timeout: Seconds = 20.0
-    """Seconds that open leases and streams have to end; no connection is accepted after that."""
+    """Seconds that open leases and streams have to end on SIGTERM."""
     log_format: Literal["auto", "json", "text"] = "auto"
     log_decisions: Literal["all", "refused", "none"] = "all"
     log_queries: bool = False

@@ -24,6 +24,8 @@ wrap_requests        reads a request's own `timeout` and       ConfigError: use 
 request_parser       a worker parses requests as the sidecar   workers answer nothing: they pass
                      does, and can still hand them over        each connection on to the owner
 fail_broken_body     400 immediately for a malformed body      408 when the body's timeout ends
+is_answering,        a stop ends a connection after the last   answers under way have a second
+has_queued_request   of the requests that it has brought
 tunnel_reader        reads what a client sends in a tunnel     ConfigError: no tunnels
 is_scrapy_closing    a stopped crawl waits for no turn         it waits GATEKEEPER_MAX_WAIT at most
 wake_scrapy          a request is sent when its turn comes     up to 5 s later, by its heartbeat
@@ -394,6 +396,16 @@ def fail_broken_body(connection: web.RequestHandler) -> None:
     error = getattr(messages[-1][0], "exc", None)  # set if the message represents an error
     if error is not None:
         request.content.set_exception(web.RequestPayloadError(str(error)))
+
+
+def is_answering(connection: web.RequestHandler) -> bool:
+    """Return whether a request of the connection is handled, or its response written."""
+    return bool(getattr(connection, "_request_in_progress", False))
+
+
+def has_queued_request(connection: web.RequestHandler) -> bool:
+    """Return whether a request of the connection waits until an earlier one is answered."""
+    return bool(getattr(connection, "_messages", ()))
 
 
 # --- Scrapy's engine ------------------------------------------------------------------------

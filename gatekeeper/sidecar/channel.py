@@ -242,13 +242,22 @@ class Channel:
             self._queue.popleft()
         self._loop.remove_writer(self._sock.fileno())
 
-    def _readable(self) -> None:
+    def read_rest(self) -> None:
+        """Handle all messages that have arrived. For an end whose other process has ended.
+
+        That process may have sent connections at last, and each takes one read.
+        """
+        while not self.closed and self._readable():
+            pass
+
+    def _readable(self) -> bool:
+        """Read once, and handle the messages. Return whether there was anything to read."""
         try:
             data, ancillary, flags, _ = self._sock.recvmsg(
                 _READ_SIZE, socket.CMSG_SPACE(4 * _MAX_FDS), getattr(socket, "MSG_CMSG_CLOEXEC", 0)
             )
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except OSError:
             data, ancillary, flags = b"", [], 0
         for level, kind, rights in ancillary:
@@ -260,12 +269,13 @@ class Channel:
             self._fds.append(-1)  # this process had no free descriptor to receive it
         if not data:
             self._lost()
-            return
+            return True
         self._read += data
         try:
             self._dispatch()
         except msgspec.MsgspecError:
             self._lost()
+        return True
 
     def _lost(self) -> None:
         if not self.closed:

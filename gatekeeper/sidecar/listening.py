@@ -19,14 +19,22 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 import msgspec
-from aiohttp import HttpVersion11, web
+from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 
 from gatekeeper.clock import OwnedTasks
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import ConfigError
-from gatekeeper.library_internals import Octets, body_read, fail_broken_body, read_inline
+from gatekeeper.library_internals import (
+    Octets,
+    body_read,
+    fail_broken_body,
+    has_queued_request,
+    is_answering,
+    read_inline,
+)
 from gatekeeper.sidecar.exchange import FORWARD_AUTH, Problem
+from gatekeeper.sidecar.heads import HeadCache, is_plain
 from gatekeeper.sidecar.security import UNIX
 
 _log = logging.getLogger(__name__)
@@ -388,10 +396,11 @@ class Acceptor:
         self._loop.add_reader(self._sock.fileno(), self._accept)
 
     async def stop(self) -> None:
-        """Stop accepting and close the socket. Idempotent."""
+        """Accept what is waiting, then close the socket. Idempotent."""
         if not self._stopped:
             self._stopped = True
             self._loop.remove_reader(self._sock.fileno())
+            self._accept()  # closing the socket would reset these connections
             self._sock.close()
 
     def _accept(self) -> None:
@@ -424,6 +433,8 @@ FIRST_REQUEST_SECONDS = 20.0
 slow-loris)."""
 _IDLE_SECONDS = 75.0
 """Seconds that a connection may idle, or take for the head of a later request."""
+_FINISH_POLL_SECONDS = 0.02
+"""Seconds between two checks whether all requests are answered, so that the server can end."""
 _MAX_BEGINNING = 100
 """Octets kept of the beginning of a request, to know its path if it can't be parsed."""
 _FORWARD_AUTH_LINE = re.compile(rb"\s*[A-Z]+ " + re.escape(FORWARD_AUTH.encode()) + rb"[ /?]")
@@ -444,74 +455,6 @@ QUESTION_STARTS: Final = (b"GET /v1/check?", b"POST /v1/check ")
 _MAX_PASSES = 10
 """Upper limit of `passes`: 2 ** passes questions in a row are answered before the connection is
 passed on again, so one that also sends other requests does not go back and forth."""
-
-
-class _ParsedHead(NamedTuple):
-    """What aiohttp parsed from header lines, for requests with exactly the same lines."""
-
-    headers: Mapping[str, str]
-    length: int
-    """Length of the body in octets."""
-
-
-class HeadCache:
-    """Reads requests whose header lines were parsed before, on any connection.
-
-    A client sends the same header lines again and again, and parsing them is a third of the cost
-    of a warm check. Optional speed: see `speedups`.
-
-    aiohttp's parser reads the lines the first time. Here only a request line of the usual form is
-    read, and only a body of the length that the lines state.
-    """
-
-    def __init__(self, *, max_line: int) -> None:
-        """`max_line`: the maximum length of a request line, in octets."""
-        self._max_line = max_line
-        self._known: dict[bytes, _ParsedHead] = {}
-
-    def learn(self, data: bytes, message: Any, length: int) -> None:
-        """Remember what aiohttp parsed from `data`; see `InlineReader.learn`."""
-        start, end = data.find(b"\r\n"), data.find(_END)
-        if not 0 < end - start <= _MAX_HEAD_OCTETS or not is_plain(message):
-            return
-        if _REQUEST_LINE(data, 0, start) is None:
-            return
-        if len(self._known) >= _MAX_HEADS:
-            self._known.clear()
-        self._known[data[start:end]] = _ParsedHead(message.headers, length)
-
-    def read(self, data: bytes) -> tuple[str, str, Mapping[str, str], bytes] | None:
-        """Return method, target, headers and body of the request in `data`.
-
-        Return None if aiohttp has to parse it.
-        """
-        start, end = data.find(b"\r\n"), data.find(_END)
-        known = self._known.get(data[start:end])
-        if known is None or len(data) != end + 4 + known.length or start > self._max_line:
-            return None
-        request_line = _REQUEST_LINE(data, 0, start)
-        if request_line is None:
-            return None
-        method, target = request_line.groups()
-        return method.decode(), target.decode(), known.headers, data[end + 4 :]
-
-
-_END = b"\r\n\r\n"
-_REQUEST_LINE = re.compile(rb"(GET|POST) (/[!\"$-~]*) HTTP/1\.1").fullmatch
-"""The usual request line: RFC 9112 section 3, with a path and query as its target."""
-_MAX_HEADS = 1024
-_MAX_HEAD_OCTETS = 2048
-
-
-def is_plain(message: Any) -> bool:
-    """Return whether a parsed request keeps its connection open and has a plain body."""
-    return not (
-        message.should_close
-        or message.version != HttpVersion11
-        or message.upgrade
-        or message.compression
-        or message.chunked
-    )
 
 
 class Server(web.Server):
@@ -557,8 +500,10 @@ class Server(web.Server):
         self.pass_on: PassOn | None = pass_on
         self._context = context
         self._taken = OwnedTasks()
-        self.accepted: set[web.RequestHandler] = set()
+        self.accepted: set[_Protocol] = set()
         """The connections that are open, also those whose TLS is not set up yet."""
+        self.draining: bool = False
+        """Whether each answer is the last one of its connection, and says so."""
         self.max_connections: int = connections
         self.refused: int = 0
         """Number of connections turned away."""
@@ -580,7 +525,7 @@ class Server(web.Server):
         self.accepted.add(protocol)
         self._taken.start(self._serve(connection, protocol))
 
-    async def _serve(self, connection: socket.socket, protocol: web.RequestHandler) -> None:
+    async def _serve(self, connection: socket.socket, protocol: _Protocol) -> None:
         seconds = None if self._context is None else FIRST_REQUEST_SECONDS
         try:
             await self.loop.connect_accepted_socket(
@@ -589,6 +534,18 @@ class Server(web.Server):
         except OSError:  # the client is gone, or TLS failed or was not set up in time
             self.accepted.discard(protocol)
             connection.close()
+
+    def drain(self) -> None:
+        """Close each connection after its next answer, which says so (RFC 9112 section 9.6)."""
+        self.draining, self.inline = True, None
+
+    async def finish(self, new_seconds: float) -> None:
+        """Return when no request is being answered, and all answers are sent.
+
+        A connection that was accepted less than `new_seconds` ago may still bring one.
+        """
+        while any(one.may_need_answer(new_seconds) for one in self.accepted):  # noqa: ASYNC110
+            await asyncio.sleep(_FINISH_POLL_SECONDS)
 
     async def shutdown(self, timeout: float | None = None) -> None:
         """End all connections, also those whose TLS is not set up yet."""
@@ -611,7 +568,19 @@ class Server(web.Server):
         self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any
     ) -> web.BaseRequest:
         protocol.on_request()
-        return web.BaseRequest(message, payload, protocol, writer, task, self.loop)
+        return _ServedRequest(message, payload, protocol, writer, task, self.loop)
+
+
+class _ServedRequest(web.BaseRequest):
+    """A request whose connection ends with its answer while the server drains."""
+
+    @property
+    def keep_alive(self) -> bool:
+        """Whether the connection stays open. aiohttp asks when it writes the head."""
+        protocol = cast("_Protocol", self.protocol)
+        # The requests behind it were sent before the client could know.
+        ends = protocol.server.draining and not has_queued_request(protocol)
+        return bool(super().keep_alive) and not ends
 
 
 class _Protocol(web.RequestHandler):
@@ -625,13 +594,14 @@ class _Protocol(web.RequestHandler):
         self._accepted_at = server.loop.time()
         self._first_timer: asyncio.TimerHandle | None = None
         """Closes the connection if its first request does not come in time."""
+        self._was_asked = False
         self._is_one_request = False
         """Whether the latest data was exactly one request."""
         self._question_count = 0
         """Questions answered inline since the last request that was not one."""
         self._max_questions = math.inf if server.pass_on is None else 2 ** min(passes, _MAX_PASSES)
         """Value of `_question_count` from which on the connection is passed on."""
-        self._server = server
+        self.server: Server = server
         self._beginning = self._latest = b""
         """Beginnings of the request being read, and of the latest data."""
         self._unparsed: tuple[bytes, ...] = ()
@@ -641,13 +611,13 @@ class _Protocol(web.RequestHandler):
         """Begin to read requests, with those that were read elsewhere."""
         super().connection_made(transport)
         self._remote = address_of(transport)
-        if self._server.inline is not None:
+        if self.server.inline is not None:
             read_inline(self, self, keepalive=_IDLE_SECONDS)
         # aiohttp's own timer allows the first request as much time as any other. `abort`: closing
         # would wait for the client where TLS is in use.
         end = self._accepted_at + FIRST_REQUEST_SECONDS
         abort = cast("asyncio.Transport", transport).abort
-        self._first_timer = self._server.loop.call_at(end, abort)
+        self._first_timer = self.server.loop.call_at(end, abort)
         if self._already_read:
             self.data_received(self._already_read)
 
@@ -655,8 +625,8 @@ class _Protocol(web.RequestHandler):
         """Cancel the timer of the first request, and count the connection no longer."""
         self._cancel_first_timer()
         super().connection_lost(exc)
-        self._server.accepted.discard(self)
-        self._server.on_lost()
+        self.server.accepted.discard(self)
+        self.server.on_lost()
 
     def data_received(self, data: bytes) -> None:
         """Parse the data, and remember its beginning."""
@@ -679,7 +649,7 @@ class _Protocol(web.RequestHandler):
 
     def _try_pass_on(self, data: bytes) -> bool:
         """Give the connection to a worker if `data` begins a question. Return whether it did."""
-        transport, pass_on = self.transport, self._server.pass_on
+        transport, pass_on = self.transport, self.server.pass_on
         if transport is None or pass_on is None:
             return False
         if self._beginning or not data.startswith(QUESTION_STARTS):
@@ -694,7 +664,15 @@ class _Protocol(web.RequestHandler):
         transport.abort()
         return True
 
+    def may_need_answer(self, new_seconds: float) -> bool:
+        """Return whether a request is being answered, or may still come; see `Server.finish`."""
+        new = not self._was_asked and self.server.loop.time() < self._accepted_at + new_seconds
+        transport = self.transport
+        unsent = transport is not None and transport.get_write_buffer_size() > 0
+        return new or unsent or is_answering(self) or has_queued_request(self)
+
     def _cancel_first_timer(self) -> None:
+        self._was_asked = True
         if self._first_timer is not None:
             self._first_timer.cancel()
             self._first_timer = None
@@ -708,7 +686,7 @@ class _Protocol(web.RequestHandler):
 
     def answer_octets(self, data: bytes, transport: asyncio.Transport) -> Octets | None:
         """Return the response to unparsed data, if its head is known; see `InlineReader`."""
-        found = self._server.heads.read(data)
+        found = self.server.heads.read(data)
         if found is None:
             return None
         self._is_one_request = True
@@ -717,7 +695,7 @@ class _Protocol(web.RequestHandler):
     def learn(self, data: bytes, message: Any, length: int) -> None:
         """Remember the head of a request; see `InlineReader`."""
         self._is_one_request = True
-        self._server.heads.learn(data, message, length)
+        self.server.heads.learn(data, message, length)
 
     def _answer(
         self,
@@ -727,7 +705,7 @@ class _Protocol(web.RequestHandler):
         body: bytes,
         transport: asyncio.Transport,
     ) -> Octets | None:
-        inline = self._server.inline
+        inline = self.server.inline
         if inline is None:
             return None
         answer = inline(method, target, headers, body, self._remote, transport)

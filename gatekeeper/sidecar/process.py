@@ -1,8 +1,9 @@
 """The process of the service: start, signals, draining, memory.
 
 start      listen, open the gate, accept connections, READY=1
-SIGTERM    unready immediately, no new leases; after `drain_grace`, wait up to `drain_timeout` for
-           reports of open leases and the end of streams; then no new connections; exit
+SIGTERM    unready immediately, no new leases, and each answer ends its connection; wait up to
+           `drain_timeout` for reports of open leases and the end of streams, then `drain_grace`
+           for clients to notice; then no new connections; answer what was asked; exit
 SIGINT     as SIGTERM, without `drain_grace`; a second one ends the wait
 SIGHUP     read the configuration again
 """
@@ -254,7 +255,7 @@ async def _listening(
             try:
                 yield
             finally:
-                await service.drain(sites)
+                await service.drain(sites, (server, proxy))
     finally:
         for runner in runners:
             await runner.cleanup()

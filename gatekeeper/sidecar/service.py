@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from gatekeeper.fetching.outcomes import Retrieval
     from gatekeeper.gate import Gatekeeper
     from gatekeeper.pacing.ledger import ScopeView
-    from gatekeeper.sidecar.listening import Acceptor, Inline
+    from gatekeeper.sidecar.listening import Acceptor, Inline, Server
     from gatekeeper.sidecar.metrics import Samples
     from gatekeeper.sidecar.security import Certificates
     from gatekeeper.sidecar.workers import Workers
@@ -75,6 +75,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _MAX_PER_ITERATION = 250
 """Requests that begin in one iteration of the loop at most."""
+_NEW_SECONDS = 1.0
+"""Seconds that a connection accepted at the end of `drain` has for its request at most."""
 _LOOK_SECONDS = 0.5
 """Seconds for which the fleet's store is asked who holds a host."""
 _log = logging.getLogger(__name__)
@@ -266,7 +268,7 @@ class Service:
             self._session = None
 
     def skip_grace(self) -> None:
-        """Skip `drain_grace`, the time for load balancers to notice."""
+        """Skip `drain_grace`, the time for clients and load balancers to notice."""
         self._grace = False
 
     def end_drain(self) -> None:
@@ -281,27 +283,37 @@ class Service:
         server = self.config.server
         return server.drain_timeout + (server.drain_grace if self._grace else 0.0)
 
-    async def drain(self, sites: Sequence[Acceptor]) -> None:
+    async def drain(self, sites: Sequence[Acceptor], servers: Sequence[Server] = ()) -> None:
         """Become unready, wait a limited time for leases and streams to end, then stop listening.
 
-        A load balancer notices the unready service before connections are refused.
+        From the beginning each answer ends its connection. During the grace at the end clients
+        that keep connections open learn so with their next answer, and a load balancer has noticed
+        the unready service before connections are refused.
         """
-        server = self.config.server
+        end = self.clock.monotonic() + self.drain_seconds
+        grace = self.config.server.drain_grace if self._grace else 0.0
         self.phase = "draining"
+        for server in servers:
+            server.drain()
         self.leases.drain()
         if self.workers is not None:
             await self.workers.recall()
-        if self._grace:
-            await self.clock.sleep(server.drain_grace)
         # Reports are accepted meanwhile: clients with leases often shut down with us. No new
         # leases or streams begin (T16).
-        with contextlib.suppress(TimeoutError):
-            limit = 0.0 if self._drain_ended else server.drain_timeout
-            async with deadline(self.clock, limit) as self._drain_deadline:
-                await self.leases.drained()
-                await self.streams.drained()
+        await self._wait(end - grace, self.leases.drained(), self.streams.drained())
+        await self.clock.sleep(grace)
         for site in sites:
             await site.stop()
+        new = min(grace, _NEW_SECONDS)
+        end = max(end, self.clock.monotonic() + new)
+        await self._wait(end, *(server.finish(new) for server in servers))
+
+    async def _wait(self, end: float, *events: Coroutine[Any, Any, None]) -> None:
+        """Wait for all of the events until `end` (monotonic), or until `end_drain` is called."""
+        seconds = 0.0 if self._drain_ended else end - self.clock.monotonic()
+        with contextlib.suppress(TimeoutError):
+            async with deadline(self.clock, seconds) as self._drain_deadline:
+                await asyncio.gather(*events)
 
     def decided(
         self, decision: Decision, call: Call | InlineCall, written: WrittenDecision | None = None

@@ -46,12 +46,11 @@ from gatekeeper.sidecar.channel import (
     Synced,
     WorkerCounts,
 )
+from gatekeeper.sidecar.heads import HeadCache, is_plain
 from gatekeeper.sidecar.listening import (
     QUESTION_PATH,
     QUESTION_STARTS,
-    HeadCache,
     address_of,
-    is_plain,
     loop_factory,
     raise_file_limit,
     rare_collections,
@@ -112,7 +111,8 @@ class _WorkerConnection(BaseProtocol):
         self._remote = address_of(transport)
         worker = self._worker
         worker.clients.add(self)
-        if self._reader is None or len(worker.clients) > worker.max_connections:
+        full = len(worker.clients) > worker.max_connections
+        if full or self._reader is None or worker.done.done():
             self.pass_on()
         elif self._unanswered:
             unanswered, self._unanswered = self._unanswered, b""
@@ -289,6 +289,8 @@ class _WorkerProcess:
         """Origin whose record the latest question lacked. None if it lacked none, or none that the
         owner is expected to send."""
         self._tasks = OwnedTasks()
+        self._opening = OwnedTasks()
+        """Tasks of connections that were accepted and are not among `clients` yet."""
         self._report_timer: asyncio.TimerHandle | None = None
         self._logged = (0, 0)
         self._handlers: dict[type, Callable[[Any], object]] = {
@@ -308,7 +310,7 @@ class _WorkerProcess:
             why = await self.done
             for client in list(self.clients):
                 client.pass_on()
-            await self._until(lambda: not self.clients)
+            await self._until(lambda: not self.clients and not self._opening)
             for client in list(self.clients):  # clients that do not read their answers
                 if client.transport is not None:
                     client.transport.abort()
@@ -316,6 +318,7 @@ class _WorkerProcess:
             await self._until(lambda: not self.channel.queued)
         finally:
             await self._tasks.close()
+            await self._opening.close()
             if self._service is not None:
                 self._replica.close()
             self.channel.close()
@@ -402,7 +405,7 @@ class _WorkerProcess:
             self.channel.send(message, connection.fileno())
             connection.close()
             return
-        self._tasks.start(self._open(message, connection))
+        self._opening.start(self._open(message, connection))
 
     async def _open(self, message: HandOver, connection: socket.socket) -> None:
         connection.setblocking(False)

@@ -185,6 +185,7 @@ class Workers:
                 wait.cancel()
             for worker in workers:
                 worker.kill("did not end")
+                worker.channel.read_rest()
 
     async def _watch(self) -> None:
         """Kill workers that hang, since their clients would wait."""
@@ -238,6 +239,7 @@ class Workers:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+            worker.channel.read_rest()
             worker.channel.close()
             self._wake()
         name = signal.Signals(-code).name if code < 0 else ""

@@ -8,16 +8,18 @@ import socket
 import ssl
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, closing
+from contextlib import AsyncExitStack, closing, suppress
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from gatekeeper.config import Config, GuardConfig, PacingConfig, ServerConfig, StorageConfig
 from gatekeeper.sidecar import listening, process
-from gatekeeper.sidecar.listening import ConnectionLimits
+from gatekeeper.sidecar.listening import Acceptor, ConnectionLimits
 from gatekeeper.sidecar.service import Service
+from tests.internet import FakeInternet, Hold
 
 LIMITS = ConnectionLimits(clients=16, backlog=64)
 """Without a forward proxy 16 connections may be open; with one 12, and 4 to the proxy."""
@@ -85,7 +87,7 @@ async def run(
             if "proxy" in words:
                 given["proxy_port"] = 0
             if "workers" in words:
-                given["workers"] = 2
+                given["workers"] = 1
             config = Config(
                 guard=GuardConfig(allow=("127.0.0.0/8",)),
                 pacing=PacingConfig(default_interval=0.0),
@@ -102,7 +104,7 @@ async def run(
             stack = await cleanup.enter_async_context(AsyncExitStack())
             service = await stack.enter_async_context(process.running(options))
             if (workers := service.workers) is not None:
-                await workers._until(lambda: len(workers._accepting()) == 2)
+                await workers._until(lambda: len(workers._accepting()) == 1)
             where, _, port = heard[0].rpartition(":")
             place = where.removeprefix("unix:") if "unix" in words else ("127.0.0.1", int(port))
             if "unix" in words:
@@ -186,3 +188,126 @@ async def test_t9_tls_and_the_first_request_come_in_time_or_the_connection_ends(
             raw = stack.enter_context(closing(socket.socket(fileno=wrapped.detach())))
             await ends(raw)
     await running.stop()
+
+
+class BusyClient:
+    """Sends request after request, on one connection as long as that is kept open."""
+
+    def __init__(self, running: Running, target: str, version: bytes) -> None:
+        self.running = running
+        keep = b"Connection: keep-alive\r\n" if version == b"1.0" else b""
+        line = b"GET %b HTTP/%b\r\nHost: 127.0.0.1:1\r\n" % (target.encode(), version)
+        self.request = line + keep + b"\r\n"
+        self.answers = 0
+        self.kept_open = 0
+        """Answers since `stopping`, after which the connection was to stay open."""
+        self.stopping = False
+
+    async def run(self) -> None:
+        """Return when no connection is accepted any more; raise if a request has no answer."""
+        running = self.running
+        while True:
+            options: dict[str, Any] = {}
+            if running.context is not None:
+                options = {"ssl": running.context, "server_hostname": "127.0.0.1"}
+            try:
+                if isinstance(running.place, str):
+                    reader, writer = await asyncio.open_unix_connection(running.place, **options)
+                else:
+                    reader, writer = await asyncio.open_connection(*running.place, **options)
+            except (ConnectionRefusedError, FileNotFoundError):
+                return
+            try:
+                while await self.ask(reader, writer):
+                    await asyncio.sleep(0)
+            finally:
+                writer.close()
+
+    async def ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Send a request and read the answer. Return whether the connection stays open."""
+        stopping = self.stopping
+        writer.write(self.request)
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        length = int(head.partition(b"content-length: ")[2].split()[0])
+        await reader.readexactly(length)
+        self.answers += 1
+        if b"http/1.0" in self.request.lower():
+            stays = b"connection: keep-alive" in head
+        else:
+            stays = b"connection: close" not in head
+        self.kept_open += stopping and stays
+        return stays
+
+
+@pytest.mark.parametrize("words", LISTENERS)
+async def test_no_request_of_a_busy_client_is_lost_when_the_service_stops(
+    run: Run, internet: FakeInternet, words: str
+) -> None:
+    """RFC 9112 section 9.6: the last answer of a connection says that it is the last one."""
+    internet.site("127.0.0.1").robots("")
+    page = f"http://127.0.0.1:{internet.listener().port()}/"
+    running = await run(words, drain_grace=0.3, allowed_hosts=("127.0.0.1:1",))
+    # A page that the proxy refuses, or a check that is answered inline.
+    target = "http://10.0.0.1/" if "proxy" in words else f"/v1/check?url={quote(page, safe='')}"
+    versions = [b"1.0", b"1.1"] if "proxy" in words else [b"1.0", b"1.1", b"1.1", b"1.1"]
+    clients = [BusyClient(running, target, version) for version in versions]
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        for one in clients:
+            group.create_task(one.run())
+        while min(one.answers for one in clients) < 5:
+            await asyncio.sleep(0)
+        stopped = group.create_task(running.stop())
+        while running.service.phase == "serving":
+            await asyncio.sleep(0)
+        if "workers" in words:  # they answer until they have passed their connections back
+            workers = running.service.workers
+            assert workers is not None
+            while workers._workers:
+                await asyncio.sleep(0)
+        for one in clients:
+            one.stopping, one.answers = True, 0
+        await stopped
+    assert min(one.answers for one in clients) > 0
+    assert [one.kept_open for one in clients] == [0] * len(clients)
+
+
+@pytest.mark.parametrize("grace", [0.0, 0.1])
+async def test_what_is_under_way_when_the_service_stops_is_answered(
+    run: Run, internet: FakeInternet, grace: float
+) -> None:
+    """A question whose file has not come, and those that were sent behind it."""
+    hold = Hold()
+    internet.site("127.0.0.1").on("/robots.txt", hold)
+    page = f"http://127.0.0.1:{internet.listener().port()}/"
+    running = await run("tcp", drain_grace=grace)
+    async with asyncio.timeout(60):
+        reader, writer = await asyncio.open_connection(*running.place)
+        host = f"127.0.0.1:{running.place[1]}"
+        line = f"GET /v1/check?url={quote(page, safe='')} HTTP/1.1\r\nHost: {host}\r\n\r\n"
+        writer.write(line.encode() * 3)
+        await hold.waiting.acquire()
+        stopped = asyncio.create_task(running.stop())
+        with suppress(ConnectionRefusedError):
+            while True:  # until the service listens no more
+                (await asyncio.open_connection(*running.place))[1].close()
+        assert not stopped.done()
+        hold.release()
+        text = await reader.read()
+        writer.close()
+        await stopped
+    heads = [one.partition(b"\r\n\r\n")[0] for one in text.split(b"HTTP/1.1 ")[1:]]
+    assert [one[:3] for one in heads] == [b"200"] * 3
+    assert [b"Connection: close" in one for one in heads] == [False, False, True]
+
+
+async def test_connections_that_wait_when_the_listener_closes_are_served() -> None:
+    """Closing a listening socket resets the connections that were not accepted yet."""
+    taken: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0), backlog=50) as sock:
+        acceptor = Acceptor(sock, taken.append, backlog=50)
+        await acceptor.start()
+        clients = [socket.create_connection(sock.getsockname()) for _ in range(20)]
+        await acceptor.stop()
+    assert len(taken) == 20
+    for one in (*clients, *taken):
+        one.close()

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 import aiohttp
@@ -25,6 +25,7 @@ from gatekeeper.cli import main
 from gatekeeper.config import Config, GuardConfig, PacingConfig, ServerConfig
 from gatekeeper.errors import ConfigError
 from gatekeeper.sidecar import workers as workers_module
+from gatekeeper.sidecar.channel import Channel, HandOver
 from gatekeeper.sidecar.listening import Acceptor, Server
 from gatekeeper.sidecar.reload import check_server, reload
 from gatekeeper.sidecar.service import Service
@@ -489,3 +490,20 @@ async def test_a_connection_that_meets_origins_stays_with_its_worker(
             assert (status, told["verdict"]) == (200, "deny")
     robots = [one.host for one in internet.requests if one.path == "/robots.txt"]
     assert len(robots) == len(set(robots)) == len(origins)
+
+
+async def test_connections_that_a_process_passed_on_before_it_ended_are_taken() -> None:
+    """Each takes one read, and the end of the process may be noticed before."""
+    taken: list[socket.socket] = []
+    ours, theirs = socket.socketpair()
+    ended = Channel(theirs, lambda *_: None, lambda: None)
+    channel = Channel(ours, lambda _, one: taken.append(cast("socket.socket", one)), lambda: None)
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        for _ in range(20):
+            ended.send(HandOver(), sock.fileno())
+    ended.close()
+    channel.read_rest()
+    assert channel.closed
+    assert len(taken) == 20
+    for one in taken:
+        one.close()
