@@ -466,6 +466,10 @@ async def read_body(request: web.BaseRequest, kind: type[_T], *, limit: int) -> 
         detail = "not UTF-8"
     except msgspec.DecodeError as error:
         detail = str(error) if body else "it is empty; send {} if there is nothing to say"
+    except Problem:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a decoder raises, the body is the cause
+        detail = f"it can't be read ({error})"
     raise Problem(400, "bad-request", f"body: {detail}")
 
 
@@ -504,7 +508,7 @@ def read_inline_body(call: InlineCall, kind: type[_T], *, limit: int) -> _T | No
         return None
     try:
         return msgspec.json.decode(call.body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except Exception:  # noqa: BLE001 - `read_body` tells the client what is wrong
         return None
 
 

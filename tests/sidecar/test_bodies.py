@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import logging
 import zlib
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
 from gatekeeper.sidecar.exchange import Problem, read_body
 from gatekeeper.sidecar.listening import Server
+from gatekeeper.sidecar.routes.check import WhatIf
+from gatekeeper.sidecar.service import ROUTES
 from gatekeeper.wire import Batch
+from tests.internet import FakeInternet
 
 QUESTION = b'{"urls":[]}'
 
@@ -193,3 +198,72 @@ async def test_a_line_that_is_too_long_is_answered_with_the_limit(door: Any, hea
     writer.close()
     assert b" 400 " in got.splitlines()[0]
     assert b"server.max_header; ask about long URLs by POST /v1/check" in got
+
+
+DENIED = "http://a.test/no"
+VALID: dict[str, object] = {
+    "url": DENIED,
+    "urls": [DENIED],
+    "robots_txt": "User-agent: *\nDisallow: /no\n",
+    "user_agent": "otherbot",
+    "seconds": 1,
+}
+"""Values of the fields that a body needs, so that the one under test is reached."""
+HALVES = [
+    r'"\ud800"',
+    r'"http://a.test/\udfff"',
+    r'["\ud800"]',
+    r'{"\ud800":1}',
+    r'[{"\ud800":[]}]',
+]
+VALUES = [
+    *(
+        "null",
+        "true",
+        "0",
+        "-1",
+        "0.5",
+        "1e15",
+        "1e300",
+        "1e400",
+        "-1e400",
+        "9" * 400,
+        "9" * 5000,
+        "NaN",
+    ),
+    *('""', '"text"', r'"\u0000"', '"é"', '"' + "x" * 5000 + '"', "[]", '[""]', "[1,null]", "[[]]"),
+    *("{}", '{"a":1}', "[" * 3000 + "]" * 3000, '{"a":' * 3000 + "1" + "}" * 3000, "[" * 50_000),
+    *HALVES,
+]
+"""JSON texts of every type; some are too large or too deep, or no JSON."""
+STRUCTS = {
+    **{(one.method, one.path): one.body for one in ROUTES if one.body is not None},
+    ("POST", "/ui/what-if"): WhatIf,
+}
+
+
+@pytest.mark.parametrize(("method", "path"), STRUCTS)
+async def test_no_body_is_an_internal_error(
+    door: Any, internet: FakeInternet, caplog: pytest.LogCaptureFixture, method: str, path: str
+) -> None:
+    """Every JSON type in every field, alone and beside half of a character in another field."""
+    internet.site("a.test").robots("User-agent: *\nDisallow: /no\n")
+    service = await door()
+    kind: Any = STRUCTS[method, path]
+    fields = msgspec.structs.fields(kind)
+    base = {one.encode_name: VALID[one.encode_name] for one in fields if one.required}
+    bodies = [*VALUES]
+    for name in [*(one.encode_name for one in fields), "unknown"]:
+        others = "".join(f",{json.dumps({k: v})[1:-1]}" for k, v in base.items() if k != name)
+        bodies += [f'{{"{name}":{value}{others}}}' for value in VALUES]
+        bodies += [f'{{"{name}":{value},"url":{HALVES[0]}}}' for value in VALUES]
+    where = path.replace("{host}", "a.test").replace("{id}", "A" * 20)
+    headers = {"Content-Type": "application/json"}
+    with caplog.at_level(logging.ERROR):
+        for body in bodies:
+            async with service.session.request(
+                method, service.base + where, data=body.encode(), headers=headers
+            ) as response:
+                text = await response.read()
+            assert response.status < 500, (body[:100], text)
+    assert caplog.records == []
