@@ -47,7 +47,7 @@ class Role(StrEnum):
 ANY_ROLE: Final = frozenset(Role)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Call:
     """One request on its way through the service."""
 
@@ -60,8 +60,23 @@ class Call:
     """The values of the `{...}` in the route's path, decoded."""
     where: str = "unmatched"
     """The path of the route, under which the request is counted."""
-    permitted: Callable[[], bool] | None = None
-    """Returns whether the client may go on reading a long answer. None: ask `Admission` again."""
+    ask: Callable[[], str] | None = None
+    """Returns the client's name, or raises Problem if it may not have the answer. Called at the
+    beginning, and again during a long answer: a token, a role or a session may have ended."""
+    refused: Problem | None = None
+    """Why the client may not have the answer any more."""
+    goodbye: float = 0.0
+    """Seconds that the handler has to end the answer by itself once `refused` is set."""
+
+    def permitted(self) -> bool:
+        """Ask again; set `refused` and return False if the client may not have the answer."""
+        self.refused = None
+        try:
+            if self.ask is not None:
+                self.ask()
+        except Problem as problem:
+            self.refused = problem
+        return self.refused is None
 
 
 class InlineCall(msgspec.Struct, gc=False):

@@ -71,7 +71,8 @@ class Proxy:
         server = service.config.server
         call.where = _ROUTE_LABEL
         await service.wait_to_begin()
-        call.client = service.admission.admit_to_proxy(request)
+        call.ask = lambda: service.admission.admit_to_proxy(request)
+        call.client = call.ask()
         is_tunnel = request.method == "CONNECT" and server.proxy_connect == "host"
         url = _tunnel_url(request) if is_tunnel else _requested_url(request)
         service.clients.enter(call.client)

@@ -145,6 +145,8 @@ class Service:
         self.addresses = addresses
         self.workers = workers
         self._tasks = OwnedTasks()
+        self._answers: dict[Call, asyncio.Timeout] = {}
+        """The answers under way, with the timeouts by which `_ask_again` ends them."""
         self._session: aiohttp.ClientSession | None = None
         self.log: DecisionLog = DecisionLog(config.server, self.clock)
         on_limit = None if workers is None else workers.client_at_limit
@@ -196,6 +198,17 @@ class Service:
         self.log.adjust(config.server)
         if self.workers is not None:
             self.workers.send_configuration()
+        if self._answers:
+            self._tasks.start(self._ask_again())
+
+    async def _ask_again(self) -> None:
+        """End each answer under way whose client may not have it any more (T17)."""
+        for number, (call, limit) in enumerate(list(self._answers.items()), 1):
+            if call in self._answers and not limit.expired():
+                end = asyncio.get_running_loop().time() + call.goodbye
+                limit.reschedule(None if call.permitted() else end)
+            if number % _MAX_PER_ITERATION == 0:
+                await asyncio.sleep(0)
 
     async def settle(self) -> None:
         """Return when every worker follows this process, and its answers are counted here."""
@@ -348,8 +361,14 @@ class Service:
         """Handle a request by `handler`, which also sets `client` and `where` of its call."""
         call = Call(request, self.new_id(), "", "", {})
         try:
-            response = await handler(call)
-        except Exception as error:  # the only place where errors become responses
+            async with asyncio.timeout(None) as limit:
+                self._answers[call] = limit
+                try:
+                    response = await handler(call)
+                finally:
+                    del self._answers[call]
+        except Exception as raised:  # noqa: BLE001 - the only place where errors become responses
+            error = call.refused if limit.expired() and call.refused is not None else raised
             if _partly_sent(request):
                 _reset_connection(request)
                 await self._problem(error, call)  # logs an unexpected error
@@ -372,7 +391,8 @@ class Service:
         if route.probe:
             return await route.handler(self, call)
         await self.wait_to_begin()
-        call.client = self.admission.admit(request, route.needs)
+        call.ask = lambda: self.admission.admit(request, route.needs)
+        call.client = call.ask()
         self.clients.enter(call.client)
         try:
             if call.query and route.no_query:

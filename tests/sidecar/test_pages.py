@@ -297,6 +297,33 @@ async def test_a_stream_ends_with_its_token(
             assert b"event: bye" in await stream.content.read()
 
 
+async def test_a_stream_ends_when_the_token_of_its_session_is_replaced(
+    internet: FakeInternet,
+) -> None:
+    """At once, though another token of the same client is valid."""
+    new = Token(b"n" * 32, ADMIN.name, ADMIN.roles)
+    async with demo(internet, tokens=Tokens((ADMIN,))) as shop:
+        headers = {"Cookie": await sign_in(shop.base, ADMIN)}
+        async with shop.session.get(shop.base + "/ui/events", headers=headers) as stream:
+            assert b"hello" in await stream.content.readuntil(b"\n\n")
+            shop.service.apply_config(shop.service.config, Tokens((new, ADMIN)))
+            shop.service.apply_config(shop.service.config, Tokens((new,)))
+            assert b"event: bye" in await stream.content.read()
+
+
+async def test_a_stream_ends_with_the_cookie_of_its_session(
+    internet: FakeInternet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gatekeeper.sidecar.routes.operators._RECHECK", 0.0)
+    async with demo(internet, tokens=Tokens((ADMIN,))) as shop:
+        shop.service.sessions = Sessions(shop.clock)
+        headers = {"Cookie": await sign_in(shop.base, ADMIN)}
+        async with shop.session.get(shop.base + "/ui/events", headers=headers) as stream:
+            assert b"hello" in await stream.content.readuntil(b"\n\n")
+            shop.clock.skipped += MAX_IDLE + 1
+            assert b"event: bye" in await stream.content.read()
+
+
 async def test_a_form_may_not_trickle_in(
     internet: FakeInternet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -375,6 +375,28 @@ async def test_octets_go_both_ways_until_one_side_ends(
     await until(lambda: client.service.gate.stats().pacing.in_flight == 0)
 
 
+async def test_t17_a_tunnel_ends_with_the_token_that_opened_it(
+    echo: tuple[list[Echo], str], proxy: Any
+) -> None:
+    made, port = echo
+    one = Token(b"a" * 32, "olga", frozenset({Role.CRAWL}))
+    new = Token(b"n" * 32, "olga", frozenset({Role.CRAWL}))
+    client = await proxy(tokens=Tokens((one,)), **WELCOME)
+    password = base64.b64encode(b":" + one.value).decode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.port)
+    host = f"a.test:{port}"
+    head = f"CONNECT {host} HTTP/1.1\r\nHost: {host}\r\nProxy-Authorization: Basic {password}"
+    writer.write(f"{head}\r\n\r\nearly".encode())
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+    assert await reader.readexactly(5) == b"early"
+    client.service.apply_config(client.service.config, Tokens((new,)))
+    with suppress(ConnectionError):
+        assert await reader.read() == b""
+    writer.close()
+    await made[0].gone.wait()
+    await until(lambda: client.service.gate.stats().pacing.in_flight == 0)
+
+
 async def test_a_host_has_one_tunnel_at_once_and_all_have_a_bound(
     echo: tuple[list[Echo], str], proxy: Any
 ) -> None:

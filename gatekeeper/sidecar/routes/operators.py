@@ -20,7 +20,6 @@ from gatekeeper.sidecar.exchange import (
     EmptyObject,
     PageQuery,
     Problem,
-    Role,
     Route,
     json_response,
     read_body,
@@ -46,7 +45,9 @@ _HEARTBEAT: Final = 10.0
 RETRY: Final = 2.0
 """Seconds after which a browser reconnects to a stream that broke off."""
 _RECHECK: Final = 10.0
-"""Seconds after which a stream checks again that its client is permitted."""
+"""Seconds after which a stream checks again that its client is permitted: a session may end."""
+_GOODBYE: Final = 1.0
+"""Seconds that a stream has for its last event when its client is not permitted any more."""
 _PREFIX: Final = secrets.token_hex(4)
 """Precedes the number in the id of an event, so that ids of an earlier process are recognized."""
 
@@ -205,11 +206,12 @@ async def stream_decisions(service: Service, call: Call) -> web.StreamResponse:
         if request.method == "HEAD":
             return response
         await response.write(stream.opening())
+        call.goodbye = _GOODBYE
         look_again = service.clock.monotonic() + _RECHECK
-        while service.phase == "serving":
+        while service.phase == "serving" and call.refused is None:
             if (now := service.clock.monotonic()) >= look_again:
                 look_again = now + _RECHECK
-                if not _permitted(service, call):
+                if not call.permitted():
                     break
             transport = request.transport
             if transport is None or transport.is_closing():
@@ -248,17 +250,6 @@ def _open_stream(service: Service, client: str) -> Iterator[None]:
         streams[client] -= 1
         if not streams[client]:
             del streams[client]
-
-
-def _permitted(service: Service, call: Call) -> bool:
-    """Return True if the token still exists and has the role; a reload may remove it (T17)."""
-    if call.permitted is not None:
-        return call.permitted()
-    try:
-        service.admission.admit(call.request, frozenset({Role.ADMIN}))
-    except Problem:
-        return False
-    return True
 
 
 class _EventStream:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from functools import partial
 from math import nan
 from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import parse_qsl, quote, unquote
@@ -371,32 +369,23 @@ def _feed(handler: Handler, needs: frozenset[Role]) -> Handler:
     """Return an API handler for visitors who are signed in; others get 401."""
 
     async def handle(service: Service, call: Call) -> web.StreamResponse:
-        visitor = service.sessions.visitor(call.request, service.admission)
-        if visitor is None:
-            raise Problem(401, "unauthorized", "sign in first")
-        _require_role(visitor, needs)
-        call = replace(
-            call,
-            client=visitor.name,
-            permitted=partial(_permitted, service, call, visitor, needs),
-        )
-        service.clients.enter(visitor.name)
+        request = call.request
+
+        def ask() -> str:
+            visitor = service.sessions.visitor(request, service.admission)
+            if visitor is None:
+                raise Problem(401, "unauthorized", "sign in first")
+            _require_role(visitor, needs)
+            return visitor.name
+
+        call.ask, call.client = ask, ask()
+        service.clients.enter(call.client)
         try:
             return await handler(service, call)
         finally:
-            service.clients.leave(visitor.name)
+            service.clients.leave(call.client)
 
     return handle
-
-
-def _permitted(service: Service, call: Call, visitor: Visitor, needs: frozenset[Role]) -> bool:
-    """Return True if a visitor is still permitted; the token may have been removed meanwhile."""
-    try:
-        if visitor.cookie is None:
-            return service.sessions.visitor(call.request, service.admission) is not None
-    except Problem:
-        return False
-    return any(not one.roles.isdisjoint(needs) for one in service.admission.tokens.of(visitor.name))
 
 
 async def what_if(service: Service, call: Call) -> web.StreamResponse:
