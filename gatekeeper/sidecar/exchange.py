@@ -60,20 +60,28 @@ class Call:
     """The values of the `{...}` in the route's path, decoded."""
     where: str = "unmatched"
     """The path of the route, under which the request is counted."""
-    ask: Callable[[], str] | None = None
-    """Returns the client's name, or raises Problem if it may not have the answer. Called at the
-    beginning, and again during a long answer: a token, a role or a session may have ended."""
+    _ask: Callable[[], str] | None = None
     refused: Problem | None = None
     """Why the client may not have the answer any more."""
     goodbye: float = 0.0
     """Seconds that the handler has to end the answer by itself once `refused` is set."""
 
+    def admit(self, ask: Callable[[], str]) -> None:
+        """Set `client` to the name that `ask` returns.
+
+        `ask` raises Problem if the client may not have the answer. `permitted` calls it again.
+        """
+        self.client, self._ask = ask(), ask
+
     def permitted(self) -> bool:
-        """Ask again; set `refused` and return False if the client may not have the answer."""
+        """Ask again during a long answer: a token, a role or a session may have ended.
+
+        Set `refused` and return False if the client may not have the answer any more.
+        """
         self.refused = None
         try:
-            if self.ask is not None:
-                self.ask()
+            if self._ask is not None:
+                self._ask()
         except Problem as problem:
             self.refused = problem
         return self.refused is None

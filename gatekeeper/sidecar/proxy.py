@@ -71,8 +71,7 @@ class Proxy:
         server = service.config.server
         call.where = _ROUTE_LABEL
         await service.wait_to_begin()
-        call.ask = lambda: service.admission.admit_to_proxy(request)
-        call.client = call.ask()
+        call.admit(lambda: service.admission.admit_to_proxy(request))
         is_tunnel = request.method == "CONNECT" and server.proxy_connect == "host"
         url = _tunnel_url(request) if is_tunnel else _requested_url(request)
         service.clients.enter(call.client)

@@ -145,8 +145,6 @@ class Service:
         self.addresses = addresses
         self.workers = workers
         self._tasks = OwnedTasks()
-        self._answers: dict[Call, asyncio.Timeout] = {}
-        """The answers under way, with the timeouts by which `_ask_again` ends them."""
         self._session: aiohttp.ClientSession | None = None
         self.log: DecisionLog = DecisionLog(config.server, self.clock)
         on_limit = None if workers is None else workers.client_at_limit
@@ -154,16 +152,18 @@ class Service:
         self.operators: OperatorState = OperatorState(self, feed)
         """The state that the pages for operators show."""
         self.sessions: Sessions = Sessions(self.clock)
+        self._prepare_requests()
         self.apply_config(config, tokens or Tokens())
         self.metrics.add_source(self._samples)
         self._hosts_by_state: Mapping[str, int] = {}
-        self._prepare_requests()
         self.internals.on_retrieval(self._retrieved)
 
     def _prepare_requests(self) -> None:
         self._prefix = f"{secrets.token_hex(4)}-"
         self._counter = itertools.count(1)
         self._entrance = Entrance(_MAX_PER_ITERATION)
+        self._answers: dict[Call, asyncio.Timeout] = {}
+        """The answers under way, with the timeouts by which `_ask_again` ends them."""
         self.tracing: Tracing | None = make_tracing(self.version)
         """Makes a span for each request, or None."""
         self.handle: RequestHandler = self._handle
@@ -391,8 +391,7 @@ class Service:
         if route.probe:
             return await route.handler(self, call)
         await self.wait_to_begin()
-        call.ask = lambda: self.admission.admit(request, route.needs)
-        call.client = call.ask()
+        call.admit(lambda: self.admission.admit(request, route.needs))
         self.clients.enter(call.client)
         try:
             if call.query and route.no_query:

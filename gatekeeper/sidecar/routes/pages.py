@@ -378,7 +378,7 @@ def _feed(handler: Handler, needs: frozenset[Role]) -> Handler:
             _require_role(visitor, needs)
             return visitor.name
 
-        call.ask, call.client = ask, ask()
+        call.admit(ask)
         service.clients.enter(call.client)
         try:
             return await handler(service, call)
