@@ -568,7 +568,21 @@ class Server(web.Server):
         self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any
     ) -> web.BaseRequest:
         protocol.on_request()
+        message = _with_host_of_target(message)
         return _ServedRequest(message, payload, protocol, writer, task, self.loop)
+
+
+_ABSOLUTE_FORM = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)").match
+
+
+def _with_host_of_target(message: Any) -> Any:
+    """Replace Host by the host of a target in absolute form (RFC 9112 section 3.2.2)."""
+    found = _ABSOLUTE_FORM(message.path)
+    if found is None:
+        return message
+    headers = message.headers.copy()
+    headers["Host"] = found[1]
+    return message._replace(headers=headers)
 
 
 class _ServedRequest(web.BaseRequest):

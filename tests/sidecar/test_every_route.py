@@ -182,6 +182,48 @@ async def test_probes_answer_under_any_name(door: Any, host: str) -> None:
         assert (await sent(service, request.encode())).startswith(b"HTTP/1.1 200 ")
 
 
+@pytest.mark.parametrize(
+    "path", ["/v1/hosts", "/v1/check?url=http://a.test/no", "/ui/", "/ui/sign-in"]
+)
+@pytest.mark.parametrize(
+    ("target", "host", "accepted"),
+    [
+        ("", "127.0.0.1", True),
+        ("", "evil.example", False),
+        ("http://127.0.0.1", "127.0.0.1", True),
+        ("http://127.0.0.1", "evil.example", True),
+        ("HTTP://127.0.0.1:80", "evil.example", True),
+        ("http://127.0.0.1", "", True),
+        ("http://evil.example", "127.0.0.1", False),
+        ("http://127.0.0.1.evil.example:80", "127.0.0.1", False),
+        ("http://x@127.0.0.1", "127.0.0.1", False),
+        ("https://evil.example", "127.0.0.1", False),
+    ],
+)
+async def test_t4_the_host_of_a_whole_url_counts_and_not_the_field(
+    door: Any, site: Any, path: str, target: str, host: str, accepted: bool
+) -> None:
+    """RFC 9112 section 3.2.2: a server ignores Host where the target is a whole URL."""
+    service = await door()
+    for _ in range(2):  # the second one may be answered inline
+        request = f"GET {target}{path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+        answer = await sent(service, request.encode())
+        if accepted:
+            assert answer.startswith(b"HTTP/1.1 200 ")
+        else:
+            assert answer.split(b" ", 2)[1] in (b"400", b"403")
+
+
+async def test_t7_forward_auth_judges_the_host_of_a_whole_url(door: Any, site: Any) -> None:
+    service = await door(forward_auth=True, forward_auth_hosts=("gate.test",))
+    statuses = []
+    for target, host in (("http://gate.test", "evil.test"), ("http://evil.test", "gate.test")):
+        request = f"GET {target}/v1/forward-auth HTTP/1.1\r\nHost: {host}\r\n"
+        request += "X-Original-URL: http://a.test/page\r\nConnection: close\r\n\r\n"
+        statuses.append(b"does not list this Host" in await sent(service, request.encode()))
+    assert statuses == [False, True]
+
+
 @pytest.mark.parametrize("port", ["65536", "99999"])
 async def test_a_port_that_there_is_none_is_no_url(door: Any, internet: Any, port: str) -> None:
     url = f"http://a.test:{port}/page"
