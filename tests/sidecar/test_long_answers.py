@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 
 from gatekeeper.sidecar.exchange import Role
+from gatekeeper.sidecar.reload import Reloaded
 from gatekeeper.sidecar.security import Token, Tokens
 from tests.internet import Drip, FakeInternet, Hold, Page
 
@@ -135,3 +136,21 @@ async def test_t17_a_reload_that_changes_nothing_for_a_client_ends_nothing(
         await asyncio.gather(*service.service._tasks._tasks.values())
         more.release()
         assert await page.content.read() == b"b"
+
+
+async def test_t17_who_reloads_is_told_what_came_of_it(
+    door: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the reload has removed its token."""
+    service = await door()
+    put(service, FIRST)
+
+    async def reload(_: object) -> Reloaded:
+        put(service, OTHER)
+        for _ in range(20):  # as it waits for the workers
+            await asyncio.sleep(0)
+        return Reloaded(applied=[], needs_restart=[])
+
+    monkeypatch.setattr("gatekeeper.sidecar.routes.service.reload", reload)
+    assert (await service.post("/v1/admin/reload", {}, headers=bearer(FIRST)))[0] == 200
+    assert (await service.post("/v1/admin/reload", {}, headers=bearer(FIRST)))[0] == 401

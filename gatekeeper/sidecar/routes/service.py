@@ -107,9 +107,14 @@ async def get_metrics(service: Service, call: Call) -> web.StreamResponse:
 # --- `/v1/admin`: the operator controls the service.
 
 
+_REPLY_SECONDS = 60.0
+"""Seconds in which the result is told also to a client whose token the reload has removed."""
+
+
 async def reload_configuration(service: Service, call: Call) -> web.StreamResponse:
     """Read the configuration again. A bad one changes nothing."""
     await read_body(call.request, EmptyObject, limit=service.config.server.max_body)
+    call.goodbye = _REPLY_SECONDS
     try:
         done = await reload(service)
     except ConfigError as error:
