@@ -8,13 +8,13 @@ durations are seconds.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
 from gatekeeper.clock import UtcTime
 from gatekeeper.decision import Decision
-from gatekeeper.pacing.waiting import ClockView
+from gatekeeper.pacing.waiting import ClockView, HostState
 from gatekeeper.robots import Candidate, Policy
 
 MAX_BATCH = 1000
@@ -38,9 +38,6 @@ LeaseId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{16,64}$(?!\n)")]
 
 
 Ttl = Annotated[float, msgspec.Meta(ge=1, le=600)]
-
-
-HostState = Literal["free", "waiting", "busy", "blocked", "paused"]
 
 
 class Batch(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -190,7 +187,7 @@ class HostBody(msgspec.Struct, frozen=True, kw_only=True):
     state: HostState
     next_at: UtcTime | None
     """The earliest start of the next request; None if only an event, such as a report, can free the
-    host."""
+    host, or if nothing keeps it from being asked."""
     interval: float | None
     """Seconds between two requests, if known."""
     clocks: tuple[ClockView, ...]

@@ -258,6 +258,17 @@ class RecordCache:
                 self.put(record)
         return record
 
+    def look(self, origin: str) -> Record | None:
+        """Return the record of an origin, a cold one without its text, or None. It changes nothing,
+        so it may be called in another thread."""
+        record, cold = self._hot.get(origin), self._cold.get(origin) or self._promises.get(origin)
+        if record is None and cold is not None:
+            packed = _DECODER.decode(cold if isinstance(cold, bytes) else cold[0])
+            record = self._from_packed(origin, msgspec.structs.replace(packed, text=None))
+            record.voids = packed.voids
+        refused = record is not None and record.current.outcome in GUARD_REFUSALS
+        return None if refused and record and record.voids < self._voids else record
+
     def put(self, record: Record) -> None:
         """Add a record, replacing that of the same origin."""
         origin, hot = record.origin, self._hot

@@ -255,6 +255,11 @@ class Directory:
         """Return the record in memory, even an expired one, or None."""
         return self._cache.get(origin)
 
+    def look(self, origin: str) -> Record | None:
+        """Return what `recall` does, a record that is seldom used without its text. It changes
+        nothing, so it may be called in another thread."""
+        return self._cache.look(origin)
+
     async def refresh(self, origin: str) -> Record:
         """Fetch the file now, even if a fresh record exists. Raises GateClosed."""
         while True:

@@ -36,7 +36,7 @@ from gatekeeper.fetching.outcomes import (
 )
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.robots.flat import FlatRules
-from gatekeeper.robots.timing import RobotsInterval
+from gatekeeper.robots.timing import RobotsInterval, Window
 from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage.base import OriginRecord, pack_body, unpack_body
 
@@ -120,6 +120,8 @@ class FileText(msgspec.Struct, gc=False, eq=False):
     """Answers about simple paths for the gate's own agent; None: the text has to be woken."""
     interval: RobotsInterval | None = None
     """The interval for the gate's own agent, if it is the same at any time of day."""
+    windows: tuple[Window, ...] = ()
+    """The Visit-time for the gate's own agent, once that has asked for its interval or a URL."""
     used: bool = False
     """It was used since it was last considered for rest."""
     key: int = 0

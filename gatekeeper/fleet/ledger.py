@@ -58,6 +58,7 @@ from gatekeeper.pacing.ledger import (
     Report,
     ScopeView,
     TakeRequest,
+    Withheld,
     micros,
 )
 
@@ -608,8 +609,8 @@ class RedisLedger:
         reason = str(why).removeprefix(f"{self._store.where}: ")
         if self._shared_log.begins("lost", self._prefix):
             _log.error("%s can't be reached (%s): %s", self._store.where, reason, consequence)
-        if self.config.when_lost == "wait":
-            self._notify_lost(True)
+        # While members divide the hosts, the waiters ask again, to learn who serves theirs.
+        self._notify_lost(self.config.when_lost == "wait")
 
     def _set_reached(self) -> None:
         self._failing_since = None
@@ -766,18 +767,23 @@ class RedisLedger:
     def _divided(self) -> bool:
         return self._lost_at is not None and self.config.when_lost == "divide"
 
-    def _take_divided(self, request: TakeRequest) -> Granted | NotBefore:
-        """Grant a request for a host that this member owns, once requests that other members may
-        have started before the loss no longer matter."""
+    def withheld(self, scopes: Sequence[str], interval: float) -> Withheld | None:
+        """See `Ledger`. A member that divides the hosts grants those that it owns, once requests
+        that other members may have started before the loss no longer matter."""
+        if not self._divided():
+            return None
         # The last scope is shared by the most hosts, so hosts that share it have the same owner.
-        name = request.scopes[-1].scope
-        if not self._members.owns(name):
-            return NotBefore(_POLL_SECONDS)
-        longest = max(one.interval for one in request.scopes)
-        left = (self._lost_at or 0.0) + 2 * HEARTBEAT_SECONDS + longest - self._clock.monotonic()
-        if left > 0:
-            return NotBefore(left)
+        owner = self._members.owner_of(scopes[-1])
+        if owner != self.member:
+            return Withheld(math.inf, owner)
+        left = (self._lost_at or 0.0) + 2 * HEARTBEAT_SECONDS + interval - self._clock.monotonic()
+        return Withheld(left) if left > 0 else None
+
+    def _take_divided(self, request: TakeRequest) -> Granted | NotBefore:
         names = tuple(one.scope for one in request.scopes)
+        withheld = self.withheld(names, max(one.interval for one in request.scopes))
+        if withheld is not None:
+            return NotBefore(_POLL_SECONDS if withheld.owner else withheld.seconds)
         self._tokens[request.token] = _TokenState(names, granted=True)
         return Granted(request.token, self.config.hold)
 

@@ -139,10 +139,10 @@ class MemberList:
             or all(age > longest or read.get(name, 0) > came_at for name, age in others.items())
         )
 
-    def owns(self, name: str) -> bool:
-        """Return True if rendezvous hashing over the members assigns the name to this one."""
+    def owner_of(self, name: str) -> str:
+        """Return the member to which rendezvous hashing over the members assigns the name."""
         members = self.heartbeat_ages or {self._own: 0.0}
-        return max(members, key=lambda member: _weight(member, name)) == self._own
+        return max(members, key=lambda member: _weight(member, name))
 
 
 def _weight(member: str, name: str) -> bytes:

@@ -30,6 +30,7 @@ from gatekeeper.pacing.ledger import (
     ScopeClock,
     ScopeView,
     TakeRequest,
+    Withheld,
 )
 
 SHARDS = 16
@@ -209,6 +210,12 @@ class ShardedLedger:
         """Return what is known of each scope and which members hold it. Raises LedgerLost."""
         found = await _gather(self.shards[self.shard_of(scope)].look([scope]) for scope in scopes)
         return [view for views in found for view in views]
+
+    def withheld(self, scopes: Sequence[str], interval: float) -> Withheld | None:
+        """See `Ledger`: what keeps the request from one of its shards for the longest."""
+        parts = self._split(scopes, lambda scope: (self.shard_of(scope),))
+        found = (self.shards[number].withheld(part, interval) for number, part in parts.items())
+        return max(filter(None, found), default=None)
 
     # --- internals --------------------------------------------------------------------------
 

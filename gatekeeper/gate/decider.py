@@ -42,13 +42,14 @@ from gatekeeper.gate.decision_cache import (
 from gatekeeper.http_fields import utc
 from gatekeeper.pacing.rules import BudgetSpent, HostRules
 from gatekeeper.pacing.scopes import NO_RATE, UNKNOWN
+from gatekeeper.pacing.waiting import Holdup
 from gatekeeper.robots import Match, Policy, RobotsTxt, Rule, product_token
 from gatekeeper.robots.compiled import ROBOTS_FILE
 from gatekeeper.robots.flat import NO_RULE, FlatRules
 from gatekeeper.robots.patterns import is_robots_txt
-from gatekeeper.robots.timing import RobotsInterval
+from gatekeeper.robots.timing import RobotsInterval, may_visit, next_visit
 from gatekeeper.split_dict import SplitDict
-from gatekeeper.urls import Target, mask, parse
+from gatekeeper.urls import Target, host_of, mask, parse
 
 _log = logging.getLogger(__name__)
 
@@ -88,6 +89,10 @@ class _Ruling(msgspec.Struct, frozen=True, gc=False):
 
 
 _ROBOTS_FILE = _Ruling(Verdict.ALLOW, Reason.ROBOTS_FILE)
+_MAX_NOTED_HOSTS = 100_000
+_MAX_NOTED_ORIGINS = 16
+"""The most hosts, and origins of each, that `Decider.note` keeps; beyond, the oldest are dropped:
+their clocks alone tell the state of the host then."""
 
 
 def _judge(
@@ -109,6 +114,33 @@ def _judge(
     return _Ruling(
         verdict, reason, match.rule, match.conflict, retry_at, policy.crawl_delay, clamped
     )
+
+
+def _for_all(standing: Standing) -> _Ruling | None:
+    """Return the ruling about every URL of an origin without a text that applies, else None."""
+    if standing.verdict is None and standing.applies:
+        return None
+    # T2: everything that the guard refused is shown with the same reason.
+    refused = standing.reason is Reason.EGRESS_POLICY
+    return _Ruling(
+        standing.verdict or Verdict.DEFER,
+        Reason.BLOCKED if refused else standing.reason,
+        retry_at=_utc_or_none(standing.retry_at),
+    )
+
+
+def _outside_visit_time(standing: Standing, at: datetime) -> _Ruling | None:
+    """Return the deferral of every URL that the text allows, if `at` is outside its Visit-time."""
+    windows = () if standing.text is None else standing.text.windows
+    if not windows or may_visit(windows, at):
+        return None
+    retry_at = next_visit(windows, at)
+    return _Ruling(Verdict.DEFER, Reason.OUTSIDE_VISIT_TIME, retry_at=retry_at)
+
+
+def _usual_origins(host: str) -> tuple[str, str]:
+    name = f"[{host}]" if ":" in host else host
+    return f"https://{name}", f"http://{name}"
 
 
 def refused_request(url: str, header: str, note: str, decision_id: str = "") -> Decision:
@@ -187,6 +219,8 @@ class Decider:
         self._counts: Counter[tuple[Verdict, Reason]] = Counter()
         self._no_text = self.texts.read(b"")
         """Has the policies of all origins without a file."""
+        self._noted: SplitDict[str, dict[str, None]] = SplitDict()
+        """By host, its origins for `file_holdups` (each a dictionary as ordered set)."""
         self._cache = DecisionCache(
             self.records, self._prefix, agent=agent, max_agents=config.cache.max_agents
         )
@@ -287,16 +321,10 @@ class Decider:
             # "/robots.txt" is implicitly allowed (RFC 9309 section 2.2.2, RFC-20; the drafts of
             # 1996 and 2.0, R96-16 and V2-34).
             ruling = _ROBOTS_FILE
-        elif standing.verdict is not None or not standing.applies:
-            # T2: everything that the guard refused is shown with the same reason.
-            refused = standing.reason is Reason.EGRESS_POLICY
-            ruling = _Ruling(
-                standing.verdict or Verdict.DEFER,
-                Reason.BLOCKED if refused else standing.reason,
-                retry_at=_utc_or_none(standing.retry_at),
-            )
         else:
-            ruling = self._by_text(path, agent, record, standing, moment)
+            ruling = _for_all(standing) or self._by_text(path, agent, record, standing, moment)
+            if ruling.verdict is Verdict.DEFER:
+                self.note(record)
         self._counts[ruling.verdict, ruling.reason] += 1
         return Decision(
             verdict=ruling.verdict,
@@ -327,6 +355,8 @@ class Decider:
         if rules is not None and score == NO_RULE:
             return _Ruling(Verdict.ALLOW, standing.reason, crawl_delay=rules.crawl_delay)
         policy = self.policy(record, text, agent)
+        if text is not None and agent == self.agent:
+            text.windows = policy.visit_times
         rule = None if rules is None or score is None else policy.rule_by(rules, path, score)
         if rules is not None and score is not None and rule is not None:
             verdict = Verdict.ALLOW if score & 1 else Verdict.DENY
@@ -409,6 +439,8 @@ class Decider:
         if text is not None and own_agent and text.interval is not None:
             return text.interval
         policy = self.policy(record, text, agent)
+        if text is not None and own_agent:
+            text.windows = policy.visit_times
         steady = policy.asks_steadily
         no_rate = steady and policy.crawl_delay is None
         interval = NO_RATE if no_rate else self._interval_now(policy, took, moment)
@@ -430,6 +462,50 @@ class Decider:
             if then is not None and then > seconds:
                 seconds, at = then, later
         return RobotsInterval(seconds, policy.interval_source(at, took))
+
+    # --- what keeps a host from being asked -----------------------------------------------
+
+    def note(self, record: Record) -> None:
+        """Note a new record, or one for which a URL is deferred, for `file_holdups`."""
+        origin, windows = record.origin, record.text is not None and record.text.windows
+        host = host_of(origin)
+        noted = self._noted.get(host)
+        if record.policy_only and not windows and origin in _usual_origins(host):
+            if noted is not None and noted.pop(origin, origin) is None and not noted:
+                del self._noted[host]
+            return
+        if noted is None:
+            self._noted.make_room(_MAX_NOTED_HOSTS)
+            noted = self._noted[host] = {}
+        noted[origin] = None
+        if len(noted) > _MAX_NOTED_ORIGINS:
+            del noted[next(iter(noted))]
+
+    def file_holdups(
+        self, host: str, look: Callable[[str], Record | None], clock: TwoClocks
+    ) -> list[Holdup]:
+        """Return which files defer every URL of an origin of the host at the time of `clock`, to
+        the gate's own agent. `look` returns the record of an origin. It changes nothing, so it may
+        be called in another thread."""
+        if (noted := self._noted.get(host)) is None:
+            return []
+        now, wall, answers = clock.monotonic(), clock.wall(), False
+        found: list[Holdup] = []
+        for origin in dict.fromkeys((*_usual_origins(host), *tuple(noted))):
+            record = look(origin)
+            if record is None or not record.usable(now):
+                continue  # its file is fetched for the next question
+            standing = record.standing(clock)
+            ruling = _for_all(standing) or _outside_visit_time(standing, utc(wall))
+            if ruling is None or ruling.verdict is Verdict.ALLOW:
+                answers = True
+            elif ruling.retry_at is not None:
+                outside = ruling.reason is Reason.OUTSIDE_VISIT_TIME
+                more = "" if outside or standing.status is None else f" ({standing.status})"
+                until = now + ruling.retry_at.timestamp() - wall
+                kind = "visit-time" if outside else "file"
+                found.append(Holdup(kind, origin, until, f"{ruling.reason}{more}"))
+        return [one._replace(partly=True) for one in found] if answers else found
 
     # --- the cache ----------------------------------------------------------------------
 

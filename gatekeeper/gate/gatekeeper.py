@@ -45,7 +45,7 @@ from gatekeeper.identity import Signer
 from gatekeeper.middleware import DeadlineMiddleware, gate_middleware_with
 from gatekeeper.pacing.ledger import Ledger
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.waiting import ClockView
+from gatekeeper.pacing.waiting import ClockView, Holdup
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.robots.longest import QuickAnswer
 from gatekeeper.robots.parser import token_warning
@@ -137,7 +137,12 @@ class Gatekeeper:
         self._ledger = ledger or configured_ledger(config.fleet, self._clock)
         self._signer = Signer.of(config.identity, self._clock)
         self._scheduler = Scheduler(
-            config, clock=self._clock, rng=self._rng, storage=self._storage, ledger=self._ledger
+            config,
+            clock=self._clock,
+            rng=self._rng,
+            storage=self._storage,
+            ledger=self._ledger,
+            files=self._file_holdups,
         )
         self._overrides = self._scheduler.host_rules
         self._decider = Decider(
@@ -456,7 +461,8 @@ class Gatekeeper:
         return bool(getattr(self._ledger, "ready", True))
 
     async def why(self, host: str) -> tuple[ClockView, ...]:
-        """Return every clock of the host, each with its source.
+        """Return every clock of the host and whatever else keeps it from being asked, such as a
+        robots.txt that could not be fetched, each with its source.
 
         `host` is a name, an address or a URL, here and below. Raises ConfigError for anything else.
         """
@@ -550,6 +556,12 @@ class Gatekeeper:
     def _unreached(self, lease: object, error: BaseException) -> None:
         if self._opened is not None:
             self._opened.leases.uplink.unreached(lease, error)
+
+    def _file_holdups(self, host: str) -> Iterable[Holdup]:
+        opened = self._opened
+        if opened is None:
+            return ()
+        return self._decider.file_holdups(host, opened.directory.look, self._clock)
 
     def _record_of(self, origin: str) -> Record | None:
         return self._open.directory.recall(origin)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
@@ -28,7 +27,6 @@ from gatekeeper.gate.leases import Lease
 from gatekeeper.identity import Signer
 from gatekeeper.middleware import DeadlineMiddleware
 from gatekeeper.pacing.ledger import ScopeView
-from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.urls import Target, UrlCache
 
@@ -58,6 +56,7 @@ class GateInternals:
         # Methods of the scheduler, the decider and the gate, unchanged.
         self.held: Final = gate._scheduler.held
         self.held_up: Final = gate._scheduler.held_up
+        self.holdups: Final = gate._scheduler.holdups
         self.timeout_error: Final = gate._scheduler.timeout_error
         self.when_due: Final = gate._scheduler.when_due
         self.watch_hosts: Final = gate._scheduler.watch
@@ -259,10 +258,6 @@ class GateInternals:
 
     # -- the operator ----------------------------------------------------------------
 
-    def why(self, host: str) -> tuple[ClockView, ...]:
-        """Return what `Gatekeeper.why` does, but no URL: a client learns none of the others'."""
-        return self._scheduler.why(host, urls=False)
-
     async def look(self, host: str) -> list[ScopeView]:
         """Return the state of the host in the fleet's store; empty without one, or while it can't
         be reached."""
@@ -278,15 +273,6 @@ class GateInternals:
     async def text_of(self, digest: bytes) -> bytes | None:
         """Return the text with that hash in `Gatekeeper.history`; None if it is not stored."""
         return await storage.body(digest) if (storage := self._gate._storage) else None
-
-    def host_states(self) -> Counter[str]:
-        """Count the hosts and shared clocks in memory that are "paused", "blocked", "waiting"
-        (they have waiters) or "idle".
-
-        It visits all of them, which takes a tenth of a second for a million: with many, call it
-        from another thread.
-        """
-        return self._scheduler.host_states()
 
     def adjust(self, config: Config) -> None:
         """Apply the `[guard]`, `[pacing]` and `[[host]]` tables of another configuration together.

@@ -377,6 +377,7 @@ class LeaseManager:
         self._waits = questions.waits
         self._dns = questions.dns
         self._scheduler = scheduler
+        self._holdups = scheduler.holdups
         self._take = scheduler.take
         self._recall = self.decider.recall_allowed
         self._numbers = self.decider.numbers
@@ -486,7 +487,7 @@ class LeaseManager:
                 scopes=scopes,
             )
         except (StorageError, LedgerLost, BudgetSpent) as error:
-            unkept = self._scheduler.unkept(target.host) or "the state can't be read or written"
+            unkept = self._holdups.unkept(target.host) or "the state can't be read or written"
             why = unkept if isinstance(error, StorageError) else error
             raise Deferred(self.questions.no_turn(url, target, user_agent, why)) from error
         except asyncio.CancelledError as error:
@@ -593,19 +594,22 @@ class LeaseManager:
     ) -> Decision:
         """Return the decision before the turn.
 
-        Raises Denied, Deferred, LeaseTimeout or BudgetSpent if it rules out a turn.
+        Raises Denied, Deferred, LeaseTimeout, BudgetSpent or LedgerLost if it rules out a turn.
         """
         agent = self.questions.token(user_agent)
         decision = self.questions.decide(url, target, resolved, agent)
         if decision.reason is Reason.OWN_LEASE:
             raise LeaseTimeout(target.url, f"{urls.mask(target.url)}: {decision.note}")
         held = decision.reason in _HOST_HELD and self._scheduler.held(target.host) is not None
-        if not held and not (decision.reason is Reason.FLEET and self._scheduler.unavailable):
+        if not held and not (decision.reason is Reason.FLEET and self._holdups.unavailable):
+            elsewhere = self._holdups.served_elsewhere(target.host)
+            if decision.reason is Reason.FLEET and elsewhere is not None:
+                raise elsewhere
             refuse(decision)
         # Otherwise the file waits for the host's block to end or the fleet's store, as this lease.
-        if (why := self._scheduler.unkept(target.host)) is not None:
+        if (why := self._holdups.unkept(target.host)) is not None:
             refuse(self.questions.no_turn(url, target, user_agent, why))
-        if (spent := self._scheduler.budget_spent(target.host)) is not None:
+        if (spent := self._holdups.budget_spent(target.host)) is not None:
             raise spent
         return decision
 
@@ -625,6 +629,6 @@ class LeaseManager:
             async with deadline(self.clock, left):
                 return await self.questions.resolve(url, target, agent)
         except TimeoutError:
-            self._scheduler.refuse_unknown(target.host)  # raises if the storage is the cause
+            self._holdups.refuse_unknown(target.host)  # raises if the storage is the cause
             text = f"its robots.txt was not fetched within {number(left or 0.0)} s"
             raise self._scheduler.timeout_error(target.url, target.host, text) from None

@@ -77,7 +77,7 @@ class RobotsPacing:
         record = self._recall(target.origin)
         interval = UNKNOWN
         if record is None:
-            self._scheduler.refuse_unknown(host)
+            self._scheduler.holdups.refuse_unknown(host)
         elif record.text is not None:
             interval = self._decider.interval_of(
                 record, record.text, None, self._decider.agent, self._moment()
@@ -110,7 +110,7 @@ class RobotsPacing:
         found = self._scheduler.held(host)
         if found is None or found[1] == PARKED:
             late = self._clock.monotonic() >= since + _PATIENCE_SECONDS
-            lost = late and self._scheduler.unavailable
+            lost = late and self._scheduler.holdups.unavailable
             return (Outcome.FLEET, _PATIENCE_SECONDS) if lost else None
         seconds = found[0]
         if seconds == math.inf:
@@ -139,6 +139,7 @@ class RobotsPacing:
                     record.outlive(now + turn + _TURN_SLACK_SECONDS)
             elif (blocked := self._scheduler.blocked(host)) is not None:
                 record.outlive(now + blocked[0] - self._clock.wall())
+        self._decider.note(record)
 
     def unpark(self, host: str) -> None:
         """Lift the block of a host whose name did not exist; leave any other block."""

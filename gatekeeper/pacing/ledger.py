@@ -97,6 +97,15 @@ class NotBefore(NamedTuple):
     """The scopes whose clock, block or pause is the reason."""
 
 
+class Withheld(NamedTuple):
+    """Why a ledger that has lost its store grants this process no request of some scopes."""
+
+    seconds: float
+    """Until this process is granted them; inf: not before the store is back."""
+    owner: str = ""
+    """The member that is granted them instead, if there is one."""
+
+
 class Report(NamedTuple):
     """Consequences of a response that apply to every process."""
 
@@ -171,6 +180,8 @@ class Ledger(Protocol):
     Each call is repeated until it succeeds, so each must be idempotent. Calls that are made in one
     turn of the loop take effect in the order block, head, end, take. A ledger that can return what
     it knows of scopes and who holds them has a method `look(scopes)` like that of `MemoryLedger`.
+    One that goes on without its store has a method `withheld(scopes, interval)`: what keeps a
+    request with that interval from being granted to this process, a `Withheld` or None.
     """
 
     def listen(self, owner: str, listener: LedgerListener) -> None:

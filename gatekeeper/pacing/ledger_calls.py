@@ -39,6 +39,7 @@ from gatekeeper.pacing.ledger import (
     ScopeRequest,
     ScopeView,
     TakeRequest,
+    Withheld,
 )
 from gatekeeper.pacing.queues import ScopeQueue
 from gatekeeper.pacing.rules import DailyBudget
@@ -60,6 +61,8 @@ RETRY_INITIAL = 0.1
 """Seconds until the first retry after a flight has failed; the delay doubles with each failure."""
 RETRY_MAX = 5.0
 """Maximum number of seconds until a retry."""
+
+_LOST = "the fleet's store can't be reached"
 
 _schedulers = itertools.count(1)
 
@@ -345,10 +348,27 @@ class LedgerCalls:
     def unavailable(self) -> str:
         """Why the ledger grants nothing to this process at the moment; empty if it does."""
         if self.away:
-            return "the fleet's store can't be reached"
+            return _LOST
         recovers = getattr(self._ledger, "state", None) == "recovering"
         back = "the fleet's store does not answer, or is back and its data is being restored"
         return back if recovers else ""
+
+    def withheld(self, scopes: Sequence[str], interval: float) -> tuple[str, float]:
+        """Return why the ledger grants this process no request of these scopes at the moment, and
+        for how many seconds; inf: until the store is back. The reason is empty if it does."""
+        ask = getattr(self._ledger, "withheld", None)
+        if (why := self.unavailable) or ask is None or (found := ask(scopes, interval)) is None:
+            return why, math.inf
+        return f"{_LOST}, and {_served_by(found)}", found.seconds
+
+    def served_elsewhere(self, scopes: Sequence[str]) -> LedgerLost | None:
+        """Return the error for a request of scopes that another member serves while the store is
+        lost. None if this one does."""
+        ask = getattr(self._ledger, "withheld", None)
+        found: Withheld | None = None if ask is None else ask(scopes, 0.0)
+        if found is None or not found.owner:
+            return None
+        return LedgerLost(f"{_LOST}, and {_served_by(found)}")
 
     def clocks(self) -> list[ScopeClock]:
         """Return every clock and block that this process knows and that lies in the future."""
@@ -607,3 +627,8 @@ class LedgerCalls:
             await self._flight()
         if (closes := getattr(self._ledger, "close", None)) is not None:
             await closes()
+
+
+def _served_by(withheld: Withheld) -> str:
+    owner = withheld.owner
+    return f"the member {owner} serves this host" if owner else "this member serves the host soon"

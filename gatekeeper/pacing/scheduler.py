@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from functools import partial
 
@@ -32,8 +31,8 @@ from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.ledger import Ledger, Report, ScopeClock, ScopeView
 from gatekeeper.pacing.ledger_calls import Hold, LedgerCallbacks, LedgerCalls
 from gatekeeper.pacing.persistence import ScopeMemory
-from gatekeeper.pacing.queues import ROBOTS, ScopeQueue
-from gatekeeper.pacing.rules import CONFIG_PREFIXES, SHARED_PREFIXES, BudgetSpent, HostRules, Rules
+from gatekeeper.pacing.queues import ROBOTS, ScopeQueue, Waiter
+from gatekeeper.pacing.rules import CONFIG_PREFIXES, SHARED_PREFIXES, HostRules, Rules
 from gatekeeper.pacing.scopes import INF, UNDERIVED, Scope, apply_report, report_of
 from gatekeeper.pacing.waiting import (
     MAX_PER_ITERATION,
@@ -42,15 +41,14 @@ from gatekeeper.pacing.waiting import (
     CrowdFuture,
     Departures,
     DueWatch,
+    Holdup,
+    HostHoldups,
     Need,
     Refetch,
     TaskWaiter,
-    explain,
-    late,
     needs,
     reopen,
     robots_interval,
-    state_of,
     take_robots,
 )
 from gatekeeper.robots.timing import RobotsInterval
@@ -118,7 +116,10 @@ class Scheduler:
         rng: random.Random,
         storage: Storage | None = None,
         ledger: Ledger | None = None,
+        files: Callable[[str], Iterable[Holdup]] = lambda _host: (),
     ) -> None:
+        """`files(host)` returns which robots.txt files keep the host from being asked. It may be
+        called in another thread, and must not change anything."""
         self._clock = clock
         self._pacing = config.pacing
         self._rules = Rules(config)
@@ -147,6 +148,12 @@ class Scheduler:
         """When waiters give up."""
         self._departures = Departures(self._engine.counters)
         self._loop: asyncio.AbstractEventLoop
+        self.holdups: HostHoldups = HostHoldups(
+            self._memory, self._engine, clock, self._remote, files
+        )
+        """What keeps each host from being asked."""
+        self.why: Callable[..., tuple[ClockView, ...]] = self.holdups.why
+        self.held: Callable[[str], tuple[float, str] | None] = self.holdups.held
         self._open = False
         self._dry_waits = 0
         self._dry_seconds = 0.0
@@ -258,11 +265,12 @@ class Scheduler:
     def _deliver(self, queue: ScopeQueue, hold: Hold | None, ask_at: float) -> None:
         now, waiter, spent = self._clock.monotonic(), queue.first(), None
         if hold is None and waiter is not None and waiter.priority != ROBOTS:
-            spent = self.budget_spent(queue.scope.name)
+            spent = self.holdups.budget_spent(queue.scope.name)
         if spent is not None:
             ask_at = now  # The waiter is refused when the host is due.
         if not self._queues.answered(queue, hold, ask_at, now) or hold is not None:
             return
+        self._refuse_served_elsewhere(queue.waiters(), now)
         if isinstance(waiter, TaskWaiter) and waiter.no_wait:
             self._refuse_late(waiter, now, spent)
 
@@ -299,11 +307,20 @@ class Scheduler:
         now = self._clock.monotonic()
         if not lost:
             self._ask_again(now)
+        error = LedgerLost("the ledger can't be reached") if lost else None
+        self._refuse_served_elsewhere(self._queues.waiters(), now, error)
+
+    def _refuse_served_elsewhere(
+        self, waiters: Iterable[Waiter], now: float, error: LedgerLost | None = None
+    ) -> None:
+        """Refuse the waiters for hosts that another member serves; with `error`: all of them."""
         # Due watches, and waiters that are fetching a robots.txt, continue to wait.
-        for waiter in self._queues.waiters() if lost else ():
-            if isinstance(waiter, TaskWaiter) and not waiter.fetching:
-                self._queues.leave(waiter.scope, waiter, now)
-                waiter.refuse(LedgerLost("the ledger can't be reached"))
+        for waiter in waiters:
+            if isinstance(waiter, TaskWaiter) and not (waiter.fetching or waiter.gone):
+                why = error or self.holdups.served_elsewhere(waiter.scope.name)
+                if why is not None:
+                    self._queues.leave(waiter.scope, waiter, now)
+                    waiter.refuse(type(why)(*why.args))
 
     # --- leases -------------------------------------------------------------------------
 
@@ -360,7 +377,7 @@ class Scheduler:
                 if waiter.error is not None:
                     raise waiter.error
                 await self._fetch_robots(waiter, end, refetch)
-            self.refuse_unknown(host)  # A failing storage may be the cause.
+            self.holdups.refuse_unknown(host)  # A failing storage may be the cause.
             raise LeaseTimeout(url, f"{url}: robots.txt can't be renewed")
         except BaseException as error:
             self._give_up(waiter, error)
@@ -443,6 +460,8 @@ class Scheduler:
         self._check_open()
         if self._remote is not None and self._remote.away:
             raise LedgerLost("the ledger can't be reached")
+        if (elsewhere := self.holdups.served_elsewhere(waiter.scope.name)) is not None:
+            raise elsewhere
         queues = self._queues
         if queues.waiting - self._departures.count >= self._pacing.max_waiters:
             raise LeaseTimeout(
@@ -521,8 +540,7 @@ class Scheduler:
 
     def timeout_error(self, url: str, host: str, text: str) -> LeaseTimeout:
         """Return an error that says what holds the host up, and when its next turn can be."""
-        now, scope = self._clock.monotonic(), self._memory.find(host)
-        left, why = late(scope, now, self.unavailable)
+        left, why = self.holdups.late(host)
         return LeaseTimeout(
             url,
             f"{url}: {text}{why}",
@@ -544,7 +562,7 @@ class Scheduler:
             await refetch()
             asked = admit()
         if not isinstance(asked, RobotsInterval):
-            self.refuse_unknown(scope.name)  # A failing storage may be the cause.
+            self.holdups.refuse_unknown(scope.name)  # A failing storage may be the cause.
             raise LeaseTimeout(url, f"{url}: robots.txt can't be renewed")
         engine, now = self._engine, self._clock.monotonic()
         seconds = engine.derive(scope, asked, now)
@@ -705,18 +723,6 @@ class Scheduler:
         """True if any lease is open."""
         return self._engine.in_flight > 0
 
-    @property
-    def unavailable(self) -> str:
-        """Why the fleet's ledger grants nothing at the moment; empty if it does, or without one."""
-        return "" if self._remote is None else self._remote.unavailable
-
-    def why(self, host: str, *, urls: bool = True) -> tuple[ClockView, ...]:
-        """Return every clock of the host with its source; empty for an unknown host."""
-        scope = self._memory.find(host)
-        views = () if scope is None else explain(scope, self._clock, self._engine, urls=urls)
-        why = "" if scope is None else self.unavailable
-        return (*views, ClockView(host, "fleet", why)) if why else views
-
     async def look(self, host: str) -> list[ScopeView]:
         """Return what the ledger knows of the host's scopes; empty without a ledger. May raise any
         error of the ledger."""
@@ -734,25 +740,6 @@ class Scheduler:
             return None
         return self._clock.wall() + history.blocked_until - now, history.reason
 
-    def held(self, host: str) -> tuple[float, str] | None:
-        """Return for how many seconds a block of the host, or of a scope that it shares, allows
-        no lease, and why; None if nothing does. (inf, "paused"): until the operator resumes it.
-        """
-        scope = self._memory.find(host)
-        if scope is None:
-            return None
-        now, longest = self._clock.monotonic(), None
-        for one in (scope, *scope.shared):
-            history = one.history
-            if history is None:
-                continue
-            if history.paused:
-                return INF, "paused"
-            left = history.blocked_until - now
-            if left > 0 and (longest is None or left > longest[0]):
-                longest = left, history.reason
-        return longest
-
     def held_up(self, host: str) -> tuple[str, float | None]:
         """Return the `why` of a `NotYet` about the host, and until when (wall seconds) if known."""
         held = self.held(host)
@@ -760,41 +747,9 @@ class Scheduler:
             return "turn" if held is None else "host_paused", None
         return "host_blocked", self._clock.wall() + held[0]
 
-    def budget_spent(self, host: str) -> BudgetSpent | None:
-        """Return why the host gets no lease for a page today, as far as this process knows."""
-        return self._memory.budget_spent(host) if self._engine.budgeted else None
-
-    def refuse_unknown(self, host: str) -> None:
-        """Raise StorageError while no clock can be stored: a host with an unknown interval must not
-        be asked for its robots.txt then, since the response would start a clock.
-        """
-        promises = self._memory.promises
-        if promises is not None and promises.exhausted:
-            raise StorageError(f"the clock of {host} could not be kept: {promises.failing}")
-
-    def unkept(self, host: str) -> str | None:
-        """Return why no lease of the host can be granted because its clock could not be stored;
-        None if it could, as far as is known before the grant itself.
-        """
-        promises = self._memory.promises
-        if promises is None or (why := promises.failing) is None:
-            return None
-        if not promises.marked:
-            return why
-        scope = self._memory.scopes.get(host)
-        if scope is None:
-            return None
-        return why if any(map(self._memory.must_keep, (scope, *scope.shared))) else None
-
     def watch(self) -> tuple[Mapping[str, Scope], list[Scope]]:
         """Return the scopes in memory, read-only, and a list to which scopes that are added or
         removed from now on are appended. The caller has to empty the list."""
         if self._memory.changes is None:
             self._memory.changes = []
         return self._memory.scopes, self._memory.changes
-
-    def host_states(self) -> Counter[str]:
-        """Count the scopes that are paused, blocked, waiting or idle. It reads every scope and
-        changes nothing, so it may be called from another thread."""
-        now = self._clock.monotonic()
-        return Counter(state_of(scope, now) for scope in list(self._memory.scopes.values()))

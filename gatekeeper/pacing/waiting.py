@@ -2,8 +2,8 @@
 
 A hundred thousand tasks that start, or are cancelled, in one iteration of the loop would delay all
 other tasks until each of them has been handled. `Entrance` and `Departures` handle a bounded number
-in each iteration. `ClockView` is what `why()` shows of a host's clocks, `Need` what the deadlock
-check needs to know about the slots of a lease.
+in each iteration. `HostHoldups` lists what keeps a host from being asked, `ClockView` is what
+`why()` shows of that, `Need` what the deadlock check needs to know about the slots of a lease.
 """
 
 from __future__ import annotations
@@ -11,21 +11,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from operator import itemgetter
+from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
 
 import msgspec
 from msgspec.structs import replace
 
 from gatekeeper.clock import Clock, UtcTime, number, refuse_unless_open, utc
 from gatekeeper.config import PacingConfig
-from gatekeeper.errors import GateClosed
+from gatekeeper.errors import GateClosed, LedgerLost, StorageError
 from gatekeeper.pacing.engine import Engine
 from gatekeeper.pacing.grants import Grant
+from gatekeeper.pacing.ledger_calls import LedgerCalls
 from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.queues import PASSED, Counters, Offer, Waiter
-from gatekeeper.pacing.rules import DAY
+from gatekeeper.pacing.rules import DAY, BudgetSpent
 from gatekeeper.pacing.scopes import (
     DURABLE,
     INF,
@@ -315,8 +317,9 @@ _ANSWER = re.compile(r"\A(?:[0-9]{3}|no status)\b")
 class ClockView(msgspec.Struct, frozen=True):
     """One reason why a scope has to wait, or could have to.
 
-    `kind`: interval, next, block, pause, budget, probe, back-off, in_flight or fleet. `str(view)`
-    is a line for people.
+    `kind`: interval, next, block, pause, budget, probe, back-off or in_flight; or, where every
+    lease of the host is deferred: file (robots.txt could not be fetched; `scope` is the origin),
+    visit-time (the same), storage or fleet. `str(view)` is a line for people.
     """
 
     scope: str
@@ -328,7 +331,8 @@ class ClockView(msgspec.Struct, frozen=True):
     until: UtcTime | None = None
     """When it ends (aware, UTC). None if an event ends it, or for a budget that is not spent."""
     decides: bool = False
-    """True for the interval in force among several."""
+    """True for the interval in force among several; and for the one that ends last of file,
+    visit-time, storage and fleet, if for it every lease of the host is deferred."""
     clamped: bool = False
     """The operator's cap made it shorter than the site asks."""
     since: UtcTime | None = None
@@ -344,21 +348,243 @@ class ClockView(msgspec.Struct, frozen=True):
         return text
 
 
-def explain(scope: Scope, clock: Clock, engine: Engine, *, urls: bool) -> tuple[ClockView, ...]:
-    """Return everything that delays requests of a host's scope and of its shared scopes.
+class Holdup(NamedTuple):
+    """One thing that keeps a host from being asked now."""
 
-    `urls`: name the URL of the oldest open lease, unless there are too many to look for it.
-    """
-    views: list[ClockView] = []
-    leases = engine.leases if urls and len(engine.leases) <= _MAX_SEARCHED else ()
+    kind: str
+    """That of its `ClockView`: file, visit-time, storage, fleet, budget, pause, block, in_flight or
+    next."""
+    scope: str
+    until: float
+    """When it ends (monotonic); inf: an event ends it."""
+    source: str = ""
+    """The cause, as far as it is known before the `ClockView` is made."""
+    partly: bool = False
+    """It concerns one origin of the host, and another origin of it may be asked."""
+
+
+_OF_GATE = frozenset({"file", "visit-time", "storage", "fleet"})
+"""Kinds of hold-ups that belong to no clock of the host."""
+HostState = Literal["free", "waiting", "busy", "deferred", "blocked", "paused"]
+STATES: Final[tuple[HostState, ...]] = get_args(HostState)
+"""The states of a host, in their sort order."""
+_RANKS: Final = {"next": 1, "in_flight": 2, "block": 4, "pause": 5}
+"""The state, as its place in `STATES`, that a kind of hold-up leads to; any other: "deferred"."""
+_DEFERRED: Final = 3
+
+
+def clock_holdups(scope: Scope, now: float) -> list[Holdup]:
+    """Return what keeps a host from being asked by its own clock and by those that it shares."""
+    found: list[Holdup] = []
+    if scope.history is None and not scope.in_flight and not scope.shared:  # the common case
+        due = scope.clock_at()
+        return [Holdup("next", scope.name, due)] if now < due < INF else found
     for one in (scope, *scope.shared):
-        views.extend(_clock_views(one, clock, engine.pacing, leases))
-    return tuple(views)
+        history, name = one.history, one.name
+        if now < (due := one.clock_at()) < INF:
+            found.append(Holdup("next", name, due))
+        if one.in_flight:
+            found.append(Holdup("in_flight", name, INF, "an open lease or response holds it"))
+        if history is None:
+            continue
+        budget, used = one.settings.budget, history.usage
+        day_ends = -INF if budget is None or used is None else used.began + DAY
+        if budget and used and now < day_ends and budget.spent(used.pages, used.bytes):
+            source = f"{budget.sentence(used)}; no more until then"
+            found.append(Holdup("budget", name, day_ends, source))
+        if history.blocked_until > now:
+            found.append(Holdup("block", name, history.blocked_until, history.reason))
+        if history.paused:
+            found.append(Holdup("pause", name, INF, "operator"))
+    return found
+
+
+def state_by(found: Iterable[Holdup]) -> HostState:
+    """Return the state of a host by all of its hold-ups."""
+    rank = 0
+    for one in found:
+        if not one.partly:
+            rank = max(rank, _RANKS.get(one.kind, _DEFERRED))
+    return STATES[rank]
+
+
+class HostStatus(NamedTuple):
+    """What `/v1/hosts` says of a host."""
+
+    state: HostState
+    due: float | None
+    """When its hold-ups are over (monotonic); None if there are none, or an event ends one."""
+    clocks: tuple[ClockView, ...]
+    """The result of `why`."""
+
+
+class HostHoldups:
+    """What keeps hosts from being asked: the one list that `why`, refusals, the states of hosts,
+    the pages and the metrics are made from."""
+
+    def __init__(
+        self,
+        memory: ScopeMemory,
+        engine: Engine,
+        clock: Clock,
+        remote: LedgerCalls | None,
+        files: Callable[[str], Iterable[Holdup]],
+    ) -> None:
+        """`files`: see `Scheduler`."""
+        self._memory = memory
+        self._engine = engine
+        self._clock = clock
+        self._remote = remote
+        self._files = files
+
+    def of(self, host: str, scope: Scope | None, now: float) -> list[Holdup]:
+        """Return everything that keeps the host from being asked at the monotonic time `now`.
+        `scope` is that of the host, or None if there is none."""
+        found = [*self._files(host)]
+        if (unkept := self.unkept(host)) is not None:
+            found.append(Holdup("storage", host, INF, unkept))
+        if self._remote is not None:
+            interval = 0.0 if scope is None else scope.interval
+            why, seconds = self._remote.withheld(_names(host, scope), interval)
+            if why:
+                found.append(Holdup("fleet", host, now + seconds, why))
+        return found if scope is None else found + clock_holdups(scope, now)
+
+    def state(self, scope: Scope, now: float) -> HostState:
+        """Return the state of the host with that scope."""
+        return state_by(self.of(scope.name, scope, now))
+
+    def due(self, scope: Scope, now: float) -> float:
+        """Return when the host with that scope may be asked, as far as is known before its open
+        leases end: `now`, or later; inf if an event ends one of its hold-ups."""
+        return _due(self.of(scope.name, scope, now), now)
+
+    def why(self, host: str, *, urls: bool = True) -> tuple[ClockView, ...]:
+        """Return every hold-up and clock of the host with its source; empty if nothing is known.
+
+        `urls`: name the URL of the oldest open lease, unless there are too many to look for it.
+        """
+        return self.status(host, urls=urls).clocks
+
+    def status(self, host: str, *, urls: bool = False) -> HostStatus:
+        """Return state and clocks of the host. `urls` is that of `why`."""
+        clock, engine = self._clock, self._engine
+        scope, now, wall = self._memory.find(host), clock.monotonic(), clock.wall()
+        found = self.of(host, scope, now)
+        of_gate = (one for one in found if one.kind in _OF_GATE and not one.partly)
+        last, due = max(of_gate, key=_end, default=None), _due(found, now)
+        views = []
+        for one in found:
+            if one.kind in _OF_GATE:
+                until = None if one.until == INF else utc(wall + one.until - now)
+                left = None if until is None else one.until - now
+                views.append(ClockView(one.scope, one.kind, one.source, left, until, one is last))
+        leases = engine.leases if urls and len(engine.leases) <= _MAX_SEARCHED else ()
+        for each in () if scope is None else (scope, *scope.shared):
+            held = {one.kind: one for one in found if one.scope == each.name}
+            views.extend(_clock_views(each, held, clock, engine.pacing, leases))
+        return HostStatus(state_by(found), due if now < due < INF else None, tuple(views))
+
+    def held(self, host: str) -> tuple[float, str] | None:
+        """Return for how many seconds a block of the host, or of a scope that it shares, allows
+        no lease, and why; None if nothing does. (inf, "paused"): until the operator resumes it.
+        """
+        if (scope := self._memory.find(host)) is None:
+            return None
+        found = clock_holdups(scope, now := self._clock.monotonic())
+        if any(one.kind == "pause" for one in found):
+            return INF, "paused"
+        blocks = [(one.until - now, one.source) for one in found if one.kind == "block"]
+        return max(blocks, key=itemgetter(0), default=None)
+
+    def late(self, host: str) -> tuple[float, str]:
+        """Return the least time in seconds until the host's next turn, not above 0 if it may be
+        now, and the end of an error message about that."""
+        scope, now = self._memory.find(host), self._clock.monotonic()
+        found = [one for one in self.of(host, scope, now) if not one.partly]
+        last = max((one for one in found if one.until < INF), key=_end, default=None)
+        left = 0.0 if last is None else last.until - now
+        if any(one.kind == "pause" for one in found):
+            return left, "; the operator paused it"
+        endless = [one.source for one in found if one.until == INF and one.kind in _OF_GATE]
+        if last is not None and not endless:
+            why = f" ({last.source})" if last.source else ""
+            return left, f"; the next turn is due in {number(left)} s{why}"
+        why = endless[0] if endless else found[0].source if found else ""
+        return left, f"; {why}" if why else ""
+
+    def served_elsewhere(self, host: str) -> LedgerLost | None:
+        """Return the error for a lease of a host that another member of the fleet serves while the
+        store is lost. None if this one does."""
+        if self._remote is None:
+            return None
+        return self._remote.served_elsewhere(_names(host, self._memory.scopes.get(host)))
+
+    def budget_spent(self, host: str) -> BudgetSpent | None:
+        """Return why the host gets no lease for a page today, as far as this process knows."""
+        return self._memory.budget_spent(host) if self._engine.budgeted else None
+
+    @property
+    def unavailable(self) -> str:
+        """Why the fleet's ledger grants nothing at the moment; empty if it does, or without one."""
+        return "" if self._remote is None else self._remote.unavailable
+
+    def refuse_unknown(self, host: str) -> None:
+        """Raise StorageError while no clock can be stored: a host with an unknown interval must not
+        be asked for its robots.txt then, since the response would start a clock.
+        """
+        promises = self._memory.promises
+        if promises is not None and promises.exhausted:
+            raise StorageError(f"the clock of {host} could not be kept: {promises.failing}")
+
+    def unkept(self, host: str) -> str | None:
+        """Return why no lease of the host can be granted because its clock could not be stored;
+        None if it could, as far as is known before the grant itself.
+        """
+        promises = self._memory.promises
+        if promises is None or (why := promises.failing) is None:
+            return None
+        if not promises.marked:
+            return why
+        scope = self._memory.scopes.get(host)
+        if scope is None:
+            return None
+        return why if any(map(self._memory.must_keep, (scope, *scope.shared))) else None
+
+    def count(self) -> Counter[str]:
+        """Count the scopes that are paused, blocked or deferred, and of the others those that are
+        "waiting" (they have waiters) or "idle". It reads every scope and changes nothing, so it may
+        be called from another thread."""
+        now, counts = self._clock.monotonic(), Counter[str]()
+        for scope in list(self._memory.scopes.values()):
+            state: str = self.state(scope, now)
+            if state not in ("deferred", "blocked", "paused"):
+                state = "idle" if scope.queue is None else "waiting"
+            counts[state] += 1
+        return counts
+
+
+def _names(host: str, scope: Scope | None) -> tuple[str, ...]:
+    return (host,) if scope is None else (host, *(one.name for one in scope.shared))
+
+
+def _due(found: Iterable[Holdup], now: float) -> float:
+    whole = (one for one in found if not one.partly and one.kind != "in_flight")
+    return max((one.until for one in whole), default=now)
+
+
+def _end(holdup: Holdup) -> float:
+    return holdup.until
 
 
 def _clock_views(
-    scope: Scope, clock: Clock, pacing: PacingConfig, leases: Iterable[Grant]
+    scope: Scope,
+    held: dict[str, Holdup],
+    clock: Clock,
+    pacing: PacingConfig,
+    leases: Iterable[Grant],
 ) -> list[ClockView]:
+    """Return the clocks of one scope. `held`: its hold-ups by kind."""
     now, wall = clock.monotonic(), clock.wall()
     views: list[ClockView] = []
     found, history = None if scope.derived is UNDERIVED else scope.derived, scope.history
@@ -369,19 +595,18 @@ def _clock_views(
         history.describe_back_off(now, wall, pacing) if history is not None else ""
     ) or REFUSED
 
-    due = scope.clock_at()
-    if now < due < INF:
-        why = found.source if found is not None else "clock of an earlier run"
+    if (following := held.get("next")) is not None:
+        why, left = found.source if found is not None else _EARLIER, following.until - now
         why = refused if why == REFUSED else why
         if found is None and scope.settings.default_source.endswith(" interval"):
             why = f"{scope.settings.default_source} {scope.interval:g} s"
-        views.append(ClockView(scope.name, "next", why, due - now, utc(wall + due - now)))
+        views.append(ClockView(scope.name, "next", why, left, utc(wall + left)))
     if found is not None:
         views.extend(_interval_views(scope, found, refused))
         if history is not None and history.back_off is not None:
             drawn = utc(wall + history.back_off.refused_at - now)
             views = [replace(v, since=drawn) if v.source == refused else v for v in views]
-    if scope.in_flight:
+    if "in_flight" in held:
         waits = f", {scope.unheaded} before the head of the response" if scope.unheaded else ""
         its = [one for one in leases if one.scope is scope or scope in one.others]
         for grant in sorted(its, key=lambda one: one.start_at)[:1]:
@@ -391,23 +616,23 @@ def _clock_views(
     if history is not None:
         budget, used = scope.settings.budget, history.usage
         if budget is not None and used is not None and (left := used.began + DAY - now) > 0:
-            spent = budget.spent(used.pages, used.bytes)
-            text = f"{budget.sentence(used)}{'; no more until then' if spent else ''}"
-            until = utc(wall + left) if spent else None  # No lease waits for it before that.
+            spent = held.get("budget")
+            text = budget.sentence(used) if spent is None else spent.source
+            until = None if spent is None else utc(wall + left)  # No lease waits for it before.
             views.append(ClockView(scope.name, "budget", text, left, until))
-        views.extend(_history_views(scope.name, history, now, wall))
+        views.extend(_history_views(scope.name, history, held, now, wall))
     return views
 
 
 def _history_views(
-    name: str, history: ScopeHistory, now: float, wall: float
+    name: str, history: ScopeHistory, held: dict[str, Holdup], now: float, wall: float
 ) -> Iterator[ClockView]:
     failed_at = utc(wall + history.failed_at - now) if history.failures else None
-    if (left := history.blocked_until - now) > 0:
-        drawn = failed_at if _ANSWER.match(history.reason) else None
-        yield ClockView(name, "block", history.reason, left, utc(wall + left), since=drawn)
-    if history.paused:
-        yield ClockView(name, "pause", "operator")
+    if (block := held.get("block")) is not None:
+        drawn, left = failed_at if _ANSWER.match(block.source) else None, block.until - now
+        yield ClockView(name, "block", block.source, left, utc(wall + left), since=drawn)
+    if "pause" in held:
+        yield ClockView(name, "pause", held["pause"].source)
     if failed_at is not None:
         one = history.failures == 1
         often = "blocked" if one else f"{history.failures} blocks in a row, the last"
@@ -494,35 +719,3 @@ def take_robots(
         engine.counters.robots += 1
         engine.release_unproven(grant, grant.start_at)
     return grant
-
-
-def state_of(scope: Scope, now: float) -> str:
-    """Return "paused", "blocked", "waiting" (the scope has waiters) or "idle"."""
-    history = scope.history
-    if history is not None and history.paused:
-        return "paused"
-    if history is not None and history.blocked_until > now:
-        return "blocked"
-    return "idle" if scope.queue is None else "waiting"
-
-
-def late(scope: Scope | None, now: float, unavailable: str) -> tuple[float, str]:
-    """Return the least time in seconds until the scope's next turn, and the end of an error message
-    about it. `scope` is None for a host that is not in memory. `unavailable`: why the fleet's
-    ledger grants nothing at the moment; empty if it does.
-    """
-    if scope is None:
-        return 0.0, f"; {unavailable}" if unavailable else ""
-    scopes = (scope, *scope.shared)
-    latest = max(scopes, key=Scope.promised_at)
-    due, history = latest.promised_at(), latest.history
-    if any(one.history is not None and one.history.paused for one in scopes):
-        return due - now, "; the operator paused it"
-    if due > now:
-        blocked = history is not None and history.blocked_until == due
-        why = f" ({history.reason})" if history is not None and blocked and history.reason else ""
-        return due - now, f"; the next turn is due in {number(due - now)} s{why}"
-    why = unavailable
-    if not why and any(one.in_flight for one in scopes):
-        why = "an open lease or response holds it"
-    return due - now, f"; {why}" if why else ""

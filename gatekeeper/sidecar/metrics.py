@@ -230,7 +230,7 @@ class Metrics(Collector):
         }
 
 
-_HOST_STATES = ("idle", "waiting", "blocked", "paused")
+_HOST_STATES = ("idle", "waiting", "deferred", "blocked", "paused")
 _FLEET_STATES = ("connected", "lost", "recovering")
 
 

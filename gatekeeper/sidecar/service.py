@@ -224,7 +224,7 @@ class Service:
         """Return the text that Prometheus scrapes."""
         await self.settle()
         # In a thread, since this iterates over every host, and there may be a million.
-        self._hosts_by_state = await asyncio.to_thread(self.internals.host_states)
+        self._hosts_by_state = await asyncio.to_thread(self.internals.holdups.count)
         return self.metrics.render()
 
     @property
@@ -485,12 +485,16 @@ class Service:
     def refusal(self, error: Denied) -> Problem:
         """Return 403 for a denial. For a deferral return 429 with Retry-After.
 
-        It is a 503 instead if our own disk or the store of the fleet is the reason.
+        It is a 503 instead if our own disk is the reason, or the store of a fleet that does not
+        divide the hosts among its members.
         """
         decision = error.decision
         if not isinstance(error, Deferred):
             return Problem(403, "denied", decision.explain(), decision=decision)
-        internal = decision.reason in (Reason.STORAGE, Reason.FLEET)
+        internal = decision.reason is Reason.STORAGE
+        if decision.reason is Reason.FLEET:
+            fleet = self.gate.stats().fleet
+            internal = fleet is None or not fleet.dividing  # else another member serves this host
         status, kind = (503, str(decision.reason)) if internal else (429, "deferred")
         wait = self.seconds_until(decision.retry_at)
         return Problem(status, kind, decision.explain(), wait=wait, decision=decision)

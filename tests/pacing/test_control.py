@@ -8,7 +8,7 @@ import pytest
 
 from gatekeeper.errors import ConfigError, LeaseTimeout
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.waiting import late
+from gatekeeper.pacing.scopes import INF
 from gatekeeper.robots.timing import RobotsInterval
 from tests.pacing_support import hosts_of
 
@@ -91,8 +91,14 @@ async def test_a_block_until_no_moment_is_refused(scheduler: Scheduler) -> None:
 async def test_a_fleet_that_tells_what_it_knows_is_named_where_nothing_else_holds_a_host_up(
     scheduler: Scheduler,
 ) -> None:
-    scope, now = scheduler._memory.host(A), scheduler._clock.monotonic()
-    assert late(scope, now, "the fleet's store is away")[1] == "; the fleet's store is away"
-    assert late(scope, now, "")[1] == ""
+    scheduler._memory.host(A)
+    assert scheduler.holdups.late(A) == (0.0, "")
+
+    class Away:
+        def withheld(self, scopes: tuple[str, ...], interval: float) -> tuple[str, float]:
+            return "the fleet's store is away", INF
+
+    scheduler.holdups._remote = Away()  # type: ignore[assignment]
+    assert scheduler.holdups.late(A) == (0.0, "; the fleet's store is away")
     scheduler.pause(A)
-    assert late(scope, now, "the fleet's store is away")[1] == "; the operator paused it"
+    assert scheduler.holdups.late(A) == (0.0, "; the operator paused it")

@@ -17,8 +17,14 @@ from hypothesis import strategies as st
 from gatekeeper.clock import VirtualClock
 from gatekeeper.pacing.rules import SHARED_PREFIXES, ScopeSettings
 from gatekeeper.pacing.scopes import Scope
-from gatekeeper.sidecar.pages.host_index import DEEPEST, HostIndex, HostOrder, SortedNames, state_of
+from gatekeeper.pacing.waiting import HostState, clock_holdups, state_by
+from gatekeeper.sidecar.pages.host_index import DEEPEST, HostIndex, HostOrder, SortedNames
 from tests.internet import FakeInternet
+
+
+def state_of(scope: Scope, now: float) -> HostState:
+    return state_by(clock_holdups(scope, now))
+
 
 NEXT = HostOrder("next", lambda scope, now: max(0.0, scope.promised_at() - now))
 
@@ -62,7 +68,7 @@ async def index_of(count: int, clock: VirtualClock) -> AsyncIterator[tuple[Any, 
         scope = scopes[f"h{n:07d}.test"] = Scope(f"h{n:07d}.test", plain)
         scope.basis, scope.interval = -100.0, 1.0
     scopes["group:x"] = Scope("group:x", plain)
-    index = HostIndex(scopes, changes, clock, shared=SHARED_PREFIXES)
+    index = HostIndex(scopes, changes, clock, state_of, shared=SHARED_PREFIXES)
     try:
         yield index, scopes, changes
     finally:
@@ -88,7 +94,8 @@ async def test_pages_by_state_name_and_key() -> None:
             "h0000000.test",
         ]
         counts, complete = await index.states()
-        assert (counts, complete) == ({"waiting": 1, "busy": 1, "blocked": 1, "paused": 1}, True)
+        expected = {"waiting": 1, "busy": 1, "deferred": 0, "blocked": 1, "paused": 1}
+        assert (counts, complete) == (expected, True)
         with pytest.raises(ValueError, match="narrow the filter"):
             await index.page(order=NEXT, first=DEEPEST)
 

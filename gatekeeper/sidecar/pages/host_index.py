@@ -18,7 +18,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gatekeeper.clock import Clock
-from gatekeeper.wire import HostState
+from gatekeeper.pacing.waiting import STATES, HostState
 
 if TYPE_CHECKING:
     from gatekeeper.pacing.scopes import Scope
@@ -192,7 +192,7 @@ class HostIndex:
 
     `scopes` are the scheduler's scopes, which are only read here. `changes` is the list to which
     the scheduler adds scopes that came or went; the index empties it. `shared` are prefixes of the
-    names of scopes that are not hosts.
+    names of scopes that are not hosts. `state_of` returns the state of a host at a monotonic time.
     """
 
     def __init__(
@@ -200,10 +200,16 @@ class HostIndex:
         scopes: Mapping[str, Scope],
         changes: list[Scope],
         clock: Clock,
+        state_of: Callable[[Scope, float], HostState],
         *,
         shared: tuple[str, ...],
     ) -> None:
         self._scopes = scopes
+        self._state_of = state_of
+        self.by_state: HostOrder = HostOrder(
+            "state", lambda scope, now: STATES.index(state_of(scope, now))
+        )
+        """The order by state."""
         self._changes = changes
         self._clock = clock
         self._shared = shared
@@ -302,8 +308,8 @@ class HostIndex:
     ) -> HostPage:
         """Return the names of `count` hosts from the position `first` on.
 
-        `q` is a substring of the name, `state` a result of `state_of`, or "any"; with `order` None
-        the hosts are sorted by name. Raises ValueError for a page beyond `DEEPEST`, except for the
+        `q` is a substring of the name, `state` one of `STATES`, or "any"; with `order` None the
+        hosts are sorted by name. Raises ValueError for a page beyond `DEEPEST`, except for the
         unfiltered list by name.
         """
         self.follow()
@@ -326,9 +332,9 @@ class HostIndex:
     async def states(self) -> tuple[dict[str, int], bool]:
         """Return the number of hosts in each state but "free", and whether all were scanned."""
         self.follow()
-        scan = self._ranked("", _HELD_UP, _BY_STATE, descending=False)
+        scan = self._ranked("", _HELD_UP, self.by_state, descending=False)
         await self._wait_for(scan)
-        counts = {state: scan.keys[float(n)] for n, state in enumerate(STATES) if state != "free"}
+        counts: dict[str, int] = {s: scan.keys[float(n)] for n, s in enumerate(STATES) if n}
         return counts, scan.complete and scan.up_to_date and not self.pending
 
     async def _wait_for(self, scan: _Scan) -> None:
@@ -343,7 +349,6 @@ class HostIndex:
         """Return the scan of the hosts that pass the filter, in runs sorted by the key."""
         key = None if order is None else order.key
         sign = -1.0 if descending else 1.0
-        held_up = state not in ("any", "free")
         every = state in ("any", _HELD_UP)
 
         def keyed(part: list[Scope], now: float) -> Iterator[tuple[float, str]]:
@@ -351,15 +356,13 @@ class HostIndex:
                 name = scope.name
                 if q and q not in name:
                     continue
-                if every or state_of(scope, now) == state:
+                if every or self._state_of(scope, now) == state:
                     yield 0.0 if key is None else sign * key(scope, now), name
 
         def slices() -> Iterator[_Run]:
             now = self._clock.monotonic()
             for part in self._slices():
-                yield list(
-                    keyed([one for one in part if _active(one, now)] if held_up else part, now)
-                )
+                yield list(keyed(part, now))
 
         name = "" if order is None else order.name
         return self._scan(("ranked", q, state, name, descending), slices)
@@ -415,37 +418,4 @@ def _merge_page(scan: _Scan, first: int, count: int, *, flip: bool = False) -> l
     return [name for _, name in islice(merge(*runs, reverse=flip), first, first + count)]
 
 
-def _active(scope: Scope, now: float) -> bool:
-    """Return True if the host may be in another state than "free"."""
-    return (
-        scope.queue is not None
-        or scope.in_flight > 0
-        or scope.history is not None
-        or scope.clock_at() > now
-        or bool(scope.shared)
-    )
-
-
-STATES: Final = ("free", "waiting", "busy", "blocked", "paused")
-"""The states of a host, in their sort order."""
 _HELD_UP: Final = "held up"
-
-
-def state_of(scope: Scope, now: float) -> HostState:
-    """Return the state of a host: "paused", "blocked", "busy", "waiting" (not due), or "free"."""
-    if scope.history is None and not scope.shared:  # the common case
-        if scope.in_flight:
-            return "busy"
-        return "waiting" if scope.clock_at() > now else "free"
-    everything = (scope, *scope.shared)
-    histories = [one.history for one in everything if one.history is not None]
-    if any(one.paused for one in histories):
-        return "paused"
-    if any(one.blocked_until > now for one in histories):
-        return "blocked"
-    if any(one.in_flight for one in everything):
-        return "busy"
-    return "waiting" if any(one.clock_at() > now for one in everything) else "free"
-
-
-_BY_STATE: Final = HostOrder("state", lambda scope, now: STATES.index(state_of(scope, now)))

@@ -14,15 +14,15 @@ from gatekeeper.clock import UtcTime, utc
 from gatekeeper.fetching.records import Moment
 from gatekeeper.pacing.rules import SHARED_PREFIXES
 from gatekeeper.pacing.scopes import INF
-from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.sidecar.pages.feeds import DecisionFeed, Series, retrievals
-from gatekeeper.sidecar.pages.host_index import STATES, HostIndex, HostOrder, state_of
-from gatekeeper.wire import HostBody, HostState
+from gatekeeper.sidecar.pages.host_index import HostIndex, HostOrder
+from gatekeeper.wire import HostBody
 
 if TYPE_CHECKING:
     from gatekeeper.clock import Clock
     from gatekeeper.fetching.records import Record
     from gatekeeper.pacing.scopes import Scope
+    from gatekeeper.pacing.waiting import HostHoldups
     from gatekeeper.sidecar.leases import ClientLease
     from gatekeeper.sidecar.service import Service
     from gatekeeper.sidecar.waiting import LeaseWaiter
@@ -153,10 +153,16 @@ class OperatorState:
         """The index of the hosts in memory."""
         if self._hosts is None:
             scopes, changes = self._service.internals.watch_hosts()
-            self._hosts = HostIndex(scopes, changes, self.clock, shared=SHARED_PREFIXES)
+            state_of = self.holdups.state
+            self._hosts = HostIndex(scopes, changes, self.clock, state_of, shared=SHARED_PREFIXES)
         return self._hosts
 
     # --- hosts --------------------------------------------------------------------------
+
+    @property
+    def holdups(self) -> HostHoldups:
+        """What keeps each host from being asked."""
+        return self._service.internals.holdups
 
     def scope(self, host: str) -> Scope | None:
         """Return the scope of a host, or None if it is not in memory."""
@@ -176,6 +182,10 @@ class OperatorState:
         if name == "status":
             last = self.feed.last_status
             return HostOrder(name, lambda scope, _now: (last(scope.name) or (0, 0.0))[0])
+        if name == "state":
+            return self.hosts.by_state
+        if name == "next":
+            return HostOrder(name, lambda scope, now: self.holdups.due(scope, now) - now)
         return HostOrder(name, _KEYS[name])
 
     def waiting_by_host(self) -> Counter[str]:
@@ -254,13 +264,9 @@ class OperatorState:
         scope = self.scope(host)
         if scope is None:
             return None
-        scopes = (scope, *scope.shared)
-        if any(one.history is not None and one.history.paused for one in scopes):
+        if (due := self.holdups.due(scope, now)) == INF:
             return None
-        due = max(now, *(one.promised_at() for one in scopes))
-        if due == INF:
-            return None
-        interval = max(one.interval for one in scopes)
+        interval = max(one.interval for one in (scope, *scope.shared))
         return utc(wall + due - now + (place - 1) * interval)
 
     # --- the overview -------------------------------------------------------------------
@@ -313,39 +319,29 @@ _NEARLY_OVER: Final = 0.1
 _MAX_ENCODED: Final = 1024
 
 
-def _seconds_left(scope: Scope, now: float) -> float:
-    """Return the seconds until the clocks and blocks of a host are over; 0 if they are."""
-    due = max(one.promised_at() for one in (scope, *scope.shared))
-    return max(0.0, due - now)
-
-
-_KEYS: Final = {
-    "next": _seconds_left,
+_KEYS: Final[dict[str, Callable[[Scope, float], float]]] = {
     "interval": lambda scope, _now: scope.interval,
     "in_flight": lambda scope, _now: scope.in_flight,
-    "state": lambda scope, now: STATES.index(state_of(scope, now)),
 }
 
 
-def host_body(
-    state: OperatorState, host: str, clocks: tuple[ClockView, ...], *, waiting: int
-) -> HostBody:
-    """Return the description of one host; `clocks` are the result of `Gatekeeper.why`."""
+def host_body(state: OperatorState, host: str, *, waiting: int) -> HostBody:
+    """Return the description of one host."""
     clock = state.clock
-    wall = clock.wall()
-    kinds = {one.kind for one in clocks}
-    due_times = [c.until for c in clocks if c.until is not None and c.until.timestamp() > wall]
+    now, wall = clock.monotonic(), clock.wall()
+    status = state.holdups.status(host)
+    clocks, due = status.clocks, status.due
     deciding = [c for c in clocks if c.kind == "interval" and c.decides and c.seconds is not None]
     longest = max(deciding, key=lambda one: one.seconds or 0.0, default=None)
     scope, record = state.scope(host), state.record(host)
     standing = None
     if record is not None:
-        standing = record.standing(Moment(clock.monotonic(), wall))
+        standing = record.standing(Moment(now, wall))
     last, counts = state.feed.last_status(host), state.feed.counts(host)
     return HostBody(
         host=host,
-        state=_state(kinds, waits=bool(due_times)),
-        next_at=max(due_times) if due_times else None,
+        state=status.state,
+        next_at=None if due is None else utc(wall + due - now),
         interval=longest.seconds if longest is not None else None,
         clocks=clocks,
         interval_source=longest.source if longest is not None else None,
@@ -361,13 +357,3 @@ def host_body(
         denied=counts.deny,
         deferred=counts.defer,
     )
-
-
-def _state(kinds: set[str], *, waits: bool) -> HostState:
-    if "pause" in kinds:
-        return "paused"
-    if "block" in kinds:
-        return "blocked"
-    if "in_flight" in kinds:
-        return "busy"
-    return "waiting" if waits else "free"

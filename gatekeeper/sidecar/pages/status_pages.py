@@ -13,8 +13,8 @@ import msgspec
 
 from gatekeeper.clock import utc
 from gatekeeper.fetching.records import Moment
+from gatekeeper.pacing.waiting import STATES
 from gatekeeper.sidecar.pages.feeds import NAMES
-from gatekeeper.sidecar.pages.host_index import STATES
 from gatekeeper.sidecar.pages.html import (
     Child,
     Html,
@@ -48,6 +48,7 @@ _BADGES: Final = {
     "free": "idle",
     "waiting": "ok",
     "busy": "ok",
+    "deferred": "bad",
     "blocked": "bad",
     "paused": "warn",
     "parsed": "ok",
@@ -174,7 +175,7 @@ def _cards(seen: Overview) -> Iterator[Html]:
         "Hosts",
         number(seen.hosts),
         f"{number(states['blocked'])} blocked, {number(states['paused'])} paused, "
-        f"{number(states['busy'])} busy{more}",
+        f"{number(states['deferred'])} deferred, {number(states['busy'])} busy{more}",
         "hosts",
     )
     share = "-" if seen.cache_share is None else f"{100 * seen.cache_share:.1f} %"

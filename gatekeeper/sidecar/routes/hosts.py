@@ -13,6 +13,7 @@ from gatekeeper.clock import utc
 from gatekeeper.config import host_named
 from gatekeeper.errors import LeaseTimeout
 from gatekeeper.pacing.ledger import ScopeView
+from gatekeeper.pacing.waiting import HostState
 from gatekeeper.sidecar.exchange import (
     CRAWL_OR_ADMIN,
     Call,
@@ -26,7 +27,7 @@ from gatekeeper.sidecar.exchange import (
     read_query,
 )
 from gatekeeper.sidecar.pages.state import host_body
-from gatekeeper.wire import BlockBody, FleetHold, FleetScope, HostBody, HostState, RefreshBody
+from gatekeeper.wire import BlockBody, FleetHold, FleetScope, HostBody, RefreshBody
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
@@ -99,12 +100,8 @@ async def host_list(service: Service, query: HostQuery) -> HostList:
     except ValueError as error:
         raise Problem(400, "bad-request", f"query: {error} - at `$.page`") from None
     waiting = state.waiting_by_host()
-    hosts = []
-    for host in found.hosts:
-        clocks = service.internals.why(host)
-        hosts.append(host_body(state, host, clocks, waiting=waiting[host]))
     return HostList(
-        hosts=hosts,
+        hosts=[host_body(state, host, waiting=waiting[host]) for host in found.hosts],
         total=found.total,
         page=query.page,
         pages=query.pages(found.total),
@@ -181,13 +178,13 @@ def _host_in_path(call: Call) -> str:
 
 async def host_of(service: Service, host: str) -> HostBody:
     """Describe one host, including what the fleet's store knows. Raises ConfigError."""
-    state, clocks = service.operators, service.internals.why(host)
-    body = host_body(state, host, clocks, waiting=state.waiting_by_host()[host])
+    state = service.operators
+    body = host_body(state, host, waiting=state.waiting_by_host()[host])
     wall = service.clock.wall()
     found = tuple(fleet_scope(view, wall) for view in await service.internals.look(host))
     if not found:
         return body
-    state_now = body.state
+    state_now: HostState = body.state
     if any(one.paused for one in found):
         state_now = "paused"
     elif any(one.blocked_until for one in found) and state_now != "paused":
