@@ -312,6 +312,9 @@ class Denied(GatekeeperError, aiohttp.ClientError):
     def __str__(self) -> str:
         return self.decision.explain()
 
+    def __repr__(self) -> str:  # a log shows one line, not every field of the decision
+        return f"{type(self).__name__}({str(self)!r})"
+
 
 class Deferred(Denied):
     """This request may not be sent now; ask again at `retry_at` (an aware UTC datetime)."""

@@ -23,7 +23,7 @@ from gatekeeper import urls
 from gatekeeper.clock import OwnedTasks
 from gatekeeper.deadlock import TurnWait, WaitGraph
 from gatekeeper.decision import Decision, Verdict
-from gatekeeper.errors import AsyncOnly, Denied, GateClosed, LeaseTimeout, StorageError
+from gatekeeper.errors import AsyncOnly, Deferred, Denied, GateClosed, LeaseTimeout, StorageError
 from gatekeeper.gate import Gatekeeper, internals
 from gatekeeper.middleware import inherited
 from gatekeeper.origin_queues import (
@@ -712,9 +712,9 @@ class QueueWaits:
             queued.backlog.put_back(entry)
             if overtaken:
                 self.place(queued)
+            elif isinstance(error, Deferred):
+                self.defer(queued, error.decision)
             else:  # The next `get` meets the same obstacle.
-                _log.debug("no turn for %s by waiting for it: %r", queued.origin, error)
-                queued.turns_by_waiting = 0
                 self.back_off(queued)
 
     def _hold(self, queued: OriginQueue, entry: Entry, lease: QueueLease) -> None:
@@ -792,8 +792,8 @@ class QueueWaits:
             self._on_deferred(decision)
 
     def back_off(self, queued: OriginQueue, least: float = 0.0) -> None:
-        """Let an origin that was tried in vain pause, longer each time in a row, `least` seconds at
-        least."""
+        """Let an origin that was tried in vain pause, `least` seconds or more, longer each time."""
+        queued.turns_by_waiting = 0
         pause = min(LAST_PAUSE, FIRST_PAUSE * 2 ** min(queued.setbacks, _DOUBLINGS))
         if least < LAST_PAUSE:
             queued.setbacks += 1

@@ -193,6 +193,8 @@ class HostBody(msgspec.Struct, frozen=True, kw_only=True):
     clocks: tuple[ClockView, ...]
     interval_source: str | None = None
     """Where the interval comes from."""
+    why: str | None = None
+    """What keeps the host in its state, as a line for people; None if it is free."""
     in_flight: int = 0
     """Requests that were begun and have not ended."""
     waiting: int = 0

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _MAX_HOSTS = 20
 _STALE = "no answer; the display is out of date"
-_COLUMNS = {"host": 0, "state": 0, "robots.txt": 100, "interval": 60, "source": 120}
+_COLUMNS = {"host": 0, "state": 0, "why": 90, "robots.txt": 100, "interval": 60, "source": 120}
 _COUNTS = {"in flight": 60, "waiting": 0, "allowed": 80, "denied": 80}
 _COLUMNS |= _COUNTS
 """Columns about hosts, each with the width of the narrowest terminal that shows it."""
@@ -124,19 +124,20 @@ def render(state: dict[str, Any], width: int = 120) -> Group:
     )
     numbers.add_row(
         f"hosts  {one['hosts']}: {states['blocked']} blocked, {states['paused']} paused, "
-        f"{states['busy']} busy",
+        f"{states.get('deferred', 0)} deferred, {states['busy']} busy",
         "settings  " + ("in force" if one["reload"]["ok"] else "the last reload failed"),
     )
     hosts = Table(expand=True, box=None, header_style="bold")
     shown = [name for name, least_width in _COLUMNS.items() if width >= least_width]
     for name in shown:  # a long host takes more lines, and no width from the other columns
-        hosts.add_column(name, overflow="fold", no_wrap=name not in ("host", "source"))
+        hosts.add_column(name, overflow="fold", no_wrap=name not in ("host", "source", "why"))
         if name in _COUNTS:
             hosts.columns[-1].justify = "right"
     for host in state["hosts"]["hosts"]:
         interval = "-" if host["interval"] is None else f"{host['interval']:g} s"
         texts = host | {"robots.txt": host["robots"] or "-", "interval": interval}
         texts |= {"source": host["interval_source"] or "-", "in flight": host["in_flight"]}
+        texts["why"] = host.get("why") or "-"
         hosts.add_row(*(Text(_plain(str(texts[name]))) for name in shown))
     return Group(head, "", numbers, "", hosts)
 

@@ -42,7 +42,7 @@ from gatekeeper.gate.decision_cache import (
 from gatekeeper.http_fields import utc
 from gatekeeper.pacing.rules import BudgetSpent, HostRules
 from gatekeeper.pacing.scopes import NO_RATE, UNKNOWN
-from gatekeeper.pacing.waiting import Holdup
+from gatekeeper.pacing.waiting import HostHoldup
 from gatekeeper.robots import Match, Policy, RobotsTxt, Rule, product_token
 from gatekeeper.robots.compiled import ROBOTS_FILE
 from gatekeeper.robots.flat import NO_RULE, FlatRules
@@ -483,14 +483,14 @@ class Decider:
 
     def file_holdups(
         self, host: str, look: Callable[[str], Record | None], clock: TwoClocks
-    ) -> list[Holdup]:
+    ) -> list[HostHoldup]:
         """Return which files defer every URL of an origin of the host at the time of `clock`, to
         the gate's own agent. `look` returns the record of an origin. It changes nothing, so it may
         be called in another thread."""
         if (noted := self._noted.get(host)) is None:
             return []
         now, wall, answers = clock.monotonic(), clock.wall(), False
-        found: list[Holdup] = []
+        found: list[HostHoldup] = []
         for origin in dict.fromkeys((*_usual_origins(host), *tuple(noted))):
             record = look(origin)
             if record is None or not record.usable(now):
@@ -504,7 +504,7 @@ class Decider:
                 more = "" if outside or standing.status is None else f" ({standing.status})"
                 until = now + ruling.retry_at.timestamp() - wall
                 kind = "visit-time" if outside else "file"
-                found.append(Holdup(kind, origin, until, f"{ruling.reason}{more}"))
+                found.append(HostHoldup(kind, origin, until, f"{ruling.reason}{more}"))
         return [one._replace(partly=True) for one in found] if answers else found
 
     # --- the cache ----------------------------------------------------------------------

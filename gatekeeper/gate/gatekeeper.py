@@ -45,7 +45,7 @@ from gatekeeper.identity import Signer
 from gatekeeper.middleware import DeadlineMiddleware, gate_middleware_with
 from gatekeeper.pacing.ledger import Ledger
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.waiting import ClockView, Holdup
+from gatekeeper.pacing.waiting import ClockView, HostHoldup
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.robots.longest import QuickAnswer
 from gatekeeper.robots.parser import token_warning
@@ -557,7 +557,7 @@ class Gatekeeper:
         if self._opened is not None:
             self._opened.leases.uplink.unreached(lease, error)
 
-    def _file_holdups(self, host: str) -> Iterable[Holdup]:
+    def _file_holdups(self, host: str) -> Iterable[HostHoldup]:
         opened = self._opened
         if opened is None:
             return ()

@@ -21,6 +21,7 @@ from gatekeeper.fetching.directory import OnRetrieval
 from gatekeeper.fetching.guard_policy import Guard
 from gatekeeper.fetching.outcomes import OutcomeRow
 from gatekeeper.fetching.records import LARGE, Moment, Record
+from gatekeeper.gate.decider import TurnError
 from gatekeeper.gate.decision_cache import DecisionBatch, WrittenDecision
 from gatekeeper.gate.gatekeeper import GateFollower, Gatekeeper
 from gatekeeper.gate.leases import Lease
@@ -128,8 +129,10 @@ class GateInternals:
         moment = self._gate._open.questions.moment()
         return self._decider.unknown(url, urls.parse(url), self._token(user_agent), moment)
 
-    def unkept(self, url: str, target: Target, user_agent: str | None, why: str) -> Decision:
-        """Return DEFER: the clock of the turn can't be written to the state file, because `why`."""
+    def no_turn(
+        self, url: str, target: Target, user_agent: str | None, why: str | TurnError
+    ) -> Decision:
+        """Return DEFER, as the host grants no turn; see `Decider.no_turn`."""
         return self._gate._open.questions.no_turn(url, target, user_agent, why)
 
     def what_if(

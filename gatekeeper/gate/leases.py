@@ -602,9 +602,8 @@ class LeaseManager:
             raise LeaseTimeout(target.url, f"{urls.mask(target.url)}: {decision.note}")
         held = decision.reason in _HOST_HELD and self._scheduler.held(target.host) is not None
         if not held and not (decision.reason is Reason.FLEET and self._holdups.unavailable):
-            elsewhere = self._holdups.served_elsewhere(target.host)
-            if decision.reason is Reason.FLEET and elsewhere is not None:
-                raise elsewhere
+            if decision.reason is Reason.FLEET:
+                self._holdups.refuse_unknown(target.host)  # says which member serves the host
             refuse(decision)
         # Otherwise the file waits for the host's block to end or the fleet's store, as this lease.
         if (why := self._holdups.unkept(target.host)) is not None:
@@ -629,6 +628,6 @@ class LeaseManager:
             async with deadline(self.clock, left):
                 return await self.questions.resolve(url, target, agent)
         except TimeoutError:
-            self._holdups.refuse_unknown(target.host)  # raises if the storage is the cause
+            self._holdups.refuse_unknown(target.host)  # raises if our side is the cause
             text = f"its robots.txt was not fetched within {number(left or 0.0)} s"
             raise self._scheduler.timeout_error(target.url, target.host, text) from None

@@ -41,7 +41,7 @@ from gatekeeper.pacing.waiting import (
     CrowdFuture,
     Departures,
     DueWatch,
-    Holdup,
+    HostHoldup,
     HostHoldups,
     Need,
     Refetch,
@@ -116,7 +116,7 @@ class Scheduler:
         rng: random.Random,
         storage: Storage | None = None,
         ledger: Ledger | None = None,
-        files: Callable[[str], Iterable[Holdup]] = lambda _host: (),
+        files: Callable[[str], Iterable[HostHoldup]] = lambda _host: (),
     ) -> None:
         """`files(host)` returns which robots.txt files keep the host from being asked. It may be
         called in another thread, and must not change anything."""

@@ -24,6 +24,7 @@ from gatekeeper.config import PacingConfig
 from gatekeeper.errors import GateClosed, LedgerLost, StorageError
 from gatekeeper.pacing.engine import Engine
 from gatekeeper.pacing.grants import Grant
+from gatekeeper.pacing.ledger import ScopeView
 from gatekeeper.pacing.ledger_calls import LedgerCalls
 from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.queues import PASSED, Counters, Offer, Waiter
@@ -348,7 +349,7 @@ class ClockView(msgspec.Struct, frozen=True):
         return text
 
 
-class Holdup(NamedTuple):
+class HostHoldup(NamedTuple):
     """One thing that keeps a host from being asked now."""
 
     kind: str
@@ -373,39 +374,35 @@ _RANKS: Final = {"next": 1, "in_flight": 2, "block": 4, "pause": 5}
 _DEFERRED: Final = 3
 
 
-def clock_holdups(scope: Scope, now: float) -> list[Holdup]:
+def clock_holdups(scope: Scope, now: float) -> list[HostHoldup]:
     """Return what keeps a host from being asked by its own clock and by those that it shares."""
-    found: list[Holdup] = []
+    found: list[HostHoldup] = []
     if scope.history is None and not scope.in_flight and not scope.shared:  # the common case
         due = scope.clock_at()
-        return [Holdup("next", scope.name, due)] if now < due < INF else found
+        return [HostHoldup("next", scope.name, due)] if now < due < INF else found
     for one in (scope, *scope.shared):
         history, name = one.history, one.name
         if now < (due := one.clock_at()) < INF:
-            found.append(Holdup("next", name, due))
+            found.append(HostHoldup("next", name, due))
         if one.in_flight:
-            found.append(Holdup("in_flight", name, INF, "an open lease or response holds it"))
+            found.append(HostHoldup("in_flight", name, INF, "an open lease or response holds it"))
         if history is None:
             continue
         budget, used = one.settings.budget, history.usage
         day_ends = -INF if budget is None or used is None else used.began + DAY
         if budget and used and now < day_ends and budget.spent(used.pages, used.bytes):
             source = f"{budget.sentence(used)}; no more until then"
-            found.append(Holdup("budget", name, day_ends, source))
+            found.append(HostHoldup("budget", name, day_ends, source))
         if history.blocked_until > now:
-            found.append(Holdup("block", name, history.blocked_until, history.reason))
+            found.append(HostHoldup("block", name, history.blocked_until, history.reason))
         if history.paused:
-            found.append(Holdup("pause", name, INF, "operator"))
+            found.append(HostHoldup("pause", name, INF, "operator"))
     return found
 
 
-def state_by(found: Iterable[Holdup]) -> HostState:
+def state_by(found: Iterable[HostHoldup]) -> HostState:
     """Return the state of a host by all of its hold-ups."""
-    rank = 0
-    for one in found:
-        if not one.partly:
-            rank = max(rank, _RANKS.get(one.kind, _DEFERRED))
-    return STATES[rank]
+    return STATES[max([_RANKS.get(one.kind, _DEFERRED) for one in found if not one.partly] or [0])]
 
 
 class HostStatus(NamedTuple):
@@ -416,6 +413,8 @@ class HostStatus(NamedTuple):
     """When its hold-ups are over (monotonic); None if there are none, or an event ends one."""
     clocks: tuple[ClockView, ...]
     """The result of `why`."""
+    why: str | None
+    """The hold-up that the state shows, as a line for people; None if there is none."""
 
 
 class HostHoldups:
@@ -428,7 +427,7 @@ class HostHoldups:
         engine: Engine,
         clock: Clock,
         remote: LedgerCalls | None,
-        files: Callable[[str], Iterable[Holdup]],
+        files: Callable[[str], Iterable[HostHoldup]],
     ) -> None:
         """`files`: see `Scheduler`."""
         self._memory = memory
@@ -437,17 +436,17 @@ class HostHoldups:
         self._remote = remote
         self._files = files
 
-    def of(self, host: str, scope: Scope | None, now: float) -> list[Holdup]:
+    def of(self, host: str, scope: Scope | None, now: float) -> list[HostHoldup]:
         """Return everything that keeps the host from being asked at the monotonic time `now`.
         `scope` is that of the host, or None if there is none."""
         found = [*self._files(host)]
         if (unkept := self.unkept(host)) is not None:
-            found.append(Holdup("storage", host, INF, unkept))
+            found.append(HostHoldup("storage", host, INF, unkept))
         if self._remote is not None:
             interval = 0.0 if scope is None else scope.interval
             why, seconds = self._remote.withheld(_names(host, scope), interval)
             if why:
-                found.append(Holdup("fleet", host, now + seconds, why))
+                found.append(HostHoldup("fleet", host, now + seconds, why))
         return found if scope is None else found + clock_holdups(scope, now)
 
     def state(self, scope: Scope, now: float) -> HostState:
@@ -466,24 +465,32 @@ class HostHoldups:
         """
         return self.status(host, urls=urls).clocks
 
-    def status(self, host: str, *, urls: bool = False) -> HostStatus:
-        """Return state and clocks of the host. `urls` is that of `why`."""
+    def status(
+        self, host: str, *, urls: bool = False, fleet: Iterable[ScopeView] = ()
+    ) -> HostStatus:
+        """Return state and clocks of the host. `urls` is that of `why`, `fleet` the answer of the
+        fleet's ledger about the host."""
         clock, engine = self._clock, self._engine
         scope, now, wall = self._memory.find(host), clock.monotonic(), clock.wall()
-        found = self.of(host, scope, now)
-        of_gate = (one for one in found if one.kind in _OF_GATE and not one.partly)
-        last, due = max(of_gate, key=_end, default=None), _due(found, now)
+        mine = self.of(host, scope, now)
+        known = {(one.scope, one.kind) for one in mine}
+        others = [one for one in _of_others(fleet, now) if (one.scope, one.kind) not in known]
+        found = [one for one in (*mine, *others) if not one.partly]
+        last = max((one for one in found if one.kind in _OF_GATE), key=_end, default=None)
         views = []
-        for one in found:
-            if one.kind in _OF_GATE:
+        for one in (*mine, *others):
+            if one.kind in _OF_GATE or one in others:
                 until = None if one.until == INF else utc(wall + one.until - now)
                 left = None if until is None else one.until - now
                 views.append(ClockView(one.scope, one.kind, one.source, left, until, one is last))
         leases = engine.leases if urls and len(engine.leases) <= _MAX_SEARCHED else ()
         for each in () if scope is None else (scope, *scope.shared):
-            held = {one.kind: one for one in found if one.scope == each.name}
+            held = {one.kind: one for one in mine if one.scope == each.name}
             views.extend(_clock_views(each, held, clock, engine.pacing, leases))
-        return HostStatus(state_by(found), due if now < due < INF else None, tuple(views))
+        shown, due = max(found, key=_rank, default=None), _due(found, now)
+        why = [str(v) for v in views if shown and (v.scope, v.kind) == (shown.scope, shown.kind)]
+        in_time = due if now < due < INF else None
+        return HostStatus(state_by(found), in_time, tuple(views), why[0] if why else None)
 
     def held(self, host: str) -> tuple[float, str] | None:
         """Return for how many seconds a block of the host, or of a scope that it shares, allows
@@ -530,9 +537,12 @@ class HostHoldups:
         return "" if self._remote is None else self._remote.unavailable
 
     def refuse_unknown(self, host: str) -> None:
-        """Raise StorageError while no clock can be stored: a host with an unknown interval must not
-        be asked for its robots.txt then, since the response would start a clock.
+        """Raise LedgerLost for a host that another member serves, and StorageError while no clock
+        can be stored: a host with an unknown interval must not be asked for its robots.txt then,
+        since the response would start a clock.
         """
+        if (elsewhere := self.served_elsewhere(host)) is not None:
+            raise elsewhere
         promises = self._memory.promises
         if promises is not None and promises.exhausted:
             raise StorageError(f"the clock of {host} could not be kept: {promises.failing}")
@@ -568,18 +578,33 @@ def _names(host: str, scope: Scope | None) -> tuple[str, ...]:
     return (host,) if scope is None else (host, *(one.name for one in scope.shared))
 
 
-def _due(found: Iterable[Holdup], now: float) -> float:
+def _of_others(fleet: Iterable[ScopeView], now: float) -> Iterator[HostHoldup]:
+    """Yield the hold-ups that the fleet's ledger knows of."""
+    for clock, holds, _ in fleet:
+        if holds:
+            yield HostHoldup("in_flight", clock.scope, INF, f"{len(holds)} of the fleet's members")
+        if clock.blocked:
+            yield HostHoldup("block", clock.scope, now + clock.blocked, clock.reason)
+        if clock.paused:
+            yield HostHoldup("pause", clock.scope, INF, "operator")
+
+
+def _due(found: Iterable[HostHoldup], now: float) -> float:
     whole = (one for one in found if not one.partly and one.kind != "in_flight")
     return max((one.until for one in whole), default=now)
 
 
-def _end(holdup: Holdup) -> float:
+def _rank(holdup: HostHoldup) -> tuple[int, float]:
+    return _RANKS.get(holdup.kind, _DEFERRED), holdup.until
+
+
+def _end(holdup: HostHoldup) -> float:
     return holdup.until
 
 
 def _clock_views(
     scope: Scope,
-    held: dict[str, Holdup],
+    held: dict[str, HostHoldup],
     clock: Clock,
     pacing: PacingConfig,
     leases: Iterable[Grant],
@@ -625,7 +650,7 @@ def _clock_views(
 
 
 def _history_views(
-    name: str, history: ScopeHistory, held: dict[str, Holdup], now: float, wall: float
+    name: str, history: ScopeHistory, held: dict[str, HostHoldup], now: float, wall: float
 ) -> Iterator[ClockView]:
     failed_at = utc(wall + history.failed_at - now) if history.failures else None
     if (block := held.get("block")) is not None:

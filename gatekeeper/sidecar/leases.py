@@ -170,7 +170,7 @@ class LeaseTable:
             if problem.kind == _STORAGE:
                 # The decision is the one for a state file that can't be written.
                 target, why = urls.parse(wanted.url), "the journal of leases can't be written"
-                problem.decision = internals(gate).unkept(
+                problem.decision = internals(gate).no_turn(
                     wanted.url, target, wanted.user_agent, why
                 )
             raise

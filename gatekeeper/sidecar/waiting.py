@@ -233,8 +233,9 @@ class LeaseWaiters:
             raise
         except TimeoutError:
             gate_internals, target = internals(gate), urls.parse(wanted.url)
-            if (why := gate_internals.storage_failing) is not None:
-                refuse(gate_internals.unkept(wanted.url, target, wanted.user_agent, why))
+            elsewhere = gate_internals.holdups.served_elsewhere(target.host)
+            if (why := gate_internals.storage_failing or elsewhere) is not None:
+                refuse(gate_internals.no_turn(wanted.url, target, wanted.user_agent, why))
             text = f"its robots.txt was not fetched within {wanted.wait:g} s"
             raise gate_internals.timeout_error(wanted.url, target.host, text) from None
 

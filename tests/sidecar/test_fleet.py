@@ -210,3 +210,38 @@ async def test_a_lease_is_waited_for_until_the_store_is_restored_but_no_check(
     assert said["retry_at"] is not None
     assert not leasing.done()
     assert (await leasing)[0] == 201
+
+
+async def test_a_lease_of_a_host_that_another_member_serves_is_deferred_with_its_name(
+    door: Open, store: Server
+) -> None:
+    """when_lost = "divide": 429 with Retry-After and the reason, and the same in every view."""
+    fleet = {"url": store.url, "hold": 1.0, "when_lost": "divide"}
+    one, other = await door(fleet=fleet), await door(fleet=fleet)
+    member = other.service.gate.stats().fleet.member
+    async with asyncio.timeout(20.0):
+        while one.service.gate.stats().fleet.members < 2:
+            await asyncio.sleep(0.05)
+        store.kill()
+        while not one.service.gate.stats().fleet.dividing:
+            await asyncio.sleep(0.05)
+    refused = 0
+    for number in range(1, 13):
+        host = f"127.77.0.{number}"
+        want = {"url": f"http://{host}:8080/x", "wait": 0}
+        async with one.session.post(one.base + "/v1/leases", json=want) as response:
+            said, headers = await response.json(), response.headers
+        if "decision" not in said:
+            continue  # this member serves the host
+        refused += 1
+        assert (response.status, said["decision"]["reason"]) == (429, "fleet")
+        assert member in said["decision"]["note"]
+        assert int(headers["Retry-After"]) >= 1
+        _, body = await one.get(f"/v1/hosts/{host}")
+        assert body["state"] == "deferred"
+        (clock,) = [clock for clock in body["clocks"] if clock["kind"] == "fleet"]
+        assert clock["decides"]
+        assert member in clock["source"]
+        async with one.session.get(f"{one.base}/ui/hosts/{host}") as response:
+            assert "gets no lease from this member of the fleet" in await response.text()
+    assert refused

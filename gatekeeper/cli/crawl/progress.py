@@ -506,8 +506,9 @@ _REASONS = {
     "pause": Reason.HOST_PAUSED,
     "budget": Reason.BUDGET,
     "fleet": Reason.FLEET,
+    "storage": Reason.STORAGE,
 }
-_ENDLESS = {"pause": _INFINITY, "fleet": 1.0}
+_ENDLESS = {"pause": _INFINITY, "fleet": 1.0, "storage": 1.0}
 """Seconds that count for kinds of clock whose end is unknown; others may end at any moment."""
 
 
@@ -566,7 +567,9 @@ class WaitingHosts:
         with suppress(StorageError):  # if the storage can't be read, the decision says so
             views = await gate.why(urls.parse(origin).host)
         for view in views:
-            if view.decides:
+            if view.kind in ("file", "visit-time"):
+                continue  # perhaps of another origin: the decision below is about this one
+            if view.kind == "interval" and view.decides:
                 interval = max(interval, view.seconds or 0.0)
             if view.kind == "interval" and view.since is not None:
                 slowed = view.source

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
@@ -21,6 +21,7 @@ from gatekeeper.wire import HostBody
 if TYPE_CHECKING:
     from gatekeeper.clock import Clock
     from gatekeeper.fetching.records import Record
+    from gatekeeper.pacing.ledger import ScopeView
     from gatekeeper.pacing.scopes import Scope
     from gatekeeper.pacing.waiting import HostHoldups
     from gatekeeper.sidecar.leases import ClientLease
@@ -325,11 +326,13 @@ _KEYS: Final[dict[str, Callable[[Scope, float], float]]] = {
 }
 
 
-def host_body(state: OperatorState, host: str, *, waiting: int) -> HostBody:
-    """Return the description of one host."""
+def host_body(
+    state: OperatorState, host: str, *, waiting: int, fleet: Sequence[ScopeView] = ()
+) -> HostBody:
+    """Return the description of one host. `fleet`: what the fleet's store knows of it."""
     clock = state.clock
     now, wall = clock.monotonic(), clock.wall()
-    status = state.holdups.status(host)
+    status = state.holdups.status(host, fleet=fleet)
     clocks, due = status.clocks, status.due
     deciding = [c for c in clocks if c.kind == "interval" and c.decides and c.seconds is not None]
     longest = max(deciding, key=lambda one: one.seconds or 0.0, default=None)
@@ -345,6 +348,7 @@ def host_body(state: OperatorState, host: str, *, waiting: int) -> HostBody:
         interval=longest.seconds if longest is not None else None,
         clocks=clocks,
         interval_source=longest.source if longest is not None else None,
+        why=status.why,
         in_flight=scope.in_flight if scope is not None else 0,
         waiting=waiting,
         robots=standing.state.value if standing is not None else None,

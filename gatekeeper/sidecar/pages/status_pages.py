@@ -338,7 +338,7 @@ def _due(host: HostBody, now: datetime) -> Child:
     if host.state == "paused":
         return "when resumed"
     if host.next_at is None:
-        return "after the lease" if host.state == "busy" else "now"
+        return {"busy": "after the lease", "free": "now"}.get(host.state, "not known")
     left = (host.next_at - now).total_seconds()
     return "now" if left <= 0 else moment(host.next_at, duration(math.ceil(left)))
 
@@ -405,6 +405,10 @@ _SENTENCES: Final = {
     "probe": "gets one request at a time",
     "back-off": "has refused requests before",
     "in_flight": "has requests in flight",
+    "file": "defers every URL, as its robots.txt could not be fetched",
+    "visit-time": "defers every URL outside its Visit-time",
+    "storage": "gets no lease, as its clock can't be saved",
+    "fleet": "gets no lease from this member of the fleet",
 }
 
 
@@ -454,7 +458,7 @@ def _status(host: HostBody, now: datetime) -> Child:
         return ["The next request may start ", age(host.next_at, now), "."]
     if host.state == "busy":
         return f"{host.in_flight} in flight; the next may start when one ends or is answered."
-    return "A request may start now."
+    return "A request may start now." if host.state == "free" else "No request starts now."
 
 
 def _sentence(view: ClockView) -> Child:

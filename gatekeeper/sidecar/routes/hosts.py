@@ -178,20 +178,12 @@ def _host_in_path(call: Call) -> str:
 
 async def host_of(service: Service, host: str) -> HostBody:
     """Describe one host, including what the fleet's store knows. Raises ConfigError."""
-    state = service.operators
-    body = host_body(state, host, waiting=state.waiting_by_host()[host])
-    wall = service.clock.wall()
-    found = tuple(fleet_scope(view, wall) for view in await service.internals.look(host))
-    if not found:
-        return body
-    state_now: HostState = body.state
-    if any(one.paused for one in found):
-        state_now = "paused"
-    elif any(one.blocked_until for one in found) and state_now != "paused":
-        state_now = "blocked"
-    elif found[0].holds and state_now in ("free", "waiting"):
-        state_now = "busy"
-    return msgspec.structs.replace(body, fleet=found, state=state_now)
+    state, wall = service.operators, service.clock.wall()
+    views = await service.internals.look(host)
+    waiting = state.waiting_by_host()[host]
+    body = host_body(state, host, waiting=waiting, fleet=views)
+    found = tuple(fleet_scope(view, wall) for view in views)
+    return msgspec.structs.replace(body, fleet=found) if found else body
 
 
 def fleet_scope(view: ScopeView, wall: float) -> FleetScope:
