@@ -197,7 +197,7 @@ def test_origins_of_one_host_are_bounded(make: Open) -> None:
         origin = f"http://a.test:{port}"
         record = Record(origin, gate.config.fetch, current=answer, fresh_until=9.0, expires=9.0)
         decider.note(record)
-    assert len(decider._noted["a.test"]) == 16
+    assert len(decider.noted["a.test"]) == 16
 
 
 # --- a fleet whose store is lost, with when_lost = "divide" ---------------------------------

@@ -219,7 +219,7 @@ class Decider:
         self._counts: Counter[tuple[Verdict, Reason]] = Counter()
         self._no_text = self.texts.read(b"")
         """Has the policies of all origins without a file."""
-        self._noted: SplitDict[str, dict[str, None]] = SplitDict()
+        self.noted: SplitDict[str, dict[str, None]] = SplitDict()
         """By host, its origins for `file_holdups` (each a dictionary as ordered set)."""
         self._cache = DecisionCache(
             self.records, self._prefix, agent=agent, max_agents=config.cache.max_agents
@@ -469,14 +469,14 @@ class Decider:
         """Note a new record, or one for which a URL is deferred, for `file_holdups`."""
         origin, windows = record.origin, record.text is not None and record.text.windows
         host = host_of(origin)
-        noted = self._noted.get(host)
+        noted = self.noted.get(host)
         if record.policy_only and not windows and origin in _usual_origins(host):
             if noted is not None and noted.pop(origin, origin) is None and not noted:
-                del self._noted[host]
+                del self.noted[host]
             return
         if noted is None:
-            self._noted.make_room(_MAX_NOTED_HOSTS)
-            noted = self._noted[host] = {}
+            self.noted.make_room(_MAX_NOTED_HOSTS)
+            noted = self.noted[host] = {}
         noted[origin] = None
         if len(noted) > _MAX_NOTED_ORIGINS:
             del noted[next(iter(noted))]
@@ -487,7 +487,7 @@ class Decider:
         """Return which files defer every URL of an origin of the host at the time of `clock`, to
         the gate's own agent. `look` returns the record of an origin. It changes nothing, so it may
         be called in another thread."""
-        if (noted := self._noted.get(host)) is None:
+        if (noted := self.noted.get(host)) is None:
             return []
         now, wall, answers = clock.monotonic(), clock.wall(), False
         found: list[HostHoldup] = []
@@ -505,7 +505,9 @@ class Decider:
                 until = now + ruling.retry_at.timestamp() - wall
                 kind = "visit-time" if outside else "file"
                 found.append(HostHoldup(kind, origin, until, f"{ruling.reason}{more}"))
-        return [one._replace(partly=True) for one in found] if answers else found
+        for one in found:
+            one.partly = answers
+        return found
 
     # --- the cache ----------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import logging
 import operator
 import random
 import warnings
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
@@ -557,9 +557,9 @@ class Gatekeeper:
         if self._opened is not None:
             self._opened.leases.uplink.unreached(lease, error)
 
-    def _file_holdups(self, host: str) -> Iterable[HostHoldup]:
-        opened = self._opened
-        if opened is None:
+    def _file_holdups(self, host: str) -> Sequence[HostHoldup]:
+        noted, opened = self._decider.noted.get(host), self._opened
+        if noted is None or opened is None:
             return ()
         return self._decider.file_holdups(host, opened.directory.look, self._clock)
 

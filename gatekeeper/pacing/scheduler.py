@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 
 import msgspec
@@ -116,7 +116,7 @@ class Scheduler:
         rng: random.Random,
         storage: Storage | None = None,
         ledger: Ledger | None = None,
-        files: Callable[[str], Iterable[HostHoldup]] = lambda _host: (),
+        files: Callable[[str], Sequence[HostHoldup]] = lambda _host: (),
     ) -> None:
         """`files(host)` returns which robots.txt files keep the host from being asked. It may be
         called in another thread, and must not change anything."""

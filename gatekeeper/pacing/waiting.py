@@ -12,7 +12,7 @@ import asyncio
 import logging
 import re
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
 
@@ -349,7 +349,7 @@ class ClockView(msgspec.Struct, frozen=True):
         return text
 
 
-class HostHoldup(NamedTuple):
+class HostHoldup(msgspec.Struct, gc=False):
     """One thing that keeps a host from being asked now."""
 
     kind: str
@@ -378,7 +378,7 @@ def clock_holdups(scope: Scope, now: float) -> list[HostHoldup]:
     """Return what keeps a host from being asked by its own clock and by those that it shares."""
     found: list[HostHoldup] = []
     if scope.history is None and not scope.in_flight and not scope.shared:  # the common case
-        due = scope.clock_at()
+        due = scope.basis + scope.interval
         return [HostHoldup("next", scope.name, due)] if now < due < INF else found
     for one in (scope, *scope.shared):
         history, name = one.history, one.name
@@ -402,7 +402,11 @@ def clock_holdups(scope: Scope, now: float) -> list[HostHoldup]:
 
 def state_by(found: Iterable[HostHoldup]) -> HostState:
     """Return the state of a host by all of its hold-ups."""
-    return STATES[max([_RANKS.get(one.kind, _DEFERRED) for one in found if not one.partly] or [0])]
+    rank = 0
+    for one in found:
+        if not one.partly:
+            rank = max(rank, _RANKS.get(one.kind, _DEFERRED))
+    return STATES[rank]
 
 
 class HostStatus(NamedTuple):
@@ -427,7 +431,7 @@ class HostHoldups:
         engine: Engine,
         clock: Clock,
         remote: LedgerCalls | None,
-        files: Callable[[str], Iterable[HostHoldup]],
+        files: Callable[[str], Sequence[HostHoldup]],
     ) -> None:
         """`files`: see `Scheduler`."""
         self._memory = memory
@@ -439,7 +443,11 @@ class HostHoldups:
     def of(self, host: str, scope: Scope | None, now: float) -> list[HostHoldup]:
         """Return everything that keeps the host from being asked at the monotonic time `now`.
         `scope` is that of the host, or None if there is none."""
-        found = [*self._files(host)]
+        clocks = [] if scope is None else clock_holdups(scope, now)
+        files, promises = self._files(host), self._memory.promises
+        if not files and self._remote is None and (promises is None or promises.failing is None):
+            return clocks  # the common case, for each of very many hosts
+        found = [*files]
         if (unkept := self.unkept(host)) is not None:
             found.append(HostHoldup("storage", host, INF, unkept))
         if self._remote is not None:
@@ -447,11 +455,12 @@ class HostHoldups:
             why, seconds = self._remote.withheld(_names(host, scope), interval)
             if why:
                 found.append(HostHoldup("fleet", host, now + seconds, why))
-        return found if scope is None else found + clock_holdups(scope, now)
+        return found + clocks
 
     def state(self, scope: Scope, now: float) -> HostState:
         """Return the state of the host with that scope."""
-        return state_by(self.of(scope.name, scope, now))
+        found = self.of(scope.name, scope, now)
+        return state_by(found) if found else "free"
 
     def due(self, scope: Scope, now: float) -> float:
         """Return when the host with that scope may be asked, as far as is known before its open

@@ -288,8 +288,8 @@ class HostIndex:
     def _slices(self) -> Iterator[list[Scope]]:
         """Yield the scopes of the hosts in slices, without the scopes that are gone."""
         hosts, scopes, first = self._hosts, self._scopes, 0
-        while part := hosts[first : first + _CHUNK]:
-            first += _CHUNK
+        while part := hosts[first : first + _CHUNK // 2]:
+            first += _CHUNK // 2
             if gone := self._gone:
                 part = [s for s in part if s.name not in gone or scopes.get(s.name) is s]
             yield part
