@@ -175,13 +175,14 @@ class Reason(StrEnum):
     file writable, put it back), and it recovers by itself."""
     FLEET = "fleet"
     """defer: the store that the fleet shares is unreachable or has just come back, so the
-    clocks of the hosts are unknown; restore the store, and it recovers by itself."""
+    clocks of the hosts are unknown, or another member serves the host meanwhile (`note` names it);
+    restore the store, and it recovers by itself."""
     BUDGET = "budget"
     """defer: the pages or bytes that the host may be asked for in a day (max_pages_per_day,
     max_bytes_per_day) are used up; continue when the next day begins, or raise the limit."""
     CLOSING = "closing"
-    """defer: for a lease that a closing gate can no longer grant; nothing returns it at
-    present."""
+    """defer: deprecated, and removed in the next minor version: nothing returns it. A gate that
+    closes raises GateClosed."""
 
 
 BLOCKED_NOTE = (

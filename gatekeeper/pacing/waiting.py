@@ -378,7 +378,7 @@ def clock_holdups(scope: Scope, now: float) -> list[HostHoldup]:
     """Return what keeps a host from being asked by its own clock and by those that it shares."""
     found: list[HostHoldup] = []
     if scope.history is None and not scope.in_flight and not scope.shared:  # the common case
-        due = scope.basis + scope.interval
+        due = scope.clock_at()
         return [HostHoldup("next", scope.name, due)] if now < due < INF else found
     for one in (scope, *scope.shared):
         history, name = one.history, one.name
