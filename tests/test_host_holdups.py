@@ -304,3 +304,36 @@ async def test_a_queue_does_not_wait_for_hosts_that_others_serve(
                 lease.report(status=200)
     assert {one.reason for one in deferred} == {Reason.FLEET}
     assert "Decision(" not in caplog.text
+
+
+class Closed(Divided):
+    """A ledger that grants nothing, and can be lost."""
+
+    lost = False
+
+    def take_nowait(self, requests: Sequence[TakeRequest]) -> list[Granted | NotBefore]:
+        return [NotBefore(100.0)] * len(requests)
+
+
+async def test_a_loss_of_the_store_is_not_logged_for_each_waiting_host(
+    internet: FakeInternet, make: Open, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"host": [{"match": "*.test", "robots": "allow"}]}
+    ledger, deferred = Closed(clock), list[Decision]()
+    async with (
+        make(ledger=ledger, settings=settings) as gate,
+        PoliteQueue(gate, on_deferred=deferred.append) as queue,
+    ):
+        for number in range(20):
+            await queue.put(f"http://h{number}.test/")
+        getting = asyncio.create_task(queue.get())
+        while gate.stats().pacing.waiting < 20 or len(queue._waits._waiting) < 20:
+            await clock.elapse(0.1)
+        caplog.set_level("DEBUG")
+        for listener in ledger._listeners.values():
+            listener.lost(True)
+        while len(deferred) < 20:
+            await asyncio.sleep(0)
+        getting.cancel()
+        await asyncio.gather(getting, return_exceptions=True)
+    assert [one.getMessage() for one in caplog.records if ".test" in one.getMessage()] == []
