@@ -471,8 +471,10 @@ class Decider:
         host = host_of(origin)
         noted = self.noted.get(host)
         if record.policy_only and not windows and origin in _usual_origins(host):
-            if noted is not None and noted.pop(origin, origin) is None and not noted:
-                del self.noted[host]
+            if noted is not None:
+                noted.pop(origin, None)
+                if not noted:
+                    del self.noted[host]
             return
         if noted is None:
             self.noted.make_room(_MAX_NOTED_HOSTS)

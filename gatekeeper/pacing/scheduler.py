@@ -270,7 +270,8 @@ class Scheduler:
             ask_at = now  # The waiter is refused when the host is due.
         if not self._queues.answered(queue, hold, ask_at, now) or hold is not None:
             return
-        self._refuse_served_elsewhere(queue.waiters(), now)
+        if self.holdups.served_elsewhere(queue.scope.name) is not None:
+            self._refuse_served_elsewhere(queue.waiters(), now)
         if isinstance(waiter, TaskWaiter) and waiter.no_wait:
             self._refuse_late(waiter, now, spent)
 
@@ -314,13 +315,15 @@ class Scheduler:
         self, waiters: Iterable[Waiter], now: float, error: LedgerLost | None = None
     ) -> None:
         """Refuse the waiters for hosts that another member serves; with `error`: all of them."""
+        errors: dict[str, LedgerLost | None] = {}
         # Due watches, and waiters that are fetching a robots.txt, continue to wait.
         for waiter in waiters:
             if isinstance(waiter, TaskWaiter) and not (waiter.fetching or waiter.gone):
-                why = error or self.holdups.served_elsewhere(waiter.scope.name)
-                if why is not None:
+                if (host := waiter.scope.name) not in errors:
+                    errors[host] = error or self.holdups.served_elsewhere(host)
+                if (why := errors[host]) is not None:
                     self._queues.leave(waiter.scope, waiter, now)
-                    waiter.refuse(type(why)(*why.args))
+                    waiter.refuse(LedgerLost(*why.args))  # an error of its own, for its traceback
 
     # --- leases -------------------------------------------------------------------------
 
