@@ -74,6 +74,16 @@ def test_it_shows_numbers_and_hosts_and_no_text_steers_the_terminal() -> None:
     assert "\x1b[31m2 s" not in text
 
 
+def test_it_says_what_keeps_a_host_from_being_asked() -> None:
+    (host,) = TOLD["hosts"]["hosts"]
+    dead = host | {"state": "deferred", "why": "http://a.test: file: connect_failed"}
+    states = TOLD["overview"]["host_states"] | {"deferred": 7}
+    overview = TOLD["overview"] | {"host_states": states}
+    text = " ".join(text_of({"overview": overview, "hosts": {"hosts": [dead]}}).split())
+    assert "7 deferred" in text
+    assert "connect_failed" in text
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 160])
 def test_a_narrow_terminal_shows_whole_names_of_hosts(width: int) -> None:
     """The names were cut to three characters at 60 columns, and to seven at 80."""
