@@ -29,7 +29,7 @@ import msgspec
 from gatekeeper.clock import Clock, SingleTimer
 from gatekeeper.config import Config
 from gatekeeper.errors import StorageError
-from gatekeeper.fetching.faults import LocalFaults
+from gatekeeper.fetching.faults import LocalFaults, Uptime
 from gatekeeper.fetching.outcomes import (
     GUARD_REFUSALS,
     NO_METADATA,
@@ -200,7 +200,7 @@ class RecordCache:
         *,
         stored: bool,
         expiry: SoftExpiry,
-        uptime: Callable[[float], float] = float,
+        uptime: Uptime | None = None,
         texts: FileTexts | None = None,
     ) -> None:
         """`expiry`: its dictionary of records, still empty, becomes that of the hot records.
@@ -212,7 +212,7 @@ class RecordCache:
         self._config = config
         self._max_hot_bytes = max(1, config.cache.max_bytes * 5 // 8)
         self._stored = stored
-        self._uptime = uptime
+        self._uptime = Uptime() if uptime is None else uptime
         self._hot: SplitDict[str, Record] = expiry.records
         """In the order in which they were added, or last found in use by the search for an unused
         record."""
@@ -509,7 +509,7 @@ class RecordUpdates:
     ) -> None:
         self._cache = cache
         self._faults = faults
-        self._uptime = faults.uptime  # one bound method for all records
+        self._uptime = faults.uptime
         self._config = config
         self._clock = clock
         self._rng = rng

@@ -78,6 +78,27 @@ _IDLE_SECONDS: Final = 60.0
 _DEFAULTS: Final = FetchConfig()
 
 
+class Uptime(msgspec.Struct, eq=False, gc=False):
+    """Converts a monotonic moment into seconds during which our own network worked.
+
+    Every record holds it, and the garbage collector does not track records: it has only numbers.
+    """
+
+    stopped_at: float = math.inf
+    """When the fault in progress began."""
+    lost: float = 0.0
+    """Seconds of all earlier faults."""
+
+    def __call__(self, now: float) -> float:
+        """Return the seconds at a monotonic moment."""
+        return min(now, self.stopped_at) - self.lost
+
+    def resume(self, now: float) -> None:
+        """End the fault in progress."""
+        self.lost += now - self.stopped_at
+        self.stopped_at = math.inf
+
+
 class _Suspect(msgspec.Struct, eq=False):
     """An origin that failed as it would with a lost uplink."""
 
@@ -140,8 +161,9 @@ class LocalFaults:
         """When to judge again, even without new evidence."""
         self._probe_at = 0.0
         self._pause = _FIRST_PROBE_SECONDS
-        self._began = 0.0
-        self._lasted = 0.0
+        self.uptime: Uptime = Uptime()
+        """In its seconds outages are measured: no origin's 12 hours or 30 days elapse while our own
+        network is down."""
         self._answered_count = (float("-inf"), 0)
         """When the sites that answered within the window were last counted, and their number."""
 
@@ -157,10 +179,10 @@ class LocalFaults:
             self._on_answer()
             self._clear()
             if self.active:
-                if now - self._began <= _FALSE_ALARM_SECONDS:
+                if now - self.uptime.stopped_at <= _FALSE_ALARM_SECONDS:
                     self._quiet = min(max(self._quiet, 2 * (now - before)), _MAX_QUIET_SECONDS)
                 self.active = False
-                self._lasted += now - self._began
+                self.uptime.resume(now)
                 self._on_change(False)
 
     def failed(
@@ -220,13 +242,6 @@ class LocalFaults:
         self.doubtful = True
 
     # -- consequences ----------------------------------------------------------------
-
-    def uptime(self, now: float) -> float:
-        """Return monotonic seconds excluding local faults, in which outages are measured.
-
-        No origin's 12 hours or 30 days elapse while our own network is down.
-        """
-        return (self._began if self.active else now) - self._lasted
 
     def may_ask(self, origin: str, now: float) -> bool:
         """Return True if a retrieval may start. During a fault it may only for an origin that
@@ -343,7 +358,7 @@ class LocalFaults:
         self._clear()
         self.active = True
         self.doubtful = True
-        self._began = now
+        self.uptime.stopped_at = now
         self.count += 1
         self._recent_origins.extend(origin for origin, _ in recent[:MIN_FAILED_SITES])
         self._recent_origins.rotate(_RECENT_PER_PROBE - 1)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -24,6 +23,7 @@ from gatekeeper import speedups
 from gatekeeper.clock import Clock, Stamp, stamp
 from gatekeeper.config import Config, FetchConfig
 from gatekeeper.decision import Reason, State, Verdict
+from gatekeeper.fetching.faults import Uptime
 from gatekeeper.fetching.outcomes import (
     DAY,
     GUARD_REFUSALS,
@@ -419,8 +419,7 @@ class Record(_RecordInUse, kw_only=True, gc=False, eq=False):
     """The number of further failures in a row: the rung on the ladder."""
     page_ok: float | None = None
     """Monotonic moment at which a page was last reported with 2xx or 3xx."""
-    uptime: Callable[[float], float] = float
-    """Converts a monotonic moment into seconds during which our own network worked."""
+    uptime: Uptime = msgspec.field(default_factory=Uptime)
     voids: int = 0
     """The number of calls of `RecordCache.void_refusals` before the record was added."""
 
@@ -566,7 +565,7 @@ def from_stored(
     config: Config,
     clock: Clock,
     texts: FileTexts,
-    uptime: Callable[[float], float],
+    uptime: Uptime,
     read: FileText | None = None,
 ) -> Record | None:
     """Return the record that was stored, or None for a tombstone.
