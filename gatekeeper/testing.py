@@ -95,6 +95,9 @@ class ScriptedRobots:
     def adjust(self, pacing: object) -> None:
         """Do nothing: there are no settings."""
 
+    def close(self) -> None:
+        """Do nothing: there are no timers."""
+
 
 class ScriptedGate(Gatekeeper):
     """A gate for tests: a real `Gatekeeper` whose robots.txt files are set by the test.

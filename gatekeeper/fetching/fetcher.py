@@ -224,7 +224,7 @@ class RequestSender:
         self._lender = lent
         self._headers = headers
         self._config = config
-        self._timer = SharedTimer(clock)
+        self.timer: SharedTimer = SharedTimer(clock)
         self._ssl = config.tls_errors != "accept" and config.profile != "archival"
         self._own_session: aiohttp.ClientSession | None = None
         self._first_dialler: GuardedConnector | None = None
@@ -241,7 +241,7 @@ class RequestSender:
                 connect_timeout=min(config.connect_timeout, limits.seconds),
                 first_byte_timeout=min(config.first_byte_timeout, limits.seconds),
             )
-        return RetrievalDeadline(self._timer, config, self._loop)
+        return RetrievalDeadline(self.timer, config, self._loop)
 
     def _session(self) -> aiohttp.ClientSession:
         """Return the second session, which is created on first use.
@@ -581,6 +581,11 @@ class Fetcher:
         """Apply changed settings of `[pacing]`."""
         self._max_wait = pacing.backoff_max
         self._slots.adjust(pacing.max_in_flight)
+
+    def close(self) -> None:
+        """Cancel the timers, once every retrieval has ended."""
+        self._slots.timer.cancel()
+        self._sender.timer.cancel()
 
     async def fetch(self, origin: str, validators: Validators | None = None) -> Retrieval:
         """Retrieve the origin's robots.txt. Every failure becomes an outcome.

@@ -258,6 +258,8 @@ class Gatekeeper:
         opened, self._opened = self._opened, None
         if opened is not None:
             await opened.directory.close()
+            opened.fetcher.close()
+            self._pacing.close()
             self._decider.records.clear()  # a gate that is opened again begins without records
 
     # -- questions -------------------------------------------------------------------

@@ -65,6 +65,10 @@ class RobotsPacing:
         self._recall = recall
         self._delay_setter = delay_setter
 
+    def close(self) -> None:
+        """Cancel the timer, once every retrieval has ended."""
+        self._alarm.cancel()
+
     async def take_robots_turn(self, target: Target) -> Grant:
         """Wait for the turn of a robots.txt request.
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Set
+from functools import lru_cache
 from typing import cast
 
 from gatekeeper import http_fields
@@ -64,6 +65,8 @@ from gatekeeper.urls import mask
 
 HELD, SERVING = QueuePlace.HELD, QueuePlace.SERVING
 
+_MAX_INTERVALS = 10_000
+
 _log = logging.getLogger(__name__)
 
 
@@ -97,6 +100,7 @@ class Engine:
         self.queues: Queues = Queues(timer)
         self.leases: OpenLeases = OpenLeases()
         self.remote = self.queues.remote = remote
+        self._usual_interval = lru_cache(_MAX_INTERVALS)(usual_interval)
         self.promises: Promises | None = None
         """Makes clocks durable; None while the engine is not open, or if there is no storage."""
         self.frozen: bool = False
@@ -193,7 +197,7 @@ class Engine:
             scope.asked, scope.derived = asked, found
             return found.seconds
         if asked is not scope.asked or scope.derived is UNDERIVED:
-            scope.asked, scope.derived = usual_interval(asked, scope.settings)
+            scope.asked, scope.derived = self._usual_interval(asked, scope.settings)
         return scope.derived.seconds
 
     def robots_read(self, scope: Scope, asked: RobotsInterval, now: float) -> float:

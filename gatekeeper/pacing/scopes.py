@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -32,7 +31,6 @@ DURABLE = 1.0
 and so outlive the process. One record that a process was running covers the shorter ones."""
 PROVEN = 2
 """Number of requests in a row that a host has to answer to count as one that answers."""
-_MAX_INTERVALS = 10_000
 _ROUNDING = 1.0 + 1e-9
 """Relative tolerance of comparisons: halving what was doubled may be off by a rounding error."""
 
@@ -537,7 +535,6 @@ def interval_for(
     return Interval(max(parts)[0], tuple(parts), clamped, usual)
 
 
-@lru_cache(_MAX_INTERVALS)
 def usual_interval(
     asked: RobotsInterval, settings: ScopeSettings
 ) -> tuple[RobotsInterval, Interval]:
