@@ -252,17 +252,31 @@ _SWITCHING_PROTOCOLS = 101  # a websocket stays open for as long as it likes, wi
 _MAX_CREDENTIALS = 256
 _RATE_LIMIT = type(RETRY_AFTER)("RateLimit")  # an istr: its case is folded once, not per look-up
 
-open_leases: ContextVar[tuple[Any, ...]] = ContextVar("gatekeeper_open_leases", default=())
+# The references are weak: each task, timer and connection keeps the context in which it was made,
+# and a lease leads to its gate.
+open_leases: ContextVar[tuple[ref[Any], ...]] = ContextVar("gatekeeper_open_leases", default=())
 """The leases that `async with gate.lease(...)` holds open in this context, oldest first."""
 
 
-held_leases: ContextVar[tuple[Any, ...]] = ContextVar("gatekeeper_held_leases", default=())
+held_leases: ContextVar[tuple[ref[Any], ...]] = ContextVar("gatekeeper_held_leases", default=())
 """The leases without a block that belong to tasks of this context, oldest first."""
+
+
+def bind(lease: Any) -> None:
+    """Let requests of this context adopt a lease whose block is entered."""
+    open_leases.set((*open_leases.get(), ref(lease)))
+
+
+def unbind(lease: Any) -> None:
+    """Undo `bind`, as the block is left."""
+    open_leases.set(tuple(other for other in open_leases.get() if other() is not lease))
 
 
 def hold_in_context(lease: Any) -> None:
     """Make a lease without a block visible to tasks that are started from this context."""
-    held_leases.set((*(one for one in held_leases.get() if not one.ended), lease))
+    known = held_leases.get()
+    still = (one for one in known if (held := one()) is not None and not held.ended)
+    held_leases.set((*still, ref(lease)))
 
 
 def inherited(task: asyncio.Task[object] | None) -> list[Any]:
@@ -273,15 +287,15 @@ def inherited(task: asyncio.Task[object] | None) -> list[Any]:
     blocks, others = open_leases.get(), held_leases.get()
     if not blocks and not others:
         return []
-    found = dict.fromkeys((*blocks, *others))
-    return [one for one in found if one.owner is not task and one.owner and not one.ended]
+    found = dict.fromkeys(one() for one in (*blocks, *others))
+    return [one for one in found if one and one.owner and one.owner is not task and not one.ended]
 
 
 def adopt(url: str) -> HeldLease | None:
     """Claim and return the open lease of this context for the URL. None if there is none."""
-    held: tuple[HeldLease, ...] = open_leases.get()
-    for lease in reversed(held):
-        if lease.claim(url):
+    for one in reversed(open_leases.get()):
+        lease: HeldLease | None = one()
+        if lease is not None and lease.claim(url):
             return lease
     return None
 
@@ -302,7 +316,7 @@ class _LeaseState(msgspec.Struct, eq=False, kw_only=True):
     """Called when the connection is free."""
 
 
-class LeaseBase(_LeaseState, eq=False):
+class LeaseBase(_LeaseState, eq=False, weakref=True):
     """The part that the leases of both gates share: entering, and ending with a connection."""
 
     url: str
@@ -354,9 +368,8 @@ class LeaseBase(_LeaseState, eq=False):
         if self.ended:
             return
         self.holdings.own(self, asyncio.current_task())
-        held = open_leases.get()
-        if self not in held:
-            open_leases.set((*held, self))
+        if ref(self) not in open_leases.get():
+            bind(self)
 
     def ends_with(
         self, connection: ConnectionInUse | None, then: Callable[[], None] | None = None

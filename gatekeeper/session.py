@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
 import aiohttp
 from aiohttp import ClientResponse
@@ -43,7 +42,9 @@ __all__ = [
     "session_gate",
 ]
 
-_gates: WeakKeyDictionary[aiohttp.ClientSession, Gatekeeper] = WeakKeyDictionary()
+_GATE: Final = "gatekeeper"
+"""Where a session has its gate, among its attributes: a session may be what its gate leads back to,
+and a dictionary with weak keys would never drop it then."""
 
 
 def session_gate(session: aiohttp.ClientSession) -> Gatekeeper:
@@ -51,12 +52,12 @@ def session_gate(session: aiohttp.ClientSession) -> Gatekeeper:
 
     Raises LookupError for any other session.
     """
-    try:
-        return _gates[session]
-    except KeyError:
+    gate: Gatekeeper | None = vars(session).get(_GATE)
+    if gate is None:
         raise LookupError(
             "this session was not made by polite_session(); keep the gate you gave it"
-        ) from None
+        )
+    return gate
 
 
 @asynccontextmanager
@@ -114,7 +115,7 @@ async def polite_session(
             )
         timer = SharedTimer(clock)
         _gate_requests(session, gate, timer, outer, base)
-        _gates[session] = gate
+        vars(session)[_GATE] = gate
         try:
             async with session:
                 yield session

@@ -29,7 +29,7 @@ from gatekeeper.decision import Decision, NotYet
 from gatekeeper.errors import GateClosed
 from gatekeeper.gate import Gatekeeper, GateStats
 from gatekeeper.gate.leases import Lease
-from gatekeeper.middleware import ConnectionInUse, open_leases
+from gatekeeper.middleware import ConnectionInUse, bind, unbind
 from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.remote.client import RemoteGatekeeper, RemoteStats
 from gatekeeper.remote.leases import RemoteLease
@@ -487,11 +487,11 @@ class SyncLease:
         self._gate = gate
 
     def __enter__(self) -> Self:
-        open_leases.set((*open_leases.get(), self))
+        bind(self)
         return self
 
     def __exit__(self, *error: object) -> None:
-        open_leases.set(tuple(held for held in open_leases.get() if held is not self))
+        unbind(self)
         self.leave()
 
     def __repr__(self) -> str:

@@ -13,6 +13,7 @@ from contextvars import Context
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+from weakref import ref
 
 import msgspec
 
@@ -42,6 +43,7 @@ from gatekeeper.middleware import (
     Unentered,
     hold_in_context,
     open_leases,
+    unbind,
 )
 from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.queues import REFETCH, Offer
@@ -148,10 +150,10 @@ class Lease(LeaseBase, eq=False):
         If its response is still being read, the slot is held until the connection is free.
         """
         held = open_leases.get()
-        if held and held[-1] is self:
+        if held and held[-1]() is self:
             open_leases.set(held[:-1])
         else:
-            open_leases.set(tuple(other for other in held if other is not self))
+            unbind(self)
         try:
             if not self._grant.reported:
                 self.report()  # fail closed
@@ -274,7 +276,7 @@ class Lease(LeaseBase, eq=False):
                 self.owner = None
 
 
-class LeaseRequest(msgspec.Struct, eq=False, gc=False):
+class LeaseRequest(msgspec.Struct, eq=False):
     """The result of `gate.lease()`: entering waits for the turn, leaving ends the lease.
 
     With `_bound` False, the lease that `__aenter__` returns is not bound to a block.
@@ -317,7 +319,7 @@ class LeaseRequest(msgspec.Struct, eq=False, gc=False):
         lease._sent_by_caller = True
         if self._bound:
             self._lease = lease
-            open_leases.set((*open_leases.get(), lease))
+            open_leases.set((*open_leases.get(), ref(lease)))  # `bind`, without a call
         elif self._owned:
             hold_in_context(lease)
         return lease

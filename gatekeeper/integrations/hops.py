@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from aiohttp.abc import AbstractResolver
 
@@ -251,18 +250,23 @@ def _call(callback: Callable[[], object]) -> None:
 
 # --- leases that a scheduler acquires for the code that sends the request -------------------
 
-_handed_out: WeakKeyDictionary[Any, dict[str, list[HeldLease]]] = WeakKeyDictionary()
+
+def _handed_out(gate: Gate) -> dict[str, list[HeldLease]]:
+    """Return the leases that wait for their requests, by URL. They are kept in the gate itself,
+    which they lead back to."""
+    found: dict[str, list[HeldLease]] = vars(gate).setdefault("_handed_out", {})
+    return found
 
 
 def hand_out(gate: Gate, url: str, lease: HeldLease) -> None:
     """Offer a lease to the next request for the URL that begins at this gate, in any task. Call
     `take_back` when the request is done."""
-    _handed_out.setdefault(gate, {}).setdefault(_key(url), []).append(lease)
+    _handed_out(gate).setdefault(_key(url), []).append(lease)
 
 
 def take_back(gate: Gate, url: str, lease: HeldLease) -> bool:
     """Withdraw a lease that was handed out. Return True if it was not used."""
-    waiting = _handed_out.get(gate, {})
+    waiting = _handed_out(gate)
     found = waiting.get(_key(url), [])
     unused = lease in found
     if unused:
@@ -273,9 +277,9 @@ def take_back(gate: Gate, url: str, lease: HeldLease) -> bool:
 
 
 def _handed_out_for(gate: Gate, url: str) -> HeldLease | None:
-    waiting = _handed_out.get(gate)
+    waiting = _handed_out(gate)
     found = waiting.get(_key(url)) if waiting else None
-    if not waiting or not found:
+    if not found:
         return None
     lease = found[0]
     take_back(gate, url, lease)

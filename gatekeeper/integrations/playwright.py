@@ -119,7 +119,9 @@ async def polite_route(
     ...     polite = await polite_route(context, gate)
     ...     await polite.goto(await context.new_page(), "https://example.org/")
     """
-    if (known := _routes.get(context)) is not None:
+    # Kept in the context itself, which it leads back to: weak keys would never drop it.
+    known: PoliteRoutes | None = vars(context).get(PoliteRoutes.__name__)
+    if known is not None:
         return known
     if "document" in exempt:
         raise ConfigError("exempt: navigations are always decided; leave 'document' out")
@@ -128,12 +130,9 @@ async def polite_route(
             "the context has service workers, whose requests no route sees: make it with "
             'service_workers="block"'
         )
-    routes = _routes[context] = PoliteRoutes(context, gate, exempt)
+    routes = vars(context)[PoliteRoutes.__name__] = PoliteRoutes(context, gate, exempt)
     await routes.begin()
     return routes
-
-
-_routes: WeakKeyDictionary[BrowserContext, PoliteRoutes] = WeakKeyDictionary()
 
 
 class PoliteRoutes:

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self
+from typing import Any, Final, Self
 
 from msgspec.structs import replace
 from scrapy import Request, Spider, signals
@@ -62,8 +62,6 @@ RequestInvalidURL: type[InvalidURL] = _ERRORS.invalid
 class ScrapyCrawl:
     """The gate and the turns of one crawl, shared by the scheduler and the middleware."""
 
-    _all: ClassVar[weakref.WeakKeyDictionary[Crawler, ScrapyCrawl]] = weakref.WeakKeyDictionary()
-
     def __init__(self, crawler: Crawler) -> None:
         self._crawler = weakref.ref(crawler)
         self.stats: Any = crawler.stats
@@ -82,10 +80,14 @@ class ScrapyCrawl:
 
     @classmethod
     def of(cls, crawler: Crawler) -> ScrapyCrawl:
-        """Return the object of a crawler, created at the first call."""
-        found = cls._all.get(crawler)
-        if found is None:
-            found = cls._all[crawler] = cls(crawler)
+        """Return the object of a crawler, created at the first call.
+
+        It is kept in the crawler itself, which it leads back to: weak keys would never drop it.
+        """
+        kept, name = vars(crawler), cls.__qualname__
+        if name not in kept:
+            kept[name] = cls(crawler)
+        found: ScrapyCrawl = kept[name]
         return found
 
     async def open(self) -> Gatekeeper | RemoteGatekeeper:

@@ -42,7 +42,7 @@ from gatekeeper.middleware import (
     Unentered,
     hold_in_context,
     inherited,
-    open_leases,
+    unbind,
 )
 from gatekeeper.pacing.waiting import Need
 from gatekeeper.remote.connection import (
@@ -135,7 +135,7 @@ class RemoteLease(LeaseBase, eq=False):
     def leave(self) -> None:
         """Undo `enter` and end the lease, now or when the connection is free. Without a report it
         counts as sent and unanswered."""
-        open_leases.set(tuple(held for held in open_leases.get() if held is not self))
+        unbind(self)
         self.report()
         self._block_left = self._in_use
         if not self._block_left:

@@ -8,6 +8,7 @@ calls of methods of `_Crawl`, each answered by its number. Messages are pickled.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import pickle
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -278,6 +280,19 @@ class _Crawl:
             logging.getLogger().removeHandler(handler)
             handler.close()
         return said
+
+    async def alive(self) -> dict[str, int]:
+        """Count the objects of the package in this process, by class."""
+        loop = asyncio.get_running_loop()
+        for _ in range(1_000):  # a loop drops its cancelled timers when they are many
+            loop.call_later(3_600, int).cancel()
+        for _ in range(5):
+            await asyncio.sleep(0)
+            gc.collect()
+        kinds = [type(one) for one in gc.get_objects()]
+        return Counter(
+            kind.__qualname__ for kind in kinds if str(kind.__module__).startswith("gatekeeper")
+        )
 
     @property
     def gate(self) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -319,3 +321,24 @@ async def test_a_playwright_crawler_takes_turns(internet: FakeInternet) -> None:
     assert site.paths == ["/robots.txt", "/", "/1"]
     assert min(site.gaps()) >= 0.2
     assert {one.headers["User-Agent"] for one in internet.requests} == {AGENT}
+
+
+async def test_a_closed_context_is_freed_and_so_is_its_gate(
+    opened: Any, internet: FakeInternet
+) -> None:
+    internet.site("a.test").robots("").on("/", html("page"))
+    closed: list[Any] = []
+
+    async def use() -> None:
+        async with Gatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate:
+            context = await context_of(opened, internet)
+            routes = await polite_route(context, gate)
+            assert await polite_route(context, gate) is routes
+            await routes.goto(await context.new_page(), "http://a.test/")
+            await context.close()
+            closed.extend(map(weakref.ref, (gate, context, routes)))
+
+    for _ in range(3):
+        await asyncio.create_task(use())
+    gc.collect()
+    assert [one() for one in closed if one() is not None] == []

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gatekeeper import Config, Deferred, Gatekeeper, LeaseTimeout, PoliteQueue, speedups
+from gatekeeper import Config, Deferred, Denied, Gatekeeper, LeaseTimeout, PoliteQueue, speedups
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import PacingConfig
 from gatekeeper.identity import new_key
@@ -498,6 +498,28 @@ async def test_what_ends_an_answer_that_began_is_no_failure_of_its_host(
     finally:
         await rig.stop()
     assert len(said["a"]) == 1 < len(said["b"]), said
+
+
+async def test_a_crawl_that_has_ended_is_freed(internet: FakeInternet) -> None:
+    internet.site("a.test").robots("User-agent: *\nDisallow: /private\n").page("/")
+
+    async def crawls(count: int) -> Counter[str]:
+        for _ in range(count):
+            rig = Rig(internet, settings(), None)
+            await rig.start()
+            await rig.get("http://a.test/")
+            with suppress(Denied):
+                await rig.get("http://a.test/private")
+            await rig.close()
+            await rig.stop()
+        observer = await Rig.connect()
+        found: Counter[str] = await observer.call("alive")
+        await observer.close()
+        return found
+
+    before, rounds = await crawls(2), 4
+    left = await crawls(rounds) - before
+    assert not {name: count for name, count in left.items() if count >= rounds}
 
 
 async def test_another_scheduler_waits_in_the_middleware(
