@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     with closing(schema.open_to_read(path)) as connection:
         try:
             return _show(connection, origin, args)
-        except sqlite3.Error as error:
+        except schema.FAULTS as error:
             raise schema.unusable(path, error) from error
 
 

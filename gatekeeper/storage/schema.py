@@ -30,7 +30,7 @@ import stat
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import astuple
@@ -45,7 +45,7 @@ from gatekeeper.storage.base import (
     Sighting,
     unpack_body,
 )
-from gatekeeper.urls import host_of
+from gatekeeper.urls import host_of, printable
 
 APPLICATION_ID = 0x67617465
 """`gate`, in the header of every file that gatekeeper creates."""
@@ -62,6 +62,12 @@ _REMEDIES = {
     sqlite3.SQLITE_CANTOPEN: "make it and its directory readable and writable for this user",
     sqlite3.SQLITE_BUSY: "stop the other program that holds it",
 }
+
+FAULTS = (sqlite3.Error, UnicodeDecodeError, MemoryError, msgspec.MsgspecError)
+"""What using a damaged file can raise. Python's module raises UnicodeDecodeError if SQLite's own
+message quotes a damaged schema, and MemoryError for a damaged length; the rows are checked here."""
+_MAX_TOLD = 200
+"""Characters of SQLite's message that are shown."""
 
 _COLUMN_TYPES: dict[Any, str] = {
     str: "TEXT NOT NULL",
@@ -128,15 +134,21 @@ def unusable(path: Path, error: Exception, *, opening: bool = False) -> StorageE
     `opening`: the error occurred while opening the file, so a full disk gives DiskFull.
     """
     if opening and _is_disk_full(path, error):
-        return DiskFull(f"{path}: {error}; make space there, or look at the disk, to start")
+        return DiskFull(f"{path}: {told(error)}; make space there, or look at the disk, to start")
     if isinstance(error, OSError) and not opening:
         return StorageError(f"{path}: {error.strerror or error}")
-    remedy = _REMEDIES.get(
-        getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF,
-        f"move it away, with {path.name}-wal if there is one, and start again "
-        "(promises are taken over from the journal beside it), or restore a copy",
+    remedy = _REMEDIES.get(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF)
+    if remedy is not None:
+        return StorageError(f"{path}: {told(error)}; {remedy}")
+    return StorageError(
+        f"{path}: damaged ({told(error)}); move it away, with {path.name}-wal if there is one, and "
+        "start again (promises are taken over from the journal beside it), or restore a copy"
     )
-    return StorageError(f"{path}: {error}; {remedy}")
+
+
+def told(error: Exception) -> str:
+    """Return an error's message in printable characters: SQLite's may quote a damaged file."""
+    return printable(str(error) or type(error).__name__, _MAX_TOLD)
 
 
 def _is_disk_full(path: Path, error: Exception) -> bool:
@@ -179,7 +191,8 @@ def _check_header(path: Path) -> None:
             header = file.read(100)
     except OSError as error:
         raise StorageError(f"{path}: can't be read ({error.strerror})") from error
-    if not header.startswith(_MAGIC) or len(header) < 100:
+    # By its versions (1 or 2) SQLite would take a damaged file for one that it may only read.
+    if not header.startswith(_MAGIC) or len(header) < 100 or not {*header[18:20]} <= {1, 2}:
         raise StorageError(
             f"{path}: not a database of gatekeeper, or a damaged one; "
             "give another path, or move the file away and start again"
@@ -237,9 +250,10 @@ def connect(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_size_limit = 67108864")
         connection.execute("PRAGMA cache_size = -16384")
         _migrate(connection, path, version)
-        # The pages of a large file are not checked, and the writer starts with this one.
-        get_meta(connection, "absorbed")
-    except (sqlite3.Error, StorageError) as error:
+        # The pages of a large file are not checked, and the writer starts with these numbers.
+        for name in ("absorbed", "history_bytes"):
+            get_meta(connection, name)
+    except (*FAULTS, StorageError) as error:
         if connection is not None:
             connection.close()
         if isinstance(error, StorageError):
@@ -278,7 +292,7 @@ def connect_readonly(path: Path) -> sqlite3.Connection:
             uri, uri=True, isolation_level=None, timeout=5.0, check_same_thread=False
         )
         version = _version(connection)
-    except sqlite3.Error as error:
+    except FAULTS as error:
         if connection is not None:
             connection.close()
         raise unusable(path, error) from error
@@ -335,9 +349,9 @@ def _migrate(connection: sqlite3.Connection, path: Path, version: int) -> None:
             if version == _OLDEST_VERSION:
                 connection.execute("ALTER TABLE clocks DROP COLUMN era")
             connection.execute(f"PRAGMA user_version = {VERSION}")
-    except sqlite3.Error as error:
+    except FAULTS as error:
         raise StorageError(
-            f"{path}: can't be migrated from schema {version} to {VERSION} ({error}); "
+            f"{path}: can't be migrated from schema {version} to {VERSION} ({told(error)}); "
             "nothing was changed: make space, or move it away and start again"
         ) from error
 
@@ -362,6 +376,7 @@ _PUT_CLOCK = (
 _GET_CLOCKS = f"SELECT {', '.join(CLOCK_COLUMNS)} FROM clocks"
 
 Text = str | bytes
+_Record = TypeVar("_Record")
 
 
 def _to_sql(value: str) -> Text:
@@ -379,8 +394,14 @@ def _to_sql(value: str) -> Text:
     return value
 
 
-def _from_sql(value: Text) -> str:
-    return value if isinstance(value, str) else value.decode("utf-8", "surrogatepass")
+def _from_sql(value: Any) -> Any:
+    return value.decode("utf-8", "surrogatepass") if isinstance(value, bytes) else value
+
+
+def _record_of(kind: type[_Record], fields: dict[str, Any]) -> _Record:
+    """Return the record with these fields. Raises msgspec.ValidationError for a damaged row: in any
+    column SQLite may return values of any type."""
+    return msgspec.convert(fields, kind, builtin_types=(bytes,))
 
 
 _ORIGIN_TEXTS = ("origin", "outcome", "state", "etag", "last_modified", "good_outcome")
@@ -407,12 +428,11 @@ def _origin_row(record: OriginRecord) -> list[Any]:
 
 def _origin_from_row(row: tuple[Any, ...]) -> OriginRecord:
     fields: dict[str, Any] = dict(zip(ORIGIN_COLUMNS, row, strict=False))
-    for name in _ORIGIN_TEXTS:
-        if fields[name] is not None:
-            fields[name] = _from_sql(fields[name])
+    for name in (*_ORIGIN_TEXTS, *_ORIGIN_LISTS):
+        fields[name] = _from_sql(fields[name])
     for name in _ORIGIN_LISTS:
-        fields[name] = tuple(_from_sql(fields[name]).split("\n")) if fields[name] else ()
-    return OriginRecord(**fields, body=row[-1])
+        fields[name] = str(fields[name]).split("\n") if fields[name] else ()
+    return _record_of(OriginRecord, fields | {"body": row[-1]})
 
 
 def write_origins(connection: sqlite3.Connection, records: Iterable[OriginRecord]) -> None:
@@ -438,7 +458,7 @@ def _clock_from_row(row: tuple[Any, ...]) -> ClockRecord:
     for name in _CLOCK_TEXTS:
         fields[name] = _from_sql(fields[name])
     fields["paused"] = bool(fields["paused"])
-    return ClockRecord(**fields)
+    return _record_of(ClockRecord, fields)
 
 
 def write_clocks(connection: sqlite3.Connection, clocks: Mapping[str, ClockRecord | None]) -> None:
@@ -464,7 +484,7 @@ def read_clocks(connection: sqlite3.Connection) -> list[ClockRecord]:
 def get_meta(connection: sqlite3.Connection, name: str) -> int | None:
     """Return a number from the table `meta`, or None."""
     row = connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
-    return None if row is None else int(row[0])
+    return None if row is None else msgspec.convert(row[0], int)
 
 
 def set_meta(connection: sqlite3.Connection, name: str, value: int) -> None:
@@ -541,7 +561,7 @@ def _delete_spell(connection: sqlite3.Connection, spell: int, body_hash: bytes) 
     freed = connection.execute(
         "DELETE FROM blobs WHERE hash = ?"
         " AND NOT EXISTS (SELECT 1 FROM history WHERE body_hash = blobs.hash)"
-        " RETURNING length(body)",
+        " RETURNING coalesce(length(body), 0)",
         (body_hash,),
     ).fetchall()
     return HISTORY_ROW_BYTES + sum(int(row[0]) for row in freed)
@@ -565,7 +585,7 @@ def history_of(connection: sqlite3.Connection, origin: str) -> list[HistoryEntry
     """Return an origin's spells in chronological order."""
     names = HistoryEntry.__struct_fields__
     rows = connection.execute(_SELECT_SPELLS, (origin,))
-    return [HistoryEntry(**dict(zip(names, row, strict=True))) for row in rows]
+    return [_record_of(HistoryEntry, dict(zip(names, row, strict=True))) for row in rows]
 
 
 def text_of(connection: sqlite3.Connection, body_hash: bytes) -> bytes | None:
@@ -574,9 +594,9 @@ def text_of(connection: sqlite3.Connection, body_hash: bytes) -> bytes | None:
     if row is None:
         return None
     try:
-        return unpack_body(row[0])
+        return unpack_body(msgspec.convert(row[0], bytes, builtin_types=(bytes,)))
     except zlib.error as error:
-        raise sqlite3.DatabaseError(f"the text {body_hash.hex()} is damaged") from error
+        raise sqlite3.DatabaseError(f"the text {body_hash.hex()}: {error}") from error
 
 
 def entry_at(spells: Sequence[HistoryEntry], wall: float) -> HistoryEntry | None:

@@ -22,9 +22,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gatekeeper import urls
 from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import MEMORY, StorageConfig
-from gatekeeper.errors import StorageError
+from gatekeeper.errors import InvalidURL, StorageError
 from gatekeeper.storage import schema
 from gatekeeper.storage.base import ClockRecord, HistoryEntry, OriginRecord, StorageStats
 from gatekeeper.storage.writer import Writer
@@ -147,7 +148,7 @@ class SqliteStorage:
             if self._loop_connection is None:
                 self._loop_connection = schema.connect_readonly(self._path)
             return schema.read_clock(self._loop_connection, scope)
-        except sqlite3.Error as error:
+        except schema.FAULTS as error:
             raise schema.unusable(self._path, error) from error
 
     def put_clock(self, record: ClockRecord) -> None:
@@ -223,7 +224,7 @@ class SqliteStorage:
             self._connection = schema.connect_readonly(self._path)
         try:
             return query(self._connection)
-        except sqlite3.Error as error:
+        except schema.FAULTS as error:
             raise schema.unusable(self._path, error) from error
 
     def _close_connection(self) -> None:
@@ -290,10 +291,11 @@ class OverflowFile:
             with self._open() as connection:  # commits or rolls back
                 connection.execute("BEGIN")
                 yield connection
-        except (sqlite3.Error, OSError) as error:
+        except (*schema.FAULTS, OSError) as error:
             raise StorageError(
                 f"the queue's scratch file {self._path or tempfile.gettempdir()} can't be used "
-                f"({error}): make room there, or give PoliteQueue another `path`; no URL is lost"
+                f"({schema.told(error)}): make room there, or give PoliteQueue another `path`; no "
+                "URL is lost"
             ) from error
 
     def make_room(self, data: Any) -> None:
@@ -387,19 +389,26 @@ class KeptEntries:
     def _translated_errors(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, OSError) as error:
+        except (*schema.FAULTS, OSError, InvalidURL) as error:
             raise StorageError(
-                f"the kept queue {self._path} can't be used ({error}): only one process at a time "
-                "may use it; make room there, or give PoliteQueue another `keep`"
+                f"the kept queue {self._path} can't be used ({schema.told(error)}): only one "
+                "process at a time may use it; make room there, or give PoliteQueue another `keep`"
             ) from error
 
     def load(self) -> list[Entry]:
-        """Return every entry in order of arrival. Raises StorageError."""
-        with self._translated_errors():
+        """Return every entry in order of arrival. Raises StorageError, also for a damaged one, and
+        unlocks the file then."""
+        with self._translated_errors(), contextlib.ExitStack() as stack:
+            stack.callback(self.close)
             rows = self._file.execute(
                 "SELECT rank, arrival, url, data FROM kept ORDER BY arrival"
             ).fetchall()
-            return [(*one[:3], None if one[3] is None else _decode(one[3])) for one in rows]
+            kept = msgspec.convert(rows, list[tuple[float, int, str, bytes | None]])
+            for one in kept:
+                urls.split(one[2])
+            entries = [(*one[:3], None if one[3] is None else _decode(one[3])) for one in kept]
+            stack.pop_all()
+            return entries
 
     def add(self, entry: Entry) -> None:
         """Store an entry. Raises TypeError if its payload is not plain values, and StorageError."""

@@ -354,7 +354,7 @@ class Writer:
                 return None
             try:
                 return self._open(stack)
-            except (StorageError, sqlite3.Error, OSError) as again:
+            except (StorageError, *schema.FAULTS, OSError) as again:
                 stack.close()
                 error = again
                 self._journal_error = str(again)
@@ -550,7 +550,7 @@ class Writer:
             if len(batch):
                 committer.commit(batch)
             self._check_database()
-        except (sqlite3.Error, OSError) as error:
+        except (*schema.FAULTS, OSError) as error:
             self._failed(batch, error)
             return error
         self._journal.discard(retired)
@@ -569,20 +569,22 @@ class Writer:
             self._batch_seconds = max(interval - took, interval / 4)
         try:
             committer.upkeep()
-        except sqlite3.Error as error:
-            _log.warning("%s: upkeep failed and is retried later: %s", self._path, error)
+        except schema.FAULTS as error:
+            why = schema.told(error)
+            _log.warning("%s: upkeep failed and is retried later: %s", self._path, why)
         return None
 
     def _failed(self, batch: WriteBatch, error: Exception) -> None:
         """Put back a batch that could not be written, and schedule a retry with back-off."""
+        why = schema.told(error)
         if self._failures == 0:
-            _log.error("%s: nothing can be written, retried later: %s", self._path, error)
+            _log.error("%s: nothing can be written, retried later: %s", self._path, why)
         with self._condition:
             self._pending.put_back(batch)
             self._writing = WriteBatch()
             self._failures += 1
             self._failed_batches += 1
-            self._last_error = str(error)
+            self._last_error = why
             self._journal.growth_bounded = True
             wait = self._config.flush_interval * 2.0 ** min(self._failures, 16)
             retry_at = time.monotonic() + min(wait, MAX_RETRY_SECONDS)
@@ -609,7 +611,8 @@ _FAULT_OF_RECORD = (
 
 
 def _fault_of_file(error: Exception) -> bool:
-    return isinstance(error, sqlite3.Error) and not isinstance(error, _FAULT_OF_RECORD)
+    faults = sqlite3.Error | UnicodeDecodeError | MemoryError
+    return isinstance(error, faults) and not isinstance(error, _FAULT_OF_RECORD)
 
 
 class Committer:
