@@ -7,6 +7,8 @@ import contextlib
 import errno
 import importlib.util
 import os
+import posixpath
+import re
 import resource
 import selectors
 import shutil
@@ -18,17 +20,21 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import unquote
 
 import aiohttp
 import pytest
 
+from gatekeeper import RobotsTxt
 from gatekeeper.sidecar import exchange, listening
 from tests.effort import LONG
 from tests.internet import FakeInternet
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
 POLLS = 5_000 if LONG else 1_500
-RECIPE = Path(__file__).parents[2] / "examples" / "nginx" / "gatekeeper.conf"
+ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "examples" / "nginx" / "gatekeeper.conf"
+DEPLOYMENT = ROOT / "docs" / "deployment.md"
 
 
 @asynccontextmanager
@@ -66,11 +72,12 @@ async def nginx(directory: Path, config: str, sock: socket.socket) -> AsyncItera
 
 @asynccontextmanager
 async def fronted(
-    door: Any, internet: FakeInternet, directory: Path, robots: str
+    door: Any, internet: FakeInternet, directory: Path, robots: str, added: str = ""
 ) -> AsyncIterator[tuple[Any, str]]:
     """Run the recipe of `examples/nginx/`. Yields the sidecar, and the base URL at nginx.
 
-    Only addresses and paths are filled in: nginx serves the site's pages and robots.txt.
+    Only addresses and paths are filled in: nginx serves the site's pages and robots.txt. `added`
+    goes into the `server` block.
     """
     site = internet.site("127.0.0.1").robots(robots)
     site.page("/page", "the page").page("/private", "a secret").page("/private/x", "another")
@@ -79,7 +86,7 @@ async def fronted(
     port = sock.getsockname()[1]
     places = {
         "listen 8080": f"listen 127.0.0.1:{port}",
-        "www.example.org": "127.0.0.1",
+        "server_name www.example.org;": f"server_name 127.0.0.1; {added}",
         "127.0.0.1:8750": sidecar.base.removeprefix("http://"),
         "127.0.0.1:8000": f"127.0.0.1:{internet.listener().port()}",
     }
@@ -143,6 +150,78 @@ async def test_t7_nothing_a_visitor_sends_opens_a_page_behind_the_recipe(
         answers = [await status_at(sidecar, base + "/private/x", **one) for one in forged]
 
     assert answers == [403] * len(forged)
+
+
+def forms(path: bytes) -> set[bytes]:
+    """Return targets that some reader may take for the path, or for /robots.txt."""
+    name, rest = path[1:], path[2:]
+    ups = (b"..", b"%2e%2e", b".%2e", b"%2E.")
+    slashes = (b"/", b"%2f", b"%2F", b"//", b"/./", b"\\", b"%5c", b"%252f")
+    return {
+        *(
+            path + slash + up + slash + up + slash + b"robots.txt"
+            for up in ups
+            for slash in slashes
+        ),
+        *(b"/robots.txt" + slash + up + slash + name for up in ups for slash in slashes),
+        *(b"/a" + b"/" + up + b"/" + name for up in ups),
+        *(
+            path + end
+            for end in (b"", b"/", b"?x", b"#x", b"%23x", b";x", b"%00", b"%0a", b"?", b".")
+        ),
+        *(path + end + b"/../../robots.txt" for end in (b"?", b"#", b"%3f", b"%23", b";", b"%00")),
+        *(
+            b"/robots.txt" + end + b"/../" + name
+            for end in (b"?", b"#", b"%3f", b"%23", b";", b"%00")
+        ),
+        *(
+            b"/robots.txt" + end
+            for end in (b"", b"?" + name, b"/", b"/x", b"%2fx", b";x", b"%20", b".")
+        ),
+        b"/" + b"%%%02x" % name[0] + rest,
+        b"/./" + name,
+        b"/%2e/" + name,
+        b"http://127.0.0.1" + path,
+        b"http://127.0.0.1/robots.txt/.." + path,
+        b"http://127.0.0.1" + path + b"/..%2f..%2frobots.txt",
+    }
+
+
+def as_merged(target: str) -> str:
+    """Return a path as a backend reads it that decodes it, merges slashes and resolves dots."""
+    return posixpath.normpath(re.sub("/+", "/", unquote(target.partition("?")[0])))
+
+
+REFUSAL = re.search(r"`(if \(\$request_uri .*?)`", DEPLOYMENT.read_text(encoding="utf-8"))
+"""The line of nginx that the document has for backends that merge slashes or decode."""
+
+
+@pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
+@pytest.mark.parametrize("merges", [False, True], ids=["a backend", "one that merges slashes"])
+async def test_t7_no_form_of_a_target_passes_the_recipe_unasked(
+    door: Any, internet: FakeInternet, tmp_path: Path, merges: bool
+) -> None:
+    assert REFUSAL is not None
+    robots = "User-agent: *\nDisallow: /private\n"
+    policy = RobotsTxt.parse(robots).policy("*")
+    added = REFUSAL[1] if merges else ""
+    async with fronted(door, internet, tmp_path, robots, added) as (sidecar, base):
+        await sidecar.get("/v1/check", params={"url": base + "/"})
+        assert await status_at(sidecar, base + "/page") == 200
+        host, port = base.removeprefix("http://").split(":")
+        for target in sorted(forms(b"/private/x")):
+            internet.requests.clear()
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(
+                b"GET %b HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n" % target
+            )
+            answer = await reader.read()
+            writer.close()
+            seen = [one.target for one in internet.requests]
+            read = [as_merged(one) for one in seen] if merges else seen
+            assert all(policy.allowed(one) for one in read), (target, seen)
+            if b"User-agent" in answer:
+                assert [one.partition("?")[0] for one in seen] == ["/robots.txt"], (target, seen)
 
 
 @pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
