@@ -433,6 +433,27 @@ async def test_a_form_of_one_session_is_none_of_another(internet: FakeInternet) 
         assert "Max-Age=0" in answer.headers["Set-Cookie"]
 
 
+async def test_signing_out_ends_every_copy_of_the_session_and_no_other(
+    internet: FakeInternet,
+) -> None:
+    async with demo(internet, tokens=Tokens((ADMIN,))) as shop:
+        one, two = await sign_in(shop.base, ADMIN), await sign_in(shop.base, ADMIN)
+        answer, text = await get(shop.base, "hosts", headers={"Cookie": one})
+        renewed = answer.headers["Set-Cookie"].partition(";")[0]
+        form = {"form": form_word(text)}
+        await post(shop.base, "sign-out", form, headers={"Cookie": one})
+        for cookie in (one, renewed):
+            answer, _ = await get(shop.base, "hosts", headers={"Cookie": cookie})
+            assert answer.status == 303
+            answer, _ = await post(
+                shop.base, "hosts/a.test/pause", form, headers={"Cookie": cookie}
+            )
+            assert answer.status == 303
+            assert answer.headers["Location"].startswith("../../sign-in")
+        answer, _ = await get(shop.base, "hosts", headers={"Cookie": two})
+        assert answer.status == 200
+
+
 async def test_a_form_that_is_too_long_is_refused(door: Any) -> None:
     service = await door()
     answer, _ = await post(service.base, "hosts/a.test/pause", {"form": "x" * 20_000})

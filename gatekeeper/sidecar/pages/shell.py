@@ -26,6 +26,7 @@ from gatekeeper.clock import Clock
 from gatekeeper.sidecar.exchange import ANY_ROLE, Problem, Role
 from gatekeeper.sidecar.pages.html import Child, Html, badge, hidden, tag
 from gatekeeper.sidecar.security import Admission, Token
+from gatekeeper.urls import make_room
 
 # --- visitors ---------------------------------------------------------------------------------
 
@@ -39,6 +40,8 @@ MAX_SESSION: Final = 43_200
 _TIME: Final = re.compile("[0-9]{1,12}")
 """A time in a cookie. Python may refuse to convert longer numbers."""
 _TLS_PREFIX: Final = "tls-"
+_MAX_ENDED: Final = 10_000
+"""Sessions that were signed out and are remembered, of which each took a token."""
 
 
 class Visitor(NamedTuple):
@@ -56,11 +59,14 @@ class Visitor(NamedTuple):
 
 
 class Sessions:
-    """Authenticates visitors by their credentials. No session is stored."""
+    """Authenticates visitors by their credentials. Only the sessions that were signed out are
+    stored, in memory: a restart forgets them, and a copied cookie is valid until its end again."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._key = secrets.token_bytes(32)
+        self._ended: dict[str, None] = {}
+        """The nonces of the sessions that were signed out; the oldest are evicted."""
 
     def visitor(self, request: web.BaseRequest, admission: Admission) -> Visitor | None:
         """Return the visitor, or None if a sign-in is needed. Raises Problem 401 or 403."""
@@ -72,6 +78,8 @@ class Sessions:
         name, began, until, nonce, signature = [*text.split("|"), "", "", "", "", ""][:5]
         now = self._clock.wall()
         if not (_TIME.fullmatch(began) and _TIME.fullmatch(until) and now < int(until)):
+            return None
+        if nonce in self._ended:
             return None
         for token in admission.tokens.of(name):
             signed = _signature(token, began, until, nonce)
@@ -85,6 +93,12 @@ class Sessions:
         """Return the cookie of a new session; `secure`: it started over TLS."""
         nonce = (_TLS_PREFIX if secure else "") + secrets.token_hex(16)
         return self._cookie(token, int(self._clock.wall()), nonce)
+
+    def end(self, visitor: Visitor) -> None:
+        """End a visitor's session, which no copy of its cookie opens any more."""
+        if visitor.cookie is not None:
+            make_room(self._ended, _MAX_ENDED)
+            self._ended[visitor.cookie.split("|")[3]] = None
 
     def check_form(self, visitor: Visitor, fields: Mapping[str, str]) -> None:
         """Raise Problem 403 for a form that does not come from our own pages."""

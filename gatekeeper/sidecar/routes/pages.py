@@ -240,7 +240,8 @@ def _safe_path(wanted: str) -> str:
 
 
 async def _sign_out(service: Service, call: Call, visitor: Visitor, fields: dict[str, str]) -> None:
-    """Do nothing: a session consists of its cookie only."""
+    """End the visitor's session."""
+    service.sessions.end(visitor)
 
 
 async def sign_out(service: Service, call: Call) -> web.StreamResponse:
