@@ -113,6 +113,12 @@ async def polite_session(
                 f"session_factory made a {type(session).__name__}, not a ClientSession: wrap "
                 "the session of polite_session in it instead"
             )
+        if session.connector is not inside.connector or session.trust_env:
+            await session.close()
+            raise ConfigError(
+                "session_factory made a session with another connector or with trust_env, past the "
+                "guard: it has to pass its arguments on"
+            )
         timer = SharedTimer(clock)
         _gate_requests(session, gate, timer, outer, base)
         vars(session)[_GATE] = gate

@@ -43,9 +43,10 @@ class PoliteTransport(
 
     By default the transport has its own connection pool, and the guard checks each address that it
     connects to (`guarded` is True). Its `options` are `verify` and `cert` as in httpx, and those of
-    httpcore's AsyncConnectionPool such as `http2` and `local_address`; unix sockets (`uds`) are
-    refused. `resolver` resolves names; by default that of the gate is used. With a `transport` of
-    your own no addresses are checked: that raises ConfigError unless you pass `guarded=False`.
+    httpcore's AsyncConnectionPool such as `http2` and `local_address`. `resolver` resolves names;
+    by default that of the gate is used. With a `transport` of your own, or the options `proxy`,
+    `uds` or `network_backend`, no addresses are checked: that raises ConfigError unless you pass
+    `guarded=False`, or guard.mode is "url-only".
 
     Requests raise `gatekeeper.Denied`, `Deferred`, `LeaseTimeout` and `InvalidURL`, which are
     subclasses of `httpx.RequestError` as well.

@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from aiohttp.abc import AbstractResolver
 
@@ -81,6 +81,16 @@ class LeasedStream:
 
 _Asked = TypeVar("_Asked")
 
+GUARDED_OPTIONS: Final = frozenset(
+    (
+        *("verify", "cert", "ssl_context", "http1", "http2"),
+        *("max_connections", "max_keepalive_connections", "keepalive_expiry"),
+        *("retries", "local_address", "socket_options"),
+    )
+)
+"""Options of a connection pool with which the guard still chooses the address that is dialled; with
+any other (`proxy`, `uds`, `network_backend`, and those of later versions) it may not."""
+
 
 class _Library(Generic[_Asked]):
     """Base of both transports. A subclass names the modules of its library: `class PoliteTransport(
@@ -118,9 +128,12 @@ class _Library(Generic[_Asked]):
         self._gate = gate
         self._max_wait = max_wait
         config = config_of(gate, blocking=isinstance(self, HopTransport))
-        self.guarded = transport is None
+        dialling = [name for name in options if name not in GUARDED_OPTIONS and options[name]]
+        self.guarded = transport is None and not dialling
         if transport is not None:
             accept_unguarded(config, guarded, "a transport of your own")
+        for name in dialling:
+            accept_unguarded(config, guarded, f"the option {name} of the transport")
         self._names = GuardedNames(config, resolver)
         self._bodies: weakref.WeakSet[BodyInUse] = weakref.WeakSet()
         self._inner = transport or self._own(options)
@@ -146,9 +159,9 @@ class _Library(Generic[_Asked]):
         return kind(
             # Unlimited, since leases limit connections; waiting in the pool would use up a lease.
             **{"max_connections": None, "max_keepalive_connections": 100, "keepalive_expiry": 15.0}
-            | options,
+            | options
+            | ({"network_backend": backend} if self.guarded else {}),
             ssl_context=context,
-            network_backend=backend,
         )
 
     def _raw(self, request: Any) -> Any:
