@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from aiohttp.abc import AbstractResolver
 
-from gatekeeper.errors import AddressRefused, Denied, GateClosed, GatekeeperError
+from gatekeeper.errors import AddressRefused, ConfigError, Denied, GateClosed, GatekeeperError
 from gatekeeper.integrations.hops import (
     Attempts,
     BodyInUse,
@@ -145,6 +145,8 @@ class _Library(Generic[_Asked]):
     @contextmanager
     def _converted(self, request: Any) -> Iterator[None]:
         """Convert our errors to those that derive from the library's as well."""
+        if "target" in request.extensions:
+            raise ConfigError("the extension `target` would be sent in place of the decided URL")
         try:
             yield
         except GatekeeperError as error:

@@ -176,6 +176,20 @@ async def test_a_name_that_is_rebound_is_not_sent_through_an_option(
                     await client.get("http://inner.test/x")
 
 
+@pytest.mark.parametrize("library", ["httpx", "httpx2"])
+async def test_no_extension_of_a_request_replaces_the_url_that_was_decided(
+    internet: FakeInternet, library: str
+) -> None:
+    httpx = pytest.importorskip(library)
+    module: Any = import_module(f"gatekeeper.integrations.{library}")
+    site = internet.site("a.test").robots("User-agent: *\nDisallow: /private\n").page("/private")
+    async with Gatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate:
+        async with httpx.AsyncClient(transport=module.PoliteTransport(gate)) as client:
+            with pytest.raises(ConfigError, match="target"):
+                await client.get("http://a.test/", extensions={"target": b"/private"})
+    assert site.paths == []
+
+
 def elsewhere(**arguments: Any) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(**(arguments | {"connector": aiohttp.TCPConnector()}))
 
