@@ -183,10 +183,12 @@ async def test_no_extension_of_a_request_replaces_the_url_that_was_decided(
     httpx = pytest.importorskip(library)
     module: Any = import_module(f"gatekeeper.integrations.{library}")
     site = internet.site("a.test").robots("User-agent: *\nDisallow: /private\n").page("/private")
-    async with Gatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate:
-        async with httpx.AsyncClient(transport=module.PoliteTransport(gate)) as client:
-            with pytest.raises(ConfigError, match="target"):
-                await client.get("http://a.test/", extensions={"target": b"/private"})
+    async with (
+        Gatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate,
+        httpx.AsyncClient(transport=module.PoliteTransport(gate)) as client,
+    ):
+        with pytest.raises(ConfigError, match="target"):
+            await client.get("http://a.test/", extensions={"target": b"/private"})
     assert site.paths == []
 
 
