@@ -108,17 +108,7 @@ async def polite_session(
             middlewares=(*outer, gate.middleware),
             **{**HEAD_LIMITS, **session_arguments},
         )
-        if not isinstance(session, aiohttp.ClientSession):
-            raise ConfigError(
-                f"session_factory made a {type(session).__name__}, not a ClientSession: wrap "
-                "the session of polite_session in it instead"
-            )
-        if session.connector is not inside.connector or session.trust_env:
-            await session.close()
-            raise ConfigError(
-                "session_factory made a session with another connector or with trust_env, past the "
-                "guard: it has to pass its arguments on"
-            )
+        await _refuse_other_session(session, inside.connector)
         timer = SharedTimer(clock)
         _gate_requests(session, gate, timer, outer, base)
         vars(session)[_GATE] = gate
@@ -127,6 +117,22 @@ async def polite_session(
                 yield session
         finally:
             timer.cancel()
+
+
+async def _refuse_other_session(session: object, connector: aiohttp.BaseConnector) -> None:
+    """Raise ConfigError for what a `session_factory` made, if it is no session with the connector
+    of the gate."""
+    if not isinstance(session, aiohttp.ClientSession):
+        raise ConfigError(
+            f"session_factory made a {type(session).__name__}, not a ClientSession: wrap "
+            "the session of polite_session in it instead"
+        )
+    if session.connector is not connector or session.trust_env:
+        await session.close()
+        raise ConfigError(
+            "session_factory made a session with another connector or with trust_env, past the "
+            "guard: it has to pass its arguments on"
+        )
 
 
 def plain_session(
