@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -78,15 +78,15 @@ error agent-list: A user-agent line names one agent, by its product token; write
 info repeated-agent: The agent already has a group; the two are merged (RFC 9309 section 2.2.1).
 warning several-star-groups: Only one group for `*` is allowed; some robots read the first (1994
     standard).
+info named-group-exempts: A robot that is named obeys its own groups alone, so rules for `*` do not
+    apply to it (RFC 9309 section 2.2.1).
 info group-without-rules: The group has no rules and allows everything (RFC 9309 section 2.1).
 info missing-blank-line: A group begins without a blank line before it; older parsers need one (1994
     standard).
 warning blank-inside-group: A blank line divides the group; for older parsers it ends there (1994
     standard).
-warning content-usage-between-agents: Parsers of the newer draft begin a new group after
-    Content-Usage (draft-ietf-aipref-attach).
-warning crawl-delay-between-agents: Crawl-delay ends no group: the agents above it obey the rules
-    below as well, though some robots begin a new group (RFC 9309 section 2.2.4).
+warning joined-groups: Only a rule ends a group: the agents above this line also obey the rules
+    below the next user-agent line (RFC 9309 section 2.2.4).
 # Rules.
 warning blank-in-value: A blank inside the path counts as %20 (RFC 9309 section 2.2).
 warning hash-in-path: A `#` begins a comment, even without a blank before it (RFC 9309 section
@@ -224,6 +224,13 @@ def quoted(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:59] + "…")
 
 
+def _listed(agents: Sequence[str]) -> str:
+    """Return at most three of the agents, `*` first, and the number of the others."""
+    agents = sorted(dict.fromkeys(agents), key=lambda agent: agent != "*")
+    others = [f"{len(agents) - 3} more"] if len(agents) > 3 else []
+    return ", ".join([*map(quoted, agents[:3]), *others])
+
+
 def check_agent(report: FindingList, line: TextLine) -> None:
     """Check that a user-agent line names a product token or `*`."""
     if not line.value:
@@ -333,6 +340,7 @@ def check_groups(report: FindingList, groups: Sequence[Group]) -> None:
             else:
                 report.add(group.line, "repeated-agent", f"{quoted(agent)} in line {first}.")
         _check_group(report, group, star_line)
+    _check_exempt(report, groups, seen)
 
 
 def _check_group(report: FindingList, group: Group, star_line: int) -> None:
@@ -348,17 +356,65 @@ def _check_group(report: FindingList, group: Group, star_line: int) -> None:
         if rule.value:
             _check_value(report, rule, group.dialect)
     rules = [rule for rule in group.rules if rule.value]
-    # `Allow: /` alone is not meant as a whitelist: it says explicitly that everything is allowed.
-    if (
-        rules
-        and all(_allows(rule) for rule in group.rules)
-        and not any(squeeze(rule.value) in _EVERYTHING for rule in rules)
-    ):
+    if rules and _is_whitelist(group.rules):
         report.add(rules[0].line, "lone-allow", detail)
     if group.dialect in {Dialect.R1996, Dialect.V2}:
         _check_order(report, rules, group.dialect)
     else:
         _check_longest(report, rules)
+
+
+def _is_whitelist(rules: Sequence[Rule]) -> bool:
+    # `Allow: /` alone is not meant as a whitelist: it says explicitly that everything is allowed.
+    return all(_allows(rule) and squeeze(rule.value) not in _EVERYTHING for rule in rules)
+
+
+def _check_exempt(report: FindingList, groups: Sequence[Group], first: Mapping[str, int]) -> None:
+    """Report each named group that does not deny what a rule for `*` denies.
+
+    If `*` is denied everything, a named group is an exception on purpose. `first` has the line of the first group of each agent: the rules of all its groups count. A rule
+    is compared with equal patterns and plain prefixes only, at most `_MAX_COMPARED` times.
+    """
+    groups = [group for group in groups if group.dialect is Dialect.RFC9309]
+    stars = [rule for group in groups if "*" in group.agents for rule in group.rules]
+    wanted = [(rule, _meaning(rule)) for rule in stars if _denies(rule)]
+    wanted = [each for each in wanted if each[1][:1] in {"/", "*"}]
+    if any(meaning == "/" for _, meaning in wanted):
+        return
+    own: dict[int, tuple[Group, list[Rule]]] = {}
+    for group in groups:
+        if names := [agent.lower() for agent in group.agents if agent not in {"", "*"}]:
+            own.setdefault(first[names[0]], (group, []))[1].extend(group.rules)
+    left = _MAX_COMPARED
+    for group, rules in own.values():
+        if _is_whitelist(rules):
+            continue  # reported with a warning
+        denied = {_meaning(rule) for rule in rules if _denies(rule)}
+        lengths = sorted({len(meaning) for meaning in denied if not _SPECIAL.search(meaning)})
+        left -= len(wanted) * (1 + len(lengths))
+        if left < 0:
+            return
+        lost = [
+            f"{quoted(f'{rule.field}: {rule.value}')} in line {rule.line}"
+            for rule, meaning in wanted
+            if meaning not in denied
+            and not any(meaning[:length] in denied for length in lengths if length < len(meaning))
+        ]
+        if lost:
+            lost[3:] = [f"{len(lost) - 3} more"] if len(lost) > 3 else []
+            agents = _listed([agent for agent in group.agents if agent != "*"])
+            detail = f"Not obeyed by {agents}: {', '.join(lost)}."
+            report.add(group.line, "named-group-exempts", detail)
+
+
+_MAX_COMPARED = 500_000
+_SPECIAL = re.compile("[*$]")
+
+
+def _meaning(rule: Rule) -> str:
+    """Return the pattern in normal form; two that match the same paths are equal."""
+    pattern = squeeze(rfc_pattern(to_octets(rule.value)))
+    return pattern if pattern.endswith("$") else pattern.rstrip("*") or "/"
 
 
 def _check_value(report: FindingList, rule: Rule, dialect: Dialect) -> None:
@@ -409,7 +465,7 @@ def _check_longest(report: FindingList, rules: Sequence[Rule]) -> None:
     for rule in rules:
         pattern = rfc_pattern(to_octets(rule.value))
         rank = len(pattern), _allows(rule)  # each of several stars counts
-        key = squeeze(pattern) if pattern.endswith("$") else squeeze(pattern).rstrip("*")
+        key = _meaning(rule)
         other_rank, other = deciding.setdefault(key, (rank, rule))
         if other is rule:
             continue
@@ -461,8 +517,6 @@ def _allows(rule: Rule) -> bool:
 
 
 _OUTSIDE_GROUPS = FILE_FIELDS | {"robot-version"}  # a Robot-version there is misplaced
-_ONLY_SOME_END_GROUPS = frozenset({"content-usage", "crawl-delay"})
-"""Fields after which a user-agent line begins another group for some robots."""
 _INDEXING = frozenset({"noindex", "nofollow"})
 """Fields that search engines once read."""
 _HTML = re.compile(r"[\s\ufeff]*<(?:!doctype\s+html|html|head|body|\?xml)\b", re.IGNORECASE)
@@ -516,7 +570,7 @@ def _check_file(report: FindingList, robots: RobotsTxt, text: str) -> bool:
 
 
 class _LineChecks:
-    """Checks line by line. The memory for earlier lines has a constant size."""
+    """Checks line by line."""
 
     def __init__(self, report: FindingList, dialect: Dialect | None, *, html: bool) -> None:
         self._report = report
@@ -542,14 +596,19 @@ class _LineChecks:
         self._version_fits = False
         self._version_line = 0
         """Line number of the Robot-version of the current group."""
-        self._between: tuple[int, str] | None = None
-        """Line number and code of a record since the last user-agent line or rule that is to be
-        reported if another user-agent line follows."""
+        self._agents: list[str] = []
+        """The user-agent values of the group."""
+        self._between = 0
+        """Line number of what stands after the last user-agent line of a group without rules."""
+        self._joined: list[tuple[int, str]] = []
+        """Line numbers of what stands between user-agent lines of the group, and the agents above
+        and below it; to be reported with the first rule that they share."""
 
     def read(self, line: TextLine) -> None:
         """Check one line and update the state for the following ones."""
         if line.spoilt:
             self._report.add(line.number, "control", "", Severity.ERROR if line.field else None)
+            self._between = self._between or line.number
             return
         if "\ufffd" in line.text:
             self._report.add(line.number, "not-utf8")
@@ -559,10 +618,12 @@ class _LineChecks:
             self._blank_line(line.number)
         elif not line.text.lstrip(" \t").startswith("#"):  # a comment line is no boundary (R94-06)
             self._version_fits = False
+            self._between = self._between or line.number
             self._no_colon(line)
 
     def end(self) -> None:
         """Report what only the whole file shows."""
+        self._end_joined("the same records.")
         if self._html:
             return
         if not self._any_record:
@@ -589,6 +650,7 @@ class _LineChecks:
         elif line.field in {"allow", "disallow"}:
             self._rule(line)
         else:
+            self._between = self._between or line.number
             self._other(line)
             self._version_fits = False
 
@@ -596,11 +658,14 @@ class _LineChecks:
         if not self._in_group or self._has_rule:
             if self._record_open:
                 self._report.add(line.number, "missing-blank-line")
+            self._end_joined("the same records.")
             self._has_rule = False
-            self._blank_in_group = self._version_line = 0
-        elif self._between is not None:
-            self._report.add(*self._between)
-        self._between = None
+            self._version_line = 0
+            self._agents.clear()
+        elif (joint := self._between or self._blank_in_group) and len(self._joined) < MAX_FINDINGS:
+            self._joined.append((joint, f"{_listed(self._agents)} and {quoted(line.value)}"))
+        self._between = self._blank_in_group = 0
+        self._agents.append(line.value)
         if self._version_line and self._record_open:  # V2-06: it must follow the last one
             self._report.add(self._version_line, "misplaced-version")
             self._version_line = 0
@@ -614,8 +679,15 @@ class _LineChecks:
             return
         if self._blank_in_group and not self._has_rule:
             self._report.add(self._blank_in_group, "blank-inside-group")
+        self._end_joined(f"{quoted(line.text.strip())} in line {line.number}.")
         self._has_rule = True
-        self._blank_in_group, self._between = 0, None
+        self._blank_in_group = 0
+
+    def _end_joined(self, shared: str) -> None:
+        """Report the joined groups; `shared` is what all of their agents obey."""
+        for number, agents in self._joined:
+            self._report.add(number, "joined-groups", f"{agents} obey {shared}")
+        self._joined.clear()
 
     def _other(self, line: TextLine) -> None:
         if line.field not in KNOWN_FIELDS:
@@ -632,8 +704,6 @@ class _LineChecks:
             return
         if not self._in_group and line.field not in _OUTSIDE_GROUPS:
             self._report.add(line.number, "record-outside-group")
-        if line.field in _ONLY_SOME_END_GROUPS and self._in_group and not self._has_rule:
-            self._between = line.number, f"{line.field}-between-agents"
         read = _READERS.get(line.field)
         if read is not None and read(line.value) is None:
             self._report.add(line.number, f"bad-{line.field}", quoted(line.value))

@@ -47,16 +47,10 @@ CASES: list[tuple[str | bytes, list[tuple[int, str]]]] = [
     ("User-agent: a\nDisallow: /b\n\nUser-agent: A\nDisallow: /c\n", [(4, "repeated-agent")]),
     (GROUP + "Disallow: /b\n\n" + GROUP + "Disallow: /c\n", [(4, "repeated-agent")]),
     (GROUP + "Disallow: /b\n\nUser-agent: a\n", [(4, "group-without-rules")]),
-    (GROUP + "Disallow: /b\nUser-agent: a\nDisallow: /c\n", [(3, "missing-blank-line")]),
+    (GROUP + "Disallow: /b\nUser-agent: a\nDisallow: /b\n", [(3, "missing-blank-line")]),
+    (GROUP + "Disallow: /b\n\nUser-agent: a\nDisallow: /c\n", [(4, "named-group-exempts")]),
     (GROUP + "# note\n\nDisallow: /b\n", [(3, "blank-inside-group")]),
-    (
-        "User-agent: a\nContent-Usage: train-ai=n\nUser-agent: b\nDisallow: /b\n",
-        [(2, "content-usage-between-agents")],
-    ),
-    (
-        "User-agent: a\nCrawl-delay: 5\nUser-agent: b\nDisallow: /b\n",
-        [(2, "crawl-delay-between-agents")],
-    ),
+    (GROUP + "Crawl-delay: 5\nUser-agent: b\nDisallow: /b\n", [(2, "joined-groups")]),
     # Rules.
     (GROUP + "Disallow: / cyberworld / map /\n", [(2, "blank-in-value")]),
     (GROUP + "Disallow: /ü\n", [(2, "unescaped-non-ascii")]),
@@ -82,7 +76,7 @@ CASES: list[tuple[str | bytes, list[tuple[int, str]]]] = [
     ),
     (
         GROUP + "Robot-version: 2.0\nUser-agent: b\nRobot-version: 1.0\nDisallow: /a\n",
-        [(2, "misplaced-version")],
+        [(2, "joined-groups"), (2, "misplaced-version")],
     ),
     (GROUP + "Robot-version: two\nDisallow: /a\n", [(2, "bad-version")]),
     (GROUP + "Robot-version: 2.0\nRobot-version: 1.0\nDisallow: *\n", [(3, "repeated-version")]),
@@ -240,6 +234,96 @@ def test_a_crawl_delay_beside_a_rule_of_its_group_is_no_fault(text: str) -> None
     assert told(text) == []
 
 
+_RECORDS = [
+    "Content-Signal: ai-train=no",
+    "Content-Usage: train-ai=n",
+    "Crawl-delay: 5",
+    "Request-rate: 1/5",
+    "Comment: hello",
+    "Sitemap: https://a.example/s.xml",
+    "Host: a.example",
+    "Noindex: /a",
+    "Novelty: 1",
+    "Dissallow: /a",
+    "Disallow /a",
+    "Disallow: /\0",
+]
+
+
+@pytest.mark.parametrize("blanks", [("", ""), ("\n", ""), ("", "\n"), ("# c\n", "\n# c\n")])
+@pytest.mark.parametrize("record", _RECORDS)
+def test_whatever_stands_between_two_agents_is_told_with_who_obeys_what(
+    record: str, blanks: tuple[str, str]
+) -> None:
+    text = f"{GROUP}{blanks[0]}{record}\n{blanks[1]}User-agent: GPTBot\n\nDisallow: /\n"
+    robots = RobotsTxt.parse(text)
+    assert not robots.policy("other").allowed("/x")
+    (found,) = (each for each in robots.findings if each.code == "joined-groups")
+    assert found.severity == "warning"
+    assert found.line == text[: text.index(record)].count("\n") + 1
+    line = text.count("\n")
+    assert found.message.endswith(f"'*' and 'GPTBot' obey 'Disallow: /' in line {line}.")
+
+
+def test_a_blank_line_between_two_agents_is_told_and_comments_are_not() -> None:
+    between = GROUP + "# all\n\nUser-agent: a\n# not these\nUser-agent: b\nDisallow: /\n"
+    assert told(between) == [(3, "joined-groups")]
+    assert told(between, "1994") == [(1, "group-without-rules")]  # there a blank line is an end
+
+
+def test_each_line_that_joins_groups_is_told_with_all_agents_above_it() -> None:
+    bots = "".join(f"User-agent: bot{name}\nCrawl-delay: 4\n\n" for name in "abcd")
+    found = RobotsTxt.parse(bots + GROUP + "Disallow: /p\n").findings
+    assert [(each.line, each.code) for each in found] == [
+        (line, "joined-groups") for line in (2, 5, 8, 11)
+    ]
+    wanted = "'bota', 'botb', 'botc', 1 more and '*' obey 'Disallow: /p' in line 14."
+    assert found[-1].message.endswith(wanted)
+    (found,) = RobotsTxt.parse("User-agent: a\nCrawl-delay: 5\nUser-agent: b\n").findings[1:]
+    assert found.message.endswith("'a' and 'b' obey the same records.")
+
+
+def exempt(star: str, named: str) -> list[str]:
+    """What is told about the group of a named robot that does not repeat the rules for all."""
+    findings = RobotsTxt.parse(f"{GROUP}{star}\n\nUser-agent: Bot\n{named}\n").findings
+    found = [each for each in findings if each.code == "named-group-exempts"]
+    assert {(each.severity, each.line) for each in found} <= {("info", 3 + star.count("\n") + 1)}
+    return [each.message.partition("). ")[2] for each in found]
+
+
+def test_a_group_for_one_robot_is_told_with_the_rules_that_it_does_not_repeat() -> None:
+    assert exempt("Disallow: /cart\nAllow: /b\nDisallow: /pay", "Disallow: /pay*") == [
+        "Not obeyed by 'Bot': 'Disallow: /cart' in line 2."
+    ]
+    assert exempt("Disallow: /a\nDisallow: /b", "Disallow:") == [
+        "Not obeyed by 'Bot': 'Disallow: /a' in line 2, 'Disallow: /b' in line 3."
+    ]
+    (many,) = exempt("\n".join(f"Disallow: /{name}" for name in "abcdef"), "Allow: /")
+    assert many.endswith("'Disallow: /c' in line 4, 3 more.")
+
+
+@pytest.mark.parametrize(
+    ("star", "named"),
+    [
+        ("Disallow: /a", "Disallow: /"),
+        ("Disallow: /a", "Disallow: *\nAllow: /a/b"),
+        ("Disallow: /a/b*c\nDisallow: /%7Eb", "Disallow: /a/\nDisallow: /~b"),
+        ("Disallow: /", "Disallow: /a"),  # on purpose: the others are shut out
+        ("Disallow:\nAllow: /a", "Disallow: /b"),
+        ("Disallow: a", "Disallow: /b"),  # matches nothing
+    ],
+)
+def test_a_group_that_denies_what_the_rules_for_all_deny_is_no_exception(
+    star: str, named: str
+) -> None:
+    assert exempt(star, named) == []
+
+
+def test_the_groups_of_one_robot_count_together() -> None:
+    named = "Disallow: /a\n\nUser-agent: other\nDisallow: /\n\nUser-agent: bot\nDisallow: /b"
+    assert exempt("Disallow: /a\nDisallow: /b", named) == []
+
+
 def test_a_field_that_search_engines_no_longer_read_is_a_warning_with_the_remedy() -> None:
     for field, severity in (("Noindex", "warning"), ("NoFollow", "warning"), ("Novelty", "info")):
         (found,) = RobotsTxt.parse(GROUP + f"Disallow: /a\n{field}: /b\n").findings
@@ -335,7 +419,7 @@ def test_a_file_cut_at_the_limit() -> None:
         "User-agent: *\nDisallow: /\n",
         "User-agent: *\nAllow: /\n",
         "# hello\nUser-agent: a\nUser-agent: b-c_d\n# note\nDisallow: /x/*.gif$\nAllow: /x/y\n\n"
-        "User-agent: *\nDisallow: *.cgi\nCrawl-delay: 2.5\nRequest-rate: 1/10m 1300-1659\n"
+        "User-agent: *\nDisallow: /x/*.gif$\nCrawl-delay: 2.5\nRequest-rate: 1/10m 1300-1659\n"
         "Visit-time: 0600-0845\nComment: hello\nContent-Usage: /a train-ai=n\n"
         "Content-Signal: search=yes, ai-train=no\n\nSitemap: https://example.com/s.xml\n"
         "License: https://example.com/l.xml\nHost: example.com\nClean-param: a&b /c\n",
@@ -376,6 +460,10 @@ HOSTILE = {
     + "Robot-version: 1.0\n"
     + "".join(f"Disallow: /{'a' * (number % 900)}{number}\n" for number in range(1_000)),
     "groups": "".join(f"User-agent: a{number}\nAllow: /\n" for number in range(18_000)),
+    "exceptions": GROUP
+    + "".join(f"Disallow: /{number}\n" for number in range(13_000))
+    + "".join(f"\nUser-agent: a{number}\nDisallow: /{number % 9}\n" for number in range(7_000)),
+    "joined groups": "".join(f"User-agent: a{number}\n\n" for number in range(24_000)),
     "agents": "".join(f"User-agent: a{number}\n" for number in range(25_000)) + "Allow: /\n",
     "fields": "".join(f"f{number}{'x' * 8}: 1\n" for number in range(30_000)),
     "no line end": GROUP + "Disallow: /" + "a*" * 250_000,
