@@ -273,7 +273,8 @@ class _Source:
                 yield line
 
     def before_groups(self) -> list[_Record]:
-        """Return the records before the first user-agent line, which no robot obeys."""
+        """Return the records before the first user-agent line. Of these only Content-Signal has a
+        meaning: for the whole file (SIG-12)."""
         return [
             line
             for line in self.lines

@@ -372,8 +372,9 @@ def _is_whitelist(rules: Sequence[Rule]) -> bool:
 def _check_exempt(report: FindingList, groups: Sequence[Group], first: Mapping[str, int]) -> None:
     """Report each named group that does not deny what a rule for `*` denies.
 
-    If `*` is denied everything, a named group is an exception on purpose. `first` has the line of the first group of each agent: the rules of all its groups count. A rule
-    is compared with equal patterns and plain prefixes only, at most `_MAX_COMPARED` times.
+    If `*` is denied everything, a named group is an exception on purpose. `first` has the line of
+    the first group of each agent: the rules of all its groups count. A rule is compared with equal
+    patterns and plain prefixes only, at most `_MAX_COMPARED` times.
     """
     groups = [group for group in groups if group.dialect is Dialect.RFC9309]
     stars = [rule for group in groups if "*" in group.agents for rule in group.rules]
@@ -516,7 +517,8 @@ def _allows(rule: Rule) -> bool:
     return rule.field.lower() == "allow"
 
 
-_OUTSIDE_GROUPS = FILE_FIELDS | {"robot-version"}  # a Robot-version there is misplaced
+_NEEDS_NO_GROUP = FILE_FIELDS | {"content-signal"}
+_OUTSIDE_GROUPS = _NEEDS_NO_GROUP | {"robot-version"}  # a Robot-version there is misplaced
 _INDEXING = frozenset({"noindex", "nofollow"})
 """Fields that search engines once read."""
 _HTML = re.compile(r"[\s\ufeff]*<(?:!doctype\s+html|html|head|body|\?xml)\b", re.IGNORECASE)
@@ -641,7 +643,7 @@ class _LineChecks:
 
     def _record(self, line: TextLine) -> None:
         self._any_record = True
-        self._any_for_group |= line.field not in FILE_FIELDS
+        self._any_for_group |= line.field not in _NEEDS_NO_GROUP
         second = SECOND_RECORD.search(line.value) if ":" in line.value else None
         if second and line.field in KNOWN_FIELDS and line.field != "comment":
             self._add_for_text(line.number, "several-records", quoted(line.value[second.start() :]))
@@ -702,7 +704,11 @@ class _LineChecks:
             else:
                 self._add_for_text(line.number, "unknown-field", quoted(line.field))
             return
-        if not self._in_group and line.field not in _OUTSIDE_GROUPS:
+        # A Content-Signal applies to the file only before the first group (SIG-12).
+        if not self._in_group and (
+            line.field not in _OUTSIDE_GROUPS
+            or (line.field == "content-signal" and self._any_agent)
+        ):
             self._report.add(line.number, "record-outside-group")
         read = _READERS.get(line.field)
         if read is not None and read(line.value) is None:

@@ -592,8 +592,13 @@ class Policy:
 
     @property
     def content_signal(self) -> dict[str, str]:
-        """The Content-Signal preferences of the rule set (SIG-12)."""
-        return dict(self._directives().signal)
+        """The Content-Signal preferences of the rule set, and for keys that it does not have those
+        of the lines before the first user-agent line, which concern the whole file (SIG-12)."""
+        text, own = self.robots.lines, self._directives().signal
+        end = next((start for start, _, _ in agent_lines(text.lower())), len(text))
+        values = values_in(text, ((0, end),), "content-signal")["content-signal"]
+        read = parts.signals.parse_content_signal
+        return parts.signals.combine(map(read, values), "no") | own
 
     def content_usage(self, url: str) -> dict[str, str] | None:
         """Return the preferences of the longest matching Content-Usage (SIG-05), or None if the URL

@@ -203,6 +203,35 @@ def test_usage_speaks_only_of_what_may_be_fetched() -> None:
     assert policy.content_usage("/x") is None
 
 
+@pytest.mark.parametrize("dialect", ["auto", "1994", "1996", "2.0"])
+@pytest.mark.parametrize("head", ["", "# ours\n\n", "Sitemap: https://a.example/s\n"])
+def test_a_signal_before_any_group_concerns_every_robot(head: str, dialect: str) -> None:
+    """SIG-12; a key that the robot's own group has is read from that group."""
+    groups = "User-agent: bot\nContent-Signal: search=yes\nDisallow: /a\n\nUser-agent: *\nAllow: /"
+    for signal in ("search=no, ai-train=no", "search=yes, ai-train=no\ncontent-SIGNAL : search=no"):
+        text = f"{head}Content-Signal: {signal}\n"
+        robots = RobotsTxt.parse(f"{text}\n{groups}", dialect=dialect)
+        assert robots.policy("other").content_signal == {"search": "no", "ai-train": "no"}
+        assert robots.policy("bot").content_signal == {"search": "yes", "ai-train": "no"}
+        assert robots.policy("other").allowed("/a")
+        assert [finding.code for finding in robots.findings if "outside" in finding.code] == []
+        alone = RobotsTxt.parse(text, dialect=dialect)
+        assert alone.policy("bot").content_signal == {"search": "no", "ai-train": "no"}
+        assert alone.findings == ()
+
+
+def test_a_signal_in_a_group_concerns_no_other_robot() -> None:
+    robots = RobotsTxt.parse(
+        "User-agent: bot\nDisallow: /a\nContent-Signal: search=no\n\nUser-agent: *\nAllow: /\n"
+    )
+    assert robots.policy("other").content_signal == {}
+    old = RobotsTxt.parse(
+        "User-agent: bot\nDisallow: /a\n\nContent-Signal: search=no\n", dialect="1994"
+    )
+    assert old.policy("bot").content_signal == {}
+    assert [(each.line, each.code) for each in old.findings] == [(4, "record-outside-group")]
+
+
 def test_threads_may_share_a_policy() -> None:
     body = "User-agent: *\n" + "".join(f"Disallow: /{n}/\nAllow: /{n}/*a\n" for n in range(200))
 
