@@ -1,13 +1,14 @@
 """Columns of findings, and the changes that fix them.
 
-Only unambiguous problems are fixed. Most fixes preserve every verdict, and are applied only if that
-can be verified (`_KEEPING`). The others give a line that is currently ignored the only meaning that
-it can have (`_RESTORING`). Everything else is left to the author.
+Only unambiguous problems are fixed. Most fixes preserve every verdict of every dialect, and are
+applied only if that can be verified (`_KEEPING`). The others give a line that is currently ignored
+the only meaning that it can have (`_RESTORING`). Everything else is left to the author.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
@@ -16,8 +17,16 @@ import msgspec
 from gatekeeper.robots import lint, signals, timing
 from gatekeeper.robots.lint import Finding
 from gatekeeper.robots.model import Rule
-from gatekeeper.robots.parser import Dialect, RobotsTxt, to_octets, to_unicode
-from gatekeeper.robots.patterns import rfc_pattern
+from gatekeeper.robots.parser import (
+    LIMIT,
+    Dialect,
+    RobotsTxt,
+    line_numbers,
+    to_octets,
+    to_unicode,
+)
+from gatekeeper.robots.patterns import decoded, rfc_pattern
+from gatekeeper.robots.policy import records_of
 
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 
@@ -170,10 +179,10 @@ def _with_colon(text: str) -> list[str] | None:
 
 
 def _without_odd_blanks(text: str) -> list[str] | None:
-    start, end = _parts(text).value
-    value = text[start:end]
-    bare = lint.ODD_ENDS.sub("", value)
-    if not lint.TOKEN.match(bare):
+    parts = _parts(text)
+    start, end = parts.value
+    bare = lint.ODD_ENDS.sub("", text[start:end])
+    if text[slice(*parts.field)].lower() != "user-agent" or not lint.TOKEN.match(bare):
         return None
     return [text[:start] + bare + text[end:]]
 
@@ -216,14 +225,12 @@ _KEEPING: dict[str, _Fix] = {
     "unescaped-non-ascii": _escaped,
     "bad-escape": _percent_escaped,
     "missing-blank-line": lambda text: ["", text],
-    "blank-inside-group": lambda _: [],
     "duplicate-rule": lambda _: [],
 }
-_BLANK_LINES = frozenset({"missing-blank-line", "blank-inside-group"})
 
 FIXABLE = frozenset({*_RESTORING, *_KEEPING, *_WHOLE_FILE})
 """Codes of findings that can be fixed."""
-_ROUNDS = 8
+_ROUNDS = 12
 """Maximum number of passes. One fix may uncover the next: a misspelt agent and the blank line
 before it."""
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n|\Z)")
@@ -235,7 +242,7 @@ def repaired(body: bytes, *, ignore: Collection[str] = (), dialect: str = "auto"
     unchanged.
 
     Unchanged lines keep every octet; a new line gets the line end of the line that it replaces. A
-    file beyond the size limit is returned unchanged.
+    file beyond the size limit is returned unchanged, and no fix makes a file longer than that.
 
     >>> repaired(b"User agent: *\\nDissallow: /x\\nDisallow /y # all\\n").body
     b'User-agent: *\\nDisallow: /x\\nDisallow: /y # all\\n'
@@ -247,12 +254,13 @@ def repaired(body: bytes, *, ignore: Collection[str] = (), dialect: str = "auto"
             break
         findings = [
             finding
-            for finding in robots.findings
+            for finding in lint.findings(robots, limit=sys.maxsize)
             if finding.code in FIXABLE and finding.code not in ignore
         ]
-        body, done = _Pass(body, robots).apply(findings)
-        if not done:
+        fixed, done = _Pass(body, robots).apply(findings)
+        if not done or len(fixed) > LIMIT:
             break
+        body = fixed
         applied += done
     return Repair(body, tuple(applied))
 
@@ -264,17 +272,18 @@ class _Pass:
         self._body = body
         self._robots = robots
         self._lines = _LINE.findall(body)
-        # In other dialects order and blank lines are significant, and escapes have another meaning.
-        # A Robot-version that has no effect may get one when the blank line before it is removed.
+        # A rule set of the 2.0 draft is no file of lines that mean the same in any order. A
+        # Robot-version that has no effect may get one when a line before it is removed.
         forced = robots.forced not in {None, Dialect.RFC9309}
-        self._all_rfc9309 = not forced and "robot-version" not in robots.lines.lower()
+        self._versionless = not forced and "robot-version" not in robots.lines.lower()
+        self._starts = _record_starts(robots.lines)
         self._rules: dict[int, Rule] = {}
         self._repeated: set[int] = set()
         """Line numbers of rules that repeat an earlier rule of their group."""
         for group in robots.groups:
-            seen: set[tuple[str, str]] = set()
+            seen: set[tuple[str, ...]] = set()
             for rule in group.rules:
-                meaning = rule.field.lower(), rfc_pattern(to_octets(rule.value))
+                meaning = rule.field.lower(), *_meanings(rule.value)
                 if meaning in seen:
                     self._repeated.add(rule.line)
                 seen.add(meaning)
@@ -286,6 +295,16 @@ class _Pass:
         done = [finding for finding in findings if finding.code in _WHOLE_FILE]
         if done:  # alone: afterwards every line may be decoded differently
             return self._without_bom(), done
+        # A restored line may move the limits of groups, so what keeps verdicts waits for the next
+        # pass.
+        for kind in (_RESTORING, _KEEPING):
+            if not done:
+                done = self._changed(finding for finding in findings if finding.code in kind)
+        return b"".join(self._lines), done
+
+    def _changed(self, findings: Iterable[Finding]) -> list[Finding]:
+        """Fix what can be fixed, each line at most once, and return these findings."""
+        done: list[Finding] = []
         changed: set[int] = set()
         for finding in findings:
             if finding.line in changed or not 0 < finding.line <= len(self._lines):
@@ -293,7 +312,7 @@ class _Pass:
             if self._change(finding):
                 changed.add(finding.line)
                 done.append(finding)
-        return b"".join(self._lines), done
+        return done
 
     def _without_bom(self) -> bytes:
         if self._robots.bom != "utf-8":
@@ -320,15 +339,31 @@ class _Pass:
         return True
 
     def _keeps_verdicts(self, finding: Finding, new: list[str]) -> bool:
-        """Return True if every verdict stays the same."""
-        if not self._all_rfc9309:
+        """Return True if every verdict of every dialect stays the same."""
+        if not self._versionless:
             return False
-        if finding.code in _BLANK_LINES:
-            return True
+        if finding.code == "missing-blank-line":
+            return finding.line in self._starts
         if finding.code == "duplicate-rule":
             return finding.line in self._repeated
         rule = self._rules.get(finding.line)
         if rule is None:
             return False
-        value = new[0][slice(*_parts(new[0]).value)]
-        return rfc_pattern(to_octets(value)) == rfc_pattern(to_octets(rule.value))
+        return _meanings(new[0][slice(*_parts(new[0]).value)]) == _meanings(rule.value)
+
+
+def _record_starts(text: str) -> set[int]:
+    """Return the line numbers at which a record begins in 1994 as well as in 1996: a blank line
+    before them changes nothing."""
+    starts = [
+        {record.start for record in records_of(text, allow_ends=allow_ends)}
+        for allow_ends in (True, False)
+    ]
+    return set(line_numbers(text, list(starts[0] & starts[1])).values())
+
+
+def _meanings(value: str) -> tuple[str, ...]:
+    """Return what RFC 9309 and what the older dialects compare. Escapes in a value that is no path
+    may belong to the host of a URL (R94-26), so it only equals itself."""
+    octets = to_octets(value)
+    return (rfc_pattern(octets), decoded(octets)) if octets[:1] in {"/", "*"} else (octets,)

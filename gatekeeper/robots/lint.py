@@ -150,19 +150,20 @@ class TooManyFindings(Exception):
 
 
 class FindingList:
-    """Collects findings, at most `MAX_FINDINGS`."""
+    """Collects findings, at most `limit`."""
 
-    __slots__ = ("found",)
+    __slots__ = ("found", "limit")
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = MAX_FINDINGS) -> None:
         self.found: list[Finding] = []
+        self.limit: int = limit
 
     def add(self, line: int, code: str, detail: str = "", severity: Severity | None = None) -> None:
         """Add a finding with the meaning of its code and an optional detail.
 
         Raises TooManyFindings if the list is full; the findings in it remain.
         """
-        if len(self.found) >= MAX_FINDINGS:
+        if len(self.found) >= self.limit:
             raise TooManyFindings
         entry = CODES[code]
         message = f"{entry.meaning} {detail}" if detail else entry.meaning
@@ -524,8 +525,8 @@ _INDEXING = frozenset({"noindex", "nofollow"})
 _HTML = re.compile(r"[\s\ufeff]*<(?:!doctype\s+html|html|head|body|\?xml)\b", re.IGNORECASE)
 
 
-def findings(robots: RobotsTxt) -> tuple[Finding, ...]:
-    """Return all findings about a file, sorted by line.
+def findings(robots: RobotsTxt, *, limit: int = MAX_FINDINGS) -> tuple[Finding, ...]:
+    """Return the findings about a file, at most `limit`, sorted by line.
 
     >>> from gatekeeper.robots import RobotsTxt
     >>> [(f.line, f.code) for f in findings(RobotsTxt.parse("User-agent: *\\nDissalow: /"))]
@@ -533,7 +534,7 @@ def findings(robots: RobotsTxt) -> tuple[Finding, ...]:
     """
     from gatekeeper.robots.fixes import located  # noqa: PLC0415 - imports this module
 
-    text, report, cut = robots.octets, FindingList(), False
+    text, report, cut = robots.octets, FindingList(limit), False
     try:
         html = _check_file(report, robots, text)
         reader = _LineChecks(report, robots.forced, html=html)

@@ -4,10 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gatekeeper.robots import RobotsTxt
-from gatekeeper.robots.composition import diff
+from benchmarks.corpus import Site, generate
+from gatekeeper.robots import Dialect, RobotsTxt
+from gatekeeper.robots.composition import diff, named_agents
 from gatekeeper.robots.fixes import FIXABLE, repaired
-from gatekeeper.robots.lint import CODES
+from gatekeeper.robots.lint import CODES, MAX_FINDINGS
+from gatekeeper.robots.parser import LIMIT
 
 GROUP = "User-agent: *\n"
 
@@ -71,7 +73,6 @@ def test_what_is_about_the_whole_file_has_no_column() -> None:
         ("User-agent: bot\u00a0\nDisallow: /\n", "User-agent: bot\nDisallow: /\n"),
         (GROUP + "Disallow: /grün 1\n", GROUP + "Disallow: /gr%C3%BCn 1\n"),
         (GROUP + "Disallow: /100%\n", GROUP + "Disallow: /100%25\n"),
-        (GROUP + "\nDisallow: /x\n", GROUP + "Disallow: /x\n"),
         (GROUP + "Disallow: /~a\nDisallow: /%7Ea\n", GROUP + "Disallow: /~a\n"),
         (GROUP + "Disallow: /x\nUser-agent: a\nDisallow: /y\n",
          GROUP + "Disallow: /x\n\nUser-agent: a\nDisallow: /y\n"),
@@ -99,6 +100,12 @@ def test_what_is_certain_is_mended(before: str, after: str) -> None:
         GROUP + "Disallow: /a\nAllow: /a\n",
         "User-agent: *\nRobot-version: 2.0\nDisallow: /100%\nDisallow: /100%\n",
         GROUP + "Crawl-delay: 3s\nDisallow: /\n",
+        # A robot of 1994 begins another record after the blank line, and knows no Allow.
+        GROUP + "\nDisallow: /x\n",
+        GROUP + "Sitemap: https://a.test/s\n\nUser-agent: b\nDisallow: /\n",
+        GROUP + "Allow: /x\nUser-agent: b\nDisallow: /\n",
+        GROUP + "Disallow: *\u00a0\n",  # without the character it would deny everything
+        GROUP + "Disallow: http://a%zz.test/x\n",
         # Without the blank line the version would count, and `Allow: /b` as an exact path.
         GROUP + "\nRobot-version: 2.0\nDisallow: *\nAllow: /b\n",
     ],
@@ -106,6 +113,29 @@ def test_what_is_certain_is_mended(before: str, after: str) -> None:
 def test_what_is_not_certain_is_left_alone(text: str) -> None:
     assert repaired(text.encode()).body.decode() == text
     assert repaired(text.encode()).applied == ()
+
+
+def test_a_restored_user_agent_line_stays_in_the_group_below_it() -> None:
+    text = "User-agent: a\nDisallow: /x\nUseragent: b\nUser-agent: c\nDisallow: /\n"
+    mended = "User-agent: a\nDisallow: /x\n\nUser-agent: b\nUser-agent: c\nDisallow: /\n"
+    assert repaired(text.encode()).body.decode() == mended
+
+
+def test_more_lines_than_findings_are_reported_are_mended_at_once() -> None:
+    many = [f"/{number}" for number in range(2 * MAX_FINDINGS)]
+    text = GROUP + "".join(f"nonsense\nDissallow: {path}\n" for path in many)
+    mended = repaired(text.encode())
+    assert mended.body == text.replace("Diss", "Dis").encode()
+    assert len(mended.applied) == len(many)
+
+
+def test_no_file_grows_beyond_what_is_read_of_it() -> None:
+    body = (GROUP + "Disallow: /" + "\u4e2d" * 100 + "\n").encode()
+    assert len(repaired(body).body) > len(body)
+    long = body + b"# " + b"x" * (LIMIT - len(body) - 3) + b"\n"
+    assert repaired(long).body == long
+    wide = ("\ufeff" + GROUP + "#" + "\u4e2d" * 200_000 + "\nDisallow: /x\n").encode("utf-16-le")
+    assert repaired(wide).body == wide
 
 
 def test_octets_of_other_lines_stay_what_they_are() -> None:
@@ -131,6 +161,7 @@ def test_every_fixable_code_is_a_code() -> None:
 
 _LINES = st.sampled_from(
     [
+        *("User-agent: *", "User-agent: a", "User-agent: b", "", "Allow: /y", "Allow: /~a"),
         *("User-agent: *", "User agent: a", "User-agent: b, c", "User-agent: d\u00a0", ""),
         *("Disallow: /x", "Disallow: /x", "Dissallow: /y", "Disallow /z", "Allow: /ä", "# c"),
         *("Disallow: /100%", "Disallow: /a b", "Sitemap: x", "Crawl-delay 3", "Disallow:"),
@@ -151,13 +182,48 @@ def test_mending_twice_changes_nothing_more(text: str) -> None:
     assert bool(once.applied) == (once.body != text.encode())
 
 
+_DIALECTS = ("auto", *Dialect)
+
+
+def verdicts(text: str | bytes, agents: list[str], paths: list[str]) -> dict[object, bool]:
+    """What every dialect says to the agents about the paths."""
+    return {
+        (dialect, agent, path): policy.allowed(path)
+        for dialect in _DIALECTS
+        for robots in [RobotsTxt.parse(text, dialect=dialect)]
+        for agent in agents
+        for policy in [robots.policy(agent)]
+        for path in paths
+    }
+
+
 @settings(deadline=None)
 @given(_FILES)
-def test_where_no_lost_line_is_restored_no_verdict_changes(text: str) -> None:
+def test_where_no_lost_line_is_restored_no_verdict_of_any_dialect_changes(text: str) -> None:
     mended = repaired(text.encode(), ignore=_RESTORING).body
     found = diff(RobotsTxt.parse(text), RobotsTxt.parse(mended))
     assert found.complete
     assert found.changes == ()
+    paths = ["/", "/x", "/y", "/z", "/%C3%A4", "/100%25", "/~a", "/a%20b"]
+    agents = ["other", *"abcd"]
+    assert verdicts(mended, agents, paths) == verdicts(text, agents, paths)
+
+
+@pytest.mark.parametrize("site", generate(20), ids=range(20))
+def test_mending_a_file_of_the_usual_shape_changes_no_verdict_of_any_dialect(site: Site) -> None:
+    """Without the blank lines that set its groups apart, and with another one in each group."""
+    lines = [line for line in site.body.decode().splitlines() if line]
+    for position in (0, 1, 2):
+        text = "\n".join(
+            line + "\n" * (number % 7 == position) for number, line in enumerate(lines)
+        )
+        mended = repaired(text.encode())
+        assert not {each.code for each in mended.applied} & _RESTORING
+        agents = [*named_agents(RobotsTxt.parse(text)), "other"][:6]
+        assert verdicts(mended.body, agents, list(site.urls)) == verdicts(
+            text, agents, list(site.urls)
+        )
+        assert repaired(mended.body).body == mended.body
 
 
 @settings(deadline=None)
