@@ -166,6 +166,18 @@ class _Automaton:
     def _place(self, state: int) -> int:
         return bisect_left(self._starts, state + 1) - 1
 
+    def rest(self, state: int) -> str:
+        """Return a pattern for what may follow from here: at least every path that matches it
+        matches the whole pattern. For a state in the middle of a later piece there are others."""
+        place = self._place(state)
+        rest = "*".join(self._pieces[place:]) + ("$" if self._anchored else "")
+        return f"*{rest}" if place else rest[state:]
+
+    def in_piece(self, state: int) -> bool:
+        """Return True in the middle of a piece after a star."""
+        place = self._place(state)
+        return place > 0 and state > self._starts[place]
+
     def forced(self, state: int) -> str:
         """Return the only possible continuation from here, or the empty string if there are
         others."""
@@ -198,6 +210,8 @@ _RAW, _QUERY = 0, 1
 """Views of a path: in normal form, and as returned by `query_form`."""
 
 _RuleState = tuple[int, ...]
+_CHANGED_IN_QUERY = re.compile("[*?].*[:/%]").search
+"""Finds what `query_form` may change, in the pattern or in a path that it matches."""
 
 
 class RankedRule:
@@ -207,7 +221,17 @@ class RankedRule:
     form or in the form of `query_form`.
     """
 
-    __slots__ = ("allow", "automata", "head", "min_length", "number", "pattern", "rank", "start")
+    __slots__ = (
+        "allow",
+        "automata",
+        "head",
+        "min_length",
+        "number",
+        "outline",
+        "pattern",
+        "rank",
+        "start",
+    )
 
     def __init__(self, number: int, allow: bool, pattern: str) -> None:
         self.number: int = number
@@ -225,6 +249,11 @@ class RankedRule:
         automata = [_Automaton(squeeze(each)) for each in forms]
         views = (_RAW, _QUERY) if "?" in pattern else (_RAW,)
         self.automata = [(each, view) for each in automata for view in views]
+        self.outline: _Automaton | None = automata[0]
+        """Matches, as paths are sent, every path that the rule matches; None if none is known."""
+        if "?" in pattern and _CHANGED_IN_QUERY(pattern):
+            before = pattern.partition("?")[0]
+            self.outline = None if _CHANGED_IN_QUERY(before) else _Automaton(squeeze(before))
         self.rank: tuple[int, bool, int] = (length, allow, -number)
         """The longest rule decides, of equally long ones an Allow, and of these the first (RFC 9309
         section 2.2.2, RFC-17, RFC-18)."""
@@ -344,7 +373,7 @@ def find_path(parts: Sequence[tuple[RuleTable, RankedRule | None]], budget: Budg
     for table, rule in parts:
         rivals += [each for each in table.candidates(head) if rule is None or each.rank > rule.rank]
     budget.spend(len(rivals) >> 2)  # looking at each is counted, too: a file may have 40,000
-    if any(_covers(rival, rule) for rival in rivals for rule in must):
+    if _ends_differ(must) or any(_covers(rival, rule, head) for rival in rivals for rule in must):
         return None
     share = budget.take()
     granted = share.left
@@ -354,19 +383,35 @@ def find_path(parts: Sequence[tuple[RuleTable, RankedRule | None]], budget: Budg
         budget.left -= granted - share.left
 
 
-def _covers(wider: RankedRule, rule: RankedRule) -> bool:
-    """Return True if every path that matches `rule` also matches `wider`, as far as is visible
-    without a search.
+def _ends_differ(rules: Sequence[RankedRule]) -> bool:
+    """Return True if no path can end as each of the patterns with a final `$` demands."""
+    patterns = [r.pattern for r in rules if r.pattern.endswith("$") and "?" not in r.pattern]
+    ends = sorted((pattern[:-1].rpartition("*")[2] for pattern in patterns), key=len)
+    return not all(ends[-1].endswith(end) for end in ends)
+
+
+def _covers(wider: RankedRule, rule: RankedRule, head: str) -> bool:
+    """Return True if every path with this beginning that matches `rule` also matches `wider`, as
+    far as is visible without a search.
 
     False means that it is not known. A star of the narrower pattern is treated as an ordinary
     character, which only a star of the wider one can match.
     """
     if wider.pattern == rule.pattern:
         return True
-    if "?" in wider.pattern or "?" in rule.pattern:
-        return False
-    text = rule.pattern[:-1] if rule.pattern.endswith("$") else rule.pattern + "*"
-    return wild_match(squeeze(wider.pattern), text)
+    outer, inner = wider.automata[0][0], rule.outline
+    for begin in ("", head) if inner is not None else ():
+        after, state = outer.step(outer.initial, begin), inner.step(inner.initial, begin)
+        if after == _ACCEPT:
+            return True
+        known = min(after, state) >= 0 and not inner.in_piece(state)
+        if known and _is_wider(outer.rest(after), inner.rest(state)):
+            return True
+    return False
+
+
+def _is_wider(wider: str, pattern: str) -> bool:
+    return wild_match(wider, pattern[:-1] if pattern.endswith("$") else pattern + "*")
 
 
 class _Walk:
@@ -553,23 +598,42 @@ def _lines_of(text: str, spans: Spans) -> list[Rule]:
     return [rule_at(text, offset, numbers[offset]) for offset in offsets]
 
 
-def decided_by(parts: Sequence[tuple[Reading, RankedRule | None]], budget: Budget) -> str | None:
-    """Return a path that each reading decides by its rule (None: by no rule), or None if there is
-    none.
+Part = tuple[Reading, RankedRule | None]
+"""A rule of a reading; None stands for no rule."""
 
-    Raises SearchGivenUp if the budget is exceeded before the answer is known.
+
+def likely_decided_by(parts: Sequence[Part], budget: Budget) -> tuple[bool, str | None]:
+    """Return whether the answer of `decided_by` is visible without a search, and the answer.
+
+    Raises SearchGivenUp if no steps are left.
     """
     rules = [rule for _, rule in parts if rule is not None]
     head = max((rule.head for rule in rules), key=len, default="")
     budget.spend(2 + (len(head) >> 8))
     if any(reading.table.overrules(rule, head) for reading, rule in parts):
-        return None
-    patterns = dict.fromkeys(rule.pattern for rule in rules)
+        return True, None
+    patterns = list(dict.fromkeys(rule.pattern for rule in rules))
     query_steps = sum(reading.table.query_steps for reading, _ in parts)
-    for likely in chain.from_iterable(map(likely_paths, patterns)):
-        budget.spend(query_steps + (len(likely) >> 4))
-        if all(reading.decides(likely, its) for reading, its in parts):
-            return likely
+    both = shared_paths(*patterns) if len(patterns) == 2 else ()
+    for path in both or chain.from_iterable(map(likely_paths, patterns)):
+        budget.spend(query_steps + (len(path) >> 4))
+        if all(reading.decides(path, its) for reading, its in parts):
+            return True, path
+    return False, None
+
+
+def decided_by(parts: Sequence[Part], budget: Budget) -> str | None:
+    """Return a path that each reading decides by its rule (None: by no rule), or None if there is
+    none.
+
+    Raises SearchGivenUp if the budget is exceeded before the answer is known.
+    """
+    known, path = likely_decided_by(parts, budget)
+    return path if known else searched(parts, budget)
+
+
+def searched(parts: Sequence[Part], budget: Budget) -> str | None:
+    """Return the answer of `decided_by` by a search, if it is not visible without one."""
     path = find_path([(reading.table, rule) for reading, rule in parts], budget)
     if path is not None and not all(reading.decides(path, its) for reading, its in parts):
         raise SearchGivenUp  # the path exceeds the policy's own step limit
@@ -629,6 +693,36 @@ def likely_paths(value: str) -> Iterator[str]:
         for star in ("", "x") if "*" in bare else ("",):
             path = bare.replace("*", star) + end
             tried.append(path if path.startswith("/") else "/" + path)
+    yield from _paths(tried)
+
+
+def shared_paths(one: str, other: str) -> Iterator[str]:
+    """Yield paths that two patterns in normal form may both match: the longer beginning, and then
+    the pieces of both.
+
+    >>> list(shared_paths("/*?id=", "/shop/*.php$"))
+    ['/shop/?id=.php', '/shop/x?id=x.php']
+    """
+    halves = [
+        (pattern.removesuffix("$").split("*"), pattern[-1:] == "$") for pattern in (one, other)
+    ]
+    head = max((pieces[0] or "/" for pieces, _ in halves), key=len)
+    tried = []
+    for (pieces, ended), (last, _) in (halves, halves[::-1]):
+        middle = pieces[1:]
+        if ended and middle:
+            if not last[-1].endswith(middle[-1]):
+                continue  # what has to be at the end comes last
+            middle = middle[:-1]
+        whole = [head, *middle, *last[1:]]
+        tried += ["".join(whole), "x".join(whole)]
+    if not any(ended for _, ended in halves):
+        tried += [path + "x" for path in tried]
+    yield from _paths(tried)
+
+
+def _paths(tried: Iterable[str]) -> Iterator[str]:
+    """Yield the normal forms of what can be a path."""
     for path in dict.fromkeys(map(rfc_path, tried)):
         if len(path) <= MAX_PATH and not _DOT_SEGMENT(path.partition("?")[0]):
             yield path
