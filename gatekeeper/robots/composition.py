@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, combinations
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,11 +23,12 @@ from gatekeeper.robots.policy import WORD_END, Policy, agent_lines, group_starts
 from gatekeeper.robots.signals import split_content_usage
 from gatekeeper.robots.witness import (
     Budget,
+    Part,
     RankedRule,
     Reading,
     RuleTable,
     SearchGivenUp,
-    decided_by,
+    answers,
     find_path,
     likely_paths,
     ranked,
@@ -96,6 +98,11 @@ class _Problems:
 
     def __init__(self) -> None:
         self.found: list[ComposeProblem] = []
+
+    @property
+    def full(self) -> bool:
+        """Whether no further problem is listed."""
+        return len(self.found) > MAX_PROBLEMS
 
     def add(
         self,
@@ -342,8 +349,7 @@ def compose(fragments: Iterable[Fragment]) -> Composed:
     budget = Budget()
     for source in sources:
         _check_prefix(source, budget, problems)
-    for one, other in combinations(sources, 2):
-        _check_pair(one, other, ["*", *(name for name in agents if name != "*")], budget, problems)
+    _check_conflicts(sources, ["*", *(name for name in agents if name != "*")], problems)
     if problems.found:
         return Composed(None, tuple(problems.found))
     text = _Writer(sources, agents).text()
@@ -464,37 +470,51 @@ def _check_prefix(source: _Source, budget: Budget, problems: _Problems) -> None:
             problems.add("outside", message, source.at(line.number), url=url)
 
 
-def _check_pair(
-    one: _Source, other: _Source, agents: Iterable[str], budget: Budget, problems: _Problems
+class _Question(NamedTuple):
+    """Do two opposed lines of two fragments decide the same URL?"""
+
+    agent: str
+    one: _Source
+    other: _Source
+    lines: tuple[int, int]
+
+
+def _check_conflicts(
+    sources: Sequence[_Source], agents: Iterable[str], problems: _Problems
 ) -> None:
-    """Check that no URL is decided differently by lines of the two fragments."""
-    compared: set[tuple[Spans, Spans]] = set()
-    reported: set[tuple[int, int]] = set()
-    for agent in agents:
-        mine, theirs = one.reading(agent), other.reading(agent)
-        if mine is None or theirs is None or (mine.spans, theirs.spans) in compared:
+    """Check that no URL is decided differently by lines of two fragments."""
+    reported: set[tuple[object, ...]] = set()
+    for (agent, one, other, lines), url, stopped in answers(_questions(sources, agents), Budget()):
+        if problems.full:
+            return
+        if (one, other, lines) in reported:
             continue
-        compared.add((mine.spans, theirs.spans))
-        for rule, against in _opposed(mine, theirs):
-            lines = mine.lines[rule.number].line, theirs.lines[against.number].line
-            if lines in reported:
+        reported.add((one, other, lines))
+        message = f"they decide {url} differently"
+        if url is None:
+            message = "the search for a URL that they decide differently was given up"
+        if agent != "*":
+            message += f" for {agent}"
+        if stopped:
+            message += "; the lines after these were not compared"
+        places = one.at(lines[0]), other.at(lines[1])
+        code = "undecided" if url is None else "conflict"
+        problems.add(code, message, *places, url=url, agent=agent)
+
+
+def _questions(
+    sources: Sequence[_Source], agents: Iterable[str]
+) -> Iterator[tuple[_Question, Sequence[Part]]]:
+    for one, other in combinations(sources, 2):
+        compared: set[tuple[Spans, Spans]] = set()
+        for agent in agents:
+            mine, theirs = one.reading(agent), other.reading(agent)
+            if mine is None or theirs is None or (mine.spans, theirs.spans) in compared:
                 continue
-            places = one.at(lines[0]), other.at(lines[1])
-            whom = "" if agent == "*" else f" for {agent}"
-            try:
-                budget.spend(1)
-                url = decided_by([(mine, rule), (theirs, against)], budget)
-            except SearchGivenUp:
-                message = "the search for a URL that they decide differently was given up"
-                problems.add("undecided", message + whom, *places, agent=agent)
-                reported.add(lines)
-                if budget.left <= 0:
-                    return
-                continue
-            if url is not None:
-                message = f"they decide {url} differently{whom}"
-                problems.add("conflict", message, *places, url=url, agent=agent)
-                reported.add(lines)
+            compared.add((mine.spans, theirs.spans))
+            for rule, against in _opposed(mine, theirs):
+                lines = mine.lines[rule.number].line, theirs.lines[against.number].line
+                yield _Question(agent, one, other, lines), ((mine, rule), (theirs, against))
 
 
 def _opposed(one: Reading, other: Reading) -> Iterator[tuple[RankedRule, RankedRule]]:
@@ -555,6 +575,8 @@ class Difference(msgspec.Struct, frozen=True):
     complete: bool
     """Whether every pair of lines that decides some URL differently is among the changes. If not, a
     search was given up, or a rule set has another dialect than RFC 9309."""
+    unsearched: tuple[tuple[Rule | None, Rule | None], ...] = ()
+    """Lines of both files for which the search was given up, at most 100."""
 
 
 def diff(
@@ -584,20 +606,40 @@ def diff(
         mine, theirs = Reading.of(before), Reading.of(after)
         same = agent if mine is None or theirs is None else (mine.spans, theirs.spans)
         groups.setdefault(same, []).append((agent, before, after))
-    budget = Budget()
-    changes: list[Change] = []
-    complete = True
-    for members in groups.values():
-        _, before, after = members[0]
-        known = _Comparison(before, after, budget)
-        names = tuple(agent for agent, _, _ in members)
-        for url, old_ruling, new_ruling in known.rulings(given):
-            if old_ruling.allowed != new_ruling.allowed:
-                if len(changes) >= MAX_CHANGES:
-                    return Difference(tuple(changes), False)
-                changes.append(Change(names, url, old_ruling, new_ruling))
-        complete = complete and known.complete
-    return Difference(tuple(changes), complete)
+    compared = [
+        _Comparison(tuple(agent for agent, _, _ in members), *members[0][1:])
+        for members in groups.values()
+    ]
+    complete = all(each.exact for each in compared)
+    changes: dict[tuple[int, int], Change] = {}
+    for place, each in enumerate(compared):
+        changes |= {(place, -1 - n): change for n, change in enumerate(each.given(given))}
+    unsearched: list[tuple[Rule | None, Rule | None]] = []
+    for (place, number, rules), url, _ in answers(_pairs(compared), Budget()):
+        if url is None:
+            unsearched.append(compared[place].lines(*rules))
+        elif url not in given:
+            changes[place, number] = compared[place].change(url, *rules)
+        if len(changes) > MAX_CHANGES or len(unsearched) >= _MAX_UNSEARCHED:
+            complete = False
+            break
+    found = [changes[key] for key in sorted(changes)][:MAX_CHANGES]
+    return Difference(tuple(found), complete and not unsearched, tuple(unsearched))
+
+
+_MAX_UNSEARCHED = 100
+_Rules = tuple[RankedRule | None, RankedRule | None]
+"""A rule of each file, or None for no rule."""
+
+
+def _pairs(
+    compared: Sequence[_Comparison],
+) -> Iterator[tuple[tuple[int, int, _Rules], Sequence[Part]]]:
+    for place, each in enumerate(compared):
+        if each.old is not None and each.new is not None:
+            for number, (before, after) in enumerate(_unequal(each.old, each.new)):
+                parts = ((each.old, before), (each.new, after))
+                yield (place, number, (before, after)), parts
 
 
 def _ruling(match: Match) -> Ruling:
@@ -605,37 +647,37 @@ def _ruling(match: Match) -> Ruling:
 
 
 class _Comparison:
-    """Compares two policies for one agent."""
+    """Two policies for agents that obey the same lines."""
 
-    def __init__(self, old: Policy, new: Policy, budget: Budget) -> None:
+    def __init__(self, agents: tuple[str, ...], old: Policy, new: Policy) -> None:
+        self._agents = agents
         self._old, self._new = old, new
-        self._budget = budget
-        self.complete = True
-        """Whether no search was given up."""
+        self.old: Reading | None = Reading.of(old)
+        self.new: Reading | None = Reading.of(new)
+        self.exact: bool = old.robots == new.robots or None not in (self.old, self.new)
+        """Whether a search finds every difference."""
 
-    def rulings(self, urls: Iterable[str]) -> Iterator[tuple[str, Ruling, Ruling]]:
-        """Yield both verdicts about the URLs, and about a path for each pair of lines that decides
-        some URL differently."""
-        old, new = Reading.of(self._old), Reading.of(self._new)
-        if old is None or new is None:
-            self.complete = self._old.robots == self._new.robots
+    def given(self, urls: Iterable[str]) -> Iterator[Change]:
+        """Yield the changes about these URLs; without a search, about likely paths as well."""
+        if self.old is None or self.new is None:
             urls = chain(urls, self._likely())
-        given = dict.fromkeys(urls)
-        for url in given:
-            yield url, _ruling(self._old.match(url)), _ruling(self._new.match(url))
-        if old is None or new is None:
-            return
-        for before, after in _unequal(old, new):
-            try:
-                self._budget.spend(1)
-                path = decided_by([(old, before), (new, after)], self._budget)
-            except SearchGivenUp:
-                self.complete = False
-                if self._budget.left <= 0:
-                    return
-                continue
-            if path is not None and path not in given:
-                yield path, _by(old, before), _by(new, after)
+        for url in dict.fromkeys(urls):
+            old, new = self._old.match(url), self._new.match(url)
+            if old.allowed != new.allowed:
+                yield Change(self._agents, url, _ruling(old), _ruling(new))
+
+    def lines(
+        self, before: RankedRule | None, after: RankedRule | None
+    ) -> tuple[Rule | None, Rule | None]:
+        """Return the lines of two rules."""
+        assert self.old is not None  # noqa: S101 - it has the rules
+        assert self.new is not None  # noqa: S101
+        return self.old.line_of(before), self.new.line_of(after)
+
+    def change(self, url: str, before: RankedRule | None, after: RankedRule | None) -> Change:
+        """Return the change about a URL that these rules decide."""
+        old, new = self.lines(before, after)
+        return Change(self._agents, url, _by(before, old), _by(after, new))
 
     def _likely(self) -> Iterator[str]:
         for robots in (self._old.robots, self._new.robots):
@@ -643,8 +685,8 @@ class _Comparison:
                 yield from likely_paths(to_octets(rule.value))
 
 
-def _by(reading: Reading, rule: RankedRule | None) -> Ruling:
-    return Ruling(rule is None or rule.allow, reading.line_of(rule))
+def _by(rule: RankedRule | None, line: Rule | None) -> Ruling:
+    return Ruling(rule is None or rule.allow, line)
 
 
 def _unequal(old: Reading, new: Reading) -> Iterator[tuple[RankedRule | None, RankedRule | None]]:

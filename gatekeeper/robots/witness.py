@@ -18,7 +18,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
@@ -39,9 +39,8 @@ from gatekeeper.urls import MAX_PATH
 if TYPE_CHECKING:
     from gatekeeper.robots.policy import Policy
 
-MAX_STEPS = 8_000_000
-"""Maximum number of steps, of about a microsecond each, for one question about a file: some ten
-seconds, for a file constructed to be slow."""
+MAX_STEPS = 2_000_000
+"""Maximum number of steps, of about a microsecond each, for one question about a file."""
 _MAX_SEARCH = 200_000
 """Maximum number of steps of one search, so that one hard rule leaves steps for the others."""
 _QUERY_STEPS = 10
@@ -638,6 +637,38 @@ def searched(parts: Sequence[Part], budget: Budget) -> str | None:
     if path is not None and not all(reading.decides(path, its) for reading, its in parts):
         raise SearchGivenUp  # the path exceeds the policy's own step limit
     return path
+
+
+_Question = TypeVar("_Question")
+
+
+def answers(
+    questions: Iterable[tuple[_Question, Sequence[Part]]], budget: Budget
+) -> Iterator[tuple[_Question, str | None, bool]]:
+    """Yield each question to which `decided_by` has a path, or of which nothing is known (None).
+
+    Likely paths are tried for all questions before the search for any. If the budget does not
+    suffice for that, the third value is True: the questions after this one are not asked.
+    """
+    waiting: list[tuple[_Question, Sequence[Part]]] = []
+    for question, parts in questions:
+        try:
+            known, path = likely_decided_by(parts, budget)
+        except SearchGivenUp:
+            yield question, None, True
+            break
+        if path is not None:
+            yield question, path, False
+        elif not known:
+            waiting.append((question, parts))
+    for question, parts in waiting:
+        try:
+            path = searched(parts, budget)
+        except SearchGivenUp:
+            yield question, None, False
+        else:
+            if path is not None:
+                yield question, path, False
 
 
 def witnesses(policy: Policy) -> tuple[Witness, ...]:
