@@ -20,6 +20,7 @@ SUITES = {
     "origins": "cost of an origin in the gate, hot and cold",
     "stops": "how long large files block the event loop",
     "hostile": "the worst 500 KiB files that we can construct",
+    "owners": "lint, lint --fix, test, compose and diff, by file",
     "gate": "`await gate.allowed(url)` on warm origins",
     "storage": "the journal and the state file",
     "pacing": "the scheduler, under virtual time and in a real event loop",

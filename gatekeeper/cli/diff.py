@@ -11,6 +11,10 @@ from gatekeeper.robots import Change, Difference, RobotsTxt, Ruling, diff
 EXAMPLE = f"{NAME} diff https://example.org robots.txt --exit-code"
 
 
+_SHOWN = 10
+"""Maximum number of pairs of lines that are shown as not searched."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `diff`."""
     parser.add_argument("old", metavar="OLD", help="a file, a URL, or - for stdin")
@@ -60,8 +64,13 @@ def _print(old: str, new: str, difference: Difference) -> None:
         print("\n".join(_lines(old, new, change)))
     changed = len(difference.changes)
     print(f"{old} -> {new}: {changed} change{'' if changed == 1 else 's'} of a verdict")
-    if not difference.complete:
-        print("there may be more: not every pair of lines could be compared")
+    if difference.complete:
+        return
+    print("there may be more: not every pair of lines could be compared")
+    for before, after in difference.unsearched[:_SHOWN]:
+        print(f"  not searched: {old}, {place_of(before)}; {new}, {place_of(after)}")
+    if len(difference.unsearched) > _SHOWN:
+        print("  and others")
 
 
 def _lines(old: str, new: str, change: Change) -> list[str]:

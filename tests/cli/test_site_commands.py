@@ -344,6 +344,22 @@ def test_diff_names_both_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["diff", "--exit-code", old, old]) == 0
 
 
+def test_diff_names_the_lines_that_were_not_searched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gatekeeper.robots.witness._MAX_SEARCH", 0)
+    old, new = written(
+        tmp_path,
+        old="User-agent: *\nDisallow: /*a*b\nAllow: /*ab***\nAllow: /*axb***\nAllow: /*b***a\n",
+        new="User-agent: *\nAllow: /*a\n",
+    )
+    assert main(["diff", old, new]) == 0
+    said = capsys.readouterr().out.splitlines()
+    at = said.index("there may be more: not every pair of lines could be compared")
+    wanted = f"  not searched: {old}, line 2: Disallow: /*a*b; {new}, line 2: Allow: /*a"
+    assert wanted in said[at + 1 :]
+
+
 def test_diff_judges_given_urls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old, new, urls = written(
         tmp_path,

@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 from gatekeeper.errors import InvalidURL
 from gatekeeper.robots import Composed, Fragment, RobotsTxt, compose, composition, diff, witness
 from gatekeeper.robots.composition import named_agents
+from tests.effort import processor_time
+
+GROUP = "User-agent: *\n"
 
 
 def made(*bodies: str) -> Composed:
@@ -280,9 +283,60 @@ def test_what_can_not_be_found_out_in_time_is_refused_and_ends(
     assert composed.text is None
     assert [problem.code for problem in composed.problems][-1] == "undecided"
     assert len(composed.problems) < 50
+    assert composed.problems[-1].message.endswith("; the lines after these were not compared")
     found = diff(*map(RobotsTxt.parse, bodies))
     assert not found.complete
     assert len(found.changes) < 50
+    assert found.unsearched
+    assert all(before or after for before, after in found.unsearched)
+
+
+def test_a_fragment_that_meets_hundreds_of_patterns_is_compared_in_a_moment() -> None:
+    """Each pair was searched for among all patterns of the file: 12 to 27 seconds."""
+    wild = "".join(f"Disallow: /*{mark}p{i}=*\n" for i in range(110) for mark in "?&")
+    bodies = [GROUP + wild, GROUP + "Disallow: /zz\nAllow: /zz/y\n"]
+    assert codes(*bodies) == ["conflict"] * 100 + ["too-many"]
+    assert processor_time(lambda: made(*bodies), 1.0) < 1.0
+    assert processor_time(lambda: diff(*map(RobotsTxt.parse, bodies)), 1.0) < 1.0
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "url"),
+    [
+        ("Disallow: /*?id=", "Allow: /shop/*.php", "/shop/?id=.php"),
+        ("Disallow: /*?id=", "Allow: /shop/*.php$", "/shop/?id=.php"),
+        ("Disallow: /*.php?id=$", "Allow: /shop/*/x", "/shop//x.php?id="),
+        ("Disallow: /*.tar.gz$", "Allow: /a*.gz$", "/a.tar.gz"),
+        # Behind `/img/` another line of the file decides whatever matches both.
+        ("Disallow: /img/\nAllow: /img/*.gif", "Allow: /*.gif", None),
+        ("Disallow: /img/*?a\nAllow: /img/*?a*", "Allow: /*?a", None),
+        ("Disallow: *find", "Allow: /i/*.css?\nDisallow: /*.css" + "*" * 9, None),
+        ("Disallow: /*.html$", "Allow: /a/*.gif$", None),
+    ],
+)
+def test_what_two_patterns_share_is_seen_without_a_search(
+    one: str, other: str, url: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(witness, "_MAX_SEARCH", 0)
+    composed = made(GROUP + one, GROUP + other)
+    assert [problem.url for problem in composed.problems][:1] == ([url] if url else [])
+
+
+def test_what_needs_no_search_is_found_before_anything_is_searched_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hard = "Disallow: /*a*b\nAllow: /*ab***\nAllow: /*axb***\nAllow: /*b***a\n"
+    bodies = [GROUP + hard + "Disallow: /easy\n", GROUP + "Allow: /*a\nAllow: /easy\n"]
+    monkeypatch.setattr(witness, "_MAX_SEARCH", 0)
+    first, *others = made(*bodies).problems
+    assert (first.code, first.url) == ("conflict", "/easy")
+    assert {problem.code for problem in others} == {"undecided"}
+    assert [place.line for place in others[0].places] == [2, 2]
+    found = diff(*map(RobotsTxt.parse, bodies))
+    assert "/easy" in {change.url for change in found.changes}
+    assert not found.complete
+    lines = [tuple(rule and rule.line for rule in rules) for rules in found.unsearched]
+    assert (2, 2) in lines
 
 
 # --- the property ----------------------------------------------------------------------------
