@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, combinations
-from typing import NamedTuple
 
 import msgspec
 
@@ -470,13 +469,8 @@ def _check_prefix(source: _Source, budget: Budget, problems: _Problems) -> None:
             problems.add("outside", message, source.at(line.number), url=url)
 
 
-class _Question(NamedTuple):
-    """Do two opposed lines of two fragments decide the same URL?"""
-
-    agent: str
-    one: _Source
-    other: _Source
-    lines: tuple[int, int]
+_Question = tuple[str, _Source, int, _Source, int]
+"""An agent, and two opposed lines of two fragments: do they decide the same URL?"""
 
 
 def _check_conflicts(
@@ -484,12 +478,13 @@ def _check_conflicts(
 ) -> None:
     """Check that no URL is decided differently by lines of two fragments."""
     reported: set[tuple[object, ...]] = set()
-    for (agent, one, other, lines), url, stopped in answers(_questions(sources, agents), Budget()):
+    for question, url, stopped in answers(_questions(sources, agents), Budget()):
+        agent, one, line, other, number = question
         if problems.full:
             return
-        if (one, other, lines) in reported:
+        if question[1:] in reported:
             continue
-        reported.add((one, other, lines))
+        reported.add(question[1:])
         message = f"they decide {url} differently"
         if url is None:
             message = "the search for a URL that they decide differently was given up"
@@ -497,9 +492,8 @@ def _check_conflicts(
             message += f" for {agent}"
         if stopped:
             message += "; the lines after these were not compared"
-        places = one.at(lines[0]), other.at(lines[1])
         code = "undecided" if url is None else "conflict"
-        problems.add(code, message, *places, url=url, agent=agent)
+        problems.add(code, message, one.at(line), other.at(number), url=url, agent=agent)
 
 
 def _questions(
@@ -514,7 +508,8 @@ def _questions(
             compared.add((mine.spans, theirs.spans))
             for rule, against in _opposed(mine, theirs):
                 lines = mine.lines[rule.number].line, theirs.lines[against.number].line
-                yield _Question(agent, one, other, lines), ((mine, rule), (theirs, against))
+                question = agent, one, lines[0], other, lines[1]
+                yield question, ((mine, rule), (theirs, against))
 
 
 def _opposed(one: Reading, other: Reading) -> Iterator[tuple[RankedRule, RankedRule]]:
@@ -615,11 +610,11 @@ def diff(
     for place, each in enumerate(compared):
         changes |= {(place, -1 - n): change for n, change in enumerate(each.given(given))}
     unsearched: list[tuple[Rule | None, Rule | None]] = []
-    for (place, number, rules), url, _ in answers(_pairs(compared), Budget()):
+    for (key, names, rulings), url, _ in answers(_pairs(compared), Budget()):
         if url is None:
-            unsearched.append(compared[place].lines(*rules))
+            unsearched.append((rulings[0].rule, rulings[1].rule))
         elif url not in given:
-            changes[place, number] = compared[place].change(url, *rules)
+            changes[key] = Change(names, url, *rulings)
         if len(changes) > MAX_CHANGES or len(unsearched) >= _MAX_UNSEARCHED:
             complete = False
             break
@@ -628,18 +623,17 @@ def diff(
 
 
 _MAX_UNSEARCHED = 100
-_Rules = tuple[RankedRule | None, RankedRule | None]
-"""A rule of each file, or None for no rule."""
+_Pair = tuple[tuple[int, int], tuple[str, ...], tuple[Ruling, Ruling]]
+"""The place of a change in the result, its agents, and what two lines say."""
 
 
-def _pairs(
-    compared: Sequence[_Comparison],
-) -> Iterator[tuple[tuple[int, int, _Rules], Sequence[Part]]]:
+def _pairs(compared: Sequence[_Comparison]) -> Iterator[tuple[_Pair, Sequence[Part]]]:
     for place, each in enumerate(compared):
-        if each.old is not None and each.new is not None:
-            for number, (before, after) in enumerate(_unequal(each.old, each.new)):
-                parts = ((each.old, before), (each.new, after))
-                yield (place, number, (before, after)), parts
+        old, new = each.old, each.new
+        if old is not None and new is not None:
+            for number, (before, after) in enumerate(_unequal(old, new)):
+                rulings = _by(old, before), _by(new, after)
+                yield ((place, number), each.agents, rulings), ((old, before), (new, after))
 
 
 def _ruling(match: Match) -> Ruling:
@@ -650,7 +644,7 @@ class _Comparison:
     """Two policies for agents that obey the same lines."""
 
     def __init__(self, agents: tuple[str, ...], old: Policy, new: Policy) -> None:
-        self._agents = agents
+        self.agents: tuple[str, ...] = agents
         self._old, self._new = old, new
         self.old: Reading | None = Reading.of(old)
         self.new: Reading | None = Reading.of(new)
@@ -664,20 +658,7 @@ class _Comparison:
         for url in dict.fromkeys(urls):
             old, new = self._old.match(url), self._new.match(url)
             if old.allowed != new.allowed:
-                yield Change(self._agents, url, _ruling(old), _ruling(new))
-
-    def lines(
-        self, before: RankedRule | None, after: RankedRule | None
-    ) -> tuple[Rule | None, Rule | None]:
-        """Return the lines of two rules."""
-        assert self.old is not None  # noqa: S101 - it has the rules
-        assert self.new is not None  # noqa: S101
-        return self.old.line_of(before), self.new.line_of(after)
-
-    def change(self, url: str, before: RankedRule | None, after: RankedRule | None) -> Change:
-        """Return the change about a URL that these rules decide."""
-        old, new = self.lines(before, after)
-        return Change(self._agents, url, _by(before, old), _by(after, new))
+                yield Change(self.agents, url, _ruling(old), _ruling(new))
 
     def _likely(self) -> Iterator[str]:
         for robots in (self._old.robots, self._new.robots):
@@ -685,8 +666,8 @@ class _Comparison:
                 yield from likely_paths(to_octets(rule.value))
 
 
-def _by(rule: RankedRule | None, line: Rule | None) -> Ruling:
-    return Ruling(rule is None or rule.allow, line)
+def _by(reading: Reading, rule: RankedRule | None) -> Ruling:
+    return Ruling(rule is None or rule.allow, reading.line_of(rule))
 
 
 def _unequal(old: Reading, new: Reading) -> Iterator[tuple[RankedRule | None, RankedRule | None]]:

@@ -355,11 +355,8 @@ class _Pass:
 def _record_starts(text: str) -> set[int]:
     """Return the line numbers at which a record begins in 1994 as well as in 1996: a blank line
     before them changes nothing."""
-    starts = [
-        {record.start for record in records_of(text, allow_ends=allow_ends)}
-        for allow_ends in (True, False)
-    ]
-    return set(line_numbers(text, list(starts[0] & starts[1])).values())
+    of_1994, others = ({r.start for r in records_of(text, allow_ends=a)} for a in (False, True))
+    return set(line_numbers(text, list(of_1994 & others)).values())
 
 
 def _meanings(value: str) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import heapq
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, count
+from itertools import count
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
@@ -165,17 +165,12 @@ class _Automaton:
     def _place(self, state: int) -> int:
         return bisect_left(self._starts, state + 1) - 1
 
-    def rest(self, state: int) -> str:
-        """Return a pattern for what may follow from here: at least every path that matches it
-        matches the whole pattern. For a state in the middle of a later piece there are others."""
+    def rest(self, state: int) -> tuple[str, bool]:
+        """Return a pattern of which every match, after this state, is one of the whole pattern; and
+        whether there are no others: within a piece after a star there are."""
         place = self._place(state)
         rest = "*".join(self._pieces[place:]) + ("$" if self._anchored else "")
-        return f"*{rest}" if place else rest[state:]
-
-    def in_piece(self, state: int) -> bool:
-        """Return True in the middle of a piece after a star."""
-        place = self._place(state)
-        return place > 0 and state > self._starts[place]
+        return (f"*{rest}", state == self._starts[place]) if place else (rest[state:], True)
 
     def forced(self, state: int) -> str:
         """Return the only possible continuation from here, or the empty string if there are
@@ -219,18 +214,6 @@ class RankedRule:
     A rule with a `?` has up to four automata, because rule and path may each be compared in normal
     form or in the form of `query_form`.
     """
-
-    __slots__ = (
-        "allow",
-        "automata",
-        "head",
-        "min_length",
-        "number",
-        "outline",
-        "pattern",
-        "rank",
-        "start",
-    )
 
     def __init__(self, number: int, allow: bool, pattern: str) -> None:
         self.number: int = number
@@ -399,18 +382,20 @@ def _covers(wider: RankedRule, rule: RankedRule, head: str) -> bool:
     if wider.pattern == rule.pattern:
         return True
     outer, inner = wider.automata[0][0], rule.outline
-    for begin in ("", head) if inner is not None else ():
+    if inner is None:
+        return False
+    for begin in ("", head):
         after, state = outer.step(outer.initial, begin), inner.step(inner.initial, begin)
         if after == _ACCEPT:
             return True
-        known = min(after, state) >= 0 and not inner.in_piece(state)
-        if known and _is_wider(outer.rest(after), inner.rest(state)):
-            return True
+        if min(after, state) >= 0:
+            pattern, exact = inner.rest(state)
+            text = pattern[:-1] if pattern.endswith("$") else pattern + "*"
+            other = outer.rest(after)[0]
+            # `wild_match` takes a `/` at the beginning for granted.
+            if exact and text.startswith(other[:1].strip("*")) and wild_match(other, text):
+                return True
     return False
-
-
-def _is_wider(wider: str, pattern: str) -> bool:
-    return wild_match(wider, pattern[:-1] if pattern.endswith("$") else pattern + "*")
 
 
 class _Walk:
@@ -613,8 +598,8 @@ def likely_decided_by(parts: Sequence[Part], budget: Budget) -> tuple[bool, str 
         return True, None
     patterns = list(dict.fromkeys(rule.pattern for rule in rules))
     query_steps = sum(reading.table.query_steps for reading, _ in parts)
-    both = shared_paths(*patterns) if len(patterns) == 2 else ()
-    for path in both or chain.from_iterable(map(likely_paths, patterns)):
+    find = shared_paths if len(patterns) == 2 else likely_paths
+    for path in find(*patterns or ("/",)):
         budget.spend(query_steps + (len(path) >> 4))
         if all(reading.decides(path, its) for reading, its in parts):
             return True, path
@@ -628,11 +613,8 @@ def decided_by(parts: Sequence[Part], budget: Budget) -> str | None:
     Raises SearchGivenUp if the budget is exceeded before the answer is known.
     """
     known, path = likely_decided_by(parts, budget)
-    return path if known else searched(parts, budget)
-
-
-def searched(parts: Sequence[Part], budget: Budget) -> str | None:
-    """Return the answer of `decided_by` by a search, if it is not visible without one."""
+    if known:
+        return path
     path = find_path([(reading.table, rule) for reading, rule in parts], budget)
     if path is not None and not all(reading.decides(path, its) for reading, its in parts):
         raise SearchGivenUp  # the path exceeds the policy's own step limit
@@ -663,12 +645,10 @@ def answers(
             waiting.append((question, parts))
     for question, parts in waiting:
         try:
-            path = searched(parts, budget)
+            if (path := decided_by(parts, budget)) is not None:
+                yield question, path, False
         except SearchGivenUp:
             yield question, None, False
-        else:
-            if path is not None:
-                yield question, path, False
 
 
 def witnesses(policy: Policy) -> tuple[Witness, ...]:

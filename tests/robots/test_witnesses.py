@@ -101,6 +101,10 @@ def test_the_one_path_that_many_rules_leave_is_found(left: str) -> None:
     assert witnesses(policy)[0].url == "/a" + left
 
 
+def test_a_star_at_the_beginning_matches_the_first_slash() -> None:
+    assert found("Disallow: */\nAllow: /*/") == [("/", False), ("//", False)]
+
+
 def test_the_way_round_a_better_rule_is_found() -> None:
     rules = "Disallow: /*a\nAllow: /*a$\nAllow: /*ax\nAllow: /*a?\nAllow: /*a/"
     url, never = found(rules)[0]
