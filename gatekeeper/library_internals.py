@@ -1,6 +1,6 @@
-"""Every private name of aiohttp, and of Scrapy's engine, that the package uses.
+"""Every private name of aiohttp, redis-py and Scrapy's engine that the package uses.
 
-Neither library guarantees these names. Each function documents what happens if a name is missing.
+No library guarantees these names. Each function documents what happens if a name is missing.
 `read_inline` and `start_connection` exist for speed alone and are also off if `speedups` are: the
 public way remains, with the same answers. The others provide what no public name does.
 
@@ -29,6 +29,7 @@ has_queued_request   of the requests that it has brought
 tunnel_reader        reads what a client sends in a tunnel     ConfigError: no tunnels
 is_scrapy_closing    a stopped crawl waits for no turn         it waits GATEKEEPER_MAX_WAIT at most
 wake_scrapy          a request is sent when its turn comes     up to 5 s later, by its heartbeat
+bounded_parser       bounds the memory of a store's reply      no bound
 ===================  ========================================  =====================================
 """
 
@@ -459,3 +460,65 @@ class _TunnelParser:
 
     def feed_eof(self) -> None:
         self._reader.feed_eof()
+
+
+# --- redis-py -------------------------------------------------------------------------------
+
+
+_LINE_COST: Final = 64
+"""Octets of memory that each element of a reply takes, at most."""
+
+
+def bounded_parser(limit: int) -> dict[str, Any]:
+    """Return options of redis-py's connections (RESP2) with which they read at most `limit` octets
+    of one reply. A longer one raises its InvalidResponse."""
+    try:  # an optional extra
+        from redis._parsers import _AsyncHiredisParser, _AsyncRESP2Parser  # noqa: PLC0415
+        from redis.exceptions import InvalidResponse  # noqa: PLC0415
+        from redis.utils import HIREDIS_AVAILABLE  # noqa: PLC0415
+    except ImportError:
+        return {}
+    kind: Any = _AsyncHiredisParser if HIREDIS_AVAILABLE else _AsyncRESP2Parser
+
+    class Stream:
+        """The part of a StreamReader that parsers read replies with."""
+
+        def __init__(self, stream: asyncio.StreamReader) -> None:
+            self.left = limit
+            self._stream = stream
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._stream, name)
+
+        def _count(self, octets: int) -> None:
+            self.left -= octets
+            if self.left < 0:
+                raise InvalidResponse(f"a reply of more than {limit} octets")
+
+        async def read(self, octets: int) -> bytes:
+            self._count(0)
+            data = await self._stream.read(octets)
+            self._count(len(data))
+            return data
+
+        async def readexactly(self, octets: int) -> bytes:
+            self._count(octets)
+            return await self._stream.readexactly(octets)
+
+        async def readline(self) -> bytes:
+            line = await self._stream.readline()
+            self._count(len(line) + _LINE_COST)
+            return line
+
+    class Parser(kind):  # type: ignore[misc]
+        def on_connect(self, connection: Any) -> None:
+            super().on_connect(connection)
+            if getattr(self, "_stream", None) is not None:
+                self._stream = Stream(self._stream)
+
+        async def read_response(self, *args: Any, **options: Any) -> Any:
+            if isinstance(stream := getattr(self, "_stream", None), Stream):
+                stream.left = limit
+            return await super().read_response(*args, **options)
+
+    return {"parser_class": Parser}

@@ -46,8 +46,8 @@ from gatekeeper.fleet.operations import (
 )
 from gatekeeper.fleet.overrides import FleetOverrides
 from gatekeeper.fleet.robots import SharedFetcher
-from gatekeeper.fleet.scripts import BEAT, DECLARE, FORMAT, LEAVE, PUSHED, TURN
-from gatekeeper.fleet.store import Flights, Store, StoreDown, StoreIdentity
+from gatekeeper.fleet.scripts import BEAT, BEAT_FORM, DECLARE, FORMAT, LEAVE, PUSHED, TURN
+from gatekeeper.fleet.store import Attempts, Flights, Store, StoreDown, StoreIdentity
 from gatekeeper.pacing.ledger import (
     LAPSE,
     MAX_TICKETS,
@@ -201,8 +201,9 @@ class RedisLedger:
         self._members = MemberList(self.member, self._clock, config.hold)
         self._clock_offset: tuple[float, float, float] | None = None
         """The store's clock minus ours: lower bound, upper bound, and when they were measured."""
-        self._logged_errors: set[str] = set()
-        """The configuration errors that were logged, so that each is logged only once."""
+        logged = set[str]()
+        self._beats = Attempts("a heartbeat", self.member, logged)
+        self._listens = Attempts("receiving notifications", self.member, logged)
         self._failing_since: float | None = None
         self._lost_at: float | None = None
         self._quarantine_until = 0.0
@@ -481,16 +482,16 @@ class RedisLedger:
             received = self._clock.monotonic()
             self._flights.shortest_trips[0] = min(self._flights.shortest_trips[0], received - sent)
             decoded = [decode_reply(reply) for reply in replies]
-            statuses = [reply[1] for reply in decoded]
+            statuses = [reply.status for reply in decoded]
             if 0 in statuses or not (recovering or epoch == self._epoch):
                 self._epoch = ""
                 raise LedgerLost("the store's contents have changed")
-            await self._check_clock(decoded[-1][0] / 1e6, sent, received, epoch)
+            await self._check_clock(decoded[-1].now / 1e6, sent, received, epoch)
             # All calls from the first late one on are sent again: each is idempotent, and their
             # order is preserved.
             done = statuses.index(2) if 2 in statuses else len(decoded)
             for reply in decoded[:done]:
-                answers += reply[2]
+                answers += reply.answers
             waiting = waiting[done:]
             if not waiting:
                 if not recovering:
@@ -539,7 +540,8 @@ class RedisLedger:
         """Return the current epoch: the stored one if it began on this very server, otherwise a
         new one. The first member to declare it wins."""
         for _ in range(5):
-            found = await self._store.run("HMGET", self._epoch_keys[0], "id", "server", "format")
+            asked = ("HMGET", self._epoch_keys[0], "id", "server", "format")
+            found = await self._store.run(*asked, form=tuple[(bytes | None,) * 3])
             current, server, version = ((one or b"").decode() for one in found)
             if current and version != str(FORMAT):
                 raise ConfigError(
@@ -654,7 +656,8 @@ class RedisLedger:
         keys = [self._key(name) for name in ("epoch", "members", "overrides", "read")]
         arguments = [self.member, forget, channel, epoch, str(self._members.list_time)]
         sent = self._clock.monotonic()
-        answer = await self._store.script(BEAT, keys, [*arguments, str(int(self._members.known))])
+        arguments.append(str(int(self._members.known)))
+        answer = await self._store.script(BEAT, keys, arguments, BEAT_FORM)
         current, left, now, _, writes, *_ = answer
         if not epoch or current.decode() != epoch:  # both are empty if both sides lost it
             self._epoch = ""
@@ -672,7 +675,7 @@ class RedisLedger:
         while True:
             settled = self._failing_since is None and self._members.known
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(HEARTBEAT_SECONDS if settled else _UNKNOWN_RETRY):
+                async with asyncio.timeout(HEARTBEAT_SECONDS if settled else self._beats.pause()):
                     await self._heartbeat_now.wait()
             self._heartbeat_now.clear()
             if not self._open:
@@ -685,19 +688,10 @@ class RedisLedger:
                         await self._execute([])
                     else:
                         await self._recover()
-            except (LedgerLost, ConfigError) as error:
-                self._log_failure(error)
-                self._failed(error)
+                self._beats.succeeded()
             except Exception as error:  # noqa: BLE001 - without heartbeats the member is forgotten
-                _log.exception("a heartbeat failed")
+                self._beats.failed(error)
                 self._failed(error)
-
-    def _log_failure(self, error: LedgerLost | ConfigError) -> None:
-        """Log a failure. Errors that an operator has to correct are shown, each one once."""
-        new = isinstance(error, ConfigError) and str(error) not in self._logged_errors
-        if new:
-            self._logged_errors.add(str(error))
-        _log.log(logging.ERROR if new else logging.DEBUG, "%s", error)
 
     async def _join(self) -> None:
         """Wait briefly until the other members know this one; nothing is granted before that."""
@@ -714,6 +708,7 @@ class RedisLedger:
 
         def subscribed(channels: int) -> None:
             self._subscribed = channels
+            self._listens.succeeded()
 
         def channels() -> list[str]:
             return [self._key("all"), *(self._key(f"m:{owner}") for owner in self._listeners)]
@@ -721,12 +716,10 @@ class RedisLedger:
         while True:
             try:
                 await self._store.listen(channels, self._receive, subscribed)
-            except (LedgerLost, ConfigError) as error:
-                self._log_failure(error)
-            except Exception:  # noqa: BLE001 - without notifications no block would arrive
-                _log.exception("receiving notifications failed")
+            except Exception as error:  # noqa: BLE001 - without notifications no block would arrive
+                self._listens.failed(error)
             self._subscribed = 0
-            await asyncio.sleep(0.25)
+            await asyncio.sleep(self._listens.pause())
 
     def _ask_again(self) -> None:
         """Have waiters ask again, since the quarantine is over."""

@@ -111,10 +111,20 @@ def repeated_ends(
     return batches(ends) if ends else []
 
 
-def decode_reply(reply: Any) -> Any:
+class Reply(msgspec.Struct, array_like=True):
+    """A reply of the script `TURN`."""
+
+    now: int
+    """The server's time in microseconds."""
+    status: int
+    """0: another epoch, 1: done, 2: outside the expected times."""
+    answers: list[Any] = []
+
+
+def decode_reply(reply: Any) -> Reply:
     """Decode a reply of the script. Raises LedgerLost if it can't be read."""
     try:
-        return msgspec.msgpack.decode(reply)
+        return msgspec.msgpack.decode(reply, type=Reply)
     except (msgspec.MsgspecError, TypeError) as error:
         raise LedgerLost(f"the store's answer can't be read: {error}") from error
 

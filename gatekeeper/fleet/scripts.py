@@ -494,6 +494,9 @@ heartbeats; the number of writes of overrides; when each member read the list (o
 that is not known; an entry with a + is that of a known member); 1 if the member was not on the
 list; and when the latest member left whose clocks only the store has (-1: none did)."""
 
+BEAT_FORM: Final = tuple[bytes, int, bytes, list[bytes], int, list[bytes], int, bytes]
+"""The type of that answer."""
+
 LEAVE: Final = """
 local time = redis.call('TIME')
 redis.call('ZREM', KEYS[2], ARGV[1])

@@ -13,11 +13,15 @@ import asyncio
 import hashlib
 import logging
 import math
+import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+import msgspec
+
+from gatekeeper import library_internals
 from gatekeeper.config import FleetConfig
 from gatekeeper.errors import ConfigError, LedgerLost, needs_extra
 from gatekeeper.urls import without_credentials
@@ -37,6 +41,17 @@ _SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 _POLL_SECONDS, _SILENT_POLLS = 0.25, 8
 """Seconds between two looks for new channels, and the number of looks without a message after which
 the connection is tested with a ping."""
+_FIRST_PAUSE, _QUICK_ATTEMPTS = 0.25, 4
+"""Seconds between two attempts to reach the store, and after how many of them they double."""
+_MAX_PAUSE, _MAX_REFUSED_PAUSE = 1.0, 10.0
+"""The longest pause in seconds: usually, and if the server denies access or is no store."""
+_MAX_REPLY = 16 * 1024 * 1024
+"""Maximum size of a reply in octets. The largest are robots.txt files, compressed."""
+_MAX_MESSAGE = 200
+"""Maximum length of an error message, which may quote what the server sent."""
+_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError, MemoryError)
+"""Errors of redis-py while it reads what is not a reply of a Valkey or Redis. (msgspec's are
+ValueErrors.)"""
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +59,10 @@ _log = logging.getLogger(__name__)
 class StoreDown(LedgerLost):
     """The store serves no member at the moment: its machine refuses connections, or it is still
     loading. (A connection that breaks or times out may affect this member alone.)"""
+
+
+class StoreRefuses(LedgerLost):
+    """The store denies access, or is no store. Trying again helps only after somebody acted."""
 
 
 class StoreIdentity(NamedTuple):
@@ -73,7 +92,7 @@ class Store:
             from redis.asyncio.retry import Retry  # noqa: PLC0415
             from redis.backoff import NoBackoff  # noqa: PLC0415
         self._redis = redis.asyncio
-        self._errors: tuple[type[Exception], ...] = (redis.RedisError, OSError, TimeoutError)
+        self._errors: tuple[type[Exception], ...] = (redis.RedisError, OSError, *_UNREADABLE)
         self._loading: type[Exception] = redis.BusyLoadingError
         self.where: str = without_credentials(url)
         self.config = config
@@ -88,6 +107,7 @@ class Store:
             "socket_connect_timeout": CALL_DEADLINE,
             "protocol": 2,
             "retry": once,
+            **library_internals.bounded_parser(_MAX_REPLY),
         }
         self._sentinels: list[Any] = []
         """Clients of Sentinels, to be closed with the store."""
@@ -203,6 +223,8 @@ class Store:
         self._connect_deadline = CALL_DEADLINE + len(places) * SENTINEL_DEADLINE
         kind: Any = Sentinel  # redis-py does not annotate it
         sentinels = kind(places, sentinel_kwargs=asked)
+        for one in sentinels.sentinels:  # `Redis` itself does not take the option
+            one.connection_pool.connection_kwargs |= library_internals.bounded_parser(_MAX_REPLY)
         self._sentinels += sentinels.sentinels
         return sentinels.master_for(name, **{**options, **_credentials(parts), **secure, **own})
 
@@ -224,9 +246,11 @@ class Store:
         except self._errors as error:
             self._located = self._slot is None
             await self.hang_up()
-            if self._starting and (refusal := _refusal(self.where, error)) is not None:
+            refusal = _refusal(self.where, error)
+            final = self._starting and (self._connecting or not _is_foreign(error))
+            if final and refusal is not None:
                 raise refusal from error
-            lost = StoreDown if self._is_down(error) else LedgerLost
+            lost = StoreDown if self._is_down(error) else StoreRefuses if refusal else LedgerLost
             raise lost(f"{self.where}: {_message(error)}") from error
         except asyncio.CancelledError:
             await self.hang_up()  # its response must not be mistaken for that of the next call
@@ -262,6 +286,8 @@ class Store:
         try:
             async with self._deadline():
                 info = await self._client.info()
+                if "redis_version" not in info:
+                    raise ValueError("INFO returned no redis_version")
                 pool = self._client.connection_pool
                 self._connection = _StoreConnection(self._redis, pool, await pool.get_connection())
         finally:
@@ -314,22 +340,27 @@ class Store:
 
     # --- calls ------------------------------------------------------------------------------
 
-    async def run(self, *command: Any) -> Any:
-        """Execute one command and return its raw response. Raises LedgerLost."""
+    async def run(self, *command: Any, form: Any = Any) -> Any:
+        """Execute one command and return its raw response. `form`: its type. Raises LedgerLost."""
         await self._locate_slot()
         async with self._deadline():
             (found,) = await self._execute([command])
             if isinstance(found, Exception):
                 raise found
-            return found
+            return msgspec.convert(found, form)
 
-    async def script(self, text: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
-        """Execute a script and return its raw response. Raises LedgerLost."""
-        return (await self.scripts(text, [(list(keys), list(arguments))]))[0]
+    async def script(
+        self, text: str, keys: Sequence[str], arguments: Sequence[Any], form: Any = Any
+    ) -> Any:
+        """Execute a script and return its raw response. `form`: its type. Raises LedgerLost."""
+        return (await self.scripts(text, [(list(keys), list(arguments))], form))[0]
 
-    async def scripts(self, text: str, calls: Sequence[tuple[list[str], list[Any]]]) -> list[Any]:
+    async def scripts(
+        self, text: str, calls: Sequence[tuple[list[str], list[Any]]], form: Any = Any
+    ) -> list[Any]:
         """Execute a script several times in one round trip, loading it first if the store does not
-        know it. `calls`: keys and arguments of each call. Raises LedgerLost."""
+        know it. `calls`: keys and arguments of each call. `form`: the type of each response. Raises
+        LedgerLost."""
         known = self._hashes.get(text)
         if known is None:
             known = self._hashes[text] = hashlib.sha1(text.encode()).hexdigest()  # noqa: S324
@@ -350,7 +381,7 @@ class Store:
             for one in results:
                 if isinstance(one, Exception):
                     raise one
-            return results
+            return [msgspec.convert(one, form) for one in results]
 
     async def _evalsha(self, known: str, calls: Sequence[tuple[list[str], list[Any]]]) -> list[Any]:
         asked = [("EVALSHA", known, len(keys), *keys, *arguments) for keys, arguments in calls]
@@ -384,8 +415,11 @@ class Store:
             async with self._messages.pubsub() as pubsub:
                 await self._listen(pubsub, channels, heard, subscribed)
         except self._errors as error:
-            lost = LedgerLost(f"{self.where}: {_message(error)}")
-            raise _refusal(self.where, error) or lost from error
+            refusal = _refusal(self.where, error)
+            if refusal is not None and not _is_foreign(error):
+                raise refusal from error
+            lost = StoreRefuses if refusal else LedgerLost
+            raise lost(f"{self.where}: {_message(error)}") from error
 
     async def _listen(
         self,
@@ -429,6 +463,44 @@ class Store:
             async with asyncio.timeout(CALL_DEADLINE):
                 await client.aclose()
                 await client.connection_pool.disconnect(inuse_connections=True)
+
+
+class Attempts:
+    """The attempts of a member's loop to reach the store: what is logged, and the pauses."""
+
+    def __init__(self, what: str, member: str, logged: set[str]) -> None:
+        """`what` names an attempt, for the log. `logged`: the errors that were logged."""
+        self._what = what
+        self._logged = logged
+        self._random = random.Random(f"{member} {what}")
+        self._failures = 0
+        self._longest = _MAX_PAUSE
+
+    def succeeded(self) -> None:
+        """Note that the store was reached."""
+        self._failures = 0
+
+    def failed(self, error: Exception) -> None:
+        """Note a failure. What an operator or a developer has to correct is logged once."""
+        self._failures += 1
+        refused = isinstance(error, StoreRefuses | ConfigError)
+        self._longest = _MAX_REFUSED_PAUSE if refused else _MAX_PAUSE
+        unexpected = not isinstance(error, LedgerLost | ConfigError)
+        key = type(error).__name__ if unexpected else str(error)
+        if isinstance(error, LedgerLost) or key in self._logged:
+            _log.debug("%s", error)
+            return
+        self._logged.add(key)
+        if unexpected:
+            _log.error("%s failed", self._what, exc_info=error)
+        else:
+            _log.error("%s", error)
+
+    def pause(self) -> float:
+        """Return the seconds until the next attempt: more after many failures, and not the same for
+        each member."""
+        doubled: float = _FIRST_PAUSE * 2 ** min(20, max(0, self._failures - _QUICK_ATTEMPTS))
+        return min(doubled, self._longest) * self._random.uniform(0.75, 1.25)
 
 
 class Flights:
@@ -573,11 +645,29 @@ def _refusal(where: str, error: Exception) -> ConfigError | None:
     """Return an error that says how to correct the URL, or None if the URL may be right."""
     text = str(error)
     remedy = next((remedy for words, remedy in _REMEDIES.items() if words in text), None)
+    if remedy is None and _is_foreign(error):
+        remedy = "name a Valkey or Redis server"
     said = _message(error).rstrip(". ")
     return None if remedy is None else ConfigError(f"fleet.url: {where}: {said}: {remedy}")
+
+
+def _is_foreign(error: Exception) -> bool:
+    """Return True if an error shows that the server speaks another protocol."""
+    return isinstance(error, _UNREADABLE) or type(error).__name__ == "InvalidResponse"
+
+
+_AT_MAXCLIENTS = "at its maxclients the server closes new connections"
+_WORDS = {
+    "while writing to socket": f"the connection was closed while it was in use: {_AT_MAXCLIENTS}",
+    "max number of clients reached": f"it accepts no more clients: {_AT_MAXCLIENTS}",
+}
+"""What replaces messages of redis-py and of the server that say too little, by a part of them."""
 
 
 def _message(error: Exception) -> str:
     """Return the message of an error, without the connections of Sentinels that it may list (and
     thus without their passwords). It does not contain arguments of commands."""
-    return str(error).partition(" : <")[0] or type(error).__name__
+    text = str(error).partition(" : <")[0][:_MAX_MESSAGE] or type(error).__name__
+    if _is_foreign(error):
+        return f"it sends what no Valkey or Redis sends ({text})"
+    return next((words for part, words in _WORDS.items() if part in text), text)

@@ -377,13 +377,17 @@ class SimulatedStore:
     def _now(self) -> int:
         return round(self.world.loop.now * 1e6)
 
-    async def run(self, *command: Any) -> Any:
+    async def run(self, *command: Any, form: Any = Any) -> Any:
         return await self._ask(self._wire, lambda: self.world.execute("", (), command, self._now()))
 
-    async def script(self, text: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+    async def script(
+        self, text: str, keys: Sequence[str], arguments: Sequence[Any], form: Any = Any
+    ) -> Any:
         return (await self.scripts(text, [(list(keys), list(arguments))]))[0]
 
-    async def scripts(self, text: str, calls: Sequence[tuple[list[str], list[Any]]]) -> list[Any]:
+    async def scripts(
+        self, text: str, calls: Sequence[tuple[list[str], list[Any]]], form: Any = Any
+    ) -> list[Any]:
         def act() -> list[Any]:
             return [self.world.execute(text, keys, told, self._now()) for keys, told in calls]
 

@@ -28,7 +28,9 @@ class Proxy:
         self.rewrite: tuple[bytes, bytes] | None = None
         """Replacements of equal length: what the store sends, and what arrives instead."""
         self.refusal = ""
-        """A response that replaces the store's response to every command."""
+        """An error that replaces the store's response to every command."""
+        self.answer = b""
+        """What replaces the store's response to every command, as it is sent."""
         self.connections = 0
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -83,9 +85,9 @@ class Proxy:
             while data := await reader.read(1 << 16):
                 if self.how == "drop" or (self.how == "swallow replies" and not asks):
                     continue
-                if refuses is not None and self.refusal:
+                if refuses is not None and (self.refusal or self.answer):
                     commands = len(re.findall(rb"(?:^|\r\n)\*\d+\r\n", data))
-                    refuses.write(f"-{self.refusal}\r\n".encode() * commands)
+                    refuses.write((self.answer or f"-{self.refusal}\r\n".encode()) * commands)
                     continue
                 if self.rewrite is not None and not asks:
                     data = data.replace(*self.rewrite)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
+import socket
 import time as wall
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
@@ -20,7 +22,7 @@ from gatekeeper.fleet import RedisLedger
 from gatekeeper.fleet import ledger as ledger_module
 from gatekeeper.fleet import store as store_module
 from gatekeeper.fleet.scripts import FORMAT
-from gatekeeper.fleet.store import Store, StoreDown
+from gatekeeper.fleet.store import Attempts, Store, StoreDown, StoreRefuses
 from gatekeeper.pacing.ledger import Report
 from gatekeeper.sidecar.routes.operators import masked
 from gatekeeper.urls import without_credentials
@@ -587,3 +589,144 @@ async def test_closing_does_not_wait_for_a_store_that_is_away(
             await ledger.close()
     finally:
         server.go_on()
+
+
+FOREIGN = {
+    "http": b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/html\r\n\r\n<html>",
+    "ssh": b"SSH-2.0-OpenSSH_9.2p1\r\n",
+    "no length of a list": b"*abc\r\n",
+    "no length of a text": b"$zz\r\n",
+    "too deep": b"*1\r\n" * 5_000,
+    "a line without an end": b"+" + b"a" * 200_000,
+}
+MISFITS = FOREIGN | {
+    "numbers": b":5\r\n" * 3,
+    "texts": b"$5\r\nhello\r\n",
+    "lists": b"*2\r\n:1\r\n:2\r\n",
+    "nothing": b"$-1\r\n",
+    "OK": b"+OK\r\n",
+}
+
+
+class Speaker:
+    """A server that answers whatever it receives with the same octets."""
+
+    def __init__(self, answer: bytes, *, endless: bool = False) -> None:
+        self.answer = answer
+        self.endless = endless
+        self.sent = 0
+        self.port = 0
+
+    async def open(self) -> asyncio.Server:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        return server
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while await reader.read(1 << 16):
+                writer.write(self.answer)
+                await writer.drain()
+                while self.endless:
+                    writer.write(b"x" * 65_536)
+                    await writer.drain()
+                    self.sent += 65_536
+        writer.close()
+
+
+@pytest.mark.parametrize("scheme", ["redis", "redis+sentinel"])
+@pytest.mark.parametrize("what", FOREIGN)
+async def test_a_url_of_another_service_is_refused_in_one_line(what: str, scheme: str) -> None:
+    speaker = Speaker(FOREIGN[what])
+    async with await speaker.open():
+        ledger = RedisLedger(
+            f"{scheme}://:secret@127.0.0.1:{speaker.port}" + ("/name/0" if "+" in scheme else "/0")
+        )
+        with pytest.raises(ConfigError, match=r"^fleet\.url: redis.*: name a Valkey or R") as told:
+            await ledger.open()
+    assert "\n" not in str(told.value)
+    assert "secret" not in str(told.value)
+    assert len(str(told.value)) < 400
+
+
+@pytest.mark.parametrize("what", MISFITS)
+async def test_a_store_that_answers_nonsense_meanwhile_is_lost_in_one_line(
+    server: Server, what: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_module, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr(ledger_module, "_LOST_AFTER", 0.05)
+    monkeypatch.setattr(store_module, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(store_module, "CALL_DEADLINE", 0.5)  # some answers are read as incomplete
+    proxy = Proxy(str(server.socket))
+    await proxy.open()
+    try:
+        async with RedisLedger(proxy.url) as ledger:
+            assert ledger.state != "lost"
+            caplog.clear()
+            proxy.answer = MISFITS[what]
+            async with asyncio.timeout(PATIENCE):
+                while ledger.state != "lost" or proxy.connections < 12:
+                    await asyncio.sleep(0.005)
+            proxy.answer = b""
+            lines = [one for one in caplog.records if one.levelno >= logging.WARNING]
+            assert [one.getMessage() for one in lines if "can't be reached" not in one.msg] == []
+            assert len(lines) == 1
+            assert lines[0].exc_info is None
+            async with asyncio.timeout(PATIENCE):
+                while ledger.state == "lost":
+                    await asyncio.sleep(0.005)
+    finally:
+        await proxy.close()
+
+
+@pytest.mark.parametrize("start", [b"$2000000000\r\n", b"*1\r\n$2000000000\r\n"])
+async def test_a_reply_that_is_too_large_is_not_read(start: bytes) -> None:
+    speaker = Speaker(start, endless=True)
+    async with await speaker.open():
+        with pytest.raises(LedgerLost, match="more than 16777216 octets"):
+            await Store(f"redis://127.0.0.1:{speaker.port}/0", FleetConfig()).connect()
+    assert speaker.sent < 32 * 1024 * 1024
+
+
+async def test_a_reply_of_too_many_elements_is_not_read() -> None:
+    elements = b"*260000\r\n" + b"*0\r\n" * 260_000
+    speaker = Speaker(elements)
+    async with await speaker.open():
+        with pytest.raises(LedgerLost, match="more than 16777216 octets"):
+            await Store(f"redis://127.0.0.1:{speaker.port}/0", FleetConfig()).connect()
+
+
+@pytest.mark.parametrize("secret", ["", ":secret@"])
+async def test_a_store_at_its_maxclients_is_told_in_words(started: Started, secret: str) -> None:
+    server = started("--maxclients", "1", *(("--requirepass", "secret") if secret else ()))
+    with socket.socket(socket.AF_UNIX) as held:
+        held.connect(str(server.socket))
+        store = Store(f"unix://{secret}{server.socket}", FleetConfig())
+        for _ in range(3):
+            with pytest.raises(LedgerLost, match="at its maxclients the server closes"):
+                await store.connect()
+        await store.close()
+
+
+async def test_a_member_that_is_refused_asks_less_and_less(started: Started) -> None:
+    """Its password has changed. After 20 s it has tried a dozen times, and then every 10 s."""
+    server = started("--requirepass", "another")
+    store = Store(f"unix://:secret@{server.socket}", FleetConfig())
+    with pytest.raises(StoreRefuses) as refused:
+        await store.connect()
+    pauses: dict[str, list[float]] = {}
+    for member in ("one", "other"):
+        attempts = Attempts("a heartbeat", member, set())
+        pauses[member] = []
+        for _ in range(40):
+            attempts.failed(refused.value)
+            pauses[member].append(attempts.pause())
+        assert sum(pauses[member][:14]) > 20.0
+        assert all(7.5 <= one <= 12.5 for one in pauses[member][12:])
+        attempts.succeeded()
+        assert attempts.pause() < 0.5
+        for _ in range(40):
+            attempts.failed(LedgerLost("away"))
+        assert attempts.pause() <= 1.25  # when it is back that should be noticed soon
+    assert pauses["one"] != pauses["other"]
+    await store.close()
