@@ -513,8 +513,8 @@ def bounded_parser(limit: int) -> dict[str, Any]:
     class Parser(kind):  # type: ignore[misc]
         def on_connect(self, connection: Any) -> None:
             super().on_connect(connection)
-            if getattr(self, "_stream", None) is not None:
-                self._stream = Stream(self._stream)
+            stream: Any = getattr(self, "_stream", None)
+            self._stream: Any = stream if stream is None else Stream(stream)
 
         async def read_response(self, *args: Any, **options: Any) -> Any:
             if isinstance(stream := getattr(self, "_stream", None), Stream):

@@ -14,7 +14,7 @@ import math
 import random
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from functools import partial
 from typing import Final
@@ -294,6 +294,14 @@ class Directory:
         It is not called when an origin is fetched for the first time.
         """
         return self._updates.subscribe(callback)
+
+    def fresh(self) -> Iterator[tuple[str, float]]:
+        """Yield the origins of the fresh hot records, and for how many seconds each is `known`."""
+        for part in tuple(self.records.parts):
+            for origin in tuple(part):
+                record, now = self.records.get(origin), self._clock.monotonic()
+                if record is not None and record.fresh_until > now:
+                    yield origin, record.fresh_until - now
 
     def known(self, origin: str) -> Retrieval | None:
         """Return a fresh record as the retrieval that would have given it, or None."""

@@ -45,9 +45,9 @@ from gatekeeper.fleet.operations import (
     scope_view,
 )
 from gatekeeper.fleet.overrides import FleetOverrides
-from gatekeeper.fleet.robots import SharedFetcher
+from gatekeeper.fleet.robots import HeldFiles, SharedFetcher
 from gatekeeper.fleet.scripts import BEAT, BEAT_FORM, DECLARE, FORMAT, LEAVE, PUSHED, TURN
-from gatekeeper.fleet.store import Attempts, Flights, Store, StoreDown, StoreIdentity
+from gatekeeper.fleet.store import Flights, Store, StoreAttempts, StoreDown, StoreIdentity
 from gatekeeper.pacing.ledger import (
     LAPSE,
     MAX_TICKETS,
@@ -71,7 +71,7 @@ _CLOCK_TOLERANCE = 0.05
 _CLOCK_DRIFT = 0.001
 """Tolerated drift between the two clocks, in seconds per second."""
 _MAX_ATTEMPTS = 5
-"""Attempts to send a call that arrives too late."""
+"""StoreAttempts to send a call that arrives too late."""
 _SECONDS_PER_FLIGHT = 0.1
 """Seconds that the store may need for each earlier flight before it executes a call."""
 MAX_FLIGHTS = 16
@@ -202,8 +202,8 @@ class RedisLedger:
         self._clock_offset: tuple[float, float, float] | None = None
         """The store's clock minus ours: lower bound, upper bound, and when they were measured."""
         logged = set[str]()
-        self._beats = Attempts("a heartbeat", self.member, logged)
-        self._listens = Attempts("receiving notifications", self.member, logged)
+        self._beats = StoreAttempts("a heartbeat", self.member, logged)
+        self._listens = StoreAttempts("receiving notifications", self.member, logged)
         self._failing_since: float | None = None
         self._lost_at: float | None = None
         self._quarantine_until = 0.0
@@ -216,16 +216,20 @@ class RedisLedger:
         self._calls = self._requests = self._failures = self._epochs = 0
 
     def sharing(
-        self, fetcher: RobotsSource, cache: CacheConfig, renew: Callable[[str], object]
+        self,
+        fetcher: RobotsSource,
+        cache: CacheConfig,
+        files: Callable[[], HeldFiles | None],
+        mine: Callable[[str], bool] = lambda _origin: True,
     ) -> RobotsSource:
-        """Return a source of robots.txt files that the fleet fetches once. It calls `renew(origin)`
-        when another member has a newer file than this one."""
+        """Return a source of robots.txt files that the fleet fetches once. `files()` returns the
+        files that this member has, None: not yet. `mine`: the origins that this ledger stores."""
         store = Store(self._url, self.config, any_epoch=True, tag=self._namespace)
         self._robots_store = store
-        self._shared_fetcher = SharedFetcher(
-            fetcher, store, cache, self._prefix, self.member, renew=renew, divided=self._divided
+        self._shared_fetcher = shared = SharedFetcher(
+            fetcher, store, cache, self._prefix, self.member, files, mine, divided=self._divided
         )
-        return self._shared_fetcher
+        return shared
 
     def _key(self, name: str) -> str:
         return self._prefix + name
@@ -541,7 +545,7 @@ class RedisLedger:
         new one. The first member to declare it wins."""
         for _ in range(5):
             asked = ("HMGET", self._epoch_keys[0], "id", "server", "format")
-            found = await self._store.run(*asked, form=tuple[(bytes | None,) * 3])
+            found = await self._store.run(*asked, form=list[bytes | None])
             current, server, version = ((one or b"").decode() for one in found)
             if current and version != str(FORMAT):
                 raise ConfigError(
@@ -574,6 +578,8 @@ class RedisLedger:
         ]
         for first in range(0, len(operations), _PUSH_BATCH):
             await self._execute(operations[first : first + _PUSH_BATCH], epoch)
+        if self._shared_fetcher is not None:
+            await self._shared_fetcher.offer(self._store, self.config.hold / 4)
         await self.overrides.write_all(epoch)
         arguments = [epoch, self.member, str(completeness), self._key("all")]
         arguments += self._members.push_arguments(epoch, completeness)
@@ -740,6 +746,8 @@ class RedisLedger:
                 self.overrides.received(values[0], values[1])
             elif kind == "t" and self._shared_fetcher is not None:
                 self._shared_fetcher.written(values[0], values[1], bool(values[2]))
+            elif kind == "w" and self._shared_fetcher is not None and values[0] == self.member:
+                self._shared_fetcher.supply(values[1])
             elif kind == "g":
                 self._quarantine_until = self._clock.monotonic() + values[0] / 1e6
                 asyncio.get_running_loop().call_later(values[0] / 1e6, self._ask_again)

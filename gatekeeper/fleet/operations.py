@@ -111,7 +111,7 @@ def repeated_ends(
     return batches(ends) if ends else []
 
 
-class Reply(msgspec.Struct, array_like=True):
+class TurnReply(msgspec.Struct, array_like=True):
     """A reply of the script `TURN`."""
 
     now: int
@@ -121,10 +121,10 @@ class Reply(msgspec.Struct, array_like=True):
     answers: list[Any] = []
 
 
-def decode_reply(reply: Any) -> Reply:
+def decode_reply(reply: Any) -> TurnReply:
     """Decode a reply of the script. Raises LedgerLost if it can't be read."""
     try:
-        return msgspec.msgpack.decode(reply, type=Reply)
+        return msgspec.msgpack.decode(reply, type=TurnReply)
     except (msgspec.MsgspecError, TypeError) as error:
         raise LedgerLost(f"the store's answer can't be read: {error}") from error
 

@@ -7,12 +7,18 @@ write is published: members that wait read it immediately, and members with an o
 so a refresh by one member is a refresh for all. Without a message the others look again until the
 claim expires; a member that dies while it has a claim delays them by `CLAIM_FOR` seconds.
 
-A lease may take long to be granted, and a store that lost its data lost the claims too. So a member
-looks for a newer result once more when it has the lease, and gives the lease back if there is one.
+A store that lost its data lost the files too. Each member then offers the files that it has, before
+the quarantine ends. Who claims an origin with an offer gets no claim: the member with the file gets
+it, and writes the file.
 
-While the store can't be reached, no member is granted a lease to fetch, so the store is retried
-until it responds, for at most `CLAIM_FOR` seconds. A result that could not be written is written
-later. If the members have divided the hosts among themselves, each fetches for itself.
+A lease may take long to be granted, and a store that lost its data lost the claims too. So a member
+looks for a newer result, an offer and another claim once more when it has the lease, and gives the
+lease back if there is one.
+
+While the store can't be reached, no member fetches: the store is retried until it responds, and the
+question is deferred after `CLAIM_FOR` seconds (reason `fleet`). So it is if the store refuses only
+the connections for files. A result that could not be written is written later. If the members have
+divided the hosts among themselves, each fetches for itself.
 """
 
 from __future__ import annotations
@@ -21,8 +27,9 @@ import asyncio
 import contextlib
 import secrets
 import zlib
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator
+from itertools import islice
+from typing import Any, Protocol
 
 import msgspec
 from cachetools import LRUCache
@@ -61,6 +68,25 @@ _AWAY_SECONDS = 1.0
 """Seconds for which a store that did not respond is not called again."""
 
 
+_MAX_TEXT = 64 * 1024 * 1024
+"""Maximum size of a text in octets, so that a few octets in the store can't fill the memory."""
+_OFFERS_PER_CALL = 500
+"""Files that are offered in one script call."""
+
+
+class HeldFiles(Protocol):
+    """The robots.txt files that a member has: its `Directory`."""
+
+    def fresh(self) -> Iterator[tuple[str, float]]:
+        """Yield the origins of fresh files, and for how many seconds each is `known`."""
+
+    def known(self, origin: str) -> Retrieval | None:
+        """Return a fresh file as the retrieval that would have given it, or None."""
+
+    def renew(self, origin: str) -> None:
+        """Fetch a file again, if there is one, since another member has a newer one."""
+
+
 class _StoredRetrieval(msgspec.Struct, array_like=True):
     """A retrieval as it is stored. The order of the fields is the storage format."""
 
@@ -84,9 +110,10 @@ class _StoredRetrieval(msgspec.Struct, array_like=True):
 
 
 class _Superseded(Exception):
-    """Another member has fetched the file while this one waited for the host's lease."""
+    """Another member has fetched the file while this one waited for the host's lease, or has it and
+    will write it (None)."""
 
-    def __init__(self, found: Retrieval) -> None:
+    def __init__(self, found: Retrieval | None) -> None:
         super().__init__()
         self.found = found
 
@@ -101,13 +128,15 @@ class SharedFetcher:
         cache: CacheConfig,
         prefix: str,
         member: str,
+        files: Callable[[], HeldFiles | None] = lambda: None,
+        mine: Callable[[str], bool] = lambda _origin: True,
         *,
-        renew: Callable[[str], object] = lambda _origin: None,
         divided: Callable[[], bool] = lambda: True,
     ) -> None:
         """`prefix`: the prefix of the namespace's keys. `member`: the name of this member.
-        `renew(origin)` is called to fetch a file again when another member has a newer one.
-        `divided()` returns True while each member grants leases of its own without the store."""
+        `files()` returns the files that this member has; None: not yet. `mine`: the origins whose
+        files are stored here. `divided()` returns True while each member grants leases of its own
+        without the store."""
         self._fetcher = fetcher
         self._store = store
         self._cache = cache
@@ -119,11 +148,12 @@ class SharedFetcher:
         self._stamps: LRUCache[str, str] = LRUCache(_MAX_STAMPS)
         """By origin, the stamp of the version that this member has."""
         self._offered_stamps: LRUCache[str, str] = LRUCache(_MAX_STAMPS)
-        """By origin, the stamp of a newer version for which `renew` was called."""
-        self._renew = renew
+        """By origin, the stamp of a newer version that another member has."""
+        self._mine = mine
         self._divided = divided
+        self._files = files
         self._writing: set[asyncio.Task[None]] = set()
-        """Tasks that write a result once the store responds."""
+        """Tasks that write a result once the store responds, or a file that is wanted."""
         self._written_events: dict[str, asyncio.Event] = {}
         """By origin, an event that is set when another member has written its result."""
 
@@ -138,35 +168,43 @@ class SharedFetcher:
         forced = flight is not None and flight.force
         if forced and self._offered_stamps.pop(origin, None) is not None:
             forced = False  # the newer file is in the store
+        offers = not forced
 
         async def look() -> None:
             with contextlib.suppress(LedgerLost):
-                if (found := await self._newer(origin, forced)) is not None:
+                found = await self._newer(origin, forced)
+                if found is not None or await self._claim(origin, offers=offers):
                     raise _Superseded(found)
 
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + CLAIM_FOR
-        seconds, first = _FIRST_LOOK_SECONDS, True
+        seconds, first, alone = _FIRST_LOOK_SECONDS, True, False
         looking = last_look.set(look)
         try:
             while True:
                 try:
+                    if alone:
+                        return await self._fetcher.fetch(origin, validators)
                     if (found := await self._newer(origin, forced)) is not None:
                         return found
                     forced = False
-                    left = await self._claim(origin)
-                except LedgerLost:
-                    if loop.time() >= give_up_at or (self._divided() and not first):
-                        return await self._fetcher.fetch(origin, validators)
+                    left = await self._claim(origin, offers=offers)
+                    if not left:
+                        return await self._fetch_and_share(origin, validators)
+                except LedgerLost as error:
+                    if loop.time() >= give_up_at and not self._divided():
+                        return Retrieval(outcome=Outcome.FLEET, detail=str(error))
+                    alone = self._divided() and not first
+                    if not alone:
+                        await asyncio.sleep(_AWAY_SECONDS * 1.1)
                     first = False  # perhaps only the connection broke, and the store is available
-                    await asyncio.sleep(_AWAY_SECONDS * 1.1)
                     continue
-                if not left:
-                    return await self._fetch_and_share(origin, validators)
+                except _Superseded as by:
+                    if by.found is not None:
+                        return by.found
+                    left, alone = seconds, False
                 await self._wait(origin, min(seconds, left))
                 seconds = min(2 * seconds, _MAX_LOOK_SECONDS)
-        except _Superseded as by:
-            return by.found
         finally:
             last_look.reset(looking)
 
@@ -176,7 +214,42 @@ class SharedFetcher:
             waiting.set()
         if good and self._stamps.get(origin, stamp) != stamp:
             self._offered_stamps[origin] = stamp
-            self._renew(origin)
+            if (files := self._files()) is not None:
+                files.renew(origin)
+
+    async def offer(self, store: Store, seconds: float) -> None:
+        """Offer the other members the files that this one has, as the store has lost them, for at
+        most `seconds`. `store`: the ledger's connection. Raises LedgerLost."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        files = self._files()
+        fresh = (one for one in (() if files is None else files.fresh()) if self._mine(one[0]))
+        while loop.time() < end and (batch := list(islice(fresh, _OFFERS_PER_CALL))):
+            keys = [f"{self._prefix}o:{origin}" for origin, _ in batch]
+            arguments = [self._member, *(str(max(1, int(left * 1000))) for _, left in batch)]
+            await store.script(scripts.OFFER, keys, arguments)
+
+    def supply(self, origin: str) -> None:
+        """Write a file that this member has offered: another one needs it, and waits as for a
+        fetch."""
+        self._start_writing(self._supply(origin))
+
+    def _start_writing(self, writing: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(writing)
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+
+    async def _supply(self, origin: str) -> None:
+        files = self._files()
+        found = None if files is None else files.known(origin)
+        with contextlib.suppress(LedgerLost):
+            if found is not None and _is_of_the_site(found.outcome):
+                left = found.lifetime.seconds or 0.0
+                good = found.outcome.good
+                fresh = left - self._cache.min_ttl if good else min(_FAILURE_SECONDS, left)
+                if fresh > 0.0:
+                    await self._put(origin, _stored(found, fresh, self._stamps.get(origin)), good)
+        await self._release_claim(origin)
 
     async def _wait(self, origin: str, seconds: float) -> None:
         """Wait until another member has written its result, at most `seconds`, since the message
@@ -222,7 +295,8 @@ class SharedFetcher:
     async def _read(self, origin: str) -> tuple[_StoredRetrieval | None, float]:
         """Return the stored result, if there is a readable one, and its age in seconds."""
         key = f"{self._prefix}r:{origin}"
-        left, raw = await self._call(self._store.script(scripts.READ, [key], []))
+        form = tuple[int, bytes | None]
+        left, raw = await self._call(self._store.script(scripts.READ, [key], [], form))
         if raw is None:
             return None, 0.0
         try:
@@ -232,13 +306,14 @@ class SharedFetcher:
         # One second is added, so that an error in the age refreshes earlier.
         return shared, max(0.0, shared.kept - left / 1000) + 1.0
 
-    async def _claim(self, origin: str) -> float:
+    async def _claim(self, origin: str, *, offers: bool = False) -> float:
         """Claim the right to fetch, or renew the claim. Return 0, or the seconds for which another
-        member has it."""
-        arguments = [self._member, str(round(CLAIM_FOR * 1000))]
-        claim = self._store.script(scripts.CLAIM, [f"{self._prefix}f:{origin}"], arguments)
-        left = await self._call(claim)
-        return max(0.0, int(left) / 1000)
+        member has it. `offers`: a member that offers the file gets the claim and writes the file.
+        """
+        keys = [f"{self._prefix}f:{origin}", *([f"{self._prefix}o:{origin}"] if offers else ())]
+        arguments = [self._member, str(round(CLAIM_FOR * 1000)), f"{self._prefix}all", origin]
+        left = await self._call(self._store.script(scripts.CLAIM, keys, arguments, int))
+        return max(0.0, float(left) / 1000)
 
     async def _fetch_and_share(self, origin: str, validators: Validators | None) -> Retrieval:
         renewing = asyncio.create_task(self._renew_claim(origin))
@@ -249,9 +324,7 @@ class SharedFetcher:
                 await self._write(origin, retrieval)
             except LedgerLost:
                 written = False
-                writing = asyncio.create_task(self._write_later(origin, retrieval, renewing))
-                self._writing.add(writing)
-                writing.add_done_callback(self._writing.discard)
+                self._start_writing(self._write_later(origin, retrieval, renewing))
             return retrieval
         finally:
             if written:
@@ -272,9 +345,10 @@ class SharedFetcher:
         finally:
             await self._release_claim(origin, renewing)
 
-    async def _release_claim(self, origin: str, renewing: asyncio.Task[None]) -> None:
-        renewing.cancel()
-        await asyncio.gather(renewing, return_exceptions=True)
+    async def _release_claim(self, origin: str, renewing: asyncio.Task[None] | None = None) -> None:
+        if renewing is not None:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
         with contextlib.suppress(LedgerLost):
             keys = [f"{self._prefix}f:{origin}"]
             await self._call(self._store.script(scripts.RELEASE, keys, [self._member]))
@@ -294,8 +368,8 @@ class SharedFetcher:
 
     async def _write(self, origin: str, retrieval: Retrieval, late: float = 0.0) -> None:
         """Write a result for all members. `late`: the maximum age of the result in seconds."""
-        if retrieval.outcome.row.cache_time is CacheTime.NOT or retrieval.outcome.row.local:
-            return  # the outcome describes this member, not the site
+        if not _is_of_the_site(retrieval.outcome):
+            return
         before: _StoredRetrieval | None = None
         outcome = retrieval.outcome
         if outcome is Outcome.NOT_MODIFIED:
@@ -321,18 +395,27 @@ class SharedFetcher:
                 brief=shared.brief,
                 metadata=shared.metadata,
             )
-        key, milliseconds = f"{self._prefix}r:{origin}", str(round(shared.kept * 1000))
+        await self._put(origin, shared, retrieval.outcome.good)
+
+    async def _put(self, origin: str, shared: _StoredRetrieval, good: bool) -> None:
+        """Write a result and publish a message about it. `good`: the site answered."""
+        key, milliseconds = f"{self._prefix}r:{origin}", str(max(1, round(shared.kept * 1000)))
         self._stamps[origin] = shared.stamp  # before this member receives its own message
-        message = msgspec.msgpack.encode(("t", origin, shared.stamp, retrieval.outcome.good))
+        message = msgspec.msgpack.encode(("t", origin, shared.stamp, good))
         arguments = [msgspec.msgpack.encode(shared), milliseconds, f"{self._prefix}all", message]
         async with self._calls:
             await self._store.script(scripts.WRITE, [key], arguments)
 
 
-def _stored(retrieval: Retrieval, fresh: float) -> _StoredRetrieval:
+def _is_of_the_site(outcome: Outcome) -> bool:
+    """Return True if an outcome describes the site, and not this member."""
+    return outcome.row.cache_time is not CacheTime.NOT and not outcome.row.local
+
+
+def _stored(retrieval: Retrieval, fresh: float, stamp: str | None = None) -> _StoredRetrieval:
     body = retrieval.body
     return _StoredRetrieval(
-        stamp=secrets.token_hex(6),
+        stamp=stamp or secrets.token_hex(6),
         fresh=fresh,
         kept=_STORED_FACTOR * fresh,
         outcome=retrieval.outcome.row.name,
@@ -356,7 +439,7 @@ def _retrieval(shared: _StoredRetrieval, age: float) -> Retrieval:
         status=shared.status,
         hops=shared.hops,
         url=shared.url,
-        body=None if shared.body is None else zlib.decompress(shared.body),
+        body=None if shared.body is None else _inflated(shared.body),
         etag=shared.etag,
         last_modified=shared.last_modified,
         lifetime=Lifetime(max(0.0, shared.fresh - age), shared.brief),
@@ -365,3 +448,12 @@ def _retrieval(shared: _StoredRetrieval, age: float) -> Retrieval:
         metadata=shared.metadata,
         detail="another member of the fleet fetched it",
     )
+
+
+def _inflated(body: bytes) -> bytes:
+    """Decompress a text. Raises zlib.error, also if it is larger than `_MAX_TEXT`."""
+    unpacker = zlib.decompressobj()
+    text = unpacker.decompress(body, _MAX_TEXT)
+    if not unpacker.eof:
+        raise zlib.error("the text is cut or too large")
+    return text

@@ -509,11 +509,26 @@ end
 CLAIM: Final = """
 local owner = redis.call('GET', KEYS[1])
 if owner and owner ~= ARGV[1] then return math.max(1, redis.call('PTTL', KEYS[1])) end
+local holder = KEYS[2] and redis.call('GET', KEYS[2])
+if holder and holder ~= ARGV[1] then
+  redis.call('SET', KEYS[1], holder, 'PX', ARGV[2])
+  redis.call('DEL', KEYS[2])
+  redis.call('PUBLISH', ARGV[3], cmsgpack.pack({'w', holder, ARGV[4]}))
+  return tonumber(ARGV[2])
+end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 0
 """
 """Claim or renew the right to fetch a file. Returns 0, or the milliseconds for which another
-member has the claim. KEYS: the claim. ARGV: the member, milliseconds."""
+member has the claim. If another member offers the file, it gets the claim and is told to write the
+file. KEYS: the claim, and the offer unless offers do not count. ARGV: the member, milliseconds, the
+channel for all, the origin."""
+
+OFFER: Final = """
+for i = 1, #KEYS do redis.call('SET', KEYS[i], ARGV[1], 'PX', ARGV[i + 1]) end
+"""
+"""Offer files that a member has, after the store has lost them. KEYS: the offers. ARGV: the member,
+and for how many milliseconds it has each file."""
 
 RELEASE: Final = """
 if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end

@@ -21,6 +21,7 @@ from gatekeeper.config import CacheConfig, FleetConfig
 from gatekeeper.fetching.outcomes import Retrieval, RobotsSource, Validators
 from gatekeeper.fleet.ledger import FleetStats, RedisLedger, SharedLog
 from gatekeeper.fleet.overrides import FleetOverrides
+from gatekeeper.fleet.robots import HeldFiles
 from gatekeeper.pacing.ledger import (
     End,
     Granted,
@@ -127,10 +128,14 @@ class ShardedLedger:
         )
 
     def sharing(
-        self, fetcher: RobotsSource, cache: CacheConfig, renew: Callable[[str], object]
+        self, fetcher: RobotsSource, cache: CacheConfig, files: Callable[[], HeldFiles | None]
     ) -> RobotsSource:
         """See `RedisLedger.sharing`. A file is stored on the shard of its origin."""
-        return _ShardedSource([shard.sharing(fetcher, cache, renew) for shard in self.shards])
+
+        def source(number: int, shard: RedisLedger) -> RobotsSource:
+            return shard.sharing(fetcher, cache, files, lambda one: self.shard_of(one) == number)
+
+        return _ShardedSource([source(*one) for one in enumerate(self.shards)])
 
     def shard_of(self, scope: str) -> int:
         """Return the number of the shard that a scope belongs to."""

@@ -465,7 +465,7 @@ class Store:
                 await client.connection_pool.disconnect(inuse_connections=True)
 
 
-class Attempts:
+class StoreAttempts:
     """The attempts of a member's loop to reach the store: what is logged, and the pauses."""
 
     def __init__(self, what: str, member: str, logged: set[str]) -> None:

@@ -608,12 +608,11 @@ class Gatekeeper:
         """Wrap the fetcher so that a fleet fetches each file once; alone, return it as it is."""
         if not isinstance(self._ledger, FleetLedger):
             return fetcher
-        return self._ledger.sharing(fetcher, self.config.cache, self._reload_file)
-
-    def _reload_file(self, origin: str) -> None:
-        """Reload the file of an origin, if it is cached: another member has a newer one."""
-        if self._opened is not None:
-            self._opened.directory.renew(origin)
+        return self._ledger.sharing(
+            fetcher,
+            self.config.cache,
+            lambda: None if self._opened is None else self._opened.directory,
+        )
 
     def _connector(self) -> aiohttp.TCPConnector:
         return GuardedConnector(

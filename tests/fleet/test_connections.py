@@ -22,7 +22,7 @@ from gatekeeper.fleet import RedisLedger
 from gatekeeper.fleet import ledger as ledger_module
 from gatekeeper.fleet import store as store_module
 from gatekeeper.fleet.scripts import FORMAT
-from gatekeeper.fleet.store import Attempts, Store, StoreDown, StoreRefuses
+from gatekeeper.fleet.store import Store, StoreAttempts, StoreDown, StoreRefuses
 from gatekeeper.pacing.ledger import Report
 from gatekeeper.sidecar.routes.operators import masked
 from gatekeeper.urls import without_credentials
@@ -716,7 +716,7 @@ async def test_a_member_that_is_refused_asks_less_and_less(started: Started) -> 
         await store.connect()
     pauses: dict[str, list[float]] = {}
     for member in ("one", "other"):
-        attempts = Attempts("a heartbeat", member, set())
+        attempts = StoreAttempts("a heartbeat", member, set())
         pauses[member] = []
         for _ in range(40):
             attempts.failed(refused.value)

@@ -94,6 +94,18 @@ async def test_a_claim_that_the_store_lost_fetches_no_file_twice(
     await asks(one)
 
 
+async def test_a_file_that_one_member_has_is_not_fetched_again_after_a_loss(
+    gates: TwoGates, internet: FakeInternet, server: Server
+) -> None:
+    """The other one needs it for the first time, while or after the members push what they know."""
+    one, _ = gates
+    site = internet.site("a.test").robots("User-agent: *\nDisallow: /x")
+    assert not await one.allowed(URL)
+    server.ask("FLUSHALL")
+    assert [await gate.allowed(URL) for gate in gates] == [False, False]
+    assert len([1 for request in site.requests if request.path == "/robots.txt"]) == 1
+
+
 async def paused(gate: Gatekeeper) -> bool:
     return any(view.kind == "pause" for view in await gate.why("a.test"))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import msgspec
 import pytest
@@ -16,10 +16,11 @@ from gatekeeper.fetching.outcomes import (
     Metadata,
     Outcome,
     Retrieval,
+    RobotsSource,
     Validators,
     last_look,
 )
-from gatekeeper.fleet import robots, scripts
+from gatekeeper.fleet import RedisLedger, robots, scripts
 from gatekeeper.fleet import robots as robots_module
 from gatekeeper.fleet.robots import SharedFetcher
 from gatekeeper.fleet.store import Store
@@ -58,6 +59,25 @@ class Site:
 
     async def reach(self, origin: str) -> bool | None:
         return None
+
+
+class Files:
+    """The files that a member has."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, Retrieval] = {}
+        self.renewed: list[str] = []
+
+    def fresh(self) -> Iterator[tuple[str, float]]:
+        for origin, one in self.held.items():
+            assert one.lifetime.seconds is not None
+            yield origin, one.lifetime.seconds
+
+    def known(self, origin: str) -> Retrieval | None:
+        return self.held.get(origin)
+
+    def renew(self, origin: str) -> None:
+        self.renewed.append(origin)
 
 
 Member = Callable[..., SharedFetcher]
@@ -178,10 +198,10 @@ async def test_a_file_that_came_between_the_look_and_the_claim_is_not_fetched_ag
     one, other = member(site, "one"), member(site, "other")
     claim = one._claim
 
-    async def late(origin: str) -> float:
+    async def late(origin: str, *, offers: bool) -> float:
         monkeypatch.setattr(one, "_claim", claim)
         await other.fetch(origin)  # look, claim, fetch, write, release the claim
-        return await claim(origin)
+        return await claim(origin, offers=offers)
 
     monkeypatch.setattr(one, "_claim", late)
     assert (await one.fetch(ORIGIN)).body == site.answer.body
@@ -261,7 +281,7 @@ async def test_who_waits_is_told_at_once(
     site.open.clear()
     fetching = asyncio.create_task(member(site, "one").fetch(ORIGIN))
     await until(lambda: site.asked == 1)
-    other = ledger.sharing(site, CacheConfig(), lambda origin: None)
+    other = ledger.sharing(site, CacheConfig(), lambda: None)
     waiting = asyncio.create_task(other.fetch(ORIGIN))
     await until(lambda: ORIGIN in other._written_events)  # type: ignore[attr-defined]
     site.open.set()
@@ -273,10 +293,11 @@ async def test_who_waits_is_told_at_once(
 async def test_a_newer_file_is_offered_to_who_has_an_older_one(
     member: Member, join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site, ledger, offered = Site(), await join(), list[str]()
+    site, ledger, files = Site(), await join(), Files()
+    offered = files.renewed
     ledger.listen("a", Listener())
     await until(lambda: ledger.hearing)
-    one, other = member(site, "one"), ledger.sharing(site, CacheConfig(), offered.append)
+    one, other = member(site, "one"), ledger.sharing(site, CacheConfig(), lambda: files)
     await one.fetch("https://b.example")  # which the other one does not have
     await one.fetch(ORIGIN)
     await other.fetch(ORIGIN)
@@ -449,8 +470,10 @@ async def test_while_nobody_gets_a_turn_the_store_is_asked_until_it_answers(
     tries = -1000
     monkeypatch.setattr(other._store, "script", away)
     monkeypatch.setattr(robots_module, "CLAIM_FOR", 0.1)
-    await other.fetch(ORIGIN)  # for at most the lifetime of a claim
-    assert site.asked == 2
+    # For at most the lifetime of a claim. Leases may be granted meanwhile, if the store refuses
+    # the connections for files alone.
+    assert (await other.fetch(ORIGIN)).outcome is Outcome.FLEET
+    assert site.asked == 1
 
 
 async def test_what_could_not_be_written_is_written_once_the_store_answers(
@@ -502,3 +525,130 @@ async def test_what_waits_to_be_written_ends_with_the_member(
     assert one._writing
     await one.close()
     assert not one._writing
+
+
+HELD = Retrieval(
+    outcome=Outcome.RULES, status=200, body=b"User-agent: *\nDisallow: /held\n", etag='"7"'
+)
+HOUR = Lifetime(3600.0)
+
+
+class Pair:
+    """Two members. `holder` has `files`, and `seeker` asks."""
+
+    def __init__(self, holder: RedisLedger, seeker: RedisLedger) -> None:
+        self.sites = Site(), Site()
+        self.files = Files()
+        self.ledgers = holder, seeker
+        cache = CacheConfig()
+        self.holder = shared(holder.sharing(self.sites[0], cache, lambda: self.files))
+        self.seeker = shared(seeker.sharing(self.sites[1], cache, lambda: None))
+
+    async def forget(self, server: Server) -> None:
+        """Empty the store, and wait until both members have pushed what they know."""
+        server.ask("FLUSHALL")
+        for ledger in self.ledgers:
+            ledger._epoch = ""
+        for ledger in self.ledgers:
+            async with ledger._lock:
+                await ledger._recover()
+            await until(lambda: ledger.hearing)  # noqa: B023 - awaited here
+
+
+def shared(source: RobotsSource) -> SharedFetcher:
+    assert isinstance(source, SharedFetcher)
+    return source
+
+
+@pytest.fixture
+async def pair(join: Join) -> Pair:
+    ledgers = await join(), await join()
+    for ledger in ledgers:
+        ledger.listen(ledger.member, Listener())
+    return Pair(*ledgers)
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        HELD,
+        Retrieval(outcome=Outcome.NO_FILE, status=404),
+        Retrieval(outcome=Outcome.SERVER_ERROR, status=503, retry_after=3600.0),
+        Retrieval(outcome=Outcome.RULES, status=200, body=b"", hops=("https://c.example/r",)),
+    ],
+    ids=["text", "absent", "failing", "redirected"],
+)
+async def test_a_file_that_the_store_lost_comes_from_the_member_that_has_it(
+    pair: Pair, server: Server, held: Retrieval
+) -> None:
+    pair.files.held[ORIGIN] = msgspec.structs.replace(held, lifetime=HOUR)
+    await pair.forget(server)
+    found = await pair.seeker.fetch(ORIGIN)
+    assert (found.outcome, found.body, found.status) == (held.outcome, held.body, held.status)
+    assert (found.etag, found.hops) == (held.etag, held.hops)
+    assert pair.sites[1].asked == 0
+    assert found.lifetime.seconds is not None
+    assert 0.0 < found.lifetime.seconds <= 3600.0 - CacheConfig().min_ttl
+    await until(lambda: server.ask("KEYS", "*[fo]:https*") == b"*0\r\n")  # no claim, no offer
+
+
+async def test_a_seeker_that_already_waits_for_a_lease_takes_the_file_that_is_offered(
+    pair: Pair, server: Server
+) -> None:
+    """It claimed the origin after the store had lost the file, and before it was offered."""
+    pair.sites[1].turn.clear()
+    waiting = asyncio.create_task(pair.seeker.fetch(ORIGIN))
+    await until(lambda: pair.sites[1].queued == 1)
+    pair.files.held[ORIGIN] = msgspec.structs.replace(HELD, lifetime=HOUR)
+    await pair.forget(server)
+    pair.sites[1].turn.set()
+    assert (await waiting).body == HELD.body
+    assert pair.sites[1].asked == 0
+
+
+async def test_a_refresh_does_not_take_what_is_offered(pair: Pair, server: Server) -> None:
+    pair.files.held[ORIGIN] = msgspec.structs.replace(HELD, lifetime=HOUR)
+    await pair.forget(server)
+    token = current_flight.set(Flight(ORIGIN, force=True))
+    assert (await pair.seeker.fetch(ORIGIN)).body == pair.sites[1].answer.body
+    current_flight.reset(token)
+    assert pair.sites[1].asked == 1
+
+
+@pytest.mark.parametrize("why", ["dropped", "about to expire", "ours"])
+async def test_a_file_that_can_not_be_supplied_any_more_is_fetched(
+    pair: Pair, server: Server, why: str
+) -> None:
+    pair.files.held[ORIGIN] = msgspec.structs.replace(HELD, lifetime=HOUR)
+    await pair.forget(server)
+    if why == "dropped":
+        pair.files.held.clear()
+    else:
+        late = Lifetime(CacheConfig().min_ttl - 1.0)  # the other would use it for longer
+        outcome = Outcome.RULES if why == "about to expire" else Outcome.OURS
+        pair.files.held[ORIGIN] = msgspec.structs.replace(HELD, lifetime=late, outcome=outcome)
+    assert (await pair.seeker.fetch(ORIGIN)).body == pair.sites[1].answer.body
+    assert pair.sites[1].asked == 1
+
+
+async def test_of_many_files_those_are_offered_that_the_time_suffices_for(
+    pair: Pair, server: Server
+) -> None:
+    for number in range(1_700):
+        pair.files.held[f"https://h{number}.example"] = msgspec.structs.replace(HELD, lifetime=HOUR)
+    await pair.holder.offer(pair.ledgers[0]._store, 0.0)
+    assert server.ask("KEYS", "*:o:*") == b"*0\r\n"
+    await pair.holder.offer(pair.ledgers[0]._store, PATIENCE)
+    assert server.ask("KEYS", "*:o:*").startswith(b"*1700\r\n")
+    assert server.ask("PTTL", "{gatekeeper}:o:https://h1.example").startswith(b":35")
+
+
+async def test_a_text_that_is_larger_than_any_is_not_read(
+    member: Member, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few octets in the store could fill the memory."""
+    one, site = member(Site(), "one"), Site()
+    await one.fetch(ORIGIN)
+    monkeypatch.setattr(robots_module, "_MAX_TEXT", 1_000)
+    await member(site, "other").fetch(ORIGIN)
+    assert site.asked == 1

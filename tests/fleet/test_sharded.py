@@ -199,7 +199,7 @@ async def test_a_real_cluster(cluster: list[Server], member: ShardedLedger) -> N
     views = await member.look(hosts)
     assert [view.clock.paused for view in views].count(True) == 3
     assert sum(len(view.holds) for view in views) == 21
-    site = member.sharing(Nowhere(), CacheConfig(), lambda origin: None)
+    site = member.sharing(Nowhere(), CacheConfig(), lambda: None)
     for host in hosts[:6]:
         assert (await site.fetch(f"https://{host}")).body == f"https://{host}".encode()
 
