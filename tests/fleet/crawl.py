@@ -66,7 +66,7 @@ class Sites:
     """Whether a late response is sent early once another request has arrived at any site."""
     log: dict[str, list[Visit]] = field(default_factory=lambda: defaultdict(list))
     forgotten: list[float] = field(default_factory=list)
-    """When the store lost its cached files, or a member lost the store."""
+    """When a member died or lost the store."""
     silenced: list[tuple[float, float, float]] = field(default_factory=list)
     """From when to when members were stopped, or cut off from the store alone, and the time to live
     of their holds."""
@@ -213,8 +213,8 @@ class Sites:
 
     def _again(self, before: Visit, after: Visit) -> bool:
         """Return True if a file was fetched twice within its lifetime (less the margin for early
-        refreshes). Files that the store lost, or that a member fetched when it died, are fetched
-        again."""
+        refreshes). Files that a member fetched and took along when it died, and those that it
+        fetched without the store, may be fetched again. Files that only the store lost may not."""
         if any(
             before.arrived < lost + 2 * MIN_TTL and lost < after.arrived + 1.0
             for lost in self.forgotten
@@ -319,7 +319,6 @@ async def _stop_member(fleet: Fleet) -> None:
 
 
 async def _flushall(fleet: Fleet) -> None:
-    fleet.lost()
     fleet.store.ask("FLUSHALL")
 
 
@@ -334,14 +333,12 @@ async def _script_flush(fleet: Fleet) -> None:
 
 async def _kill_store(fleet: Fleet, away: float = 1.0, *, proxied: bool = False) -> None:
     """Kill the store. `proxied`: its proxy accepts connections meanwhile, and closes them."""
-    fleet.lost()
     fleet.store.kill()
     if not proxied:
         for wire in fleet.wires:
             wire.refuse()
     if away:
         await asyncio.sleep(away)
-    fleet.lost()
     await asyncio.to_thread(fleet.store.start)
     if not proxied:
         for wire in fleet.wires:
@@ -377,7 +374,6 @@ async def _kill_store_with_file(fleet: Fleet) -> None:
 
 async def _promote(fleet: Fleet) -> None:
     """Kill the master after the replica received no writes for a moment, which are then lost."""
-    fleet.lost()
     master = fleet.store
     options = (*QUICK, "--appendonly", "no", "--replicaof", "127.0.0.1", str(master.port))
     replica = Server(*options, port=free_port())
