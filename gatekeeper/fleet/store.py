@@ -669,5 +669,6 @@ def _message(error: Exception) -> str:
     thus without their passwords). It does not contain arguments of commands."""
     text = str(error).partition(" : <")[0][:_MAX_MESSAGE] or type(error).__name__
     if _is_foreign(error):
-        return f"it sends what no Valkey or Redis sends ({text})"
+        quoted = "" if isinstance(error, _UNREADABLE) else f" ({text})"
+        return f"it sends what no Valkey or Redis sends{quoted}"
     return next((words for part, words in _WORDS.items() if part in text), text)

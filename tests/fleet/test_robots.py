@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import msgspec
@@ -25,7 +26,7 @@ from gatekeeper.fleet import robots as robots_module
 from gatekeeper.fleet.robots import SharedFetcher
 from gatekeeper.fleet.store import Store
 from tests.fleet.conftest import Join
-from tests.fleet.server import Server
+from tests.fleet.server import BINARY, Server
 from tests.pacing.ledger_rules import PATIENCE, Listener
 
 ORIGIN = "https://a.example"
@@ -474,6 +475,32 @@ async def test_while_nobody_gets_a_turn_the_store_is_asked_until_it_answers(
     # the connections for files alone.
     assert (await other.fetch(ORIGIN)).outcome is Outcome.FLEET
     assert site.asked == 1
+
+
+@pytest.mark.skipif(BINARY is None, reason="no redis-server here")
+async def test_at_maxclients_the_question_is_deferred_although_leases_are_granted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The ledger's connections live, and the store refuses the new one for the file."""
+    monkeypatch.setattr(robots_module, "_AWAY_SECONDS", 0.01)
+    monkeypatch.setattr(robots_module, "CLAIM_FOR", 0.1)
+    full, site = Server("--maxclients", "1"), Site()
+    full.start()
+    store = Store(full.url, FleetConfig(), any_epoch=True)
+    prefix = "{gatekeeper}:"
+    one = SharedFetcher(site, store, CacheConfig(), prefix, "one", divided=lambda: False)
+    with socket.socket(socket.AF_UNIX) as ledger:
+        ledger.connect(str(full.socket))
+        found = await one.fetch(ORIGIN)
+    assert (found.outcome, site.asked) == (Outcome.FLEET, 0)
+    assert "maxclients" in found.detail
+    async with asyncio.timeout(PATIENCE):
+        while (await one.fetch(ORIGIN)).outcome is Outcome.FLEET:
+            pass
+    assert site.asked == 1
+    await one.close()
+    await store.close()
+    full.close()
 
 
 async def test_what_could_not_be_written_is_written_once_the_store_answers(
