@@ -152,6 +152,8 @@ class SharedFetcher:
         self._mine = mine
         self._divided = divided
         self._files = files
+        self._supplying: set[str] = set()
+        """The origins whose files are being written because another member needs them."""
         self._writing: set[asyncio.Task[None]] = set()
         """Tasks that write a result once the store responds, or a file that is wanted."""
         self._written_events: dict[str, asyncio.Event] = {}
@@ -232,7 +234,9 @@ class SharedFetcher:
     def supply(self, origin: str) -> None:
         """Write a file that this member has offered: another one needs it, and waits as for a
         fetch."""
-        self._start_writing(self._supply(origin))
+        if origin not in self._supplying:
+            self._supplying.add(origin)
+            self._start_writing(self._supply(origin))
 
     def _start_writing(self, writing: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(writing)
@@ -249,7 +253,8 @@ class SharedFetcher:
                 fresh = left - self._cache.min_ttl if good else min(_FAILURE_SECONDS, left)
                 if fresh > 0.0:
                     await self._put(origin, _stored(found, fresh, self._stamps.get(origin)), good)
-        await self._release_claim(origin)
+        await self._release_claim(origin, offer=True)
+        self._supplying.discard(origin)
 
     async def _wait(self, origin: str, seconds: float) -> None:
         """Wait until another member has written its result, at most `seconds`, since the message
@@ -345,12 +350,14 @@ class SharedFetcher:
         finally:
             await self._release_claim(origin, renewing)
 
-    async def _release_claim(self, origin: str, renewing: asyncio.Task[None] | None = None) -> None:
+    async def _release_claim(
+        self, origin: str, renewing: asyncio.Task[None] | None = None, *, offer: bool = False
+    ) -> None:
         if renewing is not None:
             renewing.cancel()
             await asyncio.gather(renewing, return_exceptions=True)
         with contextlib.suppress(LedgerLost):
-            keys = [f"{self._prefix}f:{origin}"]
+            keys = [f"{self._prefix}f:{origin}", *([f"{self._prefix}o:{origin}"] if offer else ())]
             await self._call(self._store.script(scripts.RELEASE, keys, [self._member]))
 
     async def close(self) -> None:

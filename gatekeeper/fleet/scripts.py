@@ -508,21 +508,23 @@ end
 
 CLAIM: Final = """
 local owner = redis.call('GET', KEYS[1])
-if owner and owner ~= ARGV[1] then return math.max(1, redis.call('PTTL', KEYS[1])) end
 local holder = KEYS[2] and redis.call('GET', KEYS[2])
-if holder and holder ~= ARGV[1] then
-  redis.call('SET', KEYS[1], holder, 'PX', ARGV[2])
-  redis.call('DEL', KEYS[2])
+if holder and holder ~= ARGV[1] and not (owner and owner ~= ARGV[1] and owner ~= holder) then
+  if owner ~= holder then
+    owner = holder
+    redis.call('SET', KEYS[1], holder, 'PX', ARGV[2])
+    redis.call('PEXPIRE', KEYS[2], ARGV[2] - 1)
+  end
   redis.call('PUBLISH', ARGV[3], cmsgpack.pack({'w', holder, ARGV[4]}))
-  return tonumber(ARGV[2])
 end
+if owner and owner ~= ARGV[1] then return math.max(1, redis.call('PTTL', KEYS[1])) end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 0
 """
 """Claim or renew the right to fetch a file. Returns 0, or the milliseconds for which another
-member has the claim. If another member offers the file, it gets the claim and is told to write the
-file. KEYS: the claim, and the offer unless offers do not count. ARGV: the member, milliseconds, the
-channel for all, the origin."""
+member has the claim. If another member offers the file, it gets the claim, once, and is told to
+write the file; again with each call, because it may miss a message. KEYS: the claim, and the offer
+unless offers do not count. ARGV: the member, milliseconds, the channel for all, the origin."""
 
 OFFER: Final = """
 for i = 1, #KEYS do redis.call('SET', KEYS[i], ARGV[1], 'PX', ARGV[i + 1]) end
@@ -531,10 +533,10 @@ for i = 1, #KEYS do redis.call('SET', KEYS[i], ARGV[1], 'PX', ARGV[i + 1]) end
 and for how many milliseconds it has each file."""
 
 RELEASE: Final = """
-if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', unpack(KEYS)) end
 return 0
 """
-"""Release the claim. KEYS: the claim. ARGV: the member."""
+"""Release the claim. KEYS: the claim, and the offer if it ends as well. ARGV: the member."""
 
 READ: Final = "return {redis.call('PTTL', KEYS[1]), redis.call('GET', KEYS[1])}"
 """Return the milliseconds until a cached file expires, and the file. KEYS: the file."""

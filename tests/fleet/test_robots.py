@@ -619,6 +619,36 @@ async def test_a_file_that_the_store_lost_comes_from_the_member_that_has_it(
     await until(lambda: server.ask("KEYS", "*[fo]:https*") == b"*0\r\n")  # no claim, no offer
 
 
+async def test_a_holder_that_missed_the_message_is_told_again(
+    pair: Pair, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.files.held[ORIGIN] = msgspec.structs.replace(HELD, lifetime=HOUR)
+    await pair.forget(server)
+    supply, missed = pair.holder.supply, list[str]()
+
+    def misses(origin: str) -> None:
+        missed.append(origin)
+        monkeypatch.setattr(pair.holder, "supply", supply)
+
+    monkeypatch.setattr(pair.holder, "supply", misses)
+    assert (await pair.seeker.fetch(ORIGIN)).body == HELD.body
+    assert (missed, pair.sites[1].asked) == ([ORIGIN], 0)
+
+
+async def test_a_holder_that_died_delays_by_one_claim(pair: Pair, server: Server) -> None:
+    pair.files.held[ORIGIN] = msgspec.structs.replace(HELD, lifetime=HOUR)
+    await pair.forget(server)
+    await pair.ledgers[0].close()
+    seeking = asyncio.create_task(pair.seeker.fetch(ORIGIN))
+    await until(lambda: ORIGIN in pair.seeker._written_events)
+    claim, offer = ("{gatekeeper}:f:" + ORIGIN, "{gatekeeper}:o:" + ORIGIN)
+    assert 0 < int(server.ask("PTTL", offer)[1:-2]) < 10_000  # it was an hour
+    for key in (offer, claim):
+        server.ask("PEXPIRE", key, "1")  # as time would
+    assert (await seeking).body == pair.sites[1].answer.body
+    assert pair.sites[1].asked == 1
+
+
 async def test_a_seeker_that_already_waits_for_a_lease_takes_the_file_that_is_offered(
     pair: Pair, server: Server
 ) -> None:
