@@ -30,6 +30,7 @@ import msgspec
 from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import CacheConfig, FleetConfig
 from gatekeeper.errors import ConfigError, LedgerLost
+from gatekeeper.fetching.directory import Directory
 from gatekeeper.fetching.outcomes import RobotsSource
 from gatekeeper.fleet.members import MemberList
 from gatekeeper.fleet.operations import (
@@ -45,7 +46,7 @@ from gatekeeper.fleet.operations import (
     scope_view,
 )
 from gatekeeper.fleet.overrides import FleetOverrides
-from gatekeeper.fleet.robots import HeldFiles, SharedFetcher
+from gatekeeper.fleet.robots import SharedFetcher
 from gatekeeper.fleet.scripts import BEAT, BEAT_FORM, DECLARE, FORMAT, LEAVE, PUSHED, TURN
 from gatekeeper.fleet.store import Flights, Store, StoreAttempts, StoreDown, StoreIdentity
 from gatekeeper.pacing.ledger import (
@@ -219,7 +220,7 @@ class RedisLedger:
         self,
         fetcher: RobotsSource,
         cache: CacheConfig,
-        files: Callable[[], HeldFiles | None],
+        files: Callable[[], Directory | None],
         mine: Callable[[str], bool] = lambda _origin: True,
     ) -> RobotsSource:
         """Return a source of robots.txt files that the fleet fetches once. `files()` returns the

@@ -27,16 +27,16 @@ import asyncio
 import contextlib
 import secrets
 import zlib
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from cachetools import LRUCache
 
 from gatekeeper.config import CacheConfig
 from gatekeeper.errors import LedgerLost
-from gatekeeper.fetching.directory import current_flight
+from gatekeeper.fetching.directory import Directory, current_flight
 from gatekeeper.fetching.outcomes import (
     NO_METADATA,
     CacheTime,
@@ -72,19 +72,6 @@ _MAX_TEXT = 64 * 1024 * 1024
 """Maximum size of a text in octets, so that a few octets in the store can't fill the memory."""
 _OFFERS_PER_CALL = 500
 """Files that are offered in one script call."""
-
-
-class HeldFiles(Protocol):
-    """The robots.txt files that a member has: its `Directory`."""
-
-    def fresh(self) -> Iterator[tuple[str, float]]:
-        """Yield the origins of fresh files, and for how many seconds each is `known`."""
-
-    def known(self, origin: str) -> Retrieval | None:
-        """Return a fresh file as the retrieval that would have given it, or None."""
-
-    def renew(self, origin: str) -> None:
-        """Fetch a file again, if there is one, since another member has a newer one."""
 
 
 class _StoredRetrieval(msgspec.Struct, array_like=True):
@@ -128,7 +115,7 @@ class SharedFetcher:
         cache: CacheConfig,
         prefix: str,
         member: str,
-        files: Callable[[], HeldFiles | None] = lambda: None,
+        files: Callable[[], Directory | None] = lambda: None,
         mine: Callable[[str], bool] = lambda _origin: True,
         *,
         divided: Callable[[], bool] = lambda: True,
@@ -248,8 +235,7 @@ class SharedFetcher:
         found = None if files is None else files.known(origin)
         with contextlib.suppress(LedgerLost):
             if found is not None and _is_of_the_site(found.outcome):
-                left = found.lifetime.seconds or 0.0
-                good = found.outcome.good
+                good, left = found.outcome.good, found.lifetime.seconds or 0.0
                 fresh = left - self._cache.min_ttl if good else min(_FAILURE_SECONDS, left)
                 if fresh > 0.0:
                     await self._put(origin, _stored(found, fresh, self._stamps.get(origin)), good)

@@ -18,10 +18,10 @@ from msgspec.structs import replace
 
 from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.config import CacheConfig, FleetConfig
+from gatekeeper.fetching.directory import Directory
 from gatekeeper.fetching.outcomes import Retrieval, RobotsSource, Validators
 from gatekeeper.fleet.ledger import FleetStats, RedisLedger, SharedLog
 from gatekeeper.fleet.overrides import FleetOverrides
-from gatekeeper.fleet.robots import HeldFiles
 from gatekeeper.pacing.ledger import (
     End,
     Granted,
@@ -128,7 +128,7 @@ class ShardedLedger:
         )
 
     def sharing(
-        self, fetcher: RobotsSource, cache: CacheConfig, files: Callable[[], HeldFiles | None]
+        self, fetcher: RobotsSource, cache: CacheConfig, files: Callable[[], Directory | None]
     ) -> RobotsSource:
         """See `RedisLedger.sharing`. A file is stored on the shard of its origin."""
 

@@ -247,8 +247,7 @@ class Store:
             self._located = self._slot is None
             await self.hang_up()
             refusal = _refusal(self.where, error)
-            final = self._starting and (self._connecting or not _is_foreign(error))
-            if final and refusal is not None:
+            if refusal and self._starting and (self._connecting or not _is_foreign(error)):
                 raise refusal from error
             lost = StoreDown if self._is_down(error) else StoreRefuses if refusal else LedgerLost
             raise lost(f"{self.where}: {_message(error)}") from error
@@ -487,14 +486,10 @@ class StoreAttempts:
         self._longest = _MAX_REFUSED_PAUSE if refused else _MAX_PAUSE
         unexpected = not isinstance(error, LedgerLost | ConfigError)
         key = type(error).__name__ if unexpected else str(error)
-        if isinstance(error, LedgerLost) or key in self._logged:
-            _log.debug("%s", error)
-            return
-        self._logged.add(key)
-        if unexpected:
-            _log.error("%s failed", self._what, exc_info=error)
-        else:
-            _log.error("%s", error)
+        if not isinstance(error, LedgerLost) and key not in self._logged:
+            self._logged.add(key)
+            said = f"{self._what} failed" if unexpected else error
+            _log.error("%s", said, exc_info=error if unexpected else None)
 
     def pause(self) -> float:
         """Return the seconds until the next attempt: more after many failures, and not the same for
@@ -656,12 +651,8 @@ def _is_foreign(error: Exception) -> bool:
     return isinstance(error, _UNREADABLE) or type(error).__name__ == "InvalidResponse"
 
 
-_AT_MAXCLIENTS = "at its maxclients the server closes new connections"
-_WORDS = {
-    "while writing to socket": f"the connection was closed while it was in use: {_AT_MAXCLIENTS}",
-    "max number of clients reached": f"it accepts no more clients: {_AT_MAXCLIENTS}",
-}
-"""What replaces messages of redis-py and of the server that say too little, by a part of them."""
+_CLOSED = ("while writing to socket", "max number of clients reached")
+"""Parts of the messages of redis-py and of the server that mean a closed connection."""
 
 
 def _message(error: Exception) -> str:
@@ -671,4 +662,6 @@ def _message(error: Exception) -> str:
     if _is_foreign(error):
         quoted = "" if isinstance(error, _UNREADABLE) else f" ({text})"
         return f"it sends what no Valkey or Redis sends{quoted}"
-    return next((words for part, words in _WORDS.items() if part in text), text)
+    if any(part in text for part in _CLOSED):
+        return "it closed the connection: at its maxclients the server closes new connections"
+    return text

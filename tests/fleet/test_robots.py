@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import cast
 
 import msgspec
 import pytest
 
 from gatekeeper.config import CacheConfig, FleetConfig
 from gatekeeper.errors import LedgerLost
-from gatekeeper.fetching.directory import Flight, current_flight
+from gatekeeper.fetching.directory import Directory, Flight, current_flight
 from gatekeeper.fetching.outcomes import (
     Lifetime,
     Metadata,
@@ -79,6 +80,10 @@ class Files:
 
     def renew(self, origin: str) -> None:
         self.renewed.append(origin)
+
+
+def directory(files: Files) -> Directory:
+    return cast("Directory", files)
 
 
 Member = Callable[..., SharedFetcher]
@@ -298,7 +303,7 @@ async def test_a_newer_file_is_offered_to_who_has_an_older_one(
     offered = files.renewed
     ledger.listen("a", Listener())
     await until(lambda: ledger.hearing)
-    one, other = member(site, "one"), ledger.sharing(site, CacheConfig(), lambda: files)
+    one, other = member(site, "one"), ledger.sharing(site, CacheConfig(), lambda: directory(files))
     await one.fetch("https://b.example")  # which the other one does not have
     await one.fetch(ORIGIN)
     await other.fetch(ORIGIN)
@@ -568,7 +573,7 @@ class Pair:
         self.files = Files()
         self.ledgers = holder, seeker
         cache = CacheConfig()
-        self.holder = shared(holder.sharing(self.sites[0], cache, lambda: self.files))
+        self.holder = shared(holder.sharing(self.sites[0], cache, lambda: directory(self.files)))
         self.seeker = shared(seeker.sharing(self.sites[1], cache, lambda: None))
 
     async def forget(self, server: Server) -> None:
