@@ -202,7 +202,7 @@ class RedisLedger:
         self._members = MemberList(self.member, self._clock, config.hold)
         self._clock_offset: tuple[float, float, float] | None = None
         """The store's clock minus ours: lower bound, upper bound, and when they were measured."""
-        self._beats = StoreAttempts("a heartbeat", self.member, logged := set())
+        self._beats = StoreAttempts("a heartbeat", self.member, logged := set[str]())
         self._listens = StoreAttempts("receiving notifications", self.member, logged)
         self._failing_since: float | None = None
         self._lost_at: float | None = None
