@@ -1,4 +1,4 @@
-"""A proxy in front of a store that forwards, drops or delays data, or closes one direction."""
+"""A proxy in front of a store that forwards, drops, delays or holds data, or closes one way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.internet import free_port
 
 __all__ = ["Proxy"]
 
-How = Literal["pass", "drop", "delay", "half-close", "swallow replies"]
+How = Literal["pass", "drop", "delay", "hold", "half-close", "swallow replies"]
 
 
 class Proxy:
@@ -25,6 +25,8 @@ class Proxy:
         """Awaitables for the next connections: each is awaited before its data is forwarded."""
         self.how: How = "pass"
         self.delay = 0.2
+        self.released = asyncio.Event()
+        """Ends the waiting of data that came while `how` was "hold"."""
         self.rewrite: tuple[bytes, bytes] | None = None
         """Replacements of equal length: what the store sends, and what arrives instead."""
         self.refusal = ""
@@ -93,6 +95,8 @@ class Proxy:
                     data = data.replace(*self.rewrite)
                 if self.how == "delay":
                     await asyncio.sleep(self.delay)
+                elif self.how == "hold":
+                    await self.released.wait()
                 writer.write(data)
                 await writer.drain()
                 if self.how == "half-close" and asks:

@@ -71,7 +71,7 @@ async def test_a_question_leaves_while_another_awaits_its_answer(far: FarMember)
 
 async def test_flights_take_effect_in_the_order_in_which_they_left(far: FarMember) -> None:
     """Each is sent in its own turn of the loop, and all of them before the first answer."""
-    far.wire.how, far.wire.delay = "delay", 0.05
+    far.wire.how = "hold"
     tasks = []
     for number in range(6):
         for call in (
@@ -83,6 +83,8 @@ async def test_flights_take_effect_in_the_order_in_which_they_left(far: FarMembe
                 await asyncio.sleep(0)
     assert not any(task.done() for task in tasks)
     assert len(far.ledger._flights.tasks) == 12
+    far.wire.how = "pass"
+    far.wire.released.set()
     answers = (await asyncio.gather(*tasks))[::2]
     assert all(isinstance(answer, Granted) for answer in answers)  # each scope was free by then
     (view,) = await far.ledger.look(["h"])
@@ -146,7 +148,7 @@ async def test_flights_are_bounded_and_what_comes_meanwhile_travels_together(
     far: FarMember,
 ) -> None:
     calls = far.ledger.stats().calls
-    far.wire.how, far.wire.delay = "delay", 0.05
+    far.wire.how = "hold"  # however long the questions take to be asked
     tasks = []
     for number in range(4 * MAX_FLIGHTS):
         tasks.append(asyncio.create_task(take(far.ledger, f"a:n{number}", f"n{number}")))
@@ -154,6 +156,7 @@ async def test_flights_are_bounded_and_what_comes_meanwhile_travels_together(
             await asyncio.sleep(0)
     assert len(far.ledger._flights.tasks) == MAX_FLIGHTS
     far.wire.how = "pass"
+    far.wire.released.set()
     assert all(isinstance(answer, Granted) for answer in await asyncio.gather(*tasks))
     assert far.ledger.stats().calls - calls <= MAX_FLIGHTS + 3  # including a possible heartbeat
 
