@@ -380,12 +380,18 @@ def _private(tree: ast.AST) -> set[tuple[str, bool | None]]:
     return {
         (node.name, None)
         if not isinstance(node, ast.Attribute)
-        else (node.attr, ast.unparse(node.value) in ("self", "cls", "super()"))
+        else (node.attr, _is_self(node.value))
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         or (isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr))
         if getattr(node, "attr", "") not in _OF_NAMED_TUPLES
     }
+
+
+def _is_self(node: ast.expr) -> bool:
+    if isinstance(node, ast.Call) and not node.args:
+        return isinstance(node.func, ast.Name) and node.func.id == "super"
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
 
 
 _OF_NAMED_TUPLES = ("_asdict", "_fields", "_make", "_replace")

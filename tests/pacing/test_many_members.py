@@ -12,8 +12,10 @@ from gatekeeper.config import Config
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.simulation import Account, Judge
 from gatekeeper.robots.timing import RobotsInterval
+from tests.effort import LONG
 from tests.pacing.test_ledger import FarLedger
 
+MANY = 1000 if LONG else 200
 WISH = RobotsInterval(1.0, "crawl-delay 1 s")
 
 
@@ -31,8 +33,8 @@ class Wire(FarLedger):
     [
         (50, 25, 0.0, 2.0),
         (50, 25, 0.05, 2.5),
-        (1000, 1000, 0.02, 2.0),
-        (1000, 50, 0.02, 3.5),  # Twenty members per host, each of which repeats lost calls.
+        (MANY, MANY, 0.02, 2.0),
+        (MANY, MANY // 20, 0.02, 3.5),  # Each of a host's members repeats lost calls.
     ],
 )
 async def test_a_fleet_keeps_one_pace_and_asks_twice_a_lease(

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from gatekeeper.clock import VirtualClock
-from tests.effort import LONG
+from tests.effort import LONG, some_of
 from tests.internet import FakeInternet, Page
 from tests.politeness.judge import Breach
 from tests.politeness.victim import Job
@@ -27,7 +27,7 @@ from tests.politeness.world import WALL, World
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 
 HOSTS = 24
-KILLS = 8
+KILLS = 8 if LONG else 4
 SEEDS = [1, 7] if LONG else [7]
 RESOLVING = 0.3
 """Most seconds that a lookup takes, and so a request from its turn to its site."""
@@ -252,7 +252,7 @@ async def test_the_sites_do_not_notice_that_its_disk_was_full_when_it_was_killed
 SLOW = {"slow.test": 8.0, "slower.test": 20.0, "plain.test": 1.0}
 
 
-@pytest.mark.parametrize("jump", [-86_400.0, -7200.0, 7200.0, 30 * 86_400.0])
+@pytest.mark.parametrize("jump", some_of([-7200.0, 7200.0, 30 * 86_400.0, -86_400.0], 2))
 async def test_the_sites_do_not_notice_that_the_wall_clock_was_set_meanwhile(
     internet: FakeInternet, crawler: Crawler, jump: float
 ) -> None:

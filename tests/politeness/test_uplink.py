@@ -14,6 +14,7 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.decision import Verdict
 from gatekeeper.session import session_gate
 from gatekeeper.storage.memory import MemoryStorage
+from tests.effort import some_of
 from tests.internet import Behaviour, Custom, FakeInternet, NeverAnswer, Page, Request
 from tests.politeness.dead import Dials
 from tests.politeness.world import AGENT, config
@@ -103,7 +104,7 @@ HOSTS = [f"warm{n}.test" for n in range(5)]
 
 
 @pytest.mark.parametrize("how", ["no route", "silent"])
-@pytest.mark.parametrize(("hosts", "every"), [(3, None), (5, None), (5, 0.4), (0, 0.2)])
+@pytest.mark.parametrize(("hosts", "every"), some_of([(3, None), (5, None), (0, 0.2), (5, 0.4)], 2))
 async def test_a_lost_uplink_is_told_soon_held_against_nobody_and_over_at_once(
     internet: FakeInternet,
     clock: VirtualClock,

@@ -19,12 +19,12 @@ from gatekeeper.http_fields import parse_rate_limit, parse_retry_after, quota_ra
 from gatekeeper.robots import RobotsTxt, page_signals
 from tests.effort import LONG
 
-SIZES = (1_000, 30_000, 500_000) if LONG else (1_000, 120_000)
+SIZES = (1_000, 30_000, 500_000) if LONG else (1_000, 60_000)
 FASTER = 1.3
 """How much faster than the text its cost may grow."""
 FLOOR = 0.03
 """Seconds below which no time is measured: less for 500 kB is nothing to look into. A cost that
-is quadratic has seconds there, and tenths of them at 120 kB."""
+is quadratic has seconds there, and hundredths of them at 60 kB."""
 
 VALUES = {
     "allow": "/a*b",

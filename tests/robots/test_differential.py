@@ -16,6 +16,7 @@ import pytest
 from protego import Protego
 
 from gatekeeper.robots import RobotsTxt
+from tests.effort import of_many
 
 HOST = "https://example.com"
 
@@ -259,14 +260,14 @@ def disagreements(file: File) -> list[tuple[str, str, bool]]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(of_many(20)))
 def test_on_ordinary_files_the_two_agree(seed: int) -> None:
     for number in range(40):
         file = Generator(seed * 1_000 + number, []).make()
         assert disagreements(file) == [], "\n".join(file.lines)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(of_many(20)))
 def test_every_disagreement_is_in_the_list(seed: int) -> None:
     rng = random.Random(seed)
     for number in range(40):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
@@ -15,7 +16,7 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, GuardConfig, PacingConfig, ServerConfig
 from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.service import Service
-from tests.effort import LONG
+from tests.effort import LONG, some_of
 from tests.internet import FakeInternet
 from tests.politeness.dead import KINDS, Dials, dead_hosts
 
@@ -139,8 +140,7 @@ async def keeps_its_pace(internet: FakeInternet, clock: VirtualClock, hosts: lis
         assert clients.statuses <= {200, 201, 204}, "ready all the time, and nobody sent away"
 
 
-@pytest.mark.parametrize("sites", ["one", "many"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "sites"), some_of(itertools.product(KINDS, ["one", "many"]), 5))
 async def test_twenty_five_dead_names(
     internet: FakeInternet, clock: VirtualClock, dials: Dials, kind: str, sites: str
 ) -> None:
