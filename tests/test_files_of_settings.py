@@ -52,7 +52,7 @@ KINDS: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("setting", READERS)
 def test_what_can_not_be_read_is_refused_in_words(setting: str, kind: str, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_the_null_device_is_an_empty_configuration() -> None:
     assert Config.load(os.devnull) == Config()
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("command", ["serve", "check", "config check"])
 def test_no_command_waits_for_a_pipe(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -36,7 +36,7 @@ CONFIG = Config.from_dict(
     }
 )
 FLOODS = (100, 102, 103)
-ENDLESS = 20.0
+ENDLESS = 60.0
 """Seconds, as a backstop: an endless flood that is read never ends by itself."""
 
 

@@ -9,7 +9,7 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -27,6 +27,14 @@ from gatekeeper.robots.timing import RobotsInterval
 from tests.internet import FakeInternet
 
 FEW, MANY = 500, 2_000
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """A collection walks what other tests left, so that many tasks seem to cost more."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture
@@ -285,6 +293,7 @@ async def test_they_have_their_turns_in_the_order_in_which_they_came(
     assert got == list(range(1_200))
 
 
+@pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("order", ["first", "last", "any"])
 async def test_what_it_costs_to_leave_does_not_grow_with_those_who_stay(order: str) -> None:
     async def cost(count: int) -> float:
@@ -310,16 +319,11 @@ async def test_what_it_costs_to_leave_does_not_grow_with_those_who_stay(order: s
             random.Random(2).shuffle(leaving)
         for task in leaving:
             task.cancel()
-        gc.collect()
-        gc.disable()  # what other tests left would be walked, too
-        try:
-            began = time.process_time()
-            await asyncio.wait(tasks)
-            assert scheduler.stats().waiting == 0
-            await taken_out(scheduler)
-            took = time.process_time() - began
-        finally:
-            gc.enable()
+        began = time.process_time()
+        await asyncio.wait(tasks)
+        assert scheduler.stats().waiting == 0
+        await taken_out(scheduler)
+        took = time.process_time() - began
         assert scheduler._memory.scopes["a.example"].queue is None
         await scheduler.close()
         return took
@@ -435,6 +439,7 @@ async def test_many_whose_time_is_over_at_once_are_told_a_few_at_a_time(
         await asyncio.gather(*tasks)
 
 
+@pytest.mark.usefixtures("no_collector")
 async def test_waiting_tasks_leave_as_cheaply_however_many_they_are() -> None:
     async def cost(count: int) -> float:
         waiting = WaitingTasks(nothing_to_do=lambda: False)
@@ -442,14 +447,9 @@ async def test_waiting_tasks_leave_as_cheaply_however_many_they_are() -> None:
         await asyncio.sleep(0)
         for task in reversed(tasks):
             task.cancel()
-        gc.collect()
-        gc.disable()  # what other tests left would be walked, too
-        try:
-            began = time.process_time()
-            await asyncio.wait(tasks)
-            took = time.process_time() - began
-        finally:
-            gc.enable()
+        began = time.process_time()
+        await asyncio.wait(tasks)
+        took = time.process_time() - began
         assert len(waiting) == 0
         return took
 

@@ -128,7 +128,7 @@ def test_the_mark_that_some_editors_write_is_no_part_of_a_configuration(tmp_path
     assert Config.load(path).user_agent == "b/1"
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["fifo", "dir"])
 def test_a_history_is_kept_in_a_file(capsys: Capture, tmp_path: Path, kind: str) -> None:
     path = tmp_path / "x"
@@ -137,7 +137,7 @@ def test_a_history_is_kept_in_a_file(capsys: Capture, tmp_path: Path, kind: str)
     assert f"{path}: not a file; give the path of the gate's storage" in said
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["leases", "leases.new"])
 def test_a_journal_of_leases_that_is_a_pipe_holds_no_start_up(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)

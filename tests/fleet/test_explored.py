@@ -45,7 +45,8 @@ def test_who_forgets_a_member_is_found_out(client: Any, monkeypatch: pytest.Monk
         return [since, self._own]
 
     monkeypatch.setattr(MemberList, "push_arguments", alone)
-    assert any(explore(plan_of(seed), client).violations for seed in range(60))
+    # These show it; if the plans change, others do.
+    assert any(explore(plan_of(seed), client).violations for seed in (29, 33, *range(60)))
 
 
 OVERTAKEN = (14, 44, 50)
