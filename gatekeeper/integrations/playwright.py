@@ -209,12 +209,14 @@ class PoliteRoutes:
     # -- a request -----------------------------------------------------------------------
 
     async def _route(self, route: Route, request: Request) -> None:
+        page = _page_of(request)
+        if page is not None and page.is_closed():
+            return  # closed before this task began: no event would free a lease
         self._routed.add(request)
         try:
             await self._decide(route, request)
         except GatekeeperError as error:
             _log.info("%s is refused: %s", urls.mask(request.url), error)
-            page = _page_of(request)
             if page is not None and request.is_navigation_request():
                 self._refusals[page] = error
             with suppress(Error):  # the page may be closed

@@ -278,6 +278,34 @@ async def test_a_page_that_is_closed_frees_its_lease(
     assert polite.unseen == 0
 
 
+async def test_a_request_that_is_passed_on_after_its_page_was_closed_keeps_no_lease(
+    internet: FakeInternet, opened: Any, gate: Gatekeeper
+) -> None:
+    """Playwright starts each handler in a task, and sends nothing for a closed page in silence."""
+    site = internet.site("a.test").robots("").page("/")
+    context = await context_of(opened, internet)
+    polite = await polite_route(context, gate)
+    page = await context.new_page()
+    begun, closed, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    page.on("close", lambda _: closed.set())
+
+    async def late(route: Any, request: Any) -> None:
+        begun.set()
+        await closed.wait()
+        await polite._route(route, request)
+        done.set()
+
+    await page.route("**/*", late)
+    going = asyncio.create_task(page.goto("http://a.test/"))
+    await begun.wait()
+    await page.close()
+    await asyncio.wait([going])
+    await done.wait()
+    assert isinstance(going.exception(), Exception)
+    assert gate.stats().pacing.in_flight == 0
+    assert "/" not in site.paths
+
+
 async def test_a_page_whose_host_does_not_respond_can_go_elsewhere(
     internet: FakeInternet, opened: Any, gate: Gatekeeper
 ) -> None:
