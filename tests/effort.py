@@ -1,4 +1,4 @@
-"""The effort of tests: full with `GATEKEEPER_LONG_TESTS=1`, as in `.ci/run`, else reduced.
+"""The effort of tests: full with `GATEKEEPER_LONG_TESTS=1`, else reduced.
 
 Also measures processor time in a way that a busy machine hardly affects.
 """
