@@ -74,7 +74,7 @@ async def test_the_loops_own_threads_are_left_alone(names: NameService) -> None:
     resolver = SystemResolver()
     waiting = [asyncio.create_task(resolver.resolve(name, 80)) for name in sorted(names.silent)]
     await names.until(lambda: len(names.asked) == 60)
-    assert await asyncio.wait_for(asyncio.to_thread(lambda: "done"), 20.0) == "done"
+    assert await asyncio.wait_for(asyncio.to_thread(lambda: "done"), 60.0) == "done"
     names.over.set()
     await asyncio.gather(*waiting, return_exceptions=True)
     await resolver.close()
@@ -89,7 +89,7 @@ async def test_names_found_before_need_not_wait_for_those_that_get_no_answer(
     waiting = [asyncio.create_task(resolver.resolve(name, 80)) for name in sorted(names.silent)]
     await names.until(lambda: len(names.asked) == 3)
     for _ in range(5):
-        assert await asyncio.wait_for(resolver.resolve("known.test", 80), 20.0)
+        assert await asyncio.wait_for(resolver.resolve("known.test", 80), 60.0)
     stranger = asyncio.create_task(resolver.resolve("new.test", 80))
     await asyncio.sleep(0)
     assert not stranger.done()
@@ -111,7 +111,7 @@ async def test_a_thread_counts_as_taken_until_the_name_service_is_done(names: Na
         await asyncio.sleep(0)
     assert names.asked == ["silent0.test"]
     names.over.set()
-    assert await asyncio.wait_for(later, 20.0)
+    assert await asyncio.wait_for(later, 60.0)
     await resolver.close()
 
 
@@ -138,7 +138,7 @@ async def test_who_waits_for_a_thread_is_not_held_to_have_timed_out(names: NameS
         assert (await silent).outcome is Outcome.CONNECT_TIMEOUT
         assert not waiting.done()
         names.over.set()
-        found: Retrieval = await asyncio.wait_for(waiting, 20.0)
+        found: Retrieval = await asyncio.wait_for(waiting, 60.0)
         assert found.outcome is Outcome.DNS_NXDOMAIN
     await resolver.close()
 
