@@ -292,7 +292,9 @@ def is_ours(kind: type) -> bool:
 VALUES = (str, int, float, bool, bytes, type(None), datetime, Enum, msgspec.Raw)
 """Classes whose objects hold no others, or only such as they do."""
 CONTAINERS = (tuple, dict, Mapping, Union, UnionType)
-SEEN_IN_USE = {"RobotsTxt", "Policy", "CachedDecision", "ScopeRequest", "FetchConfig", "Any"}
+SEEN_IN_USE = {
+    *("RobotsTxt", "Policy", "CachedDecision", "ScopeRequest", "FetchConfig", "Window", "Any"),
+}
 """Classes of what untracked structs hold besides: `test_untracked_objects_in_use_lead_back_to_none`
 looks at their objects. `Any` is the cached decisions of a record."""
 

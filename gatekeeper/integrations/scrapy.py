@@ -120,7 +120,7 @@ class _DirectRequests:
     def __init__(self, keep: Path | None) -> None:
         """`keep`: the file that stores the requests across restarts, if any."""
         self._kept = None if keep is None else KeptEntries(keep)
-        found = [] if self._kept is None else self._kept.load()
+        found = [] if self._kept is None else self._kept.load(check=str)
         self._arrivals = itertools.count(found[-1][1] + 1 if found else 0)
         self._waiting: deque[Entry] = deque(found)
         self._given: set[_DirectTurn] = set()

@@ -395,9 +395,9 @@ class KeptEntries:
                 "process at a time may use it; make room there, or give PoliteQueue another `keep`"
             ) from error
 
-    def load(self) -> list[Entry]:
+    def load(self, check: Callable[[str], object] = urls.split) -> list[Entry]:
         """Return every entry in order of arrival. Raises StorageError, also for a damaged one, and
-        unlocks the file then."""
+        unlocks the file then. `check` raises InvalidURL for a URL that can't have been put."""
         with self._translated_errors(), contextlib.ExitStack() as stack:
             stack.callback(self.close)
             rows = self._file.execute(
@@ -405,7 +405,7 @@ class KeptEntries:
             ).fetchall()
             kept = msgspec.convert(rows, list[tuple[float, int, str, bytes | None]])
             for one in kept:
-                urls.split(one[2])
+                check(one[2])
             entries = [(*one[:3], None if one[3] is None else _decode(one[3])) for one in kept]
             stack.pop_all()
             return entries

@@ -168,7 +168,7 @@ async def test_a_refusal_names_the_field_and_the_remedy(
 @pytest.mark.parametrize(
     ("query", "choices"),
     [
-        ("hosts?state=x", "give one of free, waiting, busy, blocked, paused"),
+        ("hosts?state=x", "give one of free, waiting, busy, deferred, blocked, paused"),
         ("hosts?sort=", "give one of host, -host, next, -next"),
         ("leases?state=", "give one of any, held, waiting"),
         ("events?verdict=maybe", "give one of any, allow, deny, defer"),

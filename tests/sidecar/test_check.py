@@ -39,6 +39,7 @@ class ScriptedGate:
         self.error: Exception | None = None
 
     ready = True
+    holdups = SimpleNamespace(count=dict, state=None, due=None)
 
     def stats(self) -> SimpleNamespace:
         """Return stats without any decision."""
