@@ -11,34 +11,26 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import io
 import json
-import logging
 import math
 import os
 import re
 import sys
-import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TextIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gatekeeper import __version__
 from gatekeeper.errors import ConfigError, GatekeeperError, InvalidURL
+from gatekeeper.terminal import NAME, USAGE, prepare_streams, url_hint
 
 if TYPE_CHECKING:
     from gatekeeper.cli.config import Settings
-    from gatekeeper.gate import Gatekeeper
 
 _N = TypeVar("_N", int, float)
 
-NAME = "gatekeeper"
-OK, DENIED, USAGE = 0, 1, 2
 TOKEN = "GATEKEEPER_TOKEN"  # noqa: S105 - the variable with the token of a sidecar's client
-BOM = b"\xef\xbb\xbf"
-"""The UTF-8 byte order mark, which some editors put before the first line."""
 
 COMMANDS = {
     "serve": "run the sidecar: the gate over HTTP",
@@ -203,77 +195,6 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json", action="store_true", help="print JSON")
 
 
-# --- the terminal ----------------------------------------------------------------------------
-
-_CODES = {"red": "31", "green": "32", "yellow": "33", "cyan": "36"}
-_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]")
-
-
-def prepare_streams() -> None:
-    """Make stdout and stderr escape characters that their encoding lacks.
-
-    So neither the text of a page nor the name of a file ends a command on an ASCII terminal.
-    Streams that were closed (`2>&-`) are opened on the null device, so that no socket gets their
-    file descriptors.
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def json_text(value: object, stream: TextIO | None = None) -> str:
-    """Return the value as one line of JSON in characters that the stream can encode.
-
-    `stream` is stdout unless given. The line has no newline at its end.
-    """
-    import msgspec  # noqa: PLC0415 - `--help` does not need it
-
-    text = msgspec.json.encode(value).decode()
-    if text.isascii() or _is_unicode(stream or sys.stdout):
-        return text
-    # In JSON such characters occur in strings only, where an escape means the same.
-    return _BEYOND_ASCII.sub(lambda match: json.dumps(match[0])[1:-1], text)
-
-
-def _is_unicode(stream: TextIO) -> bool:
-    return (getattr(stream, "encoding", None) or "utf-8").lower().replace("-", "") == "utf8"
-
-
-def paint(text: str, colour: str, stream: TextIO | None = None) -> str:
-    """Return the text in "red", "green", "yellow" or "cyan" if the stream is a terminal.
-
-    `stream` is stdout unless given. NO_COLOR (no-color.org) and TERM=dumb turn colours off,
-    FORCE_COLOR turns them on.
-    """
-    return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if _coloured(stream or sys.stdout) else text
-
-
-def _coloured(stream: TextIO) -> bool:
-    if os.environ.get("NO_COLOR"):
-        return False
-    if os.environ.get("FORCE_COLOR"):
-        return True
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
-
-
-def log_to_stderr() -> None:
-    """Print each warning of the library as one line; on a terminal with its time (UTC)."""
-    time_field = "%(asctime)s " if sys.stderr is not None and sys.stderr.isatty() else ""
-    formatter = logging.Formatter(f"{time_field}%(name)s: %(message)s", "%H:%M:%S")
-    formatter.converter = time.gmtime
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter)
-    logging.basicConfig(level=logging.WARNING, handlers=[handler])
-
-
 # --- shared by the commands ------------------------------------------------------------------
 
 
@@ -360,75 +281,3 @@ def check_folder(settings: Settings) -> None:
         return
     folder = Path(path).absolute().parent
     raise ConfigError(f"storage.path: {path}: there is no directory {folder}; create it first")
-
-
-def open_gate(settings: Settings) -> Gatekeeper:
-    """Return a gate for a short-lived command. It stores nothing unless storage.path is set."""
-    from gatekeeper.gate import Gatekeeper  # noqa: PLC0415 - `--help` needs no network code
-
-    return Gatekeeper(settings.identity(), config=settings.config)
-
-
-def warn_if_anonymous(settings: Settings) -> None:
-    """Print a warning if no identity is set, or if its product token may surprise its owner."""
-    from gatekeeper.robots.parser import token_warning  # noqa: PLC0415
-
-    warning = token_warning(settings.identity())
-    if warning is not None:
-        print(f"{NAME}: {warning}", file=sys.stderr)
-        warnings.filterwarnings("ignore", re.escape(warning), UserWarning)  # the gate's own
-    if settings.config.user_agent is None:
-        print(
-            f"{NAME}: no identity is set, so sites see {settings.identity()!r}; give them a way "
-            'to reach you with --user-agent "yourbot/1.0 (+https://...)" or `user_agent` in '
-            "the configuration",
-            file=sys.stderr,
-        )
-
-
-def standard_input() -> BinaryIO:
-    """Return standard input as a binary stream. Raises ConfigError if it is closed.
-
-    A list of URLs or a robots.txt need not have the encoding of the terminal.
-    """
-    # sys.stdin is None if the descriptor was closed; its number may belong to another file by now.
-    if sys.stdin is None or sys.stdin.closed:
-        raise ConfigError("standard input is closed; name a file, or give the URLs as arguments")
-    return cast("BinaryIO", getattr(sys.stdin, "buffer", sys.stdin))
-
-
-def url_of_line(line: bytes) -> str | None:
-    r"""Return the URL in a line, or None for a blank line or a comment.
-
-    Bytes that are not UTF-8 are preserved: `urls` refuses them, and no other page is requested
-    instead.
-
-    >>> url_of_line(b" https://example.org/ \n"), url_of_line(b"# later\n")
-    ('https://example.org/', None)
-    """
-    text = line.decode("utf-8", "surrogateescape").strip()
-    return text if text and not text.startswith("#") else None
-
-
-def standard_input_lines() -> Iterator[str]:
-    """Yield the URLs from standard input, one per line. Raises ConfigError if it is closed."""
-    for number, line in enumerate(standard_input()):
-        url = url_of_line(line if number else line.removeprefix(BOM))
-        if url is not None:
-            yield url
-
-
-def url_hint(text: str) -> str:
-    """Return the suggestion that ends an error about a host given instead of a URL; else "".
-
-    >>> url_hint("example.org/page"), url_hint("page")
-    ('; did you mean https://example.org/page?', '')
-    """
-    if "://" in text or not any(mark in text.partition("/")[0] for mark in ".:"):
-        return ""
-    from gatekeeper.urls import parse  # noqa: PLC0415
-
-    try:
-        return f"; did you mean {parse(f'https://{text}').url}?"
-    except InvalidURL:
-        return ""

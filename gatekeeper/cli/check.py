@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gatekeeper.cli import (
+from gatekeeper.cli import load
+from gatekeeper.cli.config import Settings
+from gatekeeper.decision import Decision, Reason, Verdict
+from gatekeeper.errors import quoted
+from gatekeeper.terminal import (
     DENIED,
     NAME,
     OK,
     USAGE,
     json_text,
-    load,
     log_to_stderr,
     open_gate,
     paint,
@@ -25,9 +28,6 @@ from gatekeeper.cli import (
     url_hint,
     warn_if_anonymous,
 )
-from gatekeeper.cli.config import Settings
-from gatekeeper.decision import Decision, Reason, Verdict
-from gatekeeper.errors import quoted
 from gatekeeper.urls import printable
 from gatekeeper.wire import Timing
 

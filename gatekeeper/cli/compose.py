@@ -6,9 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from gatekeeper.cli import DENIED, NAME, OK, json_text, load, log_to_stderr
+from gatekeeper.cli import load
 from gatekeeper.cli.texts import is_url, read_text, replace_file
 from gatekeeper.robots import Fragment, compose
+from gatekeeper.terminal import DENIED, NAME, OK, json_text, log_to_stderr
 from gatekeeper.urls import printable
 
 EXAMPLE = f"{NAME} compose shop.txt blog.txt -o robots.txt"

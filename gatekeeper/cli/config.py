@@ -19,7 +19,7 @@ import msgspec
 from msgspec import inspect
 
 from gatekeeper import speedups
-from gatekeeper.cli import NAME, OK, check_folder, did_you_mean, json_text, load
+from gatekeeper.cli import check_folder, did_you_mean, load
 from gatekeeper.config import (
     Config,
     GuardConfig,
@@ -32,6 +32,7 @@ from gatekeeper.config import (
 )
 from gatekeeper.errors import ConfigError
 from gatekeeper.robots.parser import token_warning
+from gatekeeper.terminal import NAME, OK, json_text
 from gatekeeper.urls import without_credentials
 
 PREFIX = "GATEKEEPER_"

@@ -6,9 +6,10 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from gatekeeper.cli import NAME, load, log_to_stderr, positive, seconds, warn_if_anonymous
+from gatekeeper.cli import load, positive, seconds
 from gatekeeper.cli.crawl.sources import MANIFEST, Limits
 from gatekeeper.errors import ConfigError
+from gatekeeper.terminal import NAME, log_to_stderr, warn_if_anonymous
 
 _MAX_CONCURRENCY = 10_000
 _JSON_HELP = (

@@ -12,8 +12,9 @@ import socket
 import ssl
 from pathlib import Path
 
-from gatekeeper.cli import DENIED, NAME, OK, integer, json_text, load
+from gatekeeper.cli import integer, load
 from gatekeeper.config import ServerConfig
+from gatekeeper.terminal import DENIED, NAME, OK, json_text
 
 EXAMPLE = f"{NAME} healthcheck --ready"
 

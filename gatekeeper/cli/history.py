@@ -18,10 +18,11 @@ from pathlib import Path
 
 import msgspec
 
-from gatekeeper.cli import DENIED, NAME, OK, json_text, load
+from gatekeeper.cli import load
 from gatekeeper.clock import utc
 from gatekeeper.errors import ConfigError, StorageError
 from gatekeeper.storage import HistoryEntry, schema
+from gatekeeper.terminal import DENIED, NAME, OK, json_text
 from gatekeeper.urls import parse
 
 MAX_COMPARED = 4_000_000

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gatekeeper.cli import NAME, OK, json_text, load, warn_if_anonymous
+from gatekeeper.cli import load
 from gatekeeper.cli.config import Settings
 from gatekeeper.cli.texts import replace_file
 from gatekeeper.clock import SystemClock
@@ -24,6 +24,7 @@ from gatekeeper.identity import (
     read_public,
 )
 from gatekeeper.robots import product_token
+from gatekeeper.terminal import NAME, OK, json_text, warn_if_anonymous
 
 EXAMPLE = f"{NAME} identity new bot.pem"
 

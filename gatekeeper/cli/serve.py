@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from gatekeeper.cli import NAME, OK, check_folder, integer, json_text, load, warn_if_anonymous
+from gatekeeper.cli import check_folder, integer, load
 from gatekeeper.cli.config import Settings
 from gatekeeper.config import Config
 from gatekeeper.errors import StorageError
+from gatekeeper.terminal import NAME, OK, json_text, warn_if_anonymous
 
 EXAMPLE = f"{NAME} serve --socket /run/gatekeeper/gatekeeper.sock"
 

@@ -14,15 +14,21 @@ from xml.parsers import expat
 
 import msgspec
 
-from gatekeeper.cli import BOM, open_gate, standard_input, url_hint, url_of_line, warn_if_anonymous
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots import RobotsTxt, Rule
+from gatekeeper.terminal import (
+    BOM,
+    CallSettings,
+    open_gate,
+    standard_input,
+    url_hint,
+    url_of_line,
+    warn_if_anonymous,
+)
 from gatekeeper.urls import printable
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
-
-    from gatekeeper.cli.config import Settings
 
 
 class Text(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +59,7 @@ _MAX_BYTES = 64 << 20
 """Maximum bytes read from a file or from standard input, which may have no end."""
 
 
-def read_all(settings: Settings, sources: Iterable[str]) -> Iterator[Text]:
+def read_all(settings: CallSettings, sources: Iterable[str]) -> Iterator[Text]:
     """Yield the text of each source in turn; for a directory, every robots.txt in it.
 
     Raises GatekeeperError for a source that does not exist, OSError for one that can't be read.
@@ -78,7 +84,7 @@ def _files_in(directory: str) -> Iterator[str]:
         yield from (os.path.join(folder, name) for name in names if name.endswith("robots.txt"))
 
 
-def read_text(settings: Settings, source: str) -> Text:
+def read_text(settings: CallSettings, source: str) -> Text:
     """Read a file, standard input (`-`), or the robots.txt of the origin of a URL."""
     if is_url(source):
         from gatekeeper.urls import parse  # noqa: PLC0415 - reading a file needs neither import
@@ -116,7 +122,7 @@ def urls_in(body: bytes) -> list[str]:
     return [url for line in lines if (url := url_of_line(line)) is not None]
 
 
-def parse_text(settings: Settings, name: str, body: bytes) -> Text:
+def parse_text(settings: CallSettings, name: str, body: bytes) -> Text:
     """Parse the body of a robots.txt with the configured dialect and size limit."""
     robots = RobotsTxt.parse(
         body, dialect=settings.config.robots.dialect, limit=settings.config.fetch.max_body
@@ -124,7 +130,7 @@ def parse_text(settings: Settings, name: str, body: bytes) -> Text:
     return Text(name=name, body=body, robots=robots)
 
 
-async def _fetch_robots(settings: Settings, origin: str) -> Text:
+async def _fetch_robots(settings: CallSettings, origin: str) -> Text:
     """Fetch the file of an origin."""
     from gatekeeper.decision import Reason, State  # noqa: PLC0415
     from gatekeeper.gate import internals  # noqa: PLC0415
@@ -228,7 +234,7 @@ def _decompressed(name: str, body: bytes) -> bytes:
     return body
 
 
-def read_sitemap(settings: Settings, source: str) -> list[str]:
+def read_sitemap(settings: CallSettings, source: str) -> list[str]:
     """Return the URLs of a sitemap and, if it is an index, of the sitemaps that it lists.
 
     Sitemaps at URLs are fetched politely: robots.txt is obeyed, and each host is paced. Raises
@@ -246,7 +252,7 @@ def read_sitemap(settings: Settings, source: str) -> list[str]:
     return asyncio.run(_read_remote(settings, source, body))
 
 
-async def _read_remote(settings: Settings, source: str, body: bytes | None) -> list[str]:
+async def _read_remote(settings: CallSettings, source: str, body: bytes | None) -> list[str]:
     from gatekeeper.session import polite_session  # noqa: PLC0415
 
     async with polite_session(settings.identity(), config=settings.config) as session:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gatekeeper.cli import DENIED, NAME, OK, TOKEN, json_text, seconds
+from gatekeeper.cli import TOKEN, seconds
 from gatekeeper.cli.healthcheck import add_address, address_of, get_from, server_of
 from gatekeeper.errors import needs_extra
+from gatekeeper.terminal import DENIED, NAME, OK, json_text
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from gatekeeper.cli import COMMANDS, json_text, log_to_stderr, main
+from gatekeeper.cli import COMMANDS, main
+from gatekeeper.terminal import json_text, log_to_stderr
 from tests.internet import FakeInternet, Page
 
 ROBOTS = "User-agent: *\nDisallow: /private\nCrawl-delay: 7\n"

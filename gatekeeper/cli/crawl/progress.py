@@ -13,12 +13,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from gatekeeper import urls
-from gatekeeper.cli import paint
 from gatekeeper.cli.crawl.manifest import Entry, Result
 from gatekeeper.clock import Clock
 from gatekeeper.decision import Decision, Reason, State, Verdict
 from gatekeeper.errors import InvalidURL, StorageError, quoted
 from gatekeeper.pacing.waiting import ClockView
+from gatekeeper.terminal import paint
 
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper

@@ -18,7 +18,6 @@ import aiohttp
 import msgspec
 
 from gatekeeper import __version__
-from gatekeeper.cli import DENIED, OK, json_text
 from gatekeeper.cli.crawl.engine import Crawl, Outputs, request_headers
 from gatekeeper.cli.crawl.manifest import Entry, Folder, Manifest, Result, refuse_links
 from gatekeeper.cli.crawl.output import PeerResponse, Warc, warc_writer
@@ -39,6 +38,7 @@ from gatekeeper.errors import ConfigError, StorageError
 from gatekeeper.gate import Gatekeeper, internals
 from gatekeeper.session import polite_session, session_gate
 from gatekeeper.storage.journal import FileLock
+from gatekeeper.terminal import DENIED, OK, json_text
 from gatekeeper.urls import mask
 
 # --- the end ---------------------------------------------------------------------------------

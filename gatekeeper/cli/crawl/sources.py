@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from gatekeeper.cli import BOM, standard_input, url_of_line
 from gatekeeper.errors import ConfigError
+from gatekeeper.terminal import BOM, standard_input, url_of_line
 from gatekeeper.urls import MAX_URL
 
 _BLOCK = 65_536
