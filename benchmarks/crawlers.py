@@ -112,9 +112,9 @@ async def bare_files(pages: list[str]) -> int:
 
 async def fetch_files(pages: list[str]) -> int:
     """`gatekeeper fetch -i FILE -o DIR`, without its process start."""
-    from gatekeeper.cli.crawl.progress import watcher
-    from gatekeeper.cli.crawl.runner import Job, crawl
-    from gatekeeper.cli.crawl.sources import Limits
+    from gatekeeper.crawl.progress import watcher
+    from gatekeeper.crawl.runner import Job, crawl
+    from gatekeeper.crawl.sources import Limits
     from gatekeeper.sidecar.listening import rare_collections
 
     listed = _folder() / "urls.txt"
@@ -356,7 +356,7 @@ CRAWLERS = {
     "gatekeeper fetch -o": Crawler(
         fetch_files,
         "robots-gatekeeper",
-        (*_OURS, "gatekeeper.cli.crawl.runner"),
+        (*_OURS, "gatekeeper.crawl.runner"),
         beside="bare aiohttp, to files",
     ),
     "aiohttp and Protego": Crawler(by_hand, "protego", ("aiohttp", "protego")),

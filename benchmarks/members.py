@@ -28,8 +28,8 @@ from gatekeeper.pacing.ledger import (
     TakeRequest,
 )
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.simulation import Account, Judge
 from gatekeeper.robots.timing import RobotsInterval
+from gatekeeper.testing.simulation import Account, Judge
 
 __all__ = ["Fleet", "run"]
 

@@ -10,7 +10,7 @@ from benchmarks.corpus import Site
 from benchmarks.options import Options
 from benchmarks.report import Table, seconds
 from gatekeeper.robots import Fragment, RobotsTxt, compose, diff
-from gatekeeper.robots.fixes import repaired
+from gatekeeper.sites.fixes import repaired
 
 __all__ = ["run"]
 

@@ -25,8 +25,8 @@ from benchmarks.timing import Spread, spread
 from gatekeeper.clock import SystemClock, VirtualClock
 from gatekeeper.config import Config, PacingConfig
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.simulation import SimulationReport, simulate
 from gatekeeper.robots.timing import RobotsInterval
+from gatekeeper.testing.simulation import SimulationReport, simulate
 
 __all__ = ["main", "run"]
 

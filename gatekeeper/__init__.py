@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # `as` marks the names that the package exports
     from gatekeeper.fleet import RedisLedger as RedisLedger
     from gatekeeper.gate import Gatekeeper as Gatekeeper, GateStats as GateStats
     from gatekeeper.gate.leases import Lease as Lease
-    from gatekeeper.middleware import Gate as Gate, signals as signals
+    from gatekeeper.gate.middleware import Gate as Gate, signals as signals
     from gatekeeper.pacing.ledger import (
         Granted as Granted,
         Ledger as Ledger,
@@ -43,8 +43,8 @@ if TYPE_CHECKING:  # `as` marks the names that the package exports
         NotBefore as NotBefore,
     )
     from gatekeeper.pacing.waiting import ClockView as ClockView
-    from gatekeeper.queue import PoliteQueue as PoliteQueue
-    from gatekeeper.remote.client import (
+    from gatekeeper.queue.polite import PoliteQueue as PoliteQueue
+    from gatekeeper.client.client import (
         RemoteGatekeeper as RemoteGatekeeper,
         RemoteStats as RemoteStats,
     )
@@ -65,7 +65,7 @@ if TYPE_CHECKING:  # `as` marks the names that the package exports
         Window as Window,
         product_token as product_token,
     )
-    from gatekeeper.session import (
+    from gatekeeper.session.polite import (
         Guard as Guard,
         Refusal as Refusal,
         guarded_connector as guarded_connector,
@@ -78,7 +78,7 @@ else:  # imported on first use: a program that only parses files does not load a
     __getattr__, __dir__, __all__ = lazily(
         __name__,
         {
-            "gatekeeper.remote.client": ["RemoteGatekeeper", "RemoteStats"],
+            "gatekeeper.client.client": ["RemoteGatekeeper", "RemoteStats"],
             "gatekeeper.clock": ["Clock", "SystemClock", "VirtualClock"],
             "gatekeeper.config": ["Config", "GroupRule", "HostRule"],
             "gatekeeper.decision": ["Decision", "NotYet", "Reason", "State", "Verdict"],
@@ -97,7 +97,7 @@ else:  # imported on first use: a program that only parses files does not load a
             "gatekeeper.fleet": ["RedisLedger"],
             "gatekeeper.gate": ["Gatekeeper", "GateStats"],
             "gatekeeper.gate.leases": ["Lease"],
-            "gatekeeper.middleware": ["Gate", "signals"],
+            "gatekeeper.gate.middleware": ["Gate", "signals"],
             "gatekeeper.pacing.waiting": ["ClockView"],
             "gatekeeper.pacing.ledger": ["Granted", "Ledger", "MemoryLedger", "NotBefore"],
             "gatekeeper.queue": ["PoliteQueue"],

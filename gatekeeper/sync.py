@@ -23,16 +23,16 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Generic, Self, TypeVar, cast
 
+from gatekeeper.client.client import RemoteGatekeeper, RemoteStats
+from gatekeeper.client.leases import RemoteLease
 from gatekeeper.clock import OwnedTasks
 from gatekeeper.config import Config, agent_named, as_config
 from gatekeeper.decision import Decision, NotYet
 from gatekeeper.errors import GateClosed
 from gatekeeper.gate import Gatekeeper, GateStats
 from gatekeeper.gate.leases import Lease
-from gatekeeper.middleware import ConnectionInUse, bind, unbind
+from gatekeeper.gate.middleware import ConnectionInUse, bind, unbind
 from gatekeeper.pacing.waiting import ClockView
-from gatekeeper.remote.client import RemoteGatekeeper, RemoteStats
-from gatekeeper.remote.leases import RemoteLease
 from gatekeeper.robots import Policy, RobotsTxt
 
 __all__ = ["SyncGatekeeper", "SyncLease"]

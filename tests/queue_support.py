@@ -11,7 +11,7 @@ from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import Deferred, Denied
 from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.queue import PoliteQueue
+from gatekeeper.queue.polite import PoliteQueue
 from gatekeeper.robots.timing import RobotsInterval
 
 ALLOW, DENY, DEFER = Verdict.ALLOW, Verdict.DENY, Verdict.DEFER

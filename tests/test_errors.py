@@ -11,7 +11,6 @@ import aiohttp
 import pytest
 
 from gatekeeper import errors, urls
-from gatekeeper.deadlock import WaitsForItself
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import (
     AddressRefused,
@@ -28,6 +27,7 @@ from gatekeeper.errors import (
     SidecarError,
     StorageError,
 )
+from gatekeeper.pacing.deadlock import WaitsForItself
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 DECISION = Decision(

@@ -15,8 +15,8 @@ import gatekeeper
 from gatekeeper.cli import main
 from gatekeeper.config import MAX_FILE, Config, ServerConfig
 from gatekeeper.errors import ConfigError
-from gatekeeper.identity import read_public, read_signing_key
 from gatekeeper.sidecar.security import Certificates, read_tokens, tls_context
+from gatekeeper.signing import read_public, read_signing_key
 
 OTHER = __file__
 READERS: dict[str, Callable[[str], object]] = {

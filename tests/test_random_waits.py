@@ -11,7 +11,7 @@ import pytest
 
 from gatekeeper import Config, Gatekeeper, Lease, LeaseTimeout
 from gatekeeper.clock import VirtualClock
-from gatekeeper.deadlock import WaitsForItself
+from gatekeeper.pacing.deadlock import WaitsForItself
 from tests.internet import FakeInternet
 
 HOSTS = [f"{letter}.test" for letter in "abcdef"]

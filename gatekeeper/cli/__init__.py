@@ -53,9 +53,8 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. A fatal error is printed as one line on stderr.
 
-    With --json it is also printed on stdout, as `{"error": ...}`.
-
-    >>> main(["check", "--help"])  # doctest: +SKIP
+    With --json it is also printed on stdout, as `{"error": ...}`. `main(["check", "--help"])` is
+    `gatekeeper check --help`.
     """
     args = argparse.Namespace(command="", json=False, settings=None)
     prepare_streams()

@@ -13,6 +13,7 @@ import msgspec
 
 from gatekeeper.cli import load
 from gatekeeper.cli.config import Settings
+from gatekeeper.client.wire import Timing
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import quoted
 from gatekeeper.terminal import (
@@ -29,7 +30,6 @@ from gatekeeper.terminal import (
     warn_if_anonymous,
 )
 from gatekeeper.urls import printable
-from gatekeeper.wire import Timing
 
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from gatekeeper.cli import load
-from gatekeeper.cli.texts import is_url, read_text, replace_file
 from gatekeeper.robots import Fragment, compose
+from gatekeeper.sites.texts import is_url, read_text, replace_file
 from gatekeeper.terminal import DENIED, NAME, OK, json_text, log_to_stderr
 from gatekeeper.urls import printable
 

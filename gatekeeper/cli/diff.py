@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from gatekeeper.cli import load
-from gatekeeper.cli.texts import Text, place_of, read_bounded, read_text, urls_in
 from gatekeeper.robots import Change, Difference, RobotsTxt, Ruling, diff
+from gatekeeper.sites.texts import Text, place_of, read_bounded, read_text, urls_in
 from gatekeeper.terminal import DENIED, NAME, OK, json_text, log_to_stderr, paint
 
 EXAMPLE = f"{NAME} diff https://example.org robots.txt --exit-code"

@@ -7,7 +7,7 @@ import asyncio
 from pathlib import Path
 
 from gatekeeper.cli import load, positive, seconds
-from gatekeeper.cli.crawl.sources import MANIFEST, Limits
+from gatekeeper.crawl.sources import MANIFEST, Limits
 from gatekeeper.errors import ConfigError
 from gatekeeper.terminal import NAME, log_to_stderr, warn_if_anonymous
 
@@ -105,8 +105,8 @@ def _concurrency(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Exit 0 if every URL was fetched, 1 if any was not, 130 after Ctrl-C."""
-    from gatekeeper.cli.crawl.progress import watcher  # noqa: PLC0415 - `--help` stays quick
-    from gatekeeper.cli.crawl.runner import Job, crawl  # noqa: PLC0415
+    from gatekeeper.crawl.progress import watcher  # noqa: PLC0415 - `--help` stays quick
+    from gatekeeper.crawl.runner import Job, crawl  # noqa: PLC0415
     from gatekeeper.sidecar.listening import (  # noqa: PLC0415
         loop_factory,
         raise_file_limit,

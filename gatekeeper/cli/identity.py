@@ -10,11 +10,11 @@ from typing import Any
 
 from gatekeeper.cli import load
 from gatekeeper.cli.config import Settings
-from gatekeeper.cli.texts import replace_file
 from gatekeeper.clock import SystemClock
 from gatekeeper.config import IdentityConfig
 from gatekeeper.errors import ConfigError
-from gatekeeper.identity import (
+from gatekeeper.robots import product_token
+from gatekeeper.signing import (
     DIRECTORY_PATH,
     DIRECTORY_TYPE,
     PublicKey,
@@ -23,7 +23,7 @@ from gatekeeper.identity import (
     new_key,
     read_public,
 )
-from gatekeeper.robots import product_token
+from gatekeeper.sites.texts import replace_file
 from gatekeeper.terminal import NAME, OK, json_text, warn_if_anonymous
 
 EXAMPLE = f"{NAME} identity new bot.pem"

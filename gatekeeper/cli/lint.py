@@ -12,10 +12,10 @@ import msgspec
 from gatekeeper import __version__
 from gatekeeper.cli import did_you_mean, load
 from gatekeeper.cli.config import Settings
-from gatekeeper.cli.texts import Text, is_url, parse_text, read_all, replace_file
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots import Finding, Severity
-from gatekeeper.robots.lint import CODES, coding_findings
+from gatekeeper.sites.lint import CODES, coding_findings
+from gatekeeper.sites.texts import Text, is_url, parse_text, read_all, replace_file
 from gatekeeper.terminal import DENIED, NAME, OK, json_text, log_to_stderr, paint
 
 EXAMPLE = f"{NAME} lint https://example.org/robots.txt"
@@ -130,7 +130,7 @@ def _apply_fixes(settings: Settings, text: Text, ignored: frozenset[str]) -> Tex
 
 
 def _fixed(settings: Settings, text: Text, ignored: frozenset[str]) -> bytes:
-    from gatekeeper.robots.fixes import repaired  # noqa: PLC0415
+    from gatekeeper.sites.fixes import repaired  # noqa: PLC0415
 
     return repaired(text.body, ignore=ignored, dialect=settings.config.robots.dialect).body
 

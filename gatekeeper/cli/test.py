@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gatekeeper.cli import load
-from gatekeeper.cli.texts import is_url, place_of, read_bounded, read_sitemap, read_text
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots import RobotsTxt, Rule
+from gatekeeper.sites.texts import is_url, place_of, read_bounded, read_sitemap, read_text
 from gatekeeper.terminal import DENIED, NAME, OK, json_text, log_to_stderr, paint
 from gatekeeper.urls import MAX_URL, printable
 

@@ -54,10 +54,10 @@ from gatekeeper.fetching.outcomes import (
     probe_limits,
 )
 from gatekeeper.http_fields import wait_of
-from gatekeeper.identity import Signer
 from gatekeeper.library_internals import HEAD_LIMITS, default_proxy, limit_heads
 from gatekeeper.robots.patterns import is_robots_txt
 from gatekeeper.robots.signals import field_values
+from gatekeeper.signing import Signer
 from gatekeeper.urls import Target, parse, printable, redirected
 
 _MIN_BOMB_OCTETS: Final = 65_536

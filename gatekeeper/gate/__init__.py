@@ -5,6 +5,5 @@ from __future__ import annotations
 from gatekeeper.gate.gatekeeper import Gatekeeper
 from gatekeeper.gate.internals import GateInternals, internals
 from gatekeeper.gate.questions import GateStats
-from gatekeeper.gate.replica import Replica
 
-__all__ = ["GateInternals", "GateStats", "Gatekeeper", "Replica", "internals"]
+__all__ = ["GateInternals", "GateStats", "Gatekeeper", "internals"]

@@ -25,7 +25,6 @@ from aiohttp.abc import AbstractResolver
 from gatekeeper import urls
 from gatekeeper.clock import Clock, SystemClock, block_end
 from gatekeeper.config import Config, HostRule, agent_named, as_config, host_named, token_of
-from gatekeeper.deadlock import WaitGraph
 from gatekeeper.decision import Decision, NotYet
 from gatekeeper.errors import AsyncOnly, GateClosed, StorageError
 from gatekeeper.fetching.directory import DelayReason, Directory, OnRetrieval
@@ -39,16 +38,17 @@ from gatekeeper.fleet import FleetLedger, configured_ledger
 from gatekeeper.gate.decider import Decider
 from gatekeeper.gate.decision_cache import CachedOrigin
 from gatekeeper.gate.leases import Lease, LeaseManager, LeaseRequest
+from gatekeeper.gate.middleware import DeadlineMiddleware, gate_middleware_with
 from gatekeeper.gate.questions import GateQuestions, GateStats
 from gatekeeper.gate.robots_pacing import RobotsPacing, RobotsTurn
-from gatekeeper.identity import Signer
-from gatekeeper.middleware import DeadlineMiddleware, gate_middleware_with
+from gatekeeper.pacing.deadlock import WaitGraph
 from gatekeeper.pacing.ledger import Ledger
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiting import ClockView, HostHoldup
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.robots.longest import QuickAnswer
 from gatekeeper.robots.parser import token_warning
+from gatekeeper.signing import Signer
 from gatekeeper.split_dict import MASK
 from gatekeeper.storage.base import HistoryEntry, Storage
 from gatekeeper.storage.sqlite import SqliteStorage

@@ -13,7 +13,6 @@ from aiohttp.abc import AbstractResolver
 from gatekeeper import urls
 from gatekeeper.clock import Clock
 from gatekeeper.config import Config, HostRule, token_of
-from gatekeeper.deadlock import WaitGraph
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import GateClosed, InvalidURL, LedgerLost
 from gatekeeper.fetching.cache import record_octets
@@ -25,10 +24,11 @@ from gatekeeper.gate.decider import TurnError
 from gatekeeper.gate.decision_cache import DecisionBatch, WrittenDecision
 from gatekeeper.gate.gatekeeper import GateFollower, Gatekeeper
 from gatekeeper.gate.leases import Lease
-from gatekeeper.identity import Signer
-from gatekeeper.middleware import DeadlineMiddleware
+from gatekeeper.gate.middleware import DeadlineMiddleware
+from gatekeeper.pacing.deadlock import WaitGraph
 from gatekeeper.pacing.ledger import ScopeView
 from gatekeeper.robots import Policy, RobotsTxt
+from gatekeeper.signing import Signer
 from gatekeeper.urls import Target, UrlCache
 
 _log = logging.getLogger(__name__)

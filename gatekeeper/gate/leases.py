@@ -20,7 +20,6 @@ import msgspec
 from gatekeeper import urls
 from gatekeeper.clock import Clock, OwnedTasks, deadline, number, refuse_unless_open, utc
 from gatekeeper.config import refuse_wildcard_agent
-from gatekeeper.deadlock import Holdings
 from gatekeeper.decision import Decision, NotYet, Reason, not_yet, refuse
 from gatekeeper.errors import (
     Deferred,
@@ -35,9 +34,7 @@ from gatekeeper.fetching.faults import LocalFaults, Uplink
 from gatekeeper.fetching.records import Record
 from gatekeeper.gate.decider import Decider, UnbuiltDecision
 from gatekeeper.gate.decision_cache import CachedOrigin
-from gatekeeper.gate.questions import GateQuestions
-from gatekeeper.gate.robots_pacing import PARKED
-from gatekeeper.middleware import (
+from gatekeeper.gate.middleware import (
     ConnectionInUse,
     LeaseBase,
     Unentered,
@@ -45,6 +42,9 @@ from gatekeeper.middleware import (
     open_leases,
     unbind,
 )
+from gatekeeper.gate.questions import GateQuestions
+from gatekeeper.gate.robots_pacing import PARKED
+from gatekeeper.pacing.deadlock import Holdings
 from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.queues import REFETCH, Offer
 from gatekeeper.pacing.rules import BudgetSpent

@@ -17,7 +17,6 @@ from typing import Any, TypeVar, cast
 from gatekeeper import urls
 from gatekeeper.clock import Clock, refuse_unless_open, utc
 from gatekeeper.config import token_of
-from gatekeeper.deadlock import TurnWait, WaitGraph, WaitsForItself
 from gatekeeper.decision import Decision, Reason, State, Verdict
 from gatekeeper.errors import GatekeeperError, InvalidURL, LeaseTimeout, refuse_single_text
 from gatekeeper.fetching.directory import Directory, DirectoryStats
@@ -27,7 +26,8 @@ from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Moment, Record
 from gatekeeper.fleet import FleetStats
 from gatekeeper.gate.decider import DENY_ALL, TRANSIT_SECONDS, Decider, TurnError, UnbuiltDecision
-from gatekeeper.middleware import inherited
+from gatekeeper.gate.middleware import inherited
+from gatekeeper.pacing.deadlock import TurnWait, WaitGraph, WaitsForItself
 from gatekeeper.pacing.queues import REFETCH, Offer
 from gatekeeper.pacing.scheduler import PacingStats
 from gatekeeper.pacing.scopes import NO_RATE

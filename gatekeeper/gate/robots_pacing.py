@@ -16,13 +16,13 @@ from typing import Any, Final
 import msgspec
 
 from gatekeeper.clock import Clock, SharedTimer
-from gatekeeper.deadlock import WaitGraph
 from gatekeeper.errors import HoldLapsed, StorageError
 from gatekeeper.fetching.directory import DelayReason, current_flight
 from gatekeeper.fetching.guard import HostAddresses, before_send
 from gatekeeper.fetching.outcomes import Outcome, last_look
 from gatekeeper.fetching.records import Moment, Record
 from gatekeeper.gate.decider import Decider
+from gatekeeper.pacing.deadlock import WaitGraph
 from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.scopes import NO_RATE, UNKNOWN

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from gatekeeper import urls
+from gatekeeper.client.client import RemoteGatekeeper
 from gatekeeper.decision import Verdict
 from gatekeeper.errors import (
     ConfigError,
@@ -27,11 +28,10 @@ from gatekeeper.errors import (
     needs_extra,
 )
 from gatekeeper.gate import Gatekeeper
+from gatekeeper.gate.middleware import other_agent
 from gatekeeper.integrations.hops import hand_out, take_back
 from gatekeeper.integrations.queue_gate import MAX_WAIT, RefusedTurn, queue_gate
-from gatekeeper.middleware import other_agent
-from gatekeeper.queue import PoliteQueue, Turn
-from gatekeeper.remote.client import RemoteGatekeeper
+from gatekeeper.queue.polite import PoliteQueue, Turn
 
 with needs_extra("crawlee", __name__):
     from crawlee import Request, RequestState

@@ -23,6 +23,7 @@ from crawlee.errors import (
 from crawlee.http_clients import HttpClient, HttpCrawlingResult, HttpResponse
 
 from gatekeeper import urls
+from gatekeeper.client.client import RemoteGatekeeper
 from gatekeeper.errors import (
     ConfigError,
     Deferred,
@@ -32,6 +33,7 @@ from gatekeeper.errors import (
     LeaseTimeout,
 )
 from gatekeeper.gate import Gatekeeper, internals
+from gatekeeper.gate.middleware import config_of
 from gatekeeper.integrations.hops import (
     BodyInUse,
     GuardedNames,
@@ -41,9 +43,7 @@ from gatekeeper.integrations.hops import (
     usual_names,
 )
 from gatekeeper.library_internals import HEAD_LIMITS
-from gatekeeper.middleware import config_of
-from gatekeeper.remote.client import RemoteGatekeeper
-from gatekeeper.session import guarded_connector, send_once
+from gatekeeper.session.polite import guarded_connector, send_once
 from gatekeeper.urls import url_of
 
 _log = logging.getLogger(__name__)

@@ -34,8 +34,7 @@ from gatekeeper.fetching.guard import GuardedResolver
 from gatekeeper.fetching.guard_policy import Guard
 from gatekeeper.gate import Gatekeeper, internals
 from gatekeeper.gate.decider import refused_request
-from gatekeeper.identity import Signer
-from gatekeeper.middleware import (
+from gatekeeper.gate.middleware import (
     Gate,
     HeldLease,
     adopt,
@@ -44,6 +43,7 @@ from gatekeeper.middleware import (
     other_agent,
     unnamed,
 )
+from gatekeeper.signing import Signer
 from gatekeeper.sync import SyncGatekeeper, SyncLease
 
 Call = Callable[[Callable[[], object]], object]

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, Literal, Protocol
 import aiohttp
 
 from gatekeeper import urls
+from gatekeeper.client.client import RemoteGatekeeper
 from gatekeeper.config import Config
 from gatekeeper.decision import Decision, Verdict, refuse
 from gatekeeper.errors import (
@@ -29,10 +30,9 @@ from gatekeeper.errors import (
     SidecarError,
     needs_extra,
 )
-from gatekeeper.middleware import Gate
+from gatekeeper.gate.middleware import Gate
 from gatekeeper.pacing.waiting import ClockView
-from gatekeeper.remote.client import RemoteGatekeeper
-from gatekeeper.session import plain_session, polite_session, session_gate
+from gatekeeper.session.polite import plain_session, polite_session, session_gate
 from gatekeeper.storage.base import Storage
 
 with needs_extra("mcp", __name__):

@@ -16,6 +16,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from gatekeeper import urls
+from gatekeeper.client.client import RemoteGatekeeper
 from gatekeeper.decision import Decision, refuse
 from gatekeeper.errors import (
     ConfigError,
@@ -27,6 +28,7 @@ from gatekeeper.errors import (
     needs_extra,
 )
 from gatekeeper.gate import Gatekeeper
+from gatekeeper.gate.middleware import adopt, other_agent
 from gatekeeper.integrations.hops import (
     BodyInUse,
     Hop,
@@ -36,8 +38,6 @@ from gatekeeper.integrations.hops import (
     take_back,
     usual_names,
 )
-from gatekeeper.middleware import adopt, other_agent
-from gatekeeper.remote.client import RemoteGatekeeper
 
 with needs_extra("playwright", __name__):
     from playwright.async_api import BrowserContext, Error, Page, Request, Response, Route

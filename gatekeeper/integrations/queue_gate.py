@@ -16,11 +16,11 @@ from cachetools import LRUCache
 from msgspec.structs import replace
 
 from gatekeeper import urls
+from gatekeeper.client.client import RemoteGatekeeper
 from gatekeeper.clock import Clock, utc
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import Denied, LeaseTimeout, SidecarError
 from gatekeeper.gate import Gatekeeper, internals
-from gatekeeper.remote.client import RemoteGatekeeper
 from gatekeeper.split_dict import SplitDict
 
 MAX_WAIT: Final = 600.0

@@ -26,6 +26,7 @@ from gatekeeper.errors import (
     LeaseTimeout,
     needs_extra,
 )
+from gatekeeper.gate.middleware import config_of
 from gatekeeper.integrations.hops import (
     Attempts,
     BodyInUse,
@@ -35,7 +36,6 @@ from gatekeeper.integrations.hops import (
     accept_unguarded,
     begin_sync,
 )
-from gatekeeper.middleware import config_of
 from gatekeeper.sync import SyncGatekeeper
 
 with needs_extra("requests", __name__):

@@ -20,6 +20,7 @@ from scrapy.settings import BaseSettings
 from twisted.internet.error import DNSLookupError
 
 from gatekeeper import http_fields, urls
+from gatekeeper.client.client import RemoteGatekeeper
 from gatekeeper.config import Config, as_config
 from gatekeeper.decision import Decision, Verdict, refuse
 from gatekeeper.errors import (
@@ -34,12 +35,11 @@ from gatekeeper.errors import (
 )
 from gatekeeper.fetching.outcomes import Retrieval
 from gatekeeper.gate import Gatekeeper, internals
+from gatekeeper.gate.middleware import other_agent, unnamed
 from gatekeeper.integrations.hops import GuardedNames, HopErrors, by_system, name_to_send
 from gatekeeper.integrations.queue_gate import MAX_WAIT, RefusedTurn
 from gatekeeper.library_internals import is_scrapy_closing, wake_scrapy
-from gatekeeper.middleware import other_agent, unnamed
-from gatekeeper.queue import Turn
-from gatekeeper.remote.client import RemoteGatekeeper
+from gatekeeper.queue.polite import Turn
 
 _log = logging.getLogger("gatekeeper.integrations.scrapy")
 

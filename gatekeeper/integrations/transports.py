@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 from aiohttp.abc import AbstractResolver
 
 from gatekeeper.errors import AddressRefused, ConfigError, Denied, GateClosed, GatekeeperError
+from gatekeeper.gate.middleware import Gate, config_of
 from gatekeeper.integrations.hops import (
     Attempts,
     BodyInUse,
@@ -25,7 +26,6 @@ from gatekeeper.integrations.hops import (
     begin,
     begin_sync,
 )
-from gatekeeper.middleware import Gate, config_of
 from gatekeeper.sync import SyncGatekeeper
 
 Mapped = Callable[[], AbstractContextManager[None]]

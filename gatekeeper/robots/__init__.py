@@ -10,7 +10,7 @@ from gatekeeper.speedups import lazily
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:  # `as` marks the names that the package exports
-    from gatekeeper.robots.composition import (
+    from gatekeeper.sites.composition import (
         Change as Change,
         Composed as Composed,
         ComposeProblem as ComposeProblem,
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # `as` marks the names that the package exports
         compose as compose,
         diff as diff,
     )
-    from gatekeeper.robots.lint import Finding as Finding
+    from gatekeeper.sites.lint import Finding as Finding
     from gatekeeper.robots.model import (
         Candidate as Candidate,
         Group as Group,
@@ -42,12 +42,12 @@ if TYPE_CHECKING:  # `as` marks the names that the package exports
         page_signals as page_signals,
     )
     from gatekeeper.robots.timing import RequestRate as RequestRate, Window as Window
-    from gatekeeper.robots.witness import Witness as Witness, witnesses as witnesses
+    from gatekeeper.sites.witness import Witness as Witness, witnesses as witnesses
 else:  # imported on first use: parsing alone must not import an HTTP client
     __getattr__, __dir__, __all__ = lazily(
         __name__,
         {
-            "gatekeeper.robots.composition": [
+            "gatekeeper.sites.composition": [
                 "Change",
                 "ComposeProblem",
                 "Composed",
@@ -57,7 +57,7 @@ else:  # imported on first use: parsing alone must not import an HTTP client
                 "compose",
                 "diff",
             ],
-            "gatekeeper.robots.lint": ["Finding"],
+            "gatekeeper.sites.lint": ["Finding"],
             "gatekeeper.robots.model": [
                 "Candidate",
                 "Group",
@@ -75,6 +75,6 @@ else:  # imported on first use: parsing alone must not import an HTTP client
                 "page_signals",
             ],
             "gatekeeper.robots.timing": ["RequestRate", "Window"],
-            "gatekeeper.robots.witness": ["Witness", "witnesses"],
+            "gatekeeper.sites.witness": ["Witness", "witnesses"],
         },
     )

@@ -29,10 +29,10 @@ from gatekeeper import robots as parts
 from gatekeeper.speedups import lazy_pattern
 
 if TYPE_CHECKING:
-    from gatekeeper.robots.lint import Finding
     from gatekeeper.robots.model import Group, Rule
     from gatekeeper.robots.policy import Conflicts, Policy, V2Semantics
     from gatekeeper.robots.signals import CleanParam
+    from gatekeeper.sites.lint import Finding
 
 
 class Dialect(StrEnum):
@@ -488,7 +488,9 @@ class RobotsTxt:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Errors and questionable constructs in the file (GK-06). Computed on each access."""
-        return parts.lint.findings(self)
+        from gatekeeper.sites.lint import findings  # noqa: PLC0415 - lint imports this module
+
+        return findings(self)
 
     def _values(self, field: str) -> list[str]:
         text = self.lines

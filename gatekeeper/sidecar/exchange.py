@@ -23,9 +23,9 @@ from urllib.parse import unquote, unquote_plus
 import msgspec
 from aiohttp import HttpVersion11, StreamReader, web
 
+from gatekeeper.client.wire import ProblemDocument, encode
 from gatekeeper.decision import Decision
 from gatekeeper.library_internals import Octets
-from gatekeeper.wire import ProblemDocument, encode
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service

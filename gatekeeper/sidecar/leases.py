@@ -43,6 +43,7 @@ import msgspec
 from cachetools import FIFOCache
 
 from gatekeeper import urls
+from gatekeeper.client.wire import LeaseReport, LeaseRequestBody
 from gatekeeper.clock import Clock, DueHeap, SingleTimer, Stamp, boot_of, utc
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import GatekeeperError, StorageError
@@ -51,7 +52,6 @@ from gatekeeper.gate.leases import Lease
 from gatekeeper.sidecar.exchange import Problem
 from gatekeeper.sidecar.waiting import LeaseWaiters, draining, full
 from gatekeeper.storage.base import NO_SPACE
-from gatekeeper.wire import LeaseReport, LeaseRequestBody
 
 if TYPE_CHECKING:
     from gatekeeper.gate import GateInternals, Gatekeeper

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gatekeeper import urls
+from gatekeeper.client.wire import LeaseRequestBody
 from gatekeeper.clock import Clock, deadline
 from gatekeeper.config import ServerConfig
 from gatekeeper.decision import Reason, refuse
@@ -28,7 +29,6 @@ from gatekeeper.errors import LeaseTimeout
 from gatekeeper.gate import internals
 from gatekeeper.gate.leases import Lease
 from gatekeeper.sidecar.exchange import Problem
-from gatekeeper.wire import LeaseRequestBody
 
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper

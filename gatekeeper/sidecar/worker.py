@@ -27,7 +27,6 @@ from aiohttp.base_protocol import BaseProtocol
 from gatekeeper import speedups
 from gatekeeper.clock import OwnedTasks
 from gatekeeper.errors import ConfigError
-from gatekeeper.gate import Replica
 from gatekeeper.library_internals import Octets, request_parser, whole_request, write_octets
 from gatekeeper.sidecar.channel import (
     BatchNote,
@@ -56,6 +55,7 @@ from gatekeeper.sidecar.listening import (
     rare_collections,
 )
 from gatekeeper.sidecar.logs import set_up_logging
+from gatekeeper.sidecar.replica import Replica
 from gatekeeper.sidecar.security import Tokens
 from gatekeeper.sidecar.service import Service
 

@@ -15,12 +15,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gatekeeper.cli import main, texts
+from gatekeeper.cli import main
 from gatekeeper.cli.lint import LintReport
 from gatekeeper.cli.test import Case, CaseReport, CaseResult
-from gatekeeper.cli.texts import SitemapText, sitemap_urls
 from gatekeeper.errors import GatekeeperError
-from gatekeeper.robots.composition import (
+from gatekeeper.sites import texts
+from gatekeeper.sites.composition import (
     Change,
     Composed,
     ComposeProblem,
@@ -28,7 +28,8 @@ from gatekeeper.robots.composition import (
     FragmentLine,
     Ruling,
 )
-from gatekeeper.robots.lint import CODES, Finding
+from gatekeeper.sites.lint import CODES, Finding
+from gatekeeper.sites.texts import SitemapText, sitemap_urls
 from tests.internet import FakeInternet, Page
 from tests.test_imports import HEAVY, brought_in
 
@@ -347,7 +348,7 @@ def test_diff_names_both_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_diff_names_the_lines_that_were_not_searched(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gatekeeper.robots.witness._MAX_SEARCH", 0)
+    monkeypatch.setattr("gatekeeper.sites.witness._MAX_SEARCH", 0)
     old, new = written(
         tmp_path,
         old="User-agent: *\nDisallow: /*a*b\nAllow: /*ab***\nAllow: /*axb***\nAllow: /*b***a\n",

@@ -16,9 +16,9 @@ import pytest
 from aiohttp.http import SERVER_SOFTWARE
 
 from gatekeeper import ConfigError, Denied, Gatekeeper, PoliteQueue, RemoteGatekeeper
-from gatekeeper.cli.crawl.progress import Progress
-from gatekeeper.cli.crawl.runner import Job, crawl
-from gatekeeper.middleware import gate_middleware
+from gatekeeper.crawl.progress import Progress
+from gatekeeper.crawl.runner import Job, crawl
+from gatekeeper.gate.middleware import gate_middleware
 from gatekeeper.session import polite_session
 from tests.conformance.ways import AGENT, AnyGate, Sidecar, settings
 from tests.internet import FakeInternet, Stall, redirect

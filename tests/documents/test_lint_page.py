@@ -9,8 +9,8 @@ import pytest
 
 from gatekeeper.cli import main
 from gatekeeper.robots import RobotsTxt
-from gatekeeper.robots.fixes import FIXABLE
-from gatekeeper.robots.lint import CODES
+from gatekeeper.sites.fixes import FIXABLE
+from gatekeeper.sites.lint import CODES
 from tests.documents.blocks import ROOT
 
 

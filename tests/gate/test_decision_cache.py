@@ -12,13 +12,13 @@ from hypothesis import given as with_any
 from hypothesis import strategies as st
 
 from gatekeeper import Gatekeeper, HostRule, InvalidURL, Reason, Verdict, VirtualClock
+from gatekeeper.client.wire import Decisions
 from gatekeeper.config import CacheConfig, Config, GuardConfig
 from gatekeeper.decision import Decision
 from gatekeeper.fetching.records import Moment
 from gatekeeper.gate import decision_cache, internals
 from gatekeeper.robots import RobotsTxt
 from gatekeeper.robots.flat import FlatRules
-from gatekeeper.wire import Decisions
 from tests.internet import FakeInternet
 
 pytestmark = pytest.mark.usefixtures("speedups_on", "kept_at_once")

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gatekeeper import Config, Decision, Denied, Gatekeeper, VirtualClock, speedups
+from gatekeeper.client.wire import Decisions
 from gatekeeper.gate import internals
 from gatekeeper.robots import RobotsTxt
-from gatekeeper.wire import Decisions
 from tests.internet import FakeInternet
 
 FILES = st.lists(

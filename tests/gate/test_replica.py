@@ -11,8 +11,9 @@ import pytest
 from gatekeeper import Gatekeeper
 from gatekeeper.config import Config, GuardConfig, HostRule, ServerConfig
 from gatekeeper.decision import Decision, Verdict
-from gatekeeper.gate import GateInternals, Replica, internals
+from gatekeeper.gate import GateInternals, internals
 from gatekeeper.sidecar.channel import Configure
+from gatekeeper.sidecar.replica import Replica
 from tests.internet import FakeInternet
 
 CONFIG = Config(guard=GuardConfig(allow=("127.0.0.0/8", "*.test")))

@@ -13,11 +13,11 @@ import pytest
 
 from gatekeeper import ConfigError, Denied, Gatekeeper, RemoteGatekeeper
 from gatekeeper.config import IdentityConfig
-from gatekeeper.identity import new_key
+from gatekeeper.signing import new_key
 from tests.conformance.conftest import short, sidecar_on
 from tests.conformance.ways import AGENT, settings
 from tests.internet import FakeInternet, Page, Reset, html, redirect
-from tests.test_identity import as_sent, verify
+from tests.test_signing import as_sent, verify
 
 pytest.importorskip("crawlee")
 

@@ -29,12 +29,12 @@ from gatekeeper import (
 )
 from gatekeeper.config import IdentityConfig
 from gatekeeper.fetching.faults import MIN_FAILED_SITES
-from gatekeeper.identity import PublicKey, new_key
 from gatekeeper.integrations import hops
+from gatekeeper.signing import PublicKey, new_key
 from tests.conformance.ways import AGENT, decided, settings
 from tests.internet import FakeInternet, Hold, Page, Raw
 from tests.internet.certs import server_context
-from tests.test_identity import as_sent, verify
+from tests.test_signing import as_sent, verify
 
 LIBRARIES = ["httpx", "httpx2"]
 

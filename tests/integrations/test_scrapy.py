@@ -18,7 +18,7 @@ import pytest
 from gatekeeper import Config, Deferred, Denied, Gatekeeper, LeaseTimeout, PoliteQueue, speedups
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import PacingConfig
-from gatekeeper.identity import new_key
+from gatekeeper.signing import new_key
 from gatekeeper.testing import ScriptedGate, drive
 from tests.conformance.conftest import short, sidecar_on
 from tests.conformance.ways import settings
@@ -27,7 +27,7 @@ from tests.integrations.rigs import SCRAPY_PYTHON, ScrapyDownloads
 from tests.integrations.rigs import Scrapy as Rig
 from tests.integrations.scrapy_worker import WorkerFailed
 from tests.internet import FakeInternet, Hold, Page, Reset, redirect
-from tests.test_identity import as_sent, verify
+from tests.test_signing import as_sent, verify
 
 pytest.importorskip("scrapy")
 

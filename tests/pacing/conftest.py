@@ -10,7 +10,7 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, PacingConfig
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.queue import PoliteQueue
+from gatekeeper.queue.polite import PoliteQueue
 from tests.pacing_support import FakeStorage
 from tests.queue_support import Crawl, FakeGate
 

@@ -26,8 +26,8 @@ from gatekeeper.pacing.ledger import (
 )
 from gatekeeper.pacing.ledger_calls import MAX_FLIGHTS, SPACING
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.simulation import Account, Judge
 from gatekeeper.robots.timing import RobotsInterval
+from gatekeeper.testing.simulation import Account, Judge
 from tests.pacing.ledger_rules import LedgerRules
 from tests.pacing.turns_together import Member, TurnsTogether, VirtualTime
 from tests.pacing_support import due_at

@@ -21,8 +21,8 @@ from gatekeeper.errors import LeaseTimeout
 from gatekeeper.pacing.grants import Grant
 from gatekeeper.pacing.queues import REFETCH
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.simulation import Account, Judge
 from gatekeeper.robots.timing import RobotsInterval
+from gatekeeper.testing.simulation import Account, Judge
 from tests.pacing_support import FakeStorage
 
 HOSTS = ("a.example", "b.example", "c.example", "d.example")

@@ -10,8 +10,8 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.pacing.simulation import Account, Judge
 from gatekeeper.robots.timing import RobotsInterval
+from gatekeeper.testing.simulation import Account, Judge
 from tests.effort import LONG
 from tests.pacing.test_ledger import FarLedger
 

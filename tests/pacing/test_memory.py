@@ -10,7 +10,7 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.config import HostRule
 from gatekeeper.errors import LeaseTimeout, StorageError
 from gatekeeper.pacing.scheduler import Scheduler
-from gatekeeper.queue import PoliteQueue
+from gatekeeper.queue.polite import PoliteQueue
 from gatekeeper.robots.timing import RobotsInterval
 from tests.pacing_support import FakeStorage, due_at, hosts_of
 from tests.queue_support import Crawl, FakeGate

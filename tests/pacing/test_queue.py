@@ -10,7 +10,7 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.decision import Decision
 from gatekeeper.errors import GateClosed, InvalidURL
-from gatekeeper.queue import PoliteQueue, Turn
+from gatekeeper.queue.polite import PoliteQueue, Turn
 from tests.queue_support import DEFER, DENY, Crawl, FakeGate, page
 
 

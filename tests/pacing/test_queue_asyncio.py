@@ -10,8 +10,8 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.decision import Decision
 from gatekeeper.errors import GateClosed
-from gatekeeper.origin_queues import Backlog
-from gatekeeper.queue import PoliteQueue, Turn
+from gatekeeper.queue.origin_queues import Backlog
+from gatekeeper.queue.polite import PoliteQueue, Turn
 from tests.queue_support import DEFER, DENY, FakeGate, page
 
 

@@ -13,7 +13,7 @@ import pytest
 from gatekeeper.clock import VirtualClock, utc
 from gatekeeper.decision import Decision, Reason
 from gatekeeper.errors import GateClosed, StorageError
-from gatekeeper.queue import PoliteQueue
+from gatekeeper.queue.polite import PoliteQueue
 from gatekeeper.storage.sqlite import OverflowFile
 from tests.queue_support import DEFER, DENY, Crawl, FakeGate, FakeLease, page
 

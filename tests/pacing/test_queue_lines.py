@@ -11,7 +11,7 @@ import pytest
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.errors import LeaseTimeout
-from gatekeeper.queue import HOLD, LAST_PAUSE, PoliteQueue
+from gatekeeper.queue.polite import HOLD, LAST_PAUSE, PoliteQueue
 from tests.queue_support import Crawl, FakeGate, FakeLease, page
 
 Others = Callable[..., None]

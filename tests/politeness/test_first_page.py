@@ -9,7 +9,7 @@ import pytest
 
 from gatekeeper import Gatekeeper, PoliteQueue, polite_session
 from gatekeeper.clock import VirtualClock
-from tests.cli.crawling import fetch
+from tests.crawl.crawling import fetch
 from tests.internet import FakeInternet, Page
 from tests.politeness.conftest import MakeGate
 from tests.politeness.world import AGENT, config

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gatekeeper.client.wire import Timing
 from gatekeeper.robots import RobotsTxt
 from gatekeeper.robots.timing import (
     MAX_SECONDS,
@@ -21,7 +22,6 @@ from gatekeeper.robots.timing import (
     parse_request_rate,
     parse_visit_time,
 )
-from gatekeeper.wire import Timing
 
 EARLY = Window(time(6), time(8, 45))
 NIGHT = Window(time(22), time(1, 59))

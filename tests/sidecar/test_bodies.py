@@ -14,11 +14,11 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from gatekeeper.client.wire import Batch
 from gatekeeper.sidecar.exchange import Problem, read_body
 from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.routes.check import WhatIf
 from gatekeeper.sidecar.service import ROUTES
-from gatekeeper.wire import Batch
 from tests.effort import of_many
 from tests.internet import FakeInternet
 

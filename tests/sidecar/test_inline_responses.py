@@ -14,9 +14,9 @@ import pytest
 from aiohttp import web
 
 from gatekeeper import library_internals, speedups
+from gatekeeper.client.wire import Decisions
 from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.security import Tokens
-from gatekeeper.wire import Decisions
 from tests.internet import FakeInternet
 from tests.sidecar.decision_log_support import write_log
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from gatekeeper.client.wire import LeaseReport, LeaseRequestBody
 from gatekeeper.clock import VirtualClock, boot_of
 from gatekeeper.config import ServerConfig
 from gatekeeper.gate import internals
 from gatekeeper.sidecar.exchange import Problem
 from gatekeeper.sidecar.leases import LeaseJournal, LeaseTable, OpenLease
-from gatekeeper.wire import LeaseReport, LeaseRequestBody
 from tests.internet import FakeInternet
 
 URL = "http://a.test/page"

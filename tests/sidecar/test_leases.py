@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from gatekeeper.client.wire import LeaseReport, LeaseRequestBody
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import ServerConfig
 from gatekeeper.decision import Reason, Verdict
 from gatekeeper.sidecar.exchange import Problem
 from gatekeeper.sidecar.leases import LeaseTable
-from gatekeeper.wire import LeaseReport, LeaseRequestBody
 from tests.internet import FakeInternet
 
 URL = "https://a.example/"

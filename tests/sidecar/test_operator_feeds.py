@@ -49,7 +49,7 @@ def test_the_ring_keeps_the_latest_and_counts_all() -> None:
 
 
 def test_batches_stand_in_the_order_in_which_all_were_given() -> None:
-    from gatekeeper.wire import encode
+    from gatekeeper.client.wire import encode
 
     feed = DecisionFeed(VirtualClock())
     feed.add(decision(1), "r", "local")

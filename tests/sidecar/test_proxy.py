@@ -14,13 +14,13 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gatekeeper.identity import new_key
 from gatekeeper.sidecar.exchange import Role
 from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.proxy import Proxy
 from gatekeeper.sidecar.security import Token, Tokens
+from gatekeeper.signing import new_key
 from tests.internet import FakeInternet, Hold, NeverAnswer, Page, Reset, redirect
-from tests.test_identity import as_sent, verify
+from tests.test_signing import as_sent, verify
 
 ROBOTS = "User-agent: *\nDisallow: /private\n"
 

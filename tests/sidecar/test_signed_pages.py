@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gatekeeper.identity import new_key
 from gatekeeper.robots import page_signals
+from gatekeeper.signing import new_key
 from tests.internet import FakeInternet, Page
-from tests.test_identity import as_sent, verify
+from tests.test_signing import as_sent, verify
 
 
 async def test_v1_fetch_signs_robots_txt_every_hop_and_the_page(

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from gatekeeper.client.wire import LeaseReport, LeaseRequestBody
 from gatekeeper.errors import LeaseTimeout
 from gatekeeper.sidecar import service as sidecar_service
 from gatekeeper.sidecar.exchange import Problem
-from gatekeeper.wire import LeaseReport, LeaseRequestBody
 from tests.internet import FakeInternet, NeverAnswer
 
 URL = "http://a.test/page"

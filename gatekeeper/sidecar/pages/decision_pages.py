@@ -31,11 +31,11 @@ from gatekeeper.sidecar.pages.html import (
 from gatekeeper.sidecar.pages.shell import Page
 
 if TYPE_CHECKING:
+    from gatekeeper.client.wire import Explanation
     from gatekeeper.decision import Decision
     from gatekeeper.sidecar.routes.operators import EventQuery
     from gatekeeper.sidecar.service import Service
     from gatekeeper.storage.base import HistoryEntry
-    from gatekeeper.wire import Explanation
 
 _MAX_LINES: Final = 400
 """Maximum lines of a text to show."""

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from gatekeeper.client.wire import HostBody
 from gatekeeper.clock import UtcTime, utc
 from gatekeeper.fetching.records import Moment
 from gatekeeper.pacing.rules import SHARED_PREFIXES
 from gatekeeper.pacing.scopes import INF
 from gatekeeper.sidecar.pages.feeds import DecisionFeed, Series, retrievals
 from gatekeeper.sidecar.pages.host_index import HostIndex, HostOrder
-from gatekeeper.wire import HostBody
 
 if TYPE_CHECKING:
     from gatekeeper.clock import Clock

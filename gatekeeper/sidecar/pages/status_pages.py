@@ -36,12 +36,12 @@ from gatekeeper.sidecar.pages.html import (
 from gatekeeper.sidecar.pages.shell import Page, Visitor
 
 if TYPE_CHECKING:
+    from gatekeeper.client.wire import HostBody
     from gatekeeper.pacing.waiting import ClockView
     from gatekeeper.sidecar.pages.state import LeaseView, Overview
     from gatekeeper.sidecar.routes.hosts import HostList, HostQuery
     from gatekeeper.sidecar.routes.operators import ConfigBody, LeaseList, LeaseQuery
     from gatekeeper.sidecar.service import Service
-    from gatekeeper.wire import HostBody
 
 REFRESH: Final = 3.0
 _BADGES: Final = {

@@ -10,6 +10,15 @@ import msgspec
 from aiohttp import web
 
 from gatekeeper import urls
+from gatekeeper.client.wire import (
+    Batch,
+    Decisions,
+    Explanation,
+    FetchStory,
+    Timing,
+    UserAgent,
+    encode,
+)
 from gatekeeper.clock import UtcTime, utc
 from gatekeeper.config import token_of
 from gatekeeper.decision import Decision, Reason, State
@@ -17,7 +26,6 @@ from gatekeeper.fetching.outcomes import Outcome, classify_body, is_binary, pars
 from gatekeeper.fetching.records import NO_TEXT
 from gatekeeper.gate.decision_cache import DecisionBatch
 from gatekeeper.robots import Finding, Group, Policy, RobotsTxt
-from gatekeeper.robots.lint import coding_findings
 from gatekeeper.sidecar.exchange import (
     CHECK,
     Call,
@@ -30,7 +38,7 @@ from gatekeeper.sidecar.exchange import (
     read_inline_body,
     read_query,
 )
-from gatekeeper.wire import Batch, Decisions, Explanation, FetchStory, Timing, UserAgent, encode
+from gatekeeper.sites.lint import coding_findings
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service

@@ -13,16 +13,16 @@ import msgspec
 from aiohttp import web
 
 from gatekeeper import urls
+from gatekeeper.client.wire import LeaseRequestBody
 from gatekeeper.clock import deadline
 from gatekeeper.decision import Decision, refuse
 from gatekeeper.errors import AddressRefused, Denied, InvalidURL, LeaseTimeout, StorageError
 from gatekeeper.gate.leases import Lease
+from gatekeeper.gate.middleware import counting_bytes
 from gatekeeper.http_fields import REDIRECTS, unreadable
 from gatekeeper.library_internals import HEAD_LIMITS
-from gatekeeper.middleware import counting_bytes
 from gatekeeper.robots.signals import parse_challenges
 from gatekeeper.sidecar.exchange import CRAWL, OCTETS, SANDBOXED, Call, Problem, Route, read_query
-from gatekeeper.wire import LeaseRequestBody
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service

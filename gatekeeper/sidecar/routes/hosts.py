@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import web
 
 from gatekeeper import urls
+from gatekeeper.client.wire import BlockBody, FleetHold, FleetScope, HostBody, RefreshBody
 from gatekeeper.clock import utc
 from gatekeeper.config import host_named
 from gatekeeper.errors import LeaseTimeout
@@ -27,7 +28,6 @@ from gatekeeper.sidecar.exchange import (
     read_query,
 )
 from gatekeeper.sidecar.pages.state import host_body
-from gatekeeper.wire import BlockBody, FleetHold, FleetScope, HostBody, RefreshBody
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service

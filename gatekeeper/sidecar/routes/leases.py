@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from gatekeeper import urls
+from gatekeeper.client.wire import LeaseBody, LeaseReport, LeaseRequestBody, Renewal, encode
 from gatekeeper.errors import Denied
 from gatekeeper.http_fields import parse_retry_after
 from gatekeeper.sidecar.exchange import (
@@ -20,7 +21,6 @@ from gatekeeper.sidecar.exchange import (
     read_inline_body,
 )
 from gatekeeper.sidecar.leases import ClientLease
-from gatekeeper.wire import LeaseBody, LeaseReport, LeaseRequestBody, Renewal, encode
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
+from gatekeeper.client.wire import Alive, ProblemDocument
 from gatekeeper.errors import ConfigError
 from gatekeeper.sidecar.exchange import (
     ANY,
@@ -24,7 +25,6 @@ from gatekeeper.sidecar.exchange import (
 )
 from gatekeeper.sidecar.metrics import CONTENT_TYPE
 from gatekeeper.sidecar.reload import Reloaded, reload
-from gatekeeper.wire import Alive, ProblemDocument
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service

@@ -1,0 +1,678 @@
+"""`RemoteGatekeeper`: the methods of `Gatekeeper`, answered by a sidecar.
+
+Beyond passing questions on, a client guarantees:
+
+fail closed   while the sidecar is unreachable, decisions are DEFER, reason gate_unreachable
+batching      checks made in one iteration of the event loop are sent in one request
+caching       a decision is repeated while it is valid: see `gatekeeper.client.questions`
+retries       questions are retried for `patience` seconds, reports for ten minutes
+leases        renewed while they are held, given back when their caller is cancelled
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import random
+import secrets
+import ssl
+import warnings
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, Self
+from urllib.parse import quote
+
+from aiohttp import ClientMiddlewareType
+
+from gatekeeper import urls
+from gatekeeper.client.connection import (
+    Outbox,
+    SidecarConnection,
+    SidecarResponse,
+    SidecarUnreachable,
+    read,
+)
+from gatekeeper.client.leases import RemoteLease, RemoteLeaseRequest, RemoteLeases
+from gatekeeper.client.questions import Question, Questions, RememberedDecisions
+from gatekeeper.client.wire import Alive, BlockBody, Explanation, HostBody, RefreshBody, encode
+from gatekeeper.clock import Clock, OwnedTasks, SystemClock, block_end, refuse_unless_open, utc
+from gatekeeper.config import (
+    Config,
+    RobotsConfig,
+    agent_named,
+    as_config,
+    host_named,
+    refuse_wildcard_agent,
+    token_of,
+)
+from gatekeeper.decision import Decision, NotYet, Reason, Verdict
+from gatekeeper.errors import (
+    AsyncOnly,
+    ConfigError,
+    GateClosed,
+    GatekeeperError,
+    InvalidURL,
+    SidecarError,
+    refuse_single_text,
+)
+from gatekeeper.gate.middleware import gate_middleware
+from gatekeeper.pacing.deadlock import WaitGraph
+from gatekeeper.pacing.waiting import ClockView
+from gatekeeper.robots import Policy, RobotsTxt
+from gatekeeper.robots.parser import token_warning
+
+_log = logging.getLogger(__name__)
+
+
+_RETRY_SECONDS = 5.0
+"""Retry delay in seconds of a decision made while the sidecar is unreachable."""
+_ERROR_RETRY_SECONDS = 60.0
+"""Retry delay in seconds of a decision made after an internal error of the client."""
+_CLOSE_SECONDS = 5.0
+"""Seconds that closing waits for the last reports."""
+_READ_AHEAD = 1000
+"""URLs that `check_many` reads ahead of the one being answered."""
+
+
+def _check(fail: str, user_agent: str | None) -> None:
+    if fail not in ("closed", "open"):
+        raise ConfigError(f'fail={fail!r}: "closed" defers, "open" allows; nothing else')
+    if user_agent is not None:
+        agent_named(user_agent)
+        check_agent(user_agent)  # its length
+
+
+class RemoteGatekeeper:
+    """A client of a sidecar: the methods of `Gatekeeper`, over TCP or a unix socket.
+
+    `where` is `"http://127.0.0.1:8750"`, `"https://..."` (with `ssl` for a context of your
+    own) or `"unix:/run/gatekeeper/gatekeeper.sock"`; `token` is the sidecar's bearer token.
+    `user_agent` is the whole User-Agent header, or a product token, as for `Gatekeeper`: it is sent
+    with every question and lease, and its token selects the group in robots.txt. The default is the
+    sidecar's own name, which `gate.user_agent` returns once the gate is open. Of `config` only
+    `[robots]`, for `robots` and `policy`, and `pacing.own_wait` are used.
+
+    `fail` is the answer of `allowed` and `check` while the sidecar is unreachable: "closed" defers,
+    "open" allows; the decision's reason is gate_unreachable. A lease needs the sidecar in any case,
+    as only the sidecar knows whose turn it is.
+
+    `patience`: seconds for which an unanswered question is retried. `timeout`: seconds for one
+    answer, for which the sidecar may have to fetch a robots.txt and wait for its turn. `poll`:
+    seconds that one request for a lease waits in the sidecar (less if its server.max_wait is);
+    `most_polls`: how many may wait at the same time. `remember`: the most seconds for which a
+    decision is cached; `remember_most`: how many are cached (0: none).
+
+    A `PoliteQueue` works with it as with a gate of this process.
+
+    A task that would wait for a lease that it holds itself, or in a cycle of this client's tasks
+    (also in the `get` of a `PoliteQueue`), gets LeaseTimeout immediately; the child of a task that
+    holds the host gets it after `pacing.own_wait`. The client considers its own leases, with one
+    slot per host: it can't detect a cycle through clocks that hosts share, through another client,
+    or through the redirects of a robots.txt.
+
+    Raises ConfigError for an invalid address, token or name. Every method raises SidecarError if
+    the sidecar rejects the client, for example because of a wrong token.
+
+    >>> async def main() -> None:
+    ...     where = "unix:/run/gatekeeper/gatekeeper.sock"
+    ...     async with RemoteGatekeeper(where, "examplebot/1.0 (+https://example.org)") as gate:
+    ...         if await gate.allowed("https://example.org/page"):
+    ...             async with gate.lease("https://example.org/page") as lease:
+    ...                 ...  # fetch it now
+    ...                 lease.report(status=200)
+    """
+
+    def __init__(
+        self,
+        where: str | os.PathLike[str],
+        user_agent: str | None = None,
+        *,
+        token: str | None = None,
+        fail: Literal["closed", "open"] = "closed",
+        config: Config | None = None,
+        ssl: ssl.SSLContext | None = None,
+        patience: float = 10.0,
+        timeout: float = 90.0,
+        poll: float = 240.0,
+        most_polls: int = 1000,
+        remember: float = 60.0,
+        remember_most: int = 10_000,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        _check(fail, user_agent)
+        if user_agent is not None and (warning := token_warning(user_agent)) is not None:
+            warnings.warn(warning, stacklevel=2)
+        self._name = user_agent
+        self._sidecars_name: str | None = None
+        self.config: Config = as_config(config)
+        self._fail = fail
+        self._clock = clock = clock or SystemClock()
+        rng = rng or random.Random()
+        self._connection = SidecarConnection(
+            where, token=token, ssl=ssl, patience=patience, timeout=timeout, clock=clock, rng=rng
+        )
+        self._tasks = OwnedTasks()
+        self._answers = RememberedDecisions(self._clock, size=remember_most, cap=remember)
+        self._questions = Questions(
+            self._connection, self._answers, self._tasks, self._decide_unanswered, self._clock
+        )
+        self._outbox = Outbox(self._connection, self._clock)
+        self._leases = RemoteLeases(
+            self._connection,
+            self._outbox,
+            self._tasks,
+            self._deferral,
+            own_wait=self.config.pacing.own_wait,
+            poll=poll,
+            most_polls=most_polls,
+            patience=patience,
+            clock=self._clock,
+            rng=rng,
+        )
+        self._middleware = gate_middleware(self)
+        self._prefix = f"client-{secrets.token_hex(4)}-"
+        self._counter = itertools.count(1)
+        self._open = self._closed = False
+        self._asked = self._remembered = self._unanswered = 0
+
+    def __repr__(self) -> str:
+        return f"<RemoteGatekeeper {self._connection!r} {'open' if self._open else 'shut'}>"
+
+    # -- life ------------------------------------------------------------------------
+
+    __enter__: AsyncOnly = AsyncOnly()
+
+    async def __aenter__(self) -> Self:
+        if self._open or self._closed:
+            raise GateClosed("this gate was opened already; make another one")
+        self._loop = asyncio.get_running_loop()
+        await self._connection.open()
+        try:
+            if self._name is None:
+                self._sidecars_name = await identity_of(self._connection)
+        except BaseException:
+            await self._connection.close()
+            raise
+        self._open = True
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        """Send the last reports, for at most five seconds; pending calls raise GateClosed."""
+        self._open, self._closed = False, True
+        try:
+            await self._tasks.close()
+            self._questions.close()
+            self._leases.held.end_all()
+            self._leases.waits.close()
+            await self._outbox.close(_CLOSE_SECONDS)
+        finally:
+            await self._connection.close()
+
+    @property
+    def user_agent(self) -> str | None:
+        """The name whose rules apply if a question has no other.
+
+        As given, or else the sidecar's own, read when the gate opens: None before that, and if the
+        sidecar was unreachable then.
+        """
+        return self._name or self._sidecars_name
+
+    # -- questions -------------------------------------------------------------------
+
+    async def allowed(self, url: str, *, user_agent: str | None = None) -> bool:
+        """Return True if the URL may be fetched now. Raises InvalidURL."""
+        origin, _ = urls.split(url)
+        found = self._ask(url, origin, self._name if user_agent is None else user_agent)
+        decision = found if isinstance(found, Decision) else await found
+        if decision.reason is Reason.INVALID_URL:
+            raise _invalid_url(url, decision)
+        return decision.verdict is Verdict.ALLOW
+
+    async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
+        """Decide whether the URL may be fetched now, and why. Raises InvalidURL.
+
+        Questions of one iteration of the event loop are sent together, without a delay.
+        """
+        origin, _ = urls.split(url)
+        found = self._ask(url, origin, self._name if user_agent is None else user_agent)
+        decision = found if isinstance(found, Decision) else await found
+        if decision.reason is Reason.INVALID_URL:
+            raise _invalid_url(url, decision)
+        return decision
+
+    async def check_many(
+        self, urls: Iterable[str], *, user_agent: str | None = None
+    ) -> AsyncIterator[Decision]:
+        """Yield a decision about each URL, in order; robots.txt files are fetched in parallel.
+
+        A malformed URL yields DENY with reason `invalid_url`, so there is one decision per input.
+        """
+        refuse_single_text(urls)
+        agent = self._name if user_agent is None else user_agent
+        waiting = iter(urls)
+        window: deque[Decision | asyncio.Future[Decision]] = deque()
+        try:
+            while True:
+                if len(window) < _READ_AHEAD // 2:
+                    for raw in itertools.islice(waiting, _READ_AHEAD - len(window)):
+                        window.append(self._ask_any(raw, agent))
+                    if not window:
+                        return
+                found = window.popleft()
+                yield found if isinstance(found, Decision) else await found
+        finally:
+            _abandon(window)
+
+    async def check_all(
+        self, urls: Iterable[str], *, user_agent: str | None = None
+    ) -> list[Decision]:
+        """Return the decisions of `check_many` as a list."""
+        return [decision async for decision in self.check_many(urls, user_agent=user_agent)]
+
+    def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
+        """Return the decision if this client has cached it; never ask. Raises InvalidURL."""
+        urls.split(url)
+        if user_agent is not None:
+            check_agent(user_agent)
+        return self._answers.find((url, self._name if user_agent is None else user_agent))
+
+    # -- files and hosts: these raise SidecarError if the sidecar is unreachable, as no fail mode
+    # has an answer here
+
+    async def robots(self, url: str) -> RobotsTxt | None:
+        """Return the robots.txt of the URL's origin; None if there is no text.
+
+        The sidecar sends the text, which is parsed here. It is also None if the guard or the
+        operator decides about the origin. Raises InvalidURL.
+        """
+        return await robots_of(await self._explain(url, None), self.config.robots)
+
+    async def policy(self, url: str, *, user_agent: str | None = None) -> Policy:
+        """Return the rules of the URL's origin for the agent. Raises InvalidURL.
+
+        Without a file the policy allows everything, if the file can't be fetched it allows nothing,
+        and if the operator decides it follows the operator.
+        """
+        agent = self._name if user_agent is None else user_agent
+        explanation = await self._explain(url, agent)
+        settings = self.config.robots
+        robots = await robots_of(explanation, settings)
+        return policy_of(explanation, robots, agent or explanation.decision.user_agent, settings)
+
+    async def why(self, host: str) -> tuple[ClockView, ...]:
+        """Return every clock of the host, each with its source.
+
+        `host` is a name, an address or a URL, here and below. Raises ConfigError for anything else.
+        """
+        answer = await self._request("GET", f"/v1/hosts/{_segment(host)}")
+        return read(answer, HostBody).clocks
+
+    async def refresh(self, origin: str) -> None:
+        """Fetch the robots.txt of an origin, or of a URL's origin, again now. Raises InvalidURL.
+
+        If the host's turn is far off it returns earlier, and the sidecar goes on.
+        """
+        target = urls.parse(origin)
+        await self._control(target.host, "refresh", encode(RefreshBody(origin=target.origin)))
+        self._answers.forget()
+
+    async def block(self, host: str, until: datetime | float, reason: str = "operator") -> None:
+        """Send no request to the host before `until`, an aware datetime or POSIX seconds."""
+        moment = utc(block_end(host, until))
+        await self._control(host, "block", encode(BlockBody(until=moment, reason=reason)))
+
+    async def pause(self, host: str) -> None:
+        """Grant no lease for the host until `resume`."""
+        await self._control(host, "pause", b"{}")
+
+    async def resume(self, host: str) -> None:
+        """Grant leases for the host again. It lifts a pause, not a block."""
+        await self._control(host, "resume", b"{}")
+
+    # -- turns -----------------------------------------------------------------------
+
+    def lease(
+        self,
+        url: str,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+        user_agent: str | None = None,
+    ) -> RemoteLeaseRequest:
+        """Wait for the host's turn; the lease is the right to send one request to the URL.
+
+        Use it as `async with gate.lease(url) as lease:`. Arguments and errors are those of
+        `Gatekeeper.lease`; a priority outside -1000 to 1000 counts as the nearest of these. It
+        also raises Deferred while the sidecar is unreachable.
+        """
+        return RemoteLeaseRequest(
+            lambda: self.acquire(url, priority=priority, timeout=timeout, user_agent=user_agent)
+        )
+
+    async def acquire(
+        self,
+        url: str,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+        user_agent: str | None = None,
+        owned: bool = True,
+    ) -> RemoteLease:
+        """Wait for a lease that is not bound to a block; call `lease.end()` yourself.
+
+        `owned=False`: it outlives the task that asks for it. Raises as entering `lease` does.
+        """
+        self._check_usable(user_agent)
+        refuse_wildcard_agent(user_agent)
+        return await self._leases.acquire(
+            url,
+            priority=priority,
+            timeout=timeout,
+            user_agent=self._name if user_agent is None else user_agent,
+            owned=owned,
+        )
+
+    async def try_acquire(
+        self, url: str, *, priority: int = 0, user_agent: str | None = None, owned: bool = True
+    ) -> RemoteLease | NotYet:
+        """Grant a lease if the host's turn is now: one round trip. See `Gatekeeper.try_acquire`.
+
+        While the sidecar is unreachable it returns NotYet with `why` gate_unreachable.
+        """
+        self._check_usable(user_agent)
+        refuse_wildcard_agent(user_agent)
+        agent = self._name if user_agent is None else user_agent
+        return await self._leases.try_acquire(url, priority=priority, user_agent=agent, owned=owned)
+
+    at_a_glance = False
+    """For a `PoliteQueue`: False, as only the sidecar knows whose turn it is."""
+
+    async def look(self, url: str, *, priority: int = 0) -> RemoteLease:
+        """Grant a lease if the host's turn is now, in one round trip, for a `PoliteQueue`.
+
+        The lease belongs to no task yet. Raises as `acquire` does; the `retry_at` of LeaseTimeout
+        is the earliest time at which asking again can help.
+        """
+        self._check_usable(None)
+        return await self._leases.look(url, priority=priority, user_agent=self._name)
+
+    @property
+    def waits(self) -> WaitGraph[RemoteLease]:
+        """Which tasks of this client hold leases or wait for them. For a `PoliteQueue`."""
+        return self._leases.waits
+
+    @property
+    def clock(self) -> Clock:
+        """The clock that the client uses."""
+        return self._clock
+
+    @property
+    def middleware(self) -> ClientMiddlewareType:
+        """Client middleware that decides, paces and reports every request and redirect hop.
+
+        Pass it last: `aiohttp.ClientSession(middlewares=(..., gate.middleware))`.
+        """
+        return self._middleware
+
+    def stats(self) -> RemoteStats:
+        """Return the current counters and gauges of this client."""
+        return RemoteStats(
+            asked=self._asked,
+            remembered=self._remembered,
+            unanswered=self._unanswered,
+            batches=self._questions.batches,
+            urls=self._questions.urls,
+            requests=self._connection.requests,
+            repeated=self._connection.repeated,
+            failures=self._connection.failures,
+            granted=self._leases.granted,
+            held=len(self._leases.held),
+            told=self._outbox.delivered,
+            untold=len(self._outbox),
+            dropped=self._outbox.dropped,
+            kept=len(self._answers),
+            reachable=not self._connection.down,
+        )
+
+    @property
+    def ready(self) -> bool:
+        """Whether the gate is open and the sidecar answered the last question."""
+        return self._open and not self._connection.down
+
+    # -- inside ----------------------------------------------------------------------
+
+    def _check_usable(self, user_agent: str | None) -> None:
+        """Raise GateClosed or ConfigError unless a question for the agent can be sent."""
+        if not self._open:
+            raise GateClosed(
+                "the gate is not open; use it inside `async with RemoteGatekeeper(...)`"
+            )
+        refuse_unless_open(self._loop)  # of the running loop
+        if user_agent is not None:
+            check_agent(user_agent)
+
+    async def _explain(self, url: str, agent: str | None) -> Explanation:
+        # About "/", as the answer about /robots.txt itself would explain nothing (RFC 9309 section
+        # 2.2.2, RFC-20).
+        query = f"url={quote(urls.parse(url).origin + '/', safe='')}"
+        if agent is not None:
+            check_agent(agent)
+            query += f"&user_agent={quote(agent, safe='')}"
+        return read(await self._request("GET", f"/v1/explain?{query}", agent=agent), Explanation)
+
+    async def _control(self, host: str, action: str, body: bytes) -> None:
+        answer = await self._request("POST", f"/v1/hosts/{_segment(host)}/{action}", body)
+        read(answer, HostBody)
+
+    async def _request(
+        self, method: str, path: str, body: bytes | None = None, *, agent: str | None = None
+    ) -> SidecarResponse:
+        """Return the sidecar's response of any status. Raises SidecarError if there is none."""
+        self._check_usable(agent)
+        try:
+            return await self._connection.ask(method, path, body)
+        except SidecarUnreachable as error:
+            raise SidecarError(503, "unreachable", str(error)) from None
+
+    def _ask_any(self, raw: str, agent: str | None) -> Decision | asyncio.Future[Decision]:
+        """Ask as `_ask` does; a malformed URL gets DENY here."""
+        try:
+            origin, _ = urls.split(raw)
+        except InvalidURL as error:
+            self._check_usable(agent)
+            return self._decision(Verdict.DENY, Reason.INVALID_URL, raw, "", agent, error.problem)
+        except Exception as error:
+            if not isinstance(raw, str):
+                raise
+            # The error of one URL must not fail its batch.
+            _log.exception("%s can't be asked about", urls.mask(raw, query=False))
+            note = f"an internal error of this client ({type(error).__name__}); see its log"
+            return self._decision(
+                Verdict.DEFER, Reason.INTERNAL, raw, "", agent, note, _ERROR_RETRY_SECONDS
+            )
+        return self._ask(raw, origin, agent)
+
+    def _ask(self, url: str, origin: str, agent: str | None) -> Decision | asyncio.Future[Decision]:
+        """Return the cached decision, or a future of it; cancel the future to drop the question."""
+        self._asked += 1
+        key = (url, agent)
+        try:
+            found = self._answers.find(key)
+        except TypeError:  # an agent that is not hashable, so not text
+            self._check_usable(agent)
+            raise
+        if found is not None:
+            self._remembered += 1
+            return found
+        self._check_usable(agent)
+        return self._questions.ask(key, origin)
+
+    def _decide_unanswered(self, question: Question, detail: str) -> Decision:
+        """Decide by the fail mode: DEFER, or ALLOW with `fail="open"`."""
+        url, agent = question.key
+        if self._fail != "open":
+            return self._deferral(url, question.origin, agent, detail)
+        self._unanswered += 1
+        reason, note = Reason.GATE_UNREACHABLE, f"allowed without asking (fail open): {detail}"
+        return self._decision(Verdict.ALLOW, reason, url, question.origin, agent, note)
+
+    def _deferral(self, url: str, origin: str, agent: str | None, detail: str) -> Decision:
+        self._unanswered += 1
+        reason, note = Reason.GATE_UNREACHABLE, f"the sidecar can't be asked: {detail}"
+        return self._decision(Verdict.DEFER, reason, url, origin, agent, note, _RETRY_SECONDS)
+
+    def _decision(
+        self,
+        verdict: Verdict,
+        reason: Reason,
+        url: str,
+        origin: str,
+        agent: str | None,
+        note: str,
+        wait: float | None = None,
+    ) -> Decision:
+        """Make a decision of the client's own; `wait`: seconds after which to ask again."""
+        return Decision(
+            verdict=verdict,
+            reason=reason,
+            url=urls.mask(url) if "@" in url or not origin else url,
+            origin=origin,
+            user_agent=check_agent(named) if (named := agent or self.user_agent) else "",
+            note=note,
+            retry_at=None if wait is None else utc(self._clock.wall() + wait),
+            id=f"{self._prefix}{next(self._counter):x}",
+        )
+
+
+def _invalid_url(url: str, decision: Decision) -> InvalidURL:
+    # A sidecar of another version may parse URLs more strictly than this client.
+    return InvalidURL(urls.mask(url), decision.note or "the sidecar rejects this URL")
+
+
+def _abandon(window: Iterable[Decision | asyncio.Future[Decision]]) -> None:
+    """Drop these questions; retrieve the errors of those that failed, so that asyncio does not
+    warn."""
+    for found in window:
+        if not isinstance(found, Decision) and not found.cancel() and not found.cancelled():
+            found.exception()
+
+
+# --- the sidecar's name ---------------------------------------------------------------------
+
+
+_IDENTITY_SECONDS = 5.0
+"""Seconds that opening waits for the sidecar's name, without which a crawl can begin."""
+
+
+async def identity_of(connection: SidecarConnection) -> str | None:
+    """Return the sidecar's own user agent. None if it is unreachable or does not return one."""
+    try:
+        answer = await connection.request("GET", "/healthz", timeout=_IDENTITY_SECONDS)
+        return read(answer, Alive).user_agent
+    except (SidecarUnreachable, GatekeeperError) as error:
+        _log.info("the sidecar did not return its name: %s", error)
+        return None
+
+
+def _segment(host: str) -> str:
+    return quote(host_named(host), safe="")
+
+
+# --- statistics -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteStats:
+    """Counters and gauges of a client. The counters run since it was made."""
+
+    asked: int
+    """Questions that the client was asked."""
+    remembered: int
+    """Questions answered from the client's cache."""
+    unanswered: int
+    """Questions answered by the fail mode, as the sidecar was unreachable."""
+    batches: int
+    """Batches of questions sent."""
+    urls: int
+    """URLs sent in those batches."""
+    requests: int
+    """HTTP requests sent, of every kind, including retries."""
+    repeated: int
+    """Requests that were retries."""
+    failures: int
+    """Requests that got no response."""
+    granted: int
+    """Leases granted."""
+    held: int
+    """Leases held now."""
+    told: int
+    """Reports, renewals and returns of leases that the sidecar received."""
+    untold: int
+    """Reports, renewals and returns that are being sent or wait."""
+    dropped: int
+    """Reports, renewals and returns that were given up; the sidecar lets those leases expire, as
+    used."""
+    kept: int
+    """Decisions cached now."""
+    reachable: bool
+    """False from the time at which a question was given up until the next response."""
+
+
+# --- the robots.txt, sent by the sidecar and parsed here ------------------------------------
+
+
+_THREAD_SIZE = 65_536
+"""Characters above which a text is parsed in a thread."""
+
+
+async def robots_of(explanation: Explanation, settings: RobotsConfig) -> RobotsTxt | None:
+    """Parse the file of an explanation; None if there is no text."""
+    text = explanation.robots_txt
+    if text is None:
+        return None
+    size = max(512_000, len(text) * 4)  # no further limit: the sidecar applied its own
+    if len(text) < _THREAD_SIZE:
+        return RobotsTxt.parse(text, dialect=settings.dialect, limit=size)
+    return await asyncio.to_thread(RobotsTxt.parse, text, dialect=settings.dialect, limit=size)
+
+
+def policy_of(
+    explanation: Explanation, robots: RobotsTxt | None, agent: str, settings: RobotsConfig
+) -> Policy:
+    """Return the policy of the file for the agent, or a policy in place of a missing file.
+
+    Everything is allowed if there is no file (RFC 9309 section 2.3.1.3, RFC-36) or the operator
+    allows the origin; nothing if the file can't be fetched (section 2.3.1.4, RFC-37) or the guard
+    refuses it.
+    """
+    if robots is None:
+        welcome = explanation.decision.verdict is Verdict.ALLOW
+        robots = RobotsTxt.parse("" if welcome else "User-agent: *\nDisallow: /\n")
+    return robots.policy(
+        agent,
+        conflicts=settings.conflicts,
+        v2_semantics=settings.v2_semantics,
+        inherit_crawl_delay=settings.inherit_crawl_delay,
+    )
+
+
+# --- names of agents ------------------------------------------------------------------------
+
+
+_MAX_AGENT = 512
+"""The most characters of a User-Agent that a sidecar accepts."""
+
+
+def check_agent(user_agent: str) -> str:
+    """Return the product token of a name. Raises ConfigError if it has none or is too long."""
+    token = token_of(user_agent)
+    if len(user_agent) > _MAX_AGENT:
+        raise ConfigError(
+            f"user agent {user_agent[:_MAX_AGENT]!r} is longer than {_MAX_AGENT} characters"
+        )
+    return token

@@ -1,0 +1,408 @@
+"""The connection to a sidecar: requests, responses, and an outbox of reports.
+
+Reports, ends and renewals of leases are sent from the outbox. Each is idempotent, and retried until
+it is answered or its time is over. The sidecar lets a lease that it hears nothing of expire, as
+used.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import ssl
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from gatekeeper.client.wire import ProblemDocument
+from gatekeeper.clock import Clock, OwnedTasks, deadline
+from gatekeeper.decision import Verdict
+from gatekeeper.errors import (
+    ConfigError,
+    Deferred,
+    Denied,
+    GateClosed,
+    GatekeeperError,
+    InvalidURL,
+    SidecarError,
+)
+from gatekeeper.http_fields import delta_seconds
+from gatekeeper.library_internals import HEAD_LIMITS
+from gatekeeper.urls import url_of
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+_CONNECT_SECONDS = 5.0
+"""Seconds in which a sidecar must accept the connection."""
+_JSON = {"Content-Type": "application/json"}
+_FIRST_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.05, 2.0
+"""The first and the longest retry delay, in seconds."""
+_ADDRESS_FORMS = (
+    'give "http://127.0.0.1:8750", "https://..." with a name, or a unix socket as '
+    '"unix:/run/gatekeeper/gatekeeper.sock"'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SidecarResponse:
+    """A response of the sidecar, of any status."""
+
+    status: int
+    body: bytes
+    retry_after: float | None
+    """Seconds of its Retry-After header; None without one, or if that is a date."""
+    token: bool = False
+    """Whether the request had a bearer token."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether the sidecar did not handle the request: draining, full, or an internal error."""
+        return self.status >= 500
+
+    @property
+    def detail(self) -> str:
+        """The status, for a message to people."""
+        return f"it answers {self.status}"
+
+
+class SidecarUnreachable(Exception):
+    """There was no response. `late`: the timeout passed, which leaves no time for a retry."""
+
+    def __init__(self, detail: str, *, late: bool = False) -> None:
+        super().__init__(detail)
+        self.late = late
+
+
+def backoff(attempt: int, rng: random.Random) -> float:
+    """Return the seconds before the next attempt: doubled each time, half of them random."""
+    pause = min(_MAX_RETRY_SECONDS, _FIRST_RETRY_SECONDS * float(2 ** min(attempt, 16)))
+    return pause * (0.5 + rng.random() / 2)
+
+
+class SidecarConnection:
+    """A pool of connections to one sidecar.
+
+    `patience` is the number of seconds for which `ask` retries before it gives up. After that every
+    question is attempted once, until one is answered. `timeout` is the number of seconds for one
+    response. Raises ConfigError for an invalid address or token.
+    """
+
+    def __init__(
+        self,
+        where: str | os.PathLike[str],
+        *,
+        token: str | None,
+        ssl: ssl.SSLContext | None,
+        patience: float,
+        timeout: float,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        base, self._socket = _parse_address(where)
+        self.base: str = base
+        self._headers = _authorization(token)
+        self._context = ssl
+        self._patience = patience
+        self._timeout = timeout
+        self._clock = clock
+        self._rng = rng
+        self._session: aiohttp.ClientSession | None = None
+        self.down: bool = False
+        """True from the time at which a request was given up until the next response."""
+        self.requests: int = 0
+        self.repeated: int = 0
+        self.failures: int = 0
+
+    def __repr__(self) -> str:
+        # Never the headers: one of them is the token.
+        return f"<SidecarConnection to {self._socket or self.base}>"
+
+    async def open(self) -> None:
+        """Create the HTTP session; nothing is sent yet."""
+        # Without a limit, as long polls must not delay a report. The callers have limits.
+        connector: aiohttp.BaseConnector
+        if self._socket is not None:
+            connector = aiohttp.UnixConnector(self._socket, limit=0)
+        else:
+            context: ssl.SSLContext | bool = True if self._context is None else self._context
+            connector = aiohttp.TCPConnector(limit=0, ssl=context)
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            headers=self._headers,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
+            trust_env=False,  # T19: no proxy between a client and its sidecar
+            **HEAD_LIMITS,  # a proxy before the sidecar may add fields
+        )
+
+    async def close(self) -> None:
+        """Close every connection. Idempotent."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def request(
+        self, method: str, path: str, body: bytes | None = None, *, timeout: float | None = None
+    ) -> SidecarResponse:
+        """Send a request once. Raises SidecarUnreachable if `timeout` passes without a response."""
+        session = self._session
+        if session is None:
+            raise GateClosed(
+                "the gate is not open; use it inside `async with RemoteGatekeeper(...)`"
+            )
+        seconds = self._timeout if timeout is None else timeout
+        self.requests += 1
+        url = URL(self.base + path, encoded=True)
+        options: dict[str, Any] = {} if body is None else {"data": body, "headers": _JSON}
+        try:
+            async with (
+                deadline(self._clock, seconds),
+                # A redirect would carry the token to another server.
+                session.request(method, url, allow_redirects=False, **options) as response,
+            ):
+                data = await response.read()
+        except aiohttp.ConnectionTimeoutError:
+            raise self._failure(f"no connection within {_CONNECT_SECONDS:g} s") from None
+        except TimeoutError:
+            raise self._failure(f"no answer within {seconds:g} s", late=True) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._failure(self._description(error)) from None
+        self.down = False
+        # Only seconds: a sidecar never sends a date.
+        retry_after = delta_seconds(response.headers.get("Retry-After", ""))
+        return SidecarResponse(response.status, data, retry_after, token=bool(self._headers))
+
+    def _description(self, error: Exception) -> str:
+        """Describe an error for people; aiohttp's own message prints its TLS context."""
+        where = f"no connection to {self._socket or self.base}"
+        if isinstance(error, aiohttp.ClientSSLError):
+            return f"{where}: {_os_reason(error.os_error)}"
+        if isinstance(error, aiohttp.ClientConnectorError):
+            return f"{where}: {_os_reason(error.os_error)}; is `gatekeeper serve` running there?"
+        return str(error) or type(error).__name__
+
+    def _failure(self, detail: str, *, late: bool = False) -> SidecarUnreachable:
+        self.failures += 1
+        return SidecarUnreachable(detail, late=late)
+
+    async def ask(self, method: str, path: str, body: bytes | None = None) -> SidecarResponse:
+        """Send an idempotent request, with retries while patience lasts.
+
+        Raises SidecarUnreachable if there was no response, or only those of a busy sidecar.
+        """
+        end = self._clock.monotonic() + (0.0 if self.down else self._patience)
+        try:
+            return await self.send_until(end, method, path, body)
+        except SidecarUnreachable:
+            self.down = True
+            raise
+
+    async def send_until(
+        self,
+        end: float,
+        method: str,
+        path: str,
+        body: bytes | None,
+        *,
+        timeout: float | None = None,
+    ) -> SidecarResponse:
+        """Send an idempotent request, with retries until the monotonic time `end`.
+
+        `timeout` is the number of seconds for one response; None: that of the connection, and then
+        a response that was late is not retried. Raises SidecarUnreachable as `ask` does.
+        """
+        attempt = 0
+        while True:
+            pause = backoff(attempt, self._rng)
+            try:
+                answer = await self.request(method, path, body, timeout=timeout)
+                if not answer.busy and answer.status != 429:
+                    return answer
+                why, pause = SidecarUnreachable(answer.detail), answer.retry_after or pause
+            except SidecarUnreachable as error:
+                why = error
+            if (why.late and timeout is None) or self._clock.monotonic() + pause > end:
+                raise why
+            attempt += 1
+            self.repeated += 1
+            await self._clock.sleep(pause)
+
+
+def _parse_address(where: str | os.PathLike[str]) -> tuple[str, str | None]:
+    """Return the base URL and the socket's path. Raises ConfigError."""
+    text = os.fspath(where)
+    if text.startswith("unix:"):
+        text = "/" + text[5:].lstrip("/") if text[5:].startswith("/") else text[5:]
+        if not text:
+            raise ConfigError(f"the sidecar's address names no socket; {_ADDRESS_FORMS}")
+        return "http://localhost", text
+    if text.startswith("/") or not isinstance(where, str):
+        return "http://localhost", text
+    try:
+        url = url_of(text)
+    except ValueError:
+        raise ConfigError(f"the sidecar's address can't be read; {_ADDRESS_FORMS}") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigError(f"{text!r} is not an address of a sidecar; {_ADDRESS_FORMS}")
+    if url.user is not None or url.password is not None or url.query_string or url.fragment:
+        # The address is not shown: it may contain a secret.
+        raise ConfigError(
+            f"the sidecar's address has credentials, a query or a fragment; {_ADDRESS_FORMS}"
+        )
+    return str(url).rstrip("/"), None
+
+
+def _authorization(token: str | None) -> dict[str, str]:
+    if token is None:
+        return {}
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        # The token is not shown: not even a part of a secret belongs in a log (T6, T11).
+        raise ConfigError("the token contains spaces or characters that a header can't contain")
+    return {"Authorization": f"Bearer {token}"}
+
+
+def _os_reason(error: OSError) -> str:
+    """Return the system's message, without the address that asyncio adds to it."""
+    if error.errno and error.errno > 0 and not isinstance(error, ssl.SSLError):
+        return os.strerror(error.errno)
+    return error.strerror or str(error)
+
+
+# --- responses: bodies, and problem documents as exceptions ---------------------------------
+
+
+def read(answer: SidecarResponse, kind: type[_T]) -> _T:
+    """Decode the body of a successful response. Raises the error of `problem` for any other."""
+    if answer.status not in (200, 201, 202):
+        raise problem(answer)
+    try:
+        return msgspec.json.decode(answer.body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SidecarError(
+            answer.status, "unreadable", f"this client can't read the response: {error}"
+        ) from None
+
+
+def limit_in(answer: SidecarResponse) -> float | None:
+    """Return the limit that a refusal names, if it does."""
+    return getattr(_document(answer), "most", None)
+
+
+def why_in(answer: SidecarResponse) -> str:
+    """Return why there was no turn, as a value of `NotYet.why`."""
+    return getattr(_document(answer), "why", None) or "turn"
+
+
+def _document(answer: SidecarResponse) -> ProblemDocument | None:
+    try:
+        return msgspec.json.decode(answer.body, type=ProblemDocument)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def problem(answer: SidecarResponse, url: str = "") -> GatekeeperError:
+    """Turn a problem document into the exception that the embedded gate would raise.
+
+    `url` is the one asked about. A problem without a counterpart there becomes a SidecarError.
+    """
+    document = _document(answer)
+    if document is None:
+        return SidecarError(answer.status, "unreadable", "the response is not a sidecar's")
+    kind = document.type.rpartition(":")[2]
+    decision = document.decision
+    if kind == "invalid-url":
+        return InvalidURL(url, document.detail.removeprefix(f"{url!r}: "))
+    if decision is not None and decision.verdict is not Verdict.ALLOW:
+        return (Deferred if decision.verdict is Verdict.DEFER else Denied)(decision)
+    detail = document.detail
+    if kind == "unauthorized" and answer.token:
+        detail = f"the sidecar does not accept this token ({detail})"
+    elif kind == "unauthorized":
+        detail += "; give RemoteGatekeeper its token=..."
+    return SidecarError(answer.status, kind, detail or "no further detail")
+
+
+# --- messages to the sidecar whose response no caller waits for -----------------------------
+
+_MAX_SENDERS = 8
+"""The most messages that are sent at the same time."""
+_MAX_MESSAGES = 100_000
+"""The most messages that wait; beyond that the oldest is dropped."""
+_ATTEMPT_SECONDS = 10.0
+"""Seconds in which one attempt must be answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxMessage:
+    """A request whose response no caller waits for, retried until the monotonic time `give_up`."""
+
+    method: str
+    path: str
+    body: bytes | None
+    give_up: float
+
+
+class Outbox:
+    """A queue of messages and at most eight sender tasks, which end when the queue is empty."""
+
+    def __init__(self, connection: SidecarConnection, clock: Clock) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._queue: deque[OutboxMessage] = deque()
+        self._tasks = OwnedTasks()
+        self._senders = 0
+        self.delivered: int = 0
+        self.dropped: int = 0
+
+    def __len__(self) -> int:
+        return len(self._queue) + self._senders
+
+    def send(self, message: OutboxMessage) -> None:
+        """Queue a message, without waiting."""
+        if len(self._queue) >= _MAX_MESSAGES:
+            self._queue.popleft()
+            self.dropped += 1
+        self._queue.append(message)
+        if self._senders < _MAX_SENDERS:
+            self._senders += 1
+            self._tasks.start(self._send_all())
+
+    async def close(self, seconds: float) -> None:
+        """Send the remaining messages, for at most that many seconds, then drop the rest."""
+        await self._tasks.finish(self._clock, seconds)
+        left = len(self)
+        await self._tasks.close()
+        self._queue.clear()
+        if left:
+            self.dropped += left
+            _log.warning("%d reports did not reach the sidecar before the client closed", left)
+
+    async def _send_all(self) -> None:
+        try:
+            while self._queue:
+                await self._deliver(self._queue.popleft())
+        finally:
+            # There was no await since the queue was empty: the next message starts another task.
+            self._senders -= 1
+
+    async def _deliver(self, message: OutboxMessage) -> None:
+        method, path = message.method, message.path
+        try:
+            answer = await self._connection.send_until(
+                message.give_up, method, path, message.body, timeout=_ATTEMPT_SECONDS
+            )
+        except SidecarUnreachable as error:
+            self.dropped += 1
+            _log.warning("%s %s was given up: %s", method, path, error)
+            return
+        self.delivered += 1
+        if answer.status >= 400:
+            # Mostly a lease that expired meanwhile: it counts as used.
+            _log.info("%s %s: %s", method, path, answer.detail)

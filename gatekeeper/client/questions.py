@@ -1,0 +1,360 @@
+"""`Questions`: sends the questions of one iteration of the event loop in batches.
+
+A batch is answered when its slowest URL is. So URLs of origins that the sidecar has cached share
+batches, and each origin that it may have to fetch first has batches of its own: a slow origin
+delays no other. There is no other delay: a batch is sent at the end of the iteration in which its
+first URL was asked. If the most batches are under way already, the questions that gather meanwhile
+are sent with the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from datetime import datetime
+
+import msgspec
+
+from gatekeeper.client.connection import (
+    SidecarConnection,
+    SidecarUnreachable,
+    limit_in,
+    read,
+)
+from gatekeeper.client.wire import MAX_BATCH, Batch, Decisions, encode
+from gatekeeper.clock import Clock, OwnedTasks, utc
+from gatekeeper.decision import Decision, State, Verdict
+from gatekeeper.errors import GateClosed, GatekeeperError, SidecarError
+
+_MAX_BATCH_TEXT = 150_000
+"""The most characters of URLs in a batch: six bytes each at worst, within the sidecar's 1 MiB."""
+_MAX_CACHED_BATCHES = 4
+"""The most batches of cached origins that are under way at the same time."""
+_MIN_SPLIT = 250
+"""URLs up to which a batch is not split: another request costs more than it saves."""
+_MAX_COLD_BATCHES = 64
+"""The most batches of other origins that are under way at the same time."""
+
+
+class Question(msgspec.Struct, eq=False):
+    """One URL and agent that callers ask about.
+
+    Each waiter has a future of its own, so that cancelling one does not cancel the others.
+    """
+
+    key: Key
+    origin: str
+    waiters: list[asyncio.Future[Decision]]
+
+    @property
+    def wanted(self) -> bool:
+        """Whether any waiter still waits."""
+        return any(not waiter.done() for waiter in self.waiters)
+
+
+BatchKey = tuple[str, str | None]
+"""Origin, or "" for all origins that the sidecar has cached; and agent."""
+
+
+class _BatchQueues(msgspec.Struct, eq=False):
+    """Queues of questions, one for each key of batches that they may share."""
+
+    max_batches: int
+    """The most batches under way at the same time."""
+    max_per_key: int
+    """The most batches of one key under way at the same time."""
+    under_way: dict[BatchKey, int] = {}
+    """The batches under way, by key."""
+    queues: dict[BatchKey, deque[Question]] = {}
+
+    def next(self) -> BatchKey | None:
+        """Return the key whose next batch may be sent. None if there is none."""
+        if sum(self.under_way.values()) >= self.max_batches:
+            return None
+        for key in self.queues:
+            if self.under_way.get(key, 0) < self.max_per_key:
+                return key
+        return None
+
+    def length(self, largest: int) -> int:
+        """Return the most URLs that a batch may have now; `largest` is the most for any batch.
+
+        Questions that would fit into one batch are spread over all that may be under way, so that
+        the sidecar answers one batch while the client reads another.
+        """
+        waiting = sum(map(len, self.queues.values()))
+        free = self.max_batches - sum(self.under_way.values())
+        if self.max_per_key == 1 or waiting > largest or not free:
+            return largest
+        return min(largest, max(_MIN_SPLIT, -(-waiting // free)))
+
+    def sent(self, key: BatchKey) -> None:
+        self.under_way[key] = self.under_way.get(key, 0) + 1
+
+    def answered(self, key: BatchKey) -> None:
+        self.under_way[key] -= 1
+        if not self.under_way[key]:
+            del self.under_way[key]
+
+
+class Questions:
+    """Gathers questions, sends them in batches, and resolves their waiters."""
+
+    def __init__(
+        self,
+        connection: SidecarConnection,
+        answers: RememberedDecisions,
+        tasks: OwnedTasks,
+        unanswered: Callable[[Question, str], Decision],
+        clock: Clock,
+    ) -> None:
+        self._connection = connection
+        self._max_batch = MAX_BATCH
+        """The most URLs of a batch; lowered when the sidecar refuses one (server.max_batch)."""
+        self._monotonic = clock.monotonic
+        self._iteration_start = 0.0
+        """When the first question of this iteration of the loop was asked (monotonic)."""
+        self._answers = answers
+        self._tasks = tasks
+        self._unanswered = unanswered
+        self._asked: dict[Key, Question] = {}
+        self._cached = _BatchQueues(_MAX_CACHED_BATCHES, _MAX_CACHED_BATCHES)
+        self._cold = _BatchQueues(_MAX_COLD_BATCHES, 1)
+        self._scheduled = False
+        self.batches: int = 0
+        self.urls: int = 0
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+    def ask(self, key: Key, origin: str) -> asyncio.Future[Decision]:
+        """Return a future of the decision; cancel it to drop the question.
+
+        `origin` is empty for a malformed URL, for which the sidecar fetches nothing.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Decision] = loop.create_future()
+        question = self._asked.get(key)
+        if question is not None:
+            question.waiters.append(future)
+            return future
+        if not self._scheduled:
+            self._scheduled = True
+            self._iteration_start = self._monotonic()
+            loop.call_soon(self._end_of_iteration)
+        question = self._asked[key] = Question(key, origin, [future])
+        if not origin or self._iteration_start < self._answers.cached_origins.get(origin, 0.0):
+            queues, name = self._cached.queues, ("", key[1])
+        else:
+            queues, name = self._cold.queues, (origin, key[1])
+        queue = queues.get(name)
+        if queue is None:
+            queue = queues[name] = deque()
+        queue.append(question)
+        return future
+
+    def _end_of_iteration(self) -> None:
+        self._scheduled = False
+        self._start_batches(self._cached)
+        self._start_batches(self._cold)
+
+    def _start_batches(self, queues: _BatchQueues) -> None:
+        length = queues.length(self._max_batch)
+        while (key := queues.next()) is not None:
+            batch = self._take(queues.queues[key], length)
+            if not queues.queues[key]:
+                del queues.queues[key]
+            else:  # moved to the end, so that a million questions of one agent delay no other
+                queues.queues[key] = queues.queues.pop(key)
+            if batch:
+                queues.sent(key)
+                self.batches += 1
+                self.urls += len(batch)
+                self._tasks.start(self._send_batch(queues, key, batch))
+
+    def _take(self, queue: deque[Question], length: int) -> list[Question]:
+        batch: list[Question] = []
+        text = 0
+        while queue and len(batch) < length:
+            question = queue[0]
+            if not question.waiters[0].done() or question.wanted:
+                text += len(question.key[0])
+                if batch and text > _MAX_BATCH_TEXT:
+                    break
+                batch.append(question)
+            else:
+                del self._asked[question.key]
+            queue.popleft()
+        return batch
+
+    async def _send_batch(self, queues: _BatchQueues, key: BatchKey, batch: list[Question]) -> None:
+        try:
+            decisions = await self._post([question.key[0] for question in batch], key[1])
+        except SidecarUnreachable as error:
+            why = str(error)
+            self._settle(batch, [self._unanswered(question, why) for question in batch])
+        except Exception as error:  # noqa: BLE001 - the callers get it
+            self._fail(batch, error)
+        else:
+            self._answers.remember(zip(batch, decisions, strict=True))
+            self._settle(batch, decisions)
+        finally:
+            queues.answered(key)
+            self._start_batches(queues)
+
+    async def _post(self, urls: list[str], agent: str | None) -> list[Decision]:
+        """Ask the sidecar; return the decisions in the order of the URLs.
+
+        A batch that is refused as too long is sent in parts; later ones are shorter. Raises
+        SidecarError or SidecarUnreachable.
+        """
+        answer = await self._connection.ask("POST", "/v1/check", encode(Batch(urls, agent)))
+        if answer.status == 413 and len(urls) > 1:
+            limit = limit_in(answer)
+            if limit is not None:
+                self._max_batch = max(1, min(self._max_batch, int(limit)))
+            # A refusal without a limit concerns the bytes of the body: server.max_body.
+            length = min(self._max_batch, len(urls) - 1) if limit is not None else len(urls) // 2
+            parts = [urls[at : at + length] for at in range(0, len(urls), length)]
+            return [decision for part in parts for decision in await self._post(part, agent)]
+        decisions = read(answer, Decisions).decisions
+        if len(decisions) != len(urls):
+            raise SidecarError(
+                answer.status, "unreadable", f"{len(decisions)} answers to {len(urls)} questions"
+            )
+        return decisions
+
+    def _settle(self, batch: list[Question], decisions: list[Decision]) -> None:
+        asked = self._asked
+        for question, decision in zip(batch, decisions, strict=True):
+            del asked[question.key]
+            for waiter in question.waiters:
+                if not waiter.done():
+                    waiter.set_result(decision)
+
+    def _fail(self, batch: list[Question], error: Exception) -> None:
+        for question in batch:
+            del self._asked[question.key]
+            for waiter in question.waiters:
+                if not waiter.done():
+                    # A copy for each waiter, as raising an exception adds to its traceback.
+                    own = copy.copy(error) if isinstance(error, GatekeeperError) else error
+                    waiter.set_exception(own)
+
+    def close(self) -> None:
+        """Fail the remaining questions with GateClosed. Call it when no batch is under way."""
+        for queues in (self._cached, self._cold):
+            queues.queues.clear()
+        left = list(self._asked.values())
+        self._fail(left, GateClosed("the gate was closed before the answer came"))
+
+
+# --- the client's cache: decisions while they are valid, and origins that the sidecar has cached
+
+
+_OVERRIDE_SECONDS = 5.0
+"""Seconds for which a decision of the operator or the guard is cached: it can change at any time,
+and clients are not notified."""
+_MINUTE = 60.0
+_MAX_ORIGINS = 65_536
+"""The most origins that are remembered as cached by the sidecar."""
+Key = tuple[str, str | None]
+"""URL and agent."""
+
+
+class DecisionLifetimes:
+    """For how many seconds decisions, all made now, may be repeated without asking.
+
+    DEFER until `retry_at`. ALLOW and DENY by the file until `expires_at`, and for at most `cap`
+    seconds, as the file may be fetched again before it expires. ALLOW at most to the end of the
+    minute: a decision does not show whether the file has a Visit-time, whose windows end with a
+    minute (2.0 draft, V2-24). A decision of the operator or the guard for five seconds.
+    """
+
+    __slots__ = ("_cap", "_end_of_cap", "_minute_seconds", "_override_seconds", "_wall")
+
+    def __init__(self, wall: float, cap: float) -> None:
+        self._wall = wall
+        self._cap = cap
+        self._end_of_cap = utc(
+            wall + cap
+        )  # comparing two datetimes is faster than subtracting them
+        self._minute_seconds = min(cap, _MINUTE - wall % _MINUTE)
+        self._override_seconds = min(cap, _OVERRIDE_SECONDS)
+
+    def of(self, decision: Decision) -> float:
+        """Return the seconds; zero or less if the decision may not be repeated."""
+        verdict, end = decision.verdict, decision.expires_at
+        if verdict is Verdict.DEFER:
+            return self.left(decision.retry_at)
+        if decision.state is None or decision.state is State.OVERRIDE:
+            return self._override_seconds
+        seconds = self._minute_seconds if verdict is Verdict.ALLOW else self._cap
+        if end is not None and end > self._end_of_cap:
+            return seconds
+        return min(seconds, self.left(end))
+
+    def left(self, end: datetime | None) -> float:
+        """Return the seconds until `end`; 0.0 for None."""
+        return 0.0 if end is None else end.timestamp() - self._wall
+
+
+class RememberedDecisions:
+    """Cache of decisions by URL and agent, at most `size` of them; 0 caches none."""
+
+    def __init__(self, clock: Clock, *, size: int, cap: float) -> None:
+        self._clock = clock
+        self._cap = cap
+        self._size = size
+        # The least recently used first. An LRUCache would add five calls to every question.
+        self._decisions: OrderedDict[Key, tuple[float, Decision]] = OrderedDict()
+        self.cached_origins: dict[str, float] = {}
+        """Origins that the sidecar presumably has cached, with the monotonic time until which.
+        Cleared when full, after which each origin has a batch of its own once; keeping it in order
+        of use would cost every question a write."""
+        self._monotonic = clock.monotonic
+
+    def __len__(self) -> int:
+        return len(self._decisions)
+
+    def find(self, key: Key) -> Decision | None:
+        """Return the cached decision if it is still valid."""
+        found = self._decisions.get(key)
+        if found is None:
+            return None
+        if self._monotonic() < found[0]:
+            self._decisions.move_to_end(key)
+            return found[1]
+        del self._decisions[key]
+        return None
+
+    def remember(self, answered: Iterable[tuple[Question, Decision]]) -> None:
+        """Cache each decision for as long as it is valid, and note that its origin is cached.
+
+        All of them must have been made just now.
+        """
+        lifetimes, now = DecisionLifetimes(self._clock.wall(), self._cap), self._monotonic()
+        decisions, origins = self._decisions if self._size else None, self.cached_origins
+        for question, decision in answered:
+            seconds = lifetimes.of(decision)
+            if seconds <= 0:
+                continue
+            if decisions is not None:
+                decisions[question.key] = (now + seconds, decision)
+            origin = question.origin
+            if now >= origins.get(origin, 0.0):
+                if decision.verdict is not Verdict.DEFER:
+                    # Longer than the decision: the sidecar caches the file until it expires.
+                    seconds = max(seconds, lifetimes.left(decision.expires_at))
+                if len(origins) >= _MAX_ORIGINS:
+                    origins.clear()
+                origins[origin] = now + seconds
+        while len(self._decisions) > self._size:
+            self._decisions.popitem(last=False)
+
+    def forget(self) -> None:
+        """Clear the cache: a file or a rule was changed through this client."""
+        self._decisions.clear()
+        self.cached_origins.clear()

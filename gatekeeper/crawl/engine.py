@@ -1,0 +1,621 @@
+"""The crawl: request each given URL when its host is due, and produce one entry for each."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import Context
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import msgspec
+from aiohttp import hdrs
+from yarl import URL
+
+from gatekeeper import urls
+from gatekeeper.clock import Clock, SingleTimer, deadline, utc
+from gatekeeper.crawl.manifest import Entry, Folder, Manifest, RedirectChains, Result, WarcPlace
+from gatekeeper.crawl.output import Body, Warc, WarcHead
+from gatekeeper.crawl.progress import Tally, WaitingHosts
+from gatekeeper.crawl.sources import GivenURL, Limits
+from gatekeeper.decision import Decision
+from gatekeeper.errors import Deferred, Denied, GatekeeperError, InvalidURL
+from gatekeeper.fetching.fetcher import send_once
+from gatekeeper.fetching.guard import connecting
+from gatekeeper.fetching.limits import within_open_files
+from gatekeeper.gate.middleware import signals
+from gatekeeper.http_fields import REDIRECTS, unreadable
+from gatekeeper.queue.polite import PoliteQueue, Turn
+from gatekeeper.robots.signals import PAGE_FIELDS, page_signals
+from gatekeeper.urls import mask
+
+if TYPE_CHECKING:
+    from gatekeeper.gate import Gatekeeper
+    from gatekeeper.gate.leases import Lease
+
+
+# --- one URL and its response ----------------------------------------------------------------
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The head of a response, and the details to store with its body."""
+
+    status: int
+    headers: Any
+    decision: Decision
+    """The decision of the lease that the request was sent under."""
+    at: datetime
+    elapsed: float
+    took: float
+    location: str | None
+    signals: dict[str, Any] | None
+    warc: WarcHead | None
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """A given URL with its redirects and the number of tries."""
+
+    url: str
+    redirects: tuple[tuple[int, str], ...] = ()
+    tries: int = 1
+
+    @property
+    def last(self) -> str:
+        """The URL to request now."""
+        return self.redirects[-1][1] if self.redirects else self.url
+
+    def redirected(self, status: int, url: str) -> Attempt:
+        """Return the attempt after a redirect to another URL."""
+        return Attempt(self.url, (*self.redirects, (status, url)), self.tries)
+
+    def tried_again(self) -> Attempt:
+        """Return the attempt with one more try."""
+        return Attempt(self.url, self.redirects, self.tries + 1)
+
+    def passed(self, url: str) -> bool:
+        """Return True if the URL is already part of this redirect chain."""
+        return url == self.url or any(url == hop for _, hop in self.redirects)
+
+    def denied(self, decision: Decision, at: datetime) -> Entry:
+        """Return the entry of a URL that may not be fetched."""
+        return self._entry(Result.DENIED, at, decision=decision)
+
+    def failed(self, error: str, at: datetime, **more: Any) -> Entry:
+        """Return the entry of a URL that could not be fetched."""
+        return self._entry(Result.FAILED, at, error=error, **more)
+
+    def fetched(self, response: Answer, **stored: Any) -> Entry:
+        """Return the entry of a fetched URL; `stored` describes its body."""
+        return self._entry(
+            Result.FETCHED,
+            response.at,
+            status=response.status,
+            decision=response.decision,
+            elapsed=round(response.elapsed, 6),
+            took=round(response.took, 6),
+            signals=response.signals,
+            **stored,
+        )
+
+    def _entry(self, outcome: Result, at: datetime, **more: Any) -> Entry:
+        return Entry(
+            url=self.url,
+            outcome=outcome,
+            at=at,
+            final_url=self.last if self.redirects else None,
+            redirects=self.redirects,
+            tries=self.tries,
+            **more,
+        )
+
+
+# --- one request -----------------------------------------------------------------------------
+
+
+_log = logging.getLogger(__name__)
+
+_UNCHANGED_URL = re.compile(r"https?://[a-z0-9.-]+(?::[0-9]+)?(?:/(?!\.)[A-Za-z0-9._~-]*)+")
+"""Matches URLs that yarl sends unchanged; most URLs are of this kind."""
+_ACCEPT = "text/html, application/xhtml+xml, */*;q=0.8"
+
+
+def request_headers(*, record: bool) -> dict[str, str]:
+    """Return the header fields of every request. `record`: for a WARC, with uncompressed bodies."""
+    headers: dict[str, str] = {hdrs.ACCEPT: _ACCEPT}
+    if record:
+        headers[hdrs.ACCEPT_ENCODING] = "identity"
+    return headers
+
+
+async def exchange(
+    session: aiohttp.ClientSession, lease: Lease, body: Body, *, clock: Clock, record: bool
+) -> Answer:
+    """Send a request and receive the response. A redirect's body is read only with `record`.
+
+    Raises aiohttp's errors if no response arrives or if the body of a page is incomplete.
+    """
+    # The session handles a plain string faster than a URL object.
+    url = lease.url if _UNCHANGED_URL.fullmatch(lease.url) else URL(lease.url, encoded=True)
+    started, at = clock.monotonic(), utc(clock.wall())
+    # The request is sent only once: the crawl counts and times each try, and retries by its queue.
+    request = session.get(url, allow_redirects=False, middlewares=(send_once,))
+    async with request as response:
+        elapsed = clock.monotonic() - started
+        location = response.headers.get(hdrs.LOCATION)
+        if response.status not in REDIRECTS:
+            location = None
+        head = WarcHead(response, at) if record else None
+        if location is None:
+            await body.receive(response.content)
+        elif record:
+            await _receive_redirect_body(body, response.content)
+        if body.cut or (location is not None and not record):
+            response.close()  # the rest of the body is not needed
+        return Answer(
+            status=response.status,
+            headers=response.headers,
+            decision=lease.decision,
+            at=at,
+            elapsed=elapsed,
+            took=clock.monotonic() - started,
+            location=location,
+            signals=_signals_of(response),
+            warc=head,
+        )
+
+
+async def _receive_redirect_body(body: Body, content: aiohttp.StreamReader) -> None:
+    """Receive the body of a redirect as far as it arrives; only the WARC record needs it."""
+    try:
+        await body.receive(content)
+    except TimeoutError:
+        body.cut = "time"
+    except aiohttp.ClientError:
+        body.cut = "disconnect"
+
+
+_NO_SIGNALS = page_signals({}, "")
+
+
+def _signals_of(response: aiohttp.ClientResponse) -> dict[str, Any] | None:
+    """Return what the response header says about the use of the page; None if nothing."""
+    if response.status != 402 and PAGE_FIELDS.isdisjoint(map(str.lower, response.headers)):
+        return None
+    try:
+        page = signals(response)
+    except Exception:  # noqa: BLE001 - an error of one URL must not end the crawl
+        # The page is stored even if one of its header fields can't be read.
+        _log.exception("%s: its header fields can't be read", mask(str(response.url), query=False))
+        return None
+    if page == _NO_SIGNALS:
+        return None
+    plain: dict[str, Any] = msgspec.to_builtins(page)
+    return plain
+
+
+# --- the crawl -------------------------------------------------------------------------------
+
+
+_RETRY_STATUSES = frozenset({429, 503})
+_MAX_QUEUED = 1_000_000
+"""URLs that wait in the queue at most, apart from redirects and retries of those in flight."""
+_SLOW_CONNECT = 0.25
+"""Seconds of connecting after which another worker is started in place of the one that waits."""
+_SPARES_EACH = 19
+"""Maximum of such additional workers for each regular one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Where results are stored; any part may be None."""
+
+    manifest: Manifest | None = None
+    folder: Folder | None = None
+    warc: Warc | None = None
+
+
+class Crawl:
+    """One crawl over one polite session.
+
+    Redirects are followed as separate requests: each hop is decided by the robots.txt of the host
+    that it leads to, and is paced with that host. No page is requested twice.
+    """
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        gate: Gatekeeper,
+        *,
+        clock: Clock,
+        limits: Limits,
+        outputs: Outputs,
+        on_entry: Callable[[Entry], object],
+        on_deferred: Callable[[Decision], object],
+        on_setback: Callable[[str], Awaitable[object]],
+    ) -> None:
+        self.tally: Tally = Tally()
+        self.hosts: WaitingHosts = WaitingHosts()
+        self.queue: PoliteQueue = PoliteQueue(
+            gate, on_denied=self._on_denied, on_deferred=on_deferred
+        )
+        self._session = session
+        self._clock = clock
+        self._limits = limits
+        self._outputs = outputs
+        self._on_entry = on_entry
+        # Called with a URL that will be requested again, after its failure was reported.
+        self._on_setback = on_setback
+        self.stopped_by: str | None = None
+        """Why the crawl ended early: the word that was passed to `stop`."""
+        self._chains = RedirectChains(limits.redirects)
+        # Only URLs that were redirected or tried before; the attempt of any other URL is the URL.
+        self._attempts: dict[str, list[Attempt]] = {}
+        self._queue_shrunk = asyncio.Event()
+        self._stop = asyncio.Event()
+        # The URL that each busy worker is fetching.
+        self._in_progress: dict[asyncio.Task[Any] | None, str] = {}
+        # Hosts that do not accept connections must not occupy the workers of those that answer, so
+        # additional workers are started while requests connect slowly.
+        self._workers: set[asyncio.Task[None]] = set()
+        self._idle: set[asyncio.Task[None]] = set()
+        """Workers that wait for a turn."""
+        regular = limits.concurrency
+        self._spares_left = within_open_files(regular * (1 + _SPARES_EACH)) - regular
+        """How many more additional workers may be started."""
+        self._excess = 0
+        """How many workers should end, since the slow connections they replaced are over."""
+        self._warc_lock = asyncio.Lock()
+
+    @property
+    def in_flight(self) -> list[str]:
+        """The URLs that are being fetched now."""
+        return list(self._in_progress.values())
+
+    def stop(self, reason: str | None = None) -> None:
+        """Start no more requests; let running ones finish. Idempotent: the first call counts."""
+        if not self._stop.is_set():
+            self.stopped_by = reason
+            self._stop.set()
+
+    async def run(self, source: AsyncIterator[GivenURL]) -> None:
+        """Crawl until every URL has its entry, or until shortly after `stop`."""
+        async with self.queue, asyncio.TaskGroup() as group:
+            feeder = group.create_task(self._feed(source))
+            self._group = group
+            for _ in range(self._limits.concurrency):
+                self._add_worker()
+            await self._stop.wait()
+            feeder.cancel()
+            for worker in self._workers:
+                if worker not in self._in_progress:
+                    worker.cancel()
+            if self._workers:
+                await self._await_workers()
+
+    def _add_worker(self) -> None:
+        # An empty context: an additional worker must not look like a child of the worker that
+        # started it, which would seem to wait for its parent's lease.
+        worker = self._group.create_task(self._work(), context=Context())
+        self._workers.add(worker)
+        worker.add_done_callback(self._workers.discard)
+
+    async def _await_workers(self) -> None:
+        try:
+            async with deadline(self._clock, self._limits.grace):
+                await asyncio.wait(self._workers)
+        except TimeoutError:
+            for worker in self._workers:
+                worker.cancel()
+
+    # -- reading URLs
+
+    async def _feed(self, source: AsyncIterator[GivenURL]) -> None:
+        async for given in source:
+            try:
+                accepted = self._accept(given)
+            except GatekeeperError:
+                raise  # not caused by this URL, but by the manifest, for example
+            except Exception as error:  # noqa: BLE001 - an error of one URL must not end the crawl
+                accepted = None
+                self._refuse(_internal_error(given.text, error), given.where)
+            if accepted is not None:
+                # Redirects and retries do not wait: a worker that waited would make no room.
+                while self.queue.qsize() >= _MAX_QUEUED:
+                    self._queue_shrunk.clear()
+                    await self._queue_shrunk.wait()
+                self.hosts.add(*accepted)
+                self.queue.put_nowait(accepted[0])
+        self.tally.complete = True
+        self._stop_if_done()
+
+    def _stop_if_done(self) -> None:
+        if self.tally.complete and self.tally.done == self.tally.total:
+            self.stop()
+
+    def _accept(self, given: GivenURL) -> tuple[str, str] | None:
+        """Count a URL, and return it with its origin for the queue; None: no need to fetch it."""
+        raw = given.text
+        try:
+            target = urls.parse(raw)
+        except InvalidURL as error:
+            self._refuse(error, given.where)
+            return None
+        url = target.url
+        if self._skip(url):
+            return None
+        self._chains.begin(url)
+        self.tally.total += 1
+        if target.userinfo or "@" in target.path:
+            # The guard has to see the credentials, and decisions show them masked.
+            self._attempts.setdefault(_masked(raw), []).append(Attempt(url))
+            url = raw
+        return url, target.origin
+
+    def _refuse(self, error: InvalidURL, where: str | None) -> None:
+        """Record a text that is not a URL. It is reported once, and not again by later runs."""
+        if not self._skip(error.url):
+            self._chains.begin(error.url)
+            self.tally.total += 1
+            attempt, problem = Attempt(error.url, tries=0), f"invalid URL: {error.problem}"
+            self._finish(attempt.failed(problem, self._now(), where=where))
+
+    def _skip(self, url: str) -> bool:
+        """Count a URL as skipped, and return True, if this or an earlier run has dealt with it."""
+        unarchived = refused = False
+        if url not in self._chains:
+            manifest = self._outputs.manifest
+            if manifest is None or not manifest.done(url):
+                return False
+            unarchived, refused = manifest.unarchived(url), not manifest.fetched(url)
+        self.tally.skip(unarchived=unarchived, refused=refused)
+        return True
+
+    def _requeue(self, url: str, attempt: Attempt) -> None:
+        self._attempts.setdefault(_masked(url), []).append(attempt)
+        self.hosts.add(url)
+        self.queue.put_nowait(url, priority=1)
+
+    def _take_attempt(self, shown: str) -> Attempt:
+        """Take the attempt so far of a URL that comes out of the queue."""
+        attempts = self._attempts.get(shown)
+        if attempts is None:
+            return Attempt(shown)
+        attempt = attempts.pop(0)
+        if not attempts:
+            del self._attempts[shown]
+        return attempt
+
+    # -- requests
+
+    async def _work(self) -> None:
+        task: Any = asyncio.current_task()
+        connecting.set(_ConnectWatch(self._clock, self._add_spare, self._remove_spare))
+        while not self._stop.is_set():
+            if self._excess:
+                self._excess -= 1
+                break
+            self._idle.add(task)
+            try:
+                turn = await self.queue.get()
+            finally:
+                self._idle.discard(task)
+            self._queue_shrunk.set()
+            # There is no await after the turn was taken, so this task is not cancelled as idle.
+            self._in_progress[task] = turn.url
+            self.tally.begun += 1
+            self.tally.in_flight += 1
+            try:
+                await self._fetch(turn)
+            finally:
+                self.tally.in_flight -= 1
+                del self._in_progress[task]
+
+    def _add_spare(self) -> bool:
+        """Start a worker in place of one that is slow to connect; return False if no more may."""
+        if self._spares_left <= 0 or self._stop.is_set():
+            return False
+        self._spares_left -= 1
+        self._add_worker()
+        return True
+
+    def _remove_spare(self) -> None:
+        """End one worker, since a slow request has connected or has failed to."""
+        self._spares_left += 1
+        if self._idle:
+            self._idle.pop().cancel()
+        else:
+            self._excess += 1
+
+    async def _fetch(self, turn: Turn) -> None:
+        """Send the request of one turn, and handle its outcome."""
+        url = turn.url
+        self.hosts.drop(url, turn.origin)
+        attempt = self._take_attempt(_masked(url))
+        spool = self._outputs.warc is not None
+        limit = self._limits.max_body
+        # `attempt.last` is the URL that came out of the queue, without credentials.
+        with Body(attempt.last, self._outputs.folder, limit=limit, spool=spool) as body:
+            try:
+                async with turn as lease:
+                    response = await exchange(
+                        self._session, lease, body, clock=self._clock, record=spool
+                    )
+            except Deferred as error:  # temporary: the URL must not be recorded as denied
+                await self._handle_failure(url, attempt, error)
+            except Denied as error:  # robots.txt changed between the turn and the request
+                self._finish(attempt.denied(error.decision, self._now()))
+            except InvalidURL as error:
+                self._fail(attempt, str(error))
+            except (aiohttp.ClientError, OSError) as error:
+                await self._handle_failure(url, attempt, error)
+            except GatekeeperError:
+                raise  # not caused by this URL, but by a full disk, for example
+            except Exception as error:  # noqa: BLE001 - an error of one URL must not end the crawl
+                self._fail(attempt, _internal_error(url, error).problem)
+            else:
+                await self._handle_response(url, attempt, response, body)
+
+    async def _handle_response(
+        self, url: str, attempt: Attempt, response: Answer, body: Body
+    ) -> None:
+        """Follow a redirect, retry, or store the page. The WARC file gets every response."""
+        warc = await self._write_warc(response, body)
+        if response.location is not None:
+            self._follow(url, attempt, response)
+        elif response.status not in _RETRY_STATUSES:
+            self._finish(self._stored_entry(attempt, response, body, warc))
+        elif attempt.tries < self._limits.tries:
+            self._requeue(url, attempt.tried_again())  # its next turn comes after the block
+            await self._on_setback(url)
+        else:
+            error = f"answered {response.status}, try {attempt.tries} of {self._limits.tries}"
+            self._finish(attempt.failed(error, response.at, status=response.status, warc=warc))
+
+    def _follow(self, url: str, attempt: Attempt, response: Answer) -> None:
+        """Queue the target of a redirect, or finish the URL if it can't be followed."""
+        if len(attempt.redirects) >= self._limits.redirects:
+            self._fail(attempt, f"more than {self._limits.redirects} redirects")
+            return
+        try:
+            destination = urls.join(urls.parse(url), response.location or "")
+        except InvalidURL as error:
+            self._fail(attempt, f"redirected to an invalid URL: {error.problem}")
+            return
+        except Exception as error:  # noqa: BLE001 - an error of one URL must not end the crawl
+            self._fail(attempt, _internal_error(response.location or "", error).problem)
+            return
+        if destination.userinfo:  # credentials in URLs are refused everywhere, and never sent (T1)
+            self._fail(attempt, f"redirected to {destination.origin} with credentials in the URL")
+            return
+        target = destination.url
+        if attempt.passed(target):
+            self._fail(attempt, f"redirect loop, back to {target}")
+            return
+        start, attempt = attempt, attempt.redirected(response.status, target)
+        manifest = self._outputs.manifest
+        outcome = self._chains.outcome(target)
+        if outcome is Result.FETCHED or (manifest is not None and manifest.fetched(target)):
+            self._finish(attempt.fetched(response))
+        elif outcome is Result.FAILED:
+            self._finish(attempt.failed("failed before", self._now()))
+        elif outcome is None and target in self._chains:
+            problem = self._chains.follow(attempt.fetched(response))
+            if problem is not None:
+                self._fail(start, problem)
+        else:  # new, or denied before: then robots.txt decides again, in this URL's name
+            self._chains.extend(attempt.url, target)
+            self._requeue(target, attempt)
+
+    async def _handle_failure(self, url: str, attempt: Attempt, error: Exception) -> None:
+        """Retry in a later turn, or give up."""
+        if attempt.tries < self._limits.tries:
+            self._requeue(url, attempt.tried_again())
+            await self._on_setback(url)
+        elif isinstance(error, aiohttp.ClientResponseError):  # its status is aiohttp's invention
+            self._fail(attempt, unreadable(error.message))
+        else:
+            self._fail(attempt, f"{type(error).__name__}: {error}".rstrip(": "))
+
+    async def _write_warc(self, response: Answer, body: Body) -> WarcPlace | None:
+        """Append the response to the WARC file, if there is one."""
+        if self._outputs.warc is None or response.warc is None:
+            return None
+        write = self._outputs.warc.write
+        async with self._warc_lock:
+            writing = asyncio.ensure_future(
+                asyncio.to_thread(write, response.warc, body.open(), size=body.size, cut=body.cut)
+            )
+            cancelled = None
+            while not writing.done():
+                try:
+                    await asyncio.wait([writing])
+                except asyncio.CancelledError as error:
+                    # The thread goes on: neither the file nor the body may be closed until it ends.
+                    cancelled = error
+            if cancelled is not None:
+                raise cancelled
+            return writing.result()
+
+    def _stored_entry(
+        self, attempt: Attempt, response: Answer, body: Body, warc: WarcPlace | None
+    ) -> Entry:
+        """Store the body, then return its entry; the WARC file has the response already."""
+        kind = response.headers.get(hdrs.CONTENT_TYPE, "").partition(";")[0].strip().lower()
+        encoding = response.headers.get(hdrs.CONTENT_ENCODING) if self._outputs.warc else None
+        return attempt.fetched(
+            response,
+            size=body.size,
+            sha256=body.sha256,
+            truncated=body.cut is not None,
+            content_type=kind or None,
+            content_encoding=encoding,
+            file=body.keep(kind),
+            warc=warc,
+        )
+
+    # -- entries
+
+    def _on_denied(self, decision: Decision) -> None:
+        self._queue_shrunk.set()
+        attempt = self._take_attempt(decision.url)
+        self.hosts.drop(attempt.last)
+        self._finish(attempt.denied(decision, self._now()))
+
+    def _fail(self, attempt: Attempt, error: str) -> None:
+        self._finish(attempt.failed(error, self._now()))
+
+    def _now(self) -> datetime:
+        return utc(self._clock.wall())
+
+    def _finish(self, entry: Entry) -> None:
+        """Record an entry, then the entries that waited for it.
+
+        In this order, since a crawl that is killed in between would otherwise resume as if the
+        page had been fetched.
+        """
+        ended = [entry]
+        for each in ended:  # the list grows during the loop
+            if self._outputs.manifest is not None:
+                self._outputs.manifest.write(each)
+            self.tally.add(each)
+            self._on_entry(each)
+            ended += self._chains.end(each)
+        self._stop_if_done()
+
+
+def _internal_error(url: str, error: Exception) -> InvalidURL:
+    """Log an unexpected error, and return it as an error of one URL, so that the crawl goes on."""
+    _log.error("%s: internal error", urls.mask(url, query=False), exc_info=error)
+    return InvalidURL(urls.mask(url), f"internal error of gatekeeper ({type(error).__name__})")
+
+
+def _masked(url: str) -> str:
+    """Return the URL as a decision shows it."""
+    return urls.mask(url) if "@" in url else url
+
+
+class _ConnectWatch:
+    """Callback of the guarded connector for the start and the end of a worker's connecting."""
+
+    def __init__(self, clock: Clock, slow: Callable[[], bool], ended: Callable[[], object]) -> None:
+        """`slow` is called if connecting takes long, `ended` at its end if `slow` returned True."""
+        self._clock = clock
+        self._slow = slow
+        self._ended = ended
+        self._timer = SingleTimer(clock, self._on_timer)
+        self._has_spare = False
+
+    def __call__(self, starts: bool) -> None:
+        self._timer.cancel()
+        if starts:
+            self._timer.set(self._clock.monotonic() + _SLOW_CONNECT)
+        elif self._has_spare:
+            self._has_spare = False
+            self._ended()
+
+    def _on_timer(self) -> None:
+        self._has_spare = self._has_spare or self._slow()

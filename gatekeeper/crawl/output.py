@@ -1,0 +1,444 @@
+"""The pages of a crawl on disk: one file per page, or records of a WARC file.
+
+WARC: ISO 28500, "WARC file format" 1.1, with one gzip member per record (its annex D).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any, Self
+
+import aiohttp
+from aiohttp.connector import Connection
+
+from gatekeeper import urls
+from gatekeeper.crawl.manifest import Folder, WarcPlace
+from gatekeeper.errors import ConfigError, StorageError, needs_extra
+
+# --- one file per page -----------------------------------------------------------------------
+
+_PARTS = ".parts"
+_MAX_IN_MEMORY = 1 << 16
+"""Bytes of a body that stay in memory; for a hundred workers 6 MiB at most."""
+_MAX_SPOOLED = 1 << 20
+_UNSAFE = re.compile(r"[^A-Za-z0-9.\-]+")
+_MAX_STEM = 60
+_EXTENSIONS = {
+    "application/javascript": ".js",
+    "application/json": ".json",
+    "application/pdf": ".pdf",
+    "application/rss+xml": ".xml",
+    "application/xhtml+xml": ".xhtml",
+    "application/xml": ".xml",
+    "image/gif": ".gif",
+    "image/jpeg": ".jpg",
+    "image/png": ".png",
+    "image/svg+xml": ".svg",
+    "image/webp": ".webp",
+    "text/css": ".css",
+    "text/html": ".html",
+    "text/javascript": ".js",
+    "text/plain": ".txt",
+    "text/xml": ".xml",
+}
+
+
+def name_for(url: str, content_type: str) -> str:
+    """Return the path for the body of a URL: a folder per host, and a safe file name.
+
+    Only letters, digits, dots and hyphens of the URL are used, up to a limit, and no dot comes
+    first. A digest makes the name unique, and the same for the same URL in every run.
+
+    >>> name_for("https://example.com/a/..%2f../r%20v.php?x=1", "text/html")
+    'example.com/r-20v.php-2cbe126bda0dc37a.html'
+    """
+    origin, path = urls.split(url)
+    last = path.partition("?")[0].rstrip("/").rpartition("/")[2]
+    stem = _UNSAFE.sub("-", last).strip(".-")[:_MAX_STEM].rstrip(".-") or "index"
+    folder = _UNSAFE.sub("_", urls.host_of(origin)).strip(".")
+    return f"{folder}/{stem}-{_digest(url)[:16]}{_EXTENSIONS.get(content_type, '.bin')}"
+
+
+def _digest(url: str) -> str:
+    return hashlib.sha256(url.encode()).hexdigest()
+
+
+class Body:
+    """A body that is being received.
+
+    With a `folder` it is in memory while it is small, then in a file in `.parts`; with `spool` in
+    a spooled temporary file; otherwise it is only counted. Use it as a context manager: a body that
+    was not kept leaves nothing behind. Writes are synchronous, to the page cache.
+    """
+
+    def __init__(self, url: str, folder: Folder | None, *, limit: int, spool: bool) -> None:
+        """`limit`: bytes to receive at most."""
+        self.size: int = 0
+        self.cut: str | None = None
+        """Why the body is incomplete, as a value of WARC-Truncated; None if it is complete."""
+        self._url = url
+        self._folder = folder
+        self._name = "" if folder is None else _digest(url)
+        self._limit = limit
+        self._spool = spool
+        self._hash = hashlib.sha256()
+        self._file: IO[bytes] | None = None
+        self._pieces: list[bytes] = []
+        """The parts received before the file was created."""
+
+    def __enter__(self) -> Body:
+        if self._folder is None and self._spool:
+            self._file = tempfile.SpooledTemporaryFile(max_size=_MAX_SPOOLED)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # the body is discarded anyway
+                self._file.close()
+            if self._folder is not None:
+                self._folder.remove(_PARTS, self._name)
+
+    @property
+    def sha256(self) -> str:
+        """The digest of the bytes received so far, in hexadecimal."""
+        return self._hash.hexdigest()
+
+    async def receive(self, content: aiohttp.StreamReader) -> None:
+        """Receive the body; stop reading at the limit."""
+        while piece := await content.readany():
+            room = self._limit - self.size
+            self._write(piece[:room])
+            if len(piece) > room:
+                self.cut = "length"
+                return
+
+    def _write(self, piece: bytes) -> None:
+        self.size += len(piece)
+        self._hash.update(piece)
+        if self._file is not None:
+            self._append(self._file, piece)
+        elif self._folder is not None:
+            self._pieces.append(piece)
+            if self.size > _MAX_IN_MEMORY:
+                self._create_file(self._folder)
+
+    def _create_file(self, folder: Folder) -> IO[bytes]:
+        """Create the file, and write everything received so far."""
+        self._file = file = folder.create(_PARTS, self._name)
+        self._append(file, b"".join(self._pieces))
+        self._pieces.clear()
+        return file
+
+    def _append(self, file: IO[bytes], piece: bytes) -> None:
+        try:
+            file.write(piece)
+        except OSError as error:
+            # A local error must not look like a failed request.
+            where = "temporary file" if self._folder is None else self._folder.path / _PARTS
+            raise StorageError(f"{where}: {error.strerror}") from error
+
+    def open(self) -> IO[bytes]:
+        """Return the bytes received, as a file at its beginning."""
+        file = self._file
+        if file is None and self._folder is not None:
+            file = self._create_file(self._folder)
+        if file is None:
+            raise ValueError("this body was not stored")
+        file.flush()
+        file.seek(0)
+        return file
+
+    def keep(self, content_type: str) -> str | None:
+        """Move the body to its final place, replacing an earlier one; return its path there.
+
+        Return None if there is no folder.
+        """
+        if self._folder is None:
+            return None
+        path = name_for(self._url, content_type)
+        directory, _, name = path.partition("/")
+        part, place = (_PARTS, self._name), (directory, name)
+        if self._file is None:
+            self._folder.store(b"".join(self._pieces), part, place)
+        else:
+            self._file.close()
+            self._folder.move(part, place)
+            self._file = None
+        return path
+
+
+# --- reading WARC records --------------------------------------------------------------------
+
+_MAGIC = b"WARC/1."
+_GZIP = b"\x1f\x8b"
+_RECORD_END = b"\r\n\r\n"
+_BLOCK = 16 * 1024
+"""Bytes read in one call; they decompress to at most a thousand times as much."""
+_MAX_HEADER = 1024 * 1024
+
+
+class DamagedArchive(ValueError):
+    """Raised if the bytes at `offset` are neither a record nor the beginning of one."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(f"damaged at byte {offset:,}")
+        self.offset = offset
+
+
+def is_compressed(file: IO[bytes]) -> bool:
+    """Return True if every record of the file is a gzip member."""
+    file.seek(0)
+    return file.read(len(_GZIP)) == _GZIP
+
+
+def record_ends(file: IO[bytes], offset: int = 0) -> Iterator[int]:
+    """Yield the end of each complete record from `offset` on, where a record must begin.
+
+    Any bytes after the last one are the beginning of an incomplete record. Raises
+    DamagedArchive if they are something else.
+    """
+    return (_member_ends if is_compressed(file) else _plain_ends)(file, offset)
+
+
+def _member_ends(file: IO[bytes], offset: int) -> Iterator[int]:
+    file.seek(offset)
+    end, member = offset, zlib.decompressobj(31)
+    unused = b""
+    while block := unused or file.read(_BLOCK):
+        try:
+            member.decompress(block)
+        except zlib.error:
+            raise DamagedArchive(end) from None
+        unused = member.unused_data
+        if member.eof:
+            end, member = file.tell() - len(unused), zlib.decompressobj(31)
+            yield end
+            file.seek(end + len(unused))  # the caller may have read elsewhere
+
+
+def _plain_ends(file: IO[bytes], offset: int) -> Iterator[int]:
+    while (content := _content_end(file, offset)) is not None:
+        file.seek(content)
+        end = file.read(len(_RECORD_END))
+        if end != _RECORD_END:
+            if _RECORD_END.startswith(end):
+                return
+            raise DamagedArchive(offset)
+        offset = content + len(_RECORD_END)
+        yield offset
+
+
+def _content_end(file: IO[bytes], offset: int) -> int | None:
+    """Return the end of the content of the record at `offset`; None if the file ends before it."""
+    file.seek(offset)
+    line = file.readline(_MAX_HEADER)
+    if not line.startswith(_MAGIC[: len(line)]):
+        raise DamagedArchive(offset)
+    length = None
+    while line.strip():
+        if not line.endswith(b"\n"):
+            return None
+        name, _, value = line.partition(b":")
+        if name.lower() == b"content-length" and value.strip().isdigit():
+            length = int(value)
+        line = file.readline(_MAX_HEADER)
+    if not line.endswith(b"\n"):
+        return None
+    if length is None:
+        raise DamagedArchive(offset)
+    return file.tell() + length
+
+
+# --- writing WARC records --------------------------------------------------------------------
+
+_TRANSFER_ENCODING = "X-Archive-Orig-Transfer-Encoding"
+
+
+class WarcHead:
+    """The parts of a response that a record needs, read before its connection is released."""
+
+    def __init__(self, response: aiohttp.ClientResponse, at: datetime) -> None:
+        request = response.request_info
+        self.at = at
+        self.url: str = str(response.url)
+        self.request_line: str = f"{response.method} {response.url.raw_path_qs} HTTP/1.1"
+        self.request_headers: list[tuple[str, str]] = list(request.headers.items())
+        version = response.version
+        self.protocol: str = f"HTTP/{version.major}.{version.minor}" if version else "HTTP/1.1"
+        self.status_line: str = f"{response.status} {response.reason or ''}".rstrip()
+        # Latin-1 preserves the bytes, whatever their encoding is.
+        raw = (
+            (name.decode("latin-1"), value.decode("latin-1"))
+            for name, value in response.raw_headers
+        )
+        self.headers: list[tuple[str, str]] = [
+            (_TRANSFER_ENCODING if name.lower() == "transfer-encoding" else name, value)
+            for name, value in raw
+        ]
+        self.address: Any | None = getattr(response, "peer", None)
+
+
+class PeerResponse(aiohttp.ClientResponse):
+    """A response that knows its peer's address even after its connection was released."""
+
+    peer: str | None = None
+
+    async def start(self, connection: Connection) -> Self:
+        """Record the address before a short body releases the connection."""
+        transport = connection.transport
+        peer = transport.get_extra_info("peername") if transport is not None else None
+        self.peer = peer[0] if isinstance(peer, tuple) else None
+        await super().start(connection)
+        return self
+
+
+def warc_writer() -> Any:
+    """Return the writer class of warcio, an extra. Raises ConfigError if it is not installed."""
+    with needs_extra("warc", "--warc"):
+        from warcio.warcwriter import WARCWriter  # noqa: PLC0415 - an extra
+    return WARCWriter
+
+
+class Warc:
+    """One WARC file, opened for appending. Use it as a context manager, while holding the lock.
+
+    `name` is the file's name in the manifest, `last` the position of the last page that the
+    manifest has for it. Only the incomplete record of a writer that was killed is ever cut off. A
+    file of another program, a damaged file, and one that does not match the manifest raise
+    ConfigError and stay unchanged. Writing is synchronous: call it from a thread, one record at a
+    time.
+    """
+
+    def __init__(
+        self, path: Path, *, software: str, name: str | None = None, last: WarcPlace | None = None
+    ) -> None:
+        self._make = warc_writer()
+        self._software = software
+        self._path = path
+        self._name = name or path.name
+        self._last = last
+        self._writer: Any = None
+        self._file: IO[bytes] | None = None
+
+    def __enter__(self) -> Warc:
+        end, compressed = 0, self._path.suffix == ".gz"
+        if self._path.exists() and self._path.stat().st_size:
+            with self._path.open("rb") as existing:
+                end, compressed = self._checked_end(existing), is_compressed(existing)
+        self._file = file = self._path.open("ab")
+        file.truncate(end)
+        file.seek(end)
+        self._writer = self._make(file, gzip=compressed, warc_version="1.1")
+        if end == 0:
+            about = {"software": self._software, "format": "WARC File Format 1.1", "robots": "obey"}
+            with self._rollback(file):
+                self._writer.write_record(
+                    self._writer.create_warcinfo_record(self._path.name, about)
+                )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _checked_end(self, file: IO[bytes]) -> int:
+        """Return the end of the last complete record. Raises ConfigError for an unusable file."""
+        if not self._is_ours(file):
+            raise self._unusable("does not belong to this crawl")
+        last = self._last
+        start, known_end = (0, None) if last is None else (last.offset, last.end)
+        end, matches = 0, known_end is None
+        try:
+            for end in record_ends(file, start):
+                matches = matches or end == known_end
+        except DamagedArchive as error:
+            raise self._unusable(f"is {error}") from error
+        if not end or not matches:
+            raise self._unusable("does not match the manifest of this crawl")
+        return end
+
+    def _unusable(self, problem: str) -> ConfigError:
+        return ConfigError(
+            f"{self._path}: {problem}; name another file for --warc, or remove this one"
+        )
+
+    def _is_ours(self, file: IO[bytes]) -> bool:
+        """Return True if the file starts with a warcinfo record of any version of this program."""
+        from warcio.archiveiterator import ArchiveIterator  # noqa: PLC0415 - an extra
+        from warcio.exceptions import ArchiveLoadFailed  # noqa: PLC0415
+
+        program = self._software.partition("/")[0]
+        file.seek(0)
+        try:
+            first = next(iter(ArchiveIterator(file)), None)
+            return (
+                first is not None
+                and first.rec_type == "warcinfo"
+                and f"software: {program}/".encode() in first.content_stream().read(65_536)
+            )
+        except (ArchiveLoadFailed, EOFError, OSError, ValueError):
+            return False
+
+    @contextmanager
+    def _rollback(self, file: IO[bytes]) -> Iterator[None]:
+        """Undo an incomplete write, which would make all later records unreadable."""
+        offset = file.tell()
+        try:
+            yield
+            file.flush()
+        except BaseException:
+            file.truncate(offset)
+            file.seek(offset)
+            raise
+
+    def write(
+        self, head: WarcHead, body: IO[bytes], *, size: int, cut: str | None = None
+    ) -> WarcPlace:
+        """Append the request and the response, and return their position.
+
+        `cut`: why the body is incomplete, as a value of WARC-Truncated.
+        """
+        file = self._file
+        if file is None:
+            raise ValueError("the WARC file is not open")
+        offset = file.tell()
+        with self._rollback(file):
+            self._writer.write_request_response_pair(
+                self._request(head), self._response(head, body, size, cut)
+            )
+        return WarcPlace(self._name, offset, file.tell())
+
+    def _request(self, head: WarcHead) -> Any:
+        from warcio.statusandheaders import StatusAndHeaders  # noqa: PLC0415 - an extra
+
+        http = StatusAndHeaders(head.request_line, head.request_headers, is_http_request=True)
+        return self._writer.create_warc_record(
+            head.url, "request", http_headers=http, warc_headers_dict=_headers(head)
+        )
+
+    def _response(self, head: WarcHead, body: IO[bytes], size: int, cut: str | None) -> Any:
+        from warcio.statusandheaders import StatusAndHeaders  # noqa: PLC0415 - an extra
+
+        http = StatusAndHeaders(head.status_line, head.headers, protocol=head.protocol)
+        return self._writer.create_warc_record(
+            head.url,
+            "response",
+            payload=body,
+            length=size,
+            http_headers=http,
+            warc_headers_dict=_headers(head) | ({"WARC-Truncated": cut} if cut else {}),
+        )
+
+
+def _headers(head: WarcHead) -> dict[str, str]:
+    headers = {"WARC-Date": f"{head.at:%Y-%m-%dT%H:%M:%S.%f}Z"}
+    return headers if head.address is None else headers | {"WARC-IP-Address": head.address}

@@ -1,0 +1,592 @@
+"""The progress display of a crawl: live on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+from gatekeeper import urls
+from gatekeeper.clock import Clock
+from gatekeeper.crawl.manifest import Entry, Result
+from gatekeeper.decision import Decision, Reason, State, Verdict
+from gatekeeper.errors import InvalidURL, StorageError, quoted
+from gatekeeper.pacing.waiting import ClockView
+from gatekeeper.terminal import paint
+
+if TYPE_CHECKING:
+    from gatekeeper.gate import Gatekeeper
+
+# --- why hosts wait --------------------------------------------------------------------------
+
+
+TURN = "turn"
+"""The reason of a host that only waits for its interval to pass."""
+_MAX_REPORTED = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Holdup:
+    """Why an origin may not be requested now, and when it may be."""
+
+    reason: str
+    """One word for machines: a decision's reason, or TURN."""
+    text: str
+    """The reason for people."""
+    until: datetime | None = None
+    """When the hold-up ends; None: when an operator ends it."""
+
+    @classmethod
+    def of(cls, decision: Decision) -> Holdup:
+        """Return the hold-up of a deferral. Its file is not fetched again before that time."""
+        text = decision.reason.replace("_", " ")
+        if decision.state is State.UNREACHABLE:
+            text = f"robots.txt: {text}"
+            if decision.robots_status is not None:
+                text += f" ({decision.robots_status})"
+        return cls(decision.reason, text, decision.retry_at)
+
+    def __str__(self) -> str:
+        if self.until is None:
+            return self.text
+        return f"{self.text}; again at {self.until:%Y-%m-%d %H:%M:%S} UTC"
+
+
+class HoldupReporter:
+    """Reports origins that the crawl waits for: once per reason, and only a limited number."""
+
+    def __init__(self, say: Callable[[str], object], *, most: int = _MAX_REPORTED) -> None:
+        self._say = say
+        self._most = most
+        self._reported: set[tuple[str, str]] = set()
+
+    def report(self, origin: str, holdup: Holdup, slowed: str = "") -> None:
+        """Report a hold-up and the slower pace after it, unless it was reported or is only TURN."""
+        key = origin, holdup.reason
+        if holdup.reason == TURN or key in self._reported or len(self._reported) > self._most:
+            return
+        self._reported.add(key)
+        if len(self._reported) > self._most:
+            self._say("waiting for more hosts, which are not listed")
+        else:
+            self._say(f"waiting for {origin}: {holdup}" + (f"; then {slowed}" if slowed else ""))
+
+
+# --- counts ----------------------------------------------------------------------------------
+
+_MAX_CAUSES = 10_000
+"""Distinct causes counted for each outcome; later ones are counted together as other causes."""
+_OTHER_CAUSES = ("", "other causes")
+
+
+@dataclass(slots=True)
+class Tally:
+    """The counts of a crawl. Memory is bounded, however many URLs there are."""
+
+    total: int = 0
+    """URLs read so far, without the skipped ones."""
+    complete: bool = False
+    """True when the whole list was read."""
+    skipped: int = 0
+    """URLs that an earlier run has dealt with, or that were given twice."""
+    unarchived: int = 0
+    """Skipped URLs whose pages are not in the WARC file of this run."""
+    refused: int = 0
+    """Skipped URLs that an earlier run was denied, or that are not URLs."""
+    begun: int = 0
+    """Turns taken."""
+    in_flight: int = 0
+    done: int = 0
+    """URLs with an outcome."""
+    size: int = 0
+    """Bytes of all bodies."""
+    outcomes: Counter[Result] = field(default_factory=Counter)
+    statuses: Counter[int] = field(default_factory=Counter)
+    causes: dict[Result, Counter[tuple[str, str]]] = field(default_factory=dict)
+    """Counts of (host, reason) for each outcome except fetched."""
+
+    @property
+    def waiting(self) -> int:
+        """URLs without an outcome that are not being fetched now."""
+        return self.total - self.done - self.in_flight
+
+    @property
+    def clean(self) -> bool:
+        """True if every URL was fetched, by this run or an earlier one."""
+        return self.done == self.total == self.outcomes[Result.FETCHED] and not self.refused
+
+    def skip(self, *, unarchived: bool, refused: bool) -> None:
+        """Count a URL that need not be fetched; see the attributes `unarchived` and `refused`."""
+        self.skipped += 1
+        self.unarchived += unarchived
+        self.refused += refused
+
+    def add(self, entry: Entry) -> None:
+        """Count the outcome of a URL."""
+        self.done += 1
+        self.outcomes[entry.outcome] += 1
+        self.size += entry.size or 0
+        if entry.outcome is Result.FETCHED:
+            self.statuses[entry.status or 0] += 1
+            return
+        causes = self.causes.setdefault(entry.outcome, Counter())
+        key = (_subject(entry), cause(entry))
+        causes[key if key in causes or len(causes) < _MAX_CAUSES else _OTHER_CAUSES] += 1
+
+    def summary(self, *, most: int = 20, stored: bool = True) -> list[str]:
+        """Return the lines of the final summary: counts, then denied and failed URLs by cause.
+
+        `stored`: whether the pages are stored anywhere; `most`: causes to list for each outcome.
+        """
+        lines = [self._fetched()]
+        if not stored and self.size:
+            lines.append("the pages were not stored: use -o DIR or --warc FILE to store them")
+        if self.unarchived:
+            lines.append(f"not in the WARC file: {self.unarchived:,} of the skipped pages")
+        if self.refused:
+            lines.append(
+                f"not fetched: {self.refused:,} of the skipped URLs, which were denied or are not "
+                "URLs; --retry-denied asks again about denied ones"
+            )
+        for outcome in (Result.DENIED, Result.FAILED):
+            causes = self.causes.get(outcome, Counter())
+            if not causes:
+                continue
+            lines.append(f"{outcome} {causes.total():,}")
+            ranked = sorted(causes.items(), key=lambda item: (-item[1], item[0]))
+            lines += [f"  {n:>6,}  {host}  {why}".rstrip() for (host, why), n in ranked[:most]]
+            if len(ranked) > most:
+                lines.append(f"          and {len(ranked) - most:,} more causes")
+        return lines
+
+    def _fetched(self) -> str:
+        text = f"fetched {self.outcomes[Result.FETCHED]:,}"
+        if self.statuses:
+            parts = (f"{n:,} x {status}" for status, n in sorted(self.statuses.items()))
+            text += f" ({', '.join(parts)})"
+        text += f", {self.size:,} bytes"
+        return f"{text}; {self.skipped:,} skipped, done before" if self.skipped else text
+
+
+def cause(entry: Entry) -> str:
+    """Return in words why a URL was not fetched: the deciding line, if there is one."""
+    if entry.error is not None:
+        return entry.error
+    return _decision_cause(entry.decision) if entry.decision is not None else ""
+
+
+def _decision_cause(decision: Decision) -> str:
+    if decision.rule is not None:
+        return f"line {decision.rule.line}: {decision.rule.text}"
+    text = decision.reason.replace("_", " ")
+    if decision.note:
+        text += f" ({decision.note})"
+    if decision.retry_at is not None:
+        text += f", ask again at {decision.retry_at:%Y-%m-%d %H:%M:%S} UTC"
+    return text
+
+
+def no_url(entry: Entry) -> str:
+    """Return a text that is not a URL, with its file and line: "urls.txt:6: 'not a url'"."""
+    shown = quoted(entry.url)
+    return f"{entry.where}: {shown}" if entry.where else shown
+
+
+def _subject(entry: Entry) -> str:
+    """Return the subject of a line of the summary: a host, or the text that is not a URL."""
+    if not entry.tries:
+        return no_url(entry)
+    try:
+        return urls.host_of(urls.split(entry.final_url or entry.url)[0])
+    except InvalidURL:
+        return ""
+
+
+# --- speed -----------------------------------------------------------------------------------
+
+_WINDOW = 60.0
+"""Seconds over which a rate is measured, long enough for hosts with long intervals."""
+
+
+_MIN_SPAN = 1.0
+"""Seconds before the first rate is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """The rates of the last minute, and the remaining time at these rates."""
+
+    urls: float
+    """URLs finished per second."""
+    size: float
+    """Bytes of bodies per second."""
+    left: float | None
+    """Seconds that remain; None if the total or the rate is not known."""
+
+
+class Speedometer:
+    """Computes rates from regular samples of the counts. Memory: the samples of one minute."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int, int]] = deque()
+
+    def read(self, now: float, tally: Tally, turns: Sequence[NextTurn]) -> Speed | None:
+        """Take a sample at `now` (seconds of any clock), and return the speed; None at first.
+
+        No crawl ends before its slowest host: the remaining time is at least the time that a host
+        of `turns` needs for its waiting URLs, one per interval.
+        """
+        samples = self._samples
+        samples.append((now, tally.done, tally.size))
+        while len(samples) > 1 and samples[1][0] <= now - _WINDOW:
+            samples.popleft()
+        start, done, size = samples[0]
+        if now - start < _MIN_SPAN:
+            return None
+        urls, octets = (tally.done - done) / (now - start), (tally.size - size) / (now - start)
+        return Speed(urls, octets, _time_left(tally, urls, turns))
+
+
+def _time_left(tally: Tally, rate: float, turns: Sequence[NextTurn]) -> float | None:
+    remaining = tally.total - tally.done
+    if not tally.complete or not remaining:
+        return None
+    slowest = max((turn.seconds + turn.interval * (turn.waiting - 1) for turn in turns), default=0)
+    left = max(remaining / rate if rate else 0.0, slowest)
+    return left if 0 < left < math.inf else None
+
+
+# --- displays --------------------------------------------------------------------------------
+
+_COLOURS = {Result.FETCHED: "green", Result.DENIED: "yellow", Result.FAILED: "red"}
+_MAX_SKIPPED = 11
+"""Unchanged states that are not printed between two that are: one line per minute remains."""
+
+
+@dataclass(frozen=True, slots=True)
+class NextTurn:
+    """An origin with waiting URLs, and when its next turn comes."""
+
+    host: str
+    """The host, with its port if that is not the scheme's default."""
+    seconds: float
+    """Seconds until its next turn, as far as is known; 0: now."""
+    waiting: int
+    """URLs that wait for it."""
+    origin: str = ""
+    holdup: Holdup | None = None
+    """The hold-up that ends last, if there is any."""
+    interval: float = 0.0
+    """Seconds between two of its turns, as far as is known."""
+    slowed: str = ""
+    """How much its refusals have slowed it down, and until when."""
+
+    @property
+    def problem(self) -> str:
+        """Why it waits, if for more than its interval; else how it is slowed down, or ""."""
+        if self.holdup is not None and self.holdup.reason != TURN:
+            return self.holdup.text
+        return self.slowed
+
+    def __str__(self) -> str:
+        why = f": {self.problem}" if self.problem else ""
+        return f"{self.host} in {duration(self.seconds)} ({self.waiting:,} waiting{why})"
+
+
+def watcher(*, quiet: bool, stream: TextIO | None = None) -> Progress:
+    """Return the suitable display: none if `quiet`, live on a terminal with rich, else lines."""
+    stream = stream or sys.stderr
+    if quiet:
+        return Progress()
+    if stream.isatty():
+        try:
+            return Live(stream)
+        except ImportError:
+            pass
+    return Plain(stream)
+
+
+class Progress:
+    """The interface of progress displays. This class displays nothing but messages."""
+
+    every: float = 5.0
+    """Seconds between two calls of `show`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def entry(self, entry: Entry) -> None:
+        """Display the outcome of one URL."""
+
+    def show(self, tally: Tally, turns: Sequence[NextTurn], speed: Speed | None = None) -> None:
+        """Display the counts, the hosts whose turns come next, and the speed."""
+
+    def say(self, text: str) -> None:
+        """Print a message immediately, such as the answer to a Ctrl-C."""
+        print(text, file=sys.stderr, flush=True)
+
+
+class Plain(Progress):
+    """Prints a line for every URL, and one with the counts every few seconds."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._state = ""
+        self._unchanged = 0
+
+    def __exit__(self, *error: object) -> None:
+        self._stream.flush()
+
+    def entry(self, entry: Entry) -> None:
+        """Print the outcome of one URL."""
+        outcome, line = str(entry.outcome), line_of(entry)
+        if line.startswith(outcome):  # the line of a fetched page starts with its status
+            line = paint(outcome, _COLOURS[entry.outcome], self._stream) + line[len(outcome) :]
+        print(line, file=self._stream)
+
+    def show(self, tally: Tally, turns: Sequence[NextTurn], speed: Speed | None = None) -> None:
+        """Print the counts, once there are any; less often while nothing changes."""
+        if not (tally.total or tally.skipped or tally.complete):
+            return
+        state = state_of(tally)
+        if state == self._state and self._unchanged < _MAX_SKIPPED:
+            self._unchanged += 1
+            return
+        self._state, self._unchanged = state, 0
+        text = f"-- {state}{_speed_text(speed)}"
+        if turns:
+            text += f"; next: {', '.join(str(turn) for turn in turns[:3])}"
+        self.say(text)
+
+    def say(self, text: str) -> None:
+        """Print a message on a line of its own."""
+        print(text, file=self._stream, flush=True)
+
+
+class Live(Progress):
+    """A progress bar and the hosts whose turns come next, redrawn in place. Needs rich."""
+
+    every: float = 0.5
+
+    def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console  # noqa: PLC0415 - an extra
+        from rich.live import Live as RichLive  # noqa: PLC0415
+
+        self._console = Console(file=stream)
+        # Redrawn by `show` only: a thread of rich would race with the crawl's counts.
+        self._live = RichLive(console=self._console, auto_refresh=False)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._live.stop()
+
+    def entry(self, entry: Entry) -> None:
+        """Print a URL that was not fetched above the bar."""
+        if entry.outcome is not Result.FETCHED:
+            self.say(line_of(entry), _COLOURS[entry.outcome])
+
+    def say(self, text: str, style: str | None = None) -> None:
+        """Print a message above the bar."""
+        from rich.text import Text  # noqa: PLC0415 - an extra
+
+        # Not `print(..., style=)`, which would colour the bar as well.
+        self._console.print(Text(text, style or ""), soft_wrap=True)
+
+    def show(self, tally: Tally, turns: Sequence[NextTurn], speed: Speed | None = None) -> None:
+        """Redraw the bar and the hosts."""
+        self._live.update(self._frame(tally, turns, speed), refresh=True)
+
+    def _frame(self, tally: Tally, turns: Sequence[NextTurn], speed: Speed | None) -> Any:
+        from rich.progress_bar import ProgressBar  # noqa: PLC0415 - an extra
+        from rich.table import Table  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+
+        # The total is unknown until the whole list was read; until then the bar pulses.
+        bar = ProgressBar(
+            total=tally.total if tally.complete else None, completed=tally.done, width=40
+        )
+        rows = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+        for turn in turns:
+            rows.add_row(
+                Text(turn.host),
+                duration(turn.seconds),
+                f"{turn.waiting:,} waiting",
+                Text(turn.problem),
+            )
+        frame = Table.grid()  # a bar outside a grid does not end its line
+        for row in (bar, Text(f"{state_of(tally)}{_speed_text(speed)}"), rows):
+            frame.add_row(row)
+        return frame
+
+
+def state_of(tally: Tally) -> str:
+    """Return the counts in one line: done, fetched, denied, failed, waiting, in flight, bytes."""
+    total = f"{tally.total:,}" if tally.complete else f"{tally.total:,}+"
+    return (
+        f"{tally.done:,}/{total} done: {tally.outcomes[Result.FETCHED]:,} fetched, "
+        f"{tally.outcomes[Result.DENIED]:,} denied, {tally.outcomes[Result.FAILED]:,} failed; "
+        f"{tally.waiting:,} waiting, {tally.in_flight:,} in flight; {octets(tally.size)}"
+    )
+
+
+def _speed_text(speed: Speed | None) -> str:
+    """Return the speed and the remaining time as the end of a line."""
+    if speed is None:
+        return ""
+    rate = f"{speed.urls:.3g}" if speed.urls < 1_000 else f"{speed.urls:,.0f}"
+    text = f", {rate} URLs/s, {octets(speed.size)}/s"
+    return text if speed.left is None else f"{text}, about {duration(speed.left)} left"
+
+
+def line_of(entry: Entry) -> str:
+    """Return the outcome of one URL in one line."""
+    if entry.outcome is not Result.FETCHED:
+        return f"{entry.outcome} {_url_text(entry)}: {cause(entry)}"
+    size = f" {entry.size:,} bytes" if entry.size is not None else ""
+    cut = ", truncated" if entry.truncated else ""
+    return f"{entry.status} {_url_text(entry)}{size}{cut}"
+
+
+def _url_text(entry: Entry) -> str:
+    if not entry.tries:
+        return no_url(entry)
+    return f"{entry.url} -> {entry.final_url}" if entry.final_url else entry.url
+
+
+def octets(number: float) -> str:
+    """Format a size for people, in decimal units.
+
+    >>> octets(999), octets(1_500), octets(2_345_678)
+    ('999 bytes', '1.5 kB', '2.3 MB')
+    """
+    if number < 1_000:
+        return f"{number:.0f} bytes"
+    for unit in ("kB", "MB", "GB"):
+        number /= 1_000
+        if number < 1_000:
+            return f"{number:.1f} {unit}"
+    return f"{number / 1_000:.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    """Format a waiting time for people.
+
+    >>> duration(0), duration(3.2), duration(75), duration(7205)
+    ('now', '3.2 s', '1:15', '2:00:05')
+    """
+    if seconds <= 0:
+        return "now"
+    if seconds == math.inf:
+        return "an unknown time"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+# --- hosts with waiting URLs -----------------------------------------------------------------
+
+
+_INFINITY = float("inf")
+_REASONS = {
+    "block": Reason.HOST_BLOCKED,
+    "pause": Reason.HOST_PAUSED,
+    "budget": Reason.BUDGET,
+    "fleet": Reason.FLEET,
+    "storage": Reason.STORAGE,
+}
+_ENDLESS = {"pause": _INFINITY, "fleet": 1.0, "storage": 1.0}
+"""Seconds that count for kinds of clock whose end is unknown; others may end at any moment."""
+
+
+class WaitingHosts:
+    """The number of URLs that wait for each origin.
+
+    Two origins of a host have separate files, and one may be deferred while the other is not.
+    Memory: an entry for each origin with waiting URLs.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, tuple[int, str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, url: str, origin: str | None = None) -> None:
+        """Count a URL as waiting. Pass its origin, here and in `drop`, if it is known."""
+        origin = origin or urls.split(url)[0]
+        count, _ = self._waiting.get(origin, (0, url))
+        self._waiting[origin] = (count + 1, url)
+
+    def drop(self, url: str, origin: str | None = None) -> None:
+        """Count a URL as no longer waiting."""
+        origin = origin or urls.split(url)[0]
+        count, some = self._waiting.get(origin, (0, url))
+        if count > 1:
+            self._waiting[origin] = (count - 1, some)
+        else:
+            self._waiting.pop(origin, None)
+
+    async def busiest(self, gate: Gatekeeper, clock: Clock, most: int) -> list[NextTurn]:
+        """Return the `most` origins with the most waiting URLs, sorted by their next turn."""
+        names = heapq.nlargest(most, self._waiting, key=lambda name: self._waiting[name][0])
+        turns = [await self._turn(name, gate, clock) for name in names]
+        return sorted(turns, key=lambda turn: (turn.seconds, turn.host))
+
+    async def soonest(self, gate: Gatekeeper, clock: Clock, enough: float) -> float:
+        """Return the seconds until the first turn of any origin; stop at one within `enough`."""
+        best = _INFINITY
+        for origin in tuple(self._waiting):
+            best = min(best, (await self._turn(origin, gate, clock)).seconds)
+            if best <= enough:
+                break
+        return best
+
+    async def turn(self, url: str, gate: Gatekeeper, clock: Clock) -> NextTurn:
+        """Return the next turn of the origin of a URL, which need not be waiting itself."""
+        return await self._turn(urls.parse(url).origin, gate, clock)
+
+    async def _turn(self, origin: str, gate: Gatekeeper, clock: Clock) -> NextTurn:
+        count, url = self._waiting.get(origin, (0, ""))
+        wall, seconds, holdup, interval = clock.wall(), 0.0, None, 0.0
+        slowed = ""
+        views: Iterable[ClockView] = ()
+        with suppress(StorageError):  # if the storage can't be read, the decision says so
+            views = await gate.why(urls.parse(origin).host)
+        for view in views:
+            if view.kind in ("file", "visit-time"):
+                continue  # perhaps of another origin: the decision below is about this one
+            if view.kind == "interval" and view.decides:
+                interval = max(interval, view.seconds or 0.0)
+            if view.kind == "interval" and view.since is not None:
+                slowed = view.source
+            if view.until is None:
+                left = _ENDLESS.get(view.kind, 0.0)
+            else:
+                left = view.until.timestamp() - wall
+            if left > seconds:
+                reason = _REASONS.get(view.kind, TURN)
+                seconds, holdup = left, Holdup(reason, view.source, view.until)
+        decision = gate.peek(url) if url else None
+        if decision is not None and decision.verdict is Verdict.DEFER:
+            until = decision.retry_at
+            left = until.timestamp() - wall if until is not None else _INFINITY
+            if left > seconds:
+                seconds, holdup = left, Holdup.of(decision)
+        host = origin.partition("://")[2]
+        return NextTurn(
+            host, seconds, count, origin=origin, holdup=holdup, interval=interval, slowed=slowed
+        )

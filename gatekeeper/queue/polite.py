@@ -1,0 +1,800 @@
+"""`PoliteQueue`: put many URLs, get the next one whose host is due, with its lease.
+
+The URLs of one origin form an `OriginQueue`, which has a callback in the scheduler of its host,
+but no task, future or timer of its own. A `get` takes the ready origin with the highest priority,
+and that origin's first URL. `QueueWaits` handles what the other origins wait for, so no `get`
+ever waits for one origin while another is ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, cast
+
+from gatekeeper import urls
+from gatekeeper.clock import OwnedTasks
+from gatekeeper.decision import Decision, Verdict
+from gatekeeper.errors import AsyncOnly, Deferred, Denied, GateClosed, LeaseTimeout, StorageError
+from gatekeeper.gate import Gatekeeper, internals
+from gatekeeper.gate.middleware import inherited
+from gatekeeper.pacing.deadlock import TurnWait, WaitGraph
+from gatekeeper.pacing.waiting import MAX_PER_ITERATION, Entrance
+from gatekeeper.queue.origin_queues import (
+    IN_MEMORY,
+    DenialCallbacks,
+    DistantGate,
+    HeldTurn,
+    Joiners,
+    OriginQueue,
+    OriginQueues,
+    QueueGate,
+    QueueLease,
+    QueueState,
+    QueueStats,
+    WaitingTasks,
+    is_distant,
+)
+from gatekeeper.storage.sqlite import Entry, KeptEntries
+
+_log = logging.getLogger(__name__)
+
+_MAX_REFUSED_IN_ROW = 64
+"""URLs refused in a row after which a `get` yields to the event loop."""
+MAX_ASKING = 4_000
+"""Most origins whose robots.txt is asked for at once: more would wait behind silent hosts."""
+MAX_WAITING = 100
+"""Most origins that wait for a turn in the scheduler, because others get their hosts' turns."""
+PATIENCE = 600.0
+"""Seconds to wait for a turn in the scheduler before the origin is tried again."""
+FAR_PATIENCE = 30.0
+"""`PATIENCE` at a distant gate, whose answer by then says how far off the turn is."""
+TURNS_BY_WAITING = 16
+"""Turns for which an origin waits in the scheduler after another request took its turn."""
+HOLD = 5.0
+"""Seconds for which a turn that was acquired by waiting is held for a `get`."""
+FIRST_PAUSE = 0.02
+"""First back-off in seconds of an origin that was tried in vain. It doubles each time in a row."""
+LAST_PAUSE = 10.0
+"""The longest such back-off."""
+NEAR = 2.0
+"""An origin waits at a distant gate for a turn that is at most this many seconds away. That gate
+rounds the time up to whole seconds, so one second less is certain."""
+RETRY = 60.0
+"""Seconds to wait if a deferral has no time, or asking failed."""
+_DOUBLINGS = 16
+
+_Listener = Callable[[Decision], object]
+
+
+class Turn:
+    """A URL whose turn it is, as returned by `get`. Leaving `async with` is task_done.
+
+    `url` is the text that was put. Enter it soon, in the task that sends the request: the
+    lease is open already, and `lease.expires_at` is its end.
+    """
+
+    __slots__ = ("_entry", "_over", "_queue", "_queued", "lease")
+
+    lease: Any
+
+    def __init__(
+        self, queue: PoliteQueue, queued: OriginQueue, entry: Entry, lease: QueueLease
+    ) -> None:
+        self._queue = queue
+        self._queued = queued
+        self._entry = entry
+        self._over = False
+        lease.data = entry[3]
+        self.lease = lease
+
+    @property
+    def url(self) -> str:
+        """The URL as it was put."""
+        return self._entry[2]
+
+    @property
+    def origin(self) -> str:
+        """Scheme, host and port of the URL, like `Decision.origin`."""
+        return self._queued.origin
+
+    @property
+    def data(self) -> Any:
+        """The payload that was put with the URL, or None."""
+        return self._entry[3]
+
+    async def __aenter__(self) -> Any:
+        # Here, not in `get`: a task that only passes turns on must not collect their leases.
+        self.lease.enter()
+        return self.lease
+
+    async def __aexit__(self, *error: object) -> None:
+        self.done()
+
+    def done(self) -> None:
+        """End the turn, for code that can't use `async with`. Idempotent."""
+        if not self._over:
+            self._over = True
+            self._queue._joiners.turns_out -= 1
+            try:
+                self.lease.leave()
+            finally:
+                self._queue._done(self._entry)
+
+    async def give_back(self) -> None:
+        """Return an unused turn: the URL goes back to its place, the turn to the next request."""
+        if not self._over:
+            self._over = True
+            try:
+                self.lease.give_back()
+                self.lease.leave()
+            finally:
+                self._queue._joiners.turns_out -= 1
+                self._queue._put_back(self._queued.origin, self._entry)
+                self._queue._joiners.look()
+
+
+class PoliteQueue:
+    """An asyncio queue of URLs that gives each one out when its host is due.
+
+    `maxsize` limits the URLs that wait (0: no limit): `put` waits for room. `on_denied`
+    is called once with the decision about each URL that may not be fetched, which is then
+    done; if it is asynchronous, it runs beside the gets. What it raises is raised by a `get`.
+    A deferred origin is tried again at its `retry_at`; `on_deferred`, which must not raise, is
+    called with each such decision. `path` is the folder for the scratch file of long backlogs;
+    None: the system's temporary folder. Close the queue, or use it as an async context manager.
+
+    The `data` given to `put` is returned as `lease.data` with its URL. If an origin has too many
+    URLs for memory, plain values (None, bool, int, float, str, bytes, lists, and dicts with text
+    keys) wait in the scratch file and come back as equal copies. Any other object stays in memory,
+    at most 100,000 of them; beyond that `put` raises StorageError.
+
+    `keep` is a file in which URLs, priorities and data outlive the process. A queue that is created
+    with the file again starts with all URLs that were put and not done, in order. After kill -9 the
+    URLs whose turns were out are repeated. `data` has to be plain then (TypeError).
+
+    The gate may be a RemoteGatekeeper: the sidecar then decides whose turn it is, and up to 100
+    origins wait there at the same time.
+
+    Like asyncio.Queue, not safe to use from several event loops.
+
+    >>> async def main(gate) -> None:
+    ...     async with PoliteQueue(gate) as queue:
+    ...         await queue.put("https://example.org/page")
+    ...         async with await queue.get() as lease:
+    ...             ...  # fetch lease.url now
+    ...             lease.report(status=200)
+    """
+
+    def __init__(
+        self,
+        gate: Gatekeeper | QueueGate | DistantGate,
+        *,
+        maxsize: int = 0,
+        on_denied: _Listener | None = None,
+        on_deferred: _Listener | None = None,
+        path: str | Path | None = None,
+        in_memory: int = IN_MEMORY,
+        keep: str | Path | None = None,
+    ) -> None:
+        if isinstance(gate, Gatekeeper):
+            gate = internals(gate)
+        distant = is_distant(gate)
+        self._local = None if distant else cast("QueueGate", gate)
+        """The gate, if it is in this process and can answer without a round trip."""
+        self._distant = cast("DistantGate", gate) if distant else None
+        self._is_held: Callable[[str], object] = getattr(gate, "held", lambda _host: None)
+        self._graph: WaitGraph[Any] | None = getattr(gate, "waits", None)
+        self._maxsize = maxsize
+        self._getters = WaitingTasks(nothing_to_do=self._nothing_to_get)
+        self._entrance = Entrance(MAX_PER_ITERATION)
+        self._putters = WaitingTasks(nothing_to_do=self.full)
+        self._joiners = Joiners(self._putters, self._getters.wake)
+        self._queues = OriginQueues(gate.clock, path, max(1, in_memory), self._joiners)
+        self._waits = QueueWaits(gate, self._queues, on_deferred, self._gate_closed)
+        self._callbacks = DenialCallbacks(on_denied, done=self._done, failed=self._getters.wake)
+        self._closed = False
+        self._size = 0
+        self._unfinished = 0
+        self._got = self._denied = self._missed = self._task_done_calls = 0
+        self._kept = None if keep is None else KeptEntries(keep)
+        if self._kept is not None:
+            kept = self._kept.load()
+            self._queues.arrivals = itertools.count(kept[-1][1] + 1 if kept else 0)
+            self._unfinished = len(kept)
+            for entry in kept:
+                self._put_back(urls.split(entry[2])[0], entry)
+
+    __enter__: AsyncOnly = AsyncOnly()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Drop the waiting URLs and stop asking for them. Tasks in `get` and `put` get GateClosed,
+        and `join` returns. Open turns may still be left. Returns when the last asynchronous
+        `on_denied` has returned. Idempotent."""
+        self._closed = True
+        self._unfinished -= self._size
+        self._size = 0
+        self._joiners.finish()
+        self._getters.wake_all()
+        self._putters.wake_all()
+        await self._waits.close()
+        self._queues.close()
+        await self._callbacks.close()
+        if self._kept is not None:
+            self._kept.close()
+
+    # --- putting ------------------------------------------------------------------------
+
+    @property
+    def maxsize(self) -> int:
+        """Most URLs that may wait; 0 or less: any number."""
+        return self._maxsize
+
+    def qsize(self) -> int:
+        """Return the number of waiting URLs, whether their hosts are due or not."""
+        return self._size
+
+    def empty(self) -> bool:
+        """Return True if no URL waits."""
+        return self._size == 0
+
+    def full(self) -> bool:
+        """Return True if `put` would wait."""
+        return 0 < self._maxsize <= self._size
+
+    async def put(self, url: str, priority: int = 0, data: Any = None) -> None:
+        """Add a URL; a higher priority goes first. `data` comes back as `lease.data`.
+
+        Raises InvalidURL, GateClosed, or StorageError if its origin has too many URLs for memory
+        and the scratch file can't be written, or can't hold `data`. Then it was not added."""
+        origin = urls.split(url)[0]
+        while 0 < self._maxsize <= self._size and not self._closed:  # as `full`
+            await self._putters.wait(self._joiners.look)
+        self._add(origin, url, priority, data)
+
+    def put_nowait(self, url: str, priority: int = 0, data: Any = None) -> None:
+        """Add a URL like `put`, without waiting. Raises asyncio.QueueFull if there is no room."""
+        origin = urls.split(url)[0]
+        if self.full() and not self._closed:
+            raise asyncio.QueueFull
+        self._add(origin, url, priority, data)
+
+    def _add(self, origin: str, url: str, priority: float, data: Any) -> None:
+        if self._closed:
+            self._refuse_if_closed()
+        queued, new = self._queues.get(origin)
+        before = queued.rank() if queued.state is QueueState.READY else 0.0
+        try:  # Before anything changes, since it may fail.
+            queued.backlog.put(url, priority, data, self._kept)
+        except BaseException:
+            if new:
+                self._queues.forget(queued)
+            raise
+        self._size += 1
+        self._unfinished += 1
+        self._url_added(queued, before, -priority, new=new)
+
+    def _put_back(self, origin: str, entry: Entry) -> None:
+        if self._closed:
+            self._done()
+            return
+        queued, new = self._queues.get(origin)
+        before = queued.rank()
+        queued.backlog.put_back(entry)
+        self._size += 1
+        self._url_added(queued, before, entry[0], new=new)
+
+    def _url_added(self, queued: OriginQueue, before: float, rank: float, *, new: bool) -> None:
+        if new:
+            # The first try shows whether the file is cached and the host due.
+            self._queues.ready(queued)
+        elif queued.state is QueueState.READY and rank < before:
+            self._queues.raise_rank(queued)
+        elif queued.waiting is not None:
+            self._waits.overtaken(queued)
+
+    # --- getting ------------------------------------------------------------------------
+
+    async def get(self) -> Turn:
+        """Wait for the next URL whose host is due, and take its turn.
+
+        If it is cancelled, URL and turn stay as they were. Raises GateClosed, StorageError if the
+        scratch file can't be read (the URLs are kept, and tried again later), what `on_denied`
+        raised, or LeaseTimeout if it could never end: the calling task holds a lease or response
+        of each host that has URLs. The URLs stay; see `pacing.own_wait` for child tasks.
+        """
+        waiting: TurnWait[Any] | None = None
+        entrance, getters = self._entrance, self._getters
+        entered = late = entrance.crowded
+        if entered:  # First of all, since many tasks may start in one iteration of the loop.
+            await entrance.queue_up()
+            entrance.entered()
+        try:
+            while True:
+                if self._closed or self._callbacks.errors or self._callbacks.busy:
+                    self._raise_pending()
+                    await self._callbacks.wait()
+                    continue
+                # A late task goes after the waiting ones, one of which was woken for what is ready.
+                queued = None if late and getters else self._queues.next_ready()
+                if queued is None:
+                    free = entered or len(getters) < MAX_PER_ITERATION
+                    before = None if free else entrance.enter()
+                    entered, late = True, before is not None
+                    if before is None:
+                        waiting = self._begin_wait(waiting)
+                    await (before or getters.wait())
+                    entrance.entered(late)
+                    continue
+                denied = self._denied
+                entry, lease = self._try(queued)
+                if lease is None and queued.state is QueueState.TRIED:
+                    lease = await self._ask_scheduler(queued, entry)
+                if lease is not None:
+                    return self._taken(queued, entry, lease)
+                if self._denied > denied and self._denied % _MAX_REFUSED_IN_ROW == 0:
+                    await asyncio.sleep(0)  # Many refused URLs must not block the loop.
+        except (asyncio.CancelledError, GateClosed) as error:
+            self._not_served(waiting, error)
+            raise
+        finally:
+            if waiting is not None and self._graph is not None:
+                self._graph.end(waiting)
+
+    def _gate_closed(self, error: GateClosed) -> None:
+        """Raise the error in every waiting `get`: no turn can come."""
+        self._callbacks.errors.extend(GateClosed(*error.args) for _ in self._getters.futures)
+        self._getters.wake_all()
+
+    def _not_served(self, waiting: TurnWait[Any] | None, error: BaseException) -> None:
+        if isinstance(error, GateClosed):
+            self._gate_closed(error)
+        elif waiting is not None:
+            waiting.cancelled()
+
+    def _begin_wait(self, waiting: TurnWait[Any] | None) -> TurnWait[Any] | None:
+        """Record the wait for deadlock detection. Raises LeaseTimeout if it could never end."""
+        if self._graph is None:
+            return None
+        held = inherited(asyncio.current_task())
+        return self._graph.begin_any(waiting, held, self._queues.turns_wanted)
+
+    def get_nowait(self) -> Turn:
+        """Return a URL whose turn is now. Raises asyncio.QueueEmpty, and what `get` raises.
+
+        What can't be decided without waiting is looked up in the background, so calling it again
+        later may succeed as long as `empty()` is false.
+        """
+        refusals = self._denied + _MAX_REFUSED_IN_ROW
+        while True:
+            self._raise_pending()
+            busy = self._callbacks.busy or self._denied >= refusals
+            queued = None if busy else self._queues.next_ready()
+            if queued is None:
+                raise asyncio.QueueEmpty
+            entry, lease = self._try(queued)
+            if lease is not None:
+                return self._taken(queued, entry, lease)
+            if queued.state is QueueState.TRIED:
+                self._waits.missed(queued, entry)
+
+    def _nothing_to_get(self) -> bool:
+        return not (self._callbacks.errors or self._closed or self._queues.any_ready())
+
+    def _raise_pending(self) -> None:
+        self._refuse_if_closed()
+        if self._callbacks.errors:
+            raise self._callbacks.errors.popleft()
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise GateClosed("the queue is closed")
+
+    def _try(self, queued: OriginQueue, *, turn: bool = True) -> tuple[Entry, QueueLease | None]:
+        """Pop the origin's first URL, and take its turn if `turn` and that needs no waiting.
+
+        Without a turn, the origin now waits for something. Or it is still TRIED: the URL is
+        allowed, but only the scheduler knows whether its host is due.
+        """
+        if (turn_held := queued.turn_held) is not None:
+            if self._is_held(queued.host) is None:
+                return self._waits.take_held_turn(queued, turn_held)
+            self._waits.hold_over(queued)  # Blocked or paused since.
+            return turn_held.entry, None
+        try:
+            entry = queued.backlog.pop()
+        except BaseException:
+            self._waits.back_off(queued)
+            raise
+        near = self._local
+        if near is None:
+            return entry, None
+        try:
+            lease = near.take(entry[2]) if turn else None
+            decision = None if lease is not None else near.peek(entry[2])
+        except BaseException:
+            queued.backlog.put_back(entry)
+            self._waits.back_off(queued)
+            raise
+        if lease is None and decision is None:
+            queued.backlog.put_back(entry)
+            self._waits.ask(queued)
+        elif decision is not None and decision.verdict is not Verdict.ALLOW:
+            self._refused(queued, entry, decision)
+        return entry, lease
+
+    async def _ask_scheduler(
+        self, queued: OriginQueue, entry: Entry, check: Any = None
+    ) -> QueueLease | None:
+        """Ask the scheduler for the turn without waiting for it, or only `check` the URL."""
+        lease = None
+        try:
+            if check is not None:
+                decision = await check(entry[2])
+                if decision.verdict is not Verdict.ALLOW:
+                    raise Denied(decision)
+            elif self._distant is not None:
+                lease = await self._distant.look(entry[2], priority=round(-entry[0]))
+            elif self._local is not None:
+                lease = await self._local.acquire(
+                    entry[2], priority=round(-entry[0]), timeout=0.0, owned=False
+                )
+        except Denied as error:
+            if not self._closed:
+                self._refused(queued, entry, error.decision)
+        except LeaseTimeout as error:
+            self._missed += 1
+            self._waits.missed(queued, entry, error.retry_at)
+        except BaseException as error:
+            if not self._closed:
+                queued.backlog.put_back(entry)
+                if isinstance(error, Exception):
+                    self._waits.back_off(queued)
+                else:
+                    self._waits.watch(queued)
+            raise
+        if lease is not None and self._closed:
+            lease.give_back()
+            lease = None
+        return lease
+
+    def _taken(self, queued: OriginQueue, entry: Entry, lease: QueueLease) -> Turn:
+        # No await since the lease was granted, so a cancelled `get` never has one.
+        self._got += 1
+        self._joiners.turns_out += 1
+        self._size -= 1
+        self._waits.place(queued)
+        self._putters.wake()
+        return Turn(self, queued, entry, lease)
+
+    # --- refusing -----------------------------------------------------------------------
+
+    def _refused(self, queued: OriginQueue, entry: Entry, decision: Decision) -> None:
+        """Handle a refusal: a denied URL is done, a deferred origin is tried again later."""
+        if decision.verdict is Verdict.DEFER:
+            queued.backlog.put_back(entry)
+            self._waits.defer(queued, decision)
+            return
+        self._denied += 1
+        self._size -= 1
+        self._waits.go_on(queued)
+        self._putters.wake()
+        # All counters are updated before the call, which is made once whatever it raises.
+        try:
+            if self._kept is not None:
+                self._kept.remove(entry)
+        finally:
+            self._callbacks.tell(decision)
+
+    # --- finishing ----------------------------------------------------------------------
+
+    def _done(self, entry: Entry | None = None) -> None:
+        self._unfinished -= 1
+        if self._unfinished <= 0:
+            self._joiners.finish()
+        elif not self._joiners.turns_out:
+            self._joiners.look()
+        if entry is not None and self._kept is not None and not self._closed:
+            self._kept.remove(entry)
+
+    def task_done(self) -> None:
+        """Do nothing, for code written for asyncio.Queue: leaving the turn is task_done already.
+
+        Raises ValueError if called more often than turns were given out.
+        """
+        if self._task_done_calls >= self._got:
+            raise ValueError("task_done() called more often than turns were had")
+        self._task_done_calls += 1
+
+    async def join(self) -> None:
+        """Wait until every URL that was put is done: left, denied, or dropped by `close`.
+
+        As with asyncio.Queue, other tasks have to get the allowed URLs. Denied ones need no `get`:
+        while no turn is out or a `put` waits, `join` checks the next URLs as `get` would.
+        """
+        if self._unfinished > 0 and not self._closed:
+            await self._joiners.wait(self._queues, self._refuse_if_denied)
+
+    async def _refuse_if_denied(self, queued: OriginQueue) -> bool:
+        """For `join`: check the next URL of a ready origin. Return False if it needs a `get`."""
+        while self._callbacks.busy:
+            await self._callbacks.wait()
+        check = getattr(self._distant, "check", None)
+        if queued.state is not QueueState.READY or queued.turn_held or not (self._local or check):
+            return False
+        queued.state = QueueState.TRIED
+        entry, _ = self._try(queued, turn=False)
+        if check is not None:
+            await self._ask_scheduler(queued, entry, check)
+        if queued.state is not QueueState.TRIED:
+            return True
+        queued.backlog.put_back(entry)
+        self._queues.ready(queued, announced=queued.announced)
+        return False
+
+    def stats(self) -> QueueStats:
+        """Return counters and sizes."""
+        return QueueStats(
+            size=self._size,
+            overflowed=self._queues.overflowed,
+            origins=len(self._queues),
+            unfinished=self._unfinished,
+            got=self._got,
+            denied=self._denied,
+            deferred=self._waits.deferred,
+            missed=self._missed,
+        )
+
+
+class QueueWaits:
+    """What the origins that are not ready wait for. No entry is lost: its origin becomes ready or
+    waits for something else. Without a change, no origin is tried again without a pause."""
+
+    def __init__(
+        self,
+        gate: QueueGate | DistantGate,
+        queues: OriginQueues,
+        on_deferred: _Listener | None,
+        on_closed: Callable[[GateClosed], object],
+    ) -> None:
+        self._gate = gate
+        self._local = None if is_distant(gate) else cast("QueueGate", gate)
+        self._is_due: Callable[[str], bool] | None = getattr(gate, "is_due", None)
+        self._clock = gate.clock
+        self._queues = queues
+        self._on_deferred = on_deferred
+        self._on_closed = on_closed
+        self._cold: deque[OriginQueue] = deque()
+        self._asking = OwnedTasks()
+        self._waiting = OwnedTasks()
+        self._held_turns = 0
+        self._closed = False
+        self.deferred: int = 0
+        """How often a decision deferred an origin."""
+
+    async def close(self) -> None:
+        """Stop all waits. Idempotent."""
+        self._closed = True
+        for queued in self._queues:
+            if (held := queued.turn_held) is not None:
+                self.take_held_turn(queued, held)[1].give_back()
+        self._cold.clear()
+        await self._asking.close()
+        await self._waiting.close()
+
+    # --- the host's turn ----------------------------------------------------------------
+
+    def place(self, queued: OriginQueue) -> None:
+        """Decide what an origin waits for next, after its first URL was given out."""
+        queued.setbacks, queued.asked, queued.missed = 0, False, False
+        if not len(queued.backlog):
+            self._queues.forget(queued)
+        elif queued.turns_by_waiting > 0 and self._may_wait:
+            queued.turns_by_waiting -= 1
+            try:
+                entry = queued.backlog.pop()
+            except StorageError:
+                self.back_off(queued)  # The next `get` raises it.
+            else:
+                self._wait_for_turn(queued, entry)
+        elif self._is_due is not None and self._is_due(queued.host):
+            self._queues.ready(queued, announced=True)  # Cheaper than an immediate callback.
+        else:
+            self.watch(queued)
+
+    def go_on(self, queued: OriginQueue) -> None:
+        """Make an origin ready after its first URL was done without using a turn."""
+        queued.setbacks, queued.asked, queued.missed = 0, False, False
+        if len(queued.backlog):
+            self._queues.ready(queued, announced=queued.announced)
+        else:
+            self._queues.forget(queued)
+
+    def watch(self, queued: OriginQueue) -> None:
+        """Let the scheduler call back when the host is due."""
+        if self._closed:
+            return
+        if self._local is None:  # A distant gate can't call back.
+            self._queues.ready(queued)
+            return
+        queued.state = QueueState.WATCHED
+
+        def due() -> None:
+            queued.watched(None)
+            if queued.state is QueueState.WATCHED and not self._closed:
+                self._queues.ready(queued, announced=True)
+
+        try:
+            unwatch = self._local.when_due(queued.host, due, priority=-queued.rank())
+        except (GateClosed, LeaseTimeout, StorageError):  # No room, or the storage failed.
+            self.back_off(queued)
+            return
+        if queued.state is QueueState.WATCHED:
+            queued.watched(unwatch)
+
+    # --- waiting in the scheduler -------------------------------------------------------
+
+    @property
+    def _may_wait(self) -> bool:
+        return len(self._waiting) + self._held_turns < MAX_WAITING
+
+    def missed(self, queued: OriginQueue, entry: Entry, retry_at: datetime | None = None) -> None:
+        """Handle a URL whose turn was not now. `retry_at`: when it comes, if the gate knows."""
+        queued.missed = True
+        if self._closed or self._far_off(queued, entry, retry_at):
+            return
+        if self._local is not None and not queued.announced:
+            queued.backlog.put_back(entry)
+            self.watch(queued)  # It may not have been due.
+        elif self._may_wait:
+            queued.turns_by_waiting = TURNS_BY_WAITING
+            self._wait_for_turn(queued, entry)
+        else:
+            queued.backlog.put_back(entry)
+            self.back_off(queued)
+
+    def _far_off(self, queued: OriginQueue, entry: Entry, retry_at: datetime | None) -> bool:
+        """Return True if a distant gate says that the turn is not soon. The origin then waits here,
+        not in the sidecar's queue."""
+        left = 0.0 if retry_at is None else retry_at.timestamp() - self._clock.wall()
+        if self._local is not None or left <= NEAR:
+            return False
+        queued.backlog.put_back(entry)
+        self._queues.defer(queued, self._clock.monotonic() + left - NEAR / 2)
+        return True
+
+    def overtaken(self, queued: OriginQueue) -> None:
+        """Replace the URL that waits in the scheduler if one with a higher priority was put."""
+        if queued.waiting is not None and queued.backlog.rank() < queued.waiting[0][0]:
+            queued.turns_by_waiting += 1
+            queued.waiting[1].cancel()
+
+    def _wait_for_turn(self, queued: OriginQueue, entry: Entry) -> None:
+        queued.state = QueueState.WAITING
+        patience = PATIENCE if self._local is not None else FAR_PATIENCE
+        turn = self._gate.acquire(
+            entry[2], priority=round(-entry[0]), timeout=patience, owned=False
+        )
+        task = self._waiting.start(turn)
+        queued.waiting = entry, task
+        # A callback, not code after an await: a task may be cancelled before it starts.
+        began = self._clock.monotonic()
+        task.add_done_callback(partial(self._wait_ended, queued, entry, began))
+
+    def _wait_ended(
+        self, queued: OriginQueue, entry: Entry, began: float, task: asyncio.Task[QueueLease]
+    ) -> None:
+        queued.waiting = None
+        if self._local is None and self._clock.monotonic() - began > NEAR:
+            queued.turns_by_waiting = 0  # Its next turn is as far off; it will be deferred.
+        error = None if task.cancelled() else task.exception()
+        lease = None if task.cancelled() or error is not None else task.result()
+        if self._closed:
+            if lease is not None:
+                lease.give_back()
+        elif lease is not None:
+            self._hold(queued, entry, lease)
+        elif not (isinstance(error, LeaseTimeout) and self._far_off(queued, entry, error.retry_at)):
+            overtaken = task.cancelled() and queued.backlog.rank() < entry[0]
+            queued.backlog.put_back(entry)
+            if overtaken:
+                self.place(queued)
+            elif isinstance(error, Deferred):
+                self.defer(queued, error.decision)
+            else:  # The next `get` meets the same obstacle.
+                self.back_off(queued)
+
+    def _hold(self, queued: OriginQueue, entry: Entry, lease: QueueLease) -> None:
+        """Hold an acquired turn for the next `get`, if one comes soon."""
+        left = lease.expires_at.timestamp() - self._clock.wall()
+        end = self._clock.monotonic() + min(HOLD, left / 2)
+        queued.turn_held = HeldTurn(entry, lease, self._clock.call_at(end, self.hold_over, queued))
+        self._held_turns += 1
+        self._queues.ready(queued)
+
+    def take_held_turn(self, queued: OriginQueue, held: HeldTurn) -> tuple[Entry, QueueLease]:
+        """Take out the turn that is held for an origin."""
+        held.end.cancel()
+        queued.turn_held = None
+        self._held_turns -= 1
+        return held.entry, held.lease
+
+    def hold_over(self, queued: OriginQueue) -> None:
+        """Give a held turn back: no `get` came for it, or it must not be used any more."""
+        if (held := queued.turn_held) is not None:
+            entry, lease = self.take_held_turn(queued, held)
+            queued.backlog.put_back(entry)
+            queued.turns_by_waiting = 0
+            try:
+                lease.give_back()
+            finally:
+                self.watch(queued)
+
+    # --- robots.txt ---------------------------------------------------------------------
+
+    def ask(self, queued: OriginQueue) -> None:
+        """Ask for the origin's robots.txt in the background, since it is not cached."""
+        if queued.asked:
+            queued.asked = False  # It was fetched, and evicted again already.
+            self.back_off(queued)
+            return
+        queued.state = QueueState.COLD
+        self._cold.append(queued)
+        self._ask_more()
+
+    def _ask_more(self) -> None:
+        near = self._local
+        while near and self._cold and len(self._asking) < MAX_ASKING and not self._closed:
+            asking = self._ask_for(self._cold.popleft(), near)
+            # In an empty context: the task in `get` may hold leases, and does not wait for this.
+            task = self._asking.start(asking, context=Context())
+            task.add_done_callback(lambda _: self._ask_more())
+
+    async def _ask_for(self, queued: OriginQueue, gate: QueueGate) -> None:
+        try:
+            decision = await gate.check(f"{queued.origin}/")
+        except GateClosed as error:
+            self.back_off(queued)
+            self._on_closed(error)
+            return
+        except Exception as error:  # noqa: BLE001 - the origin is tried again after any error
+            _log.warning("asking %s for its robots.txt failed: %r", queued.origin, error)
+            self.back_off(queued, RETRY)
+            return
+        if decision.verdict is Verdict.DEFER:
+            self.defer(queued, decision)  # It could not be reached, for example.
+        else:
+            queued.asked = True
+            self.watch(queued)
+
+    # --- deferrals ----------------------------------------------------------------------
+
+    def defer(self, queued: OriginQueue, decision: Decision) -> None:
+        """Try an origin again at the decision's `retry_at`."""
+        self.deferred += 1
+        queued.missed = False
+        at = decision.retry_at
+        self.back_off(queued, at.timestamp() - self._clock.wall() if at else RETRY)
+        if self._on_deferred is not None:
+            self._on_deferred(decision)
+
+    def back_off(self, queued: OriginQueue, least: float = 0.0) -> None:
+        """Let an origin that was tried in vain pause, `least` seconds or more, longer each time."""
+        queued.turns_by_waiting = 0
+        pause = min(LAST_PAUSE, FIRST_PAUSE * 2 ** min(queued.setbacks, _DOUBLINGS))
+        if least < LAST_PAUSE:
+            queued.setbacks += 1
+        self._queues.defer(queued, self._clock.monotonic() + max(pause, least))

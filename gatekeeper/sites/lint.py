@@ -1,0 +1,772 @@
+"""Findings about a file: errors of its author, and constructs that may not mean what they seem to.
+
+Every check is a single pass over lines or rules, so a hostile file costs no more than a multiple of
+its size. `CODES` documents each code. Messages quote only short parts of the file, in printable
+form.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from gatekeeper.robots import signals, timing
+from gatekeeper.robots.model import Group, Rule, Severity, TextLine, iter_lines
+from gatekeeper.robots.parser import FILE_FIELDS, KNOWN_FIELDS, Dialect, RobotsTxt, to_octets
+from gatekeeper.robots.patterns import decoded, is_robots_txt, rfc_pattern, squeeze
+
+MAX_FINDINGS = 1_000
+"""Maximum number of findings per file; more are of no use."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """A finding about a file that its author should know.
+
+    `line` counts from 1, and is 0 for the file as a whole. `code` is a key of `CODES`.
+    """
+
+    line: int
+    code: str
+    severity: Severity
+    message: str
+    column: int = 0
+    """First character concerned, counting from 1; 0 if the finding is not about particular
+    characters."""
+    end_column: int = 0
+    """The character after the last one concerned; equal to `column` for a position between two
+    characters."""
+
+
+class Code(msgspec.Struct, frozen=True):
+    """The meaning of a code in one sentence, and its severity."""
+
+    severity: Severity
+    meaning: str
+
+
+_TABLE = """
+# The file as a whole.
+error html: The file is an HTML page, not a robots.txt.
+error truncated: The file is longer than crawlers read; its end is lost (RFC 9309 section 2.5).
+warning too-many: There are more findings than are listed.
+info bom: The file begins with a byte order mark, which some crawlers trip over.
+warning encoding: The file is not sent as plain UTF-8 (RFC 9309 section 2.3).
+info empty: The file has no records; every robot is welcome everywhere (1994 standard).
+warning no-group: The file has no user-agent line, so no rule is obeyed.
+# Lines.
+warning control: A control character makes the line unreadable; it is ignored (RFC 9309 section 3).
+warning not-utf8: The line contains octets that are not valid UTF-8 (RFC 9309 section 2.3).
+warning no-colon: The line is not a record: no colon follows a field (RFC 9309 section 2.2).
+error odd-blank: A character that looks like a blank, or is invisible, is read as a letter (RFC 9309
+    section 2.2).
+error several-records: A second record in a line is part of the first one's value (RFC 9309 section
+    2.2).
+info unknown-field: The field is unknown and ignored (RFC 9309 section 2.2.4).
+error misspelt-field: The field is a misspelling of a known one and is ignored (RFC 9309 section
+    2.2.4).
+error rule-outside-group: A rule before any user-agent line is ignored (RFC 9309 section 2.2.1).
+warning record-outside-group: The record belongs in a group, but is in none: it has no effect.
+# User-agent lines.
+error empty-agent: A user-agent line without a name matches nobody (RFC 9309 section 2.2.1).
+info odd-agent: The name is not a plain product token of letters, `_` and `-` (RFC 9309 section
+    2.2).
+error agent-list: A user-agent line names one agent, by its product token; write a line for each
+    (RFC 9309 section 2.2.1).
+info repeated-agent: The agent already has a group; the two are merged (RFC 9309 section 2.2.1).
+warning several-star-groups: Only one group for `*` is allowed; some robots read the first (1994
+    standard).
+info named-group-exempts: A robot that is named obeys its own groups alone, so rules for `*` do not
+    apply to it (RFC 9309 section 2.2.1).
+info group-without-rules: The group has no rules and allows everything (RFC 9309 section 2.1).
+info missing-blank-line: A group begins without a blank line before it; older parsers need one (1994
+    standard).
+warning blank-inside-group: A blank line divides the group; for older parsers it ends there (1994
+    standard).
+warning joined-groups: Only a rule ends a group: the agents above this line also obey the rules
+    below the next user-agent line (RFC 9309 section 2.2.4).
+# Rules.
+warning blank-in-value: A blank inside the path counts as %20 (RFC 9309 section 2.2).
+warning hash-in-path: A `#` begins a comment, even without a blank before it (RFC 9309 section
+    2.2.3).
+info unescaped-non-ascii: Non-ASCII characters should be percent-encoded; not every robot does it
+    (RFC 9309 section 2.2.2).
+warning bad-escape: A `%` does not begin an escape; write %25 (RFC 9309 section 2.2.2).
+warning regular-expression: Rules are not regular expressions: only `*` and a final `$` are special
+    (RFC 9309 section 2.2.3).
+info dollar-inside: A `$` before the end is an ordinary character (RFC 9309 section 2.2.3).
+warning literal-star: In the dialect of this group a `*` is an ordinary character (1994 standard,
+    1996 draft section 3.2.2).
+error unmatchable-rule: No URL can match the rule (RFC 9309 section 2.2.2).
+warning unreachable-rule: Another rule always decides before this one.
+info duplicate-rule: The group already has the same rule (RFC 9309 section 2.2.2).
+info robots-txt-rule: /robots.txt may always be fetched (RFC 9309 section 2.2.2).
+warning lone-allow: The group has only Allow rules, which forbid nothing; a whitelist also needs a
+    `Disallow: /` (RFC 9309 section 2.2.2).
+# Robot-version.
+warning misplaced-version: Robot-version counts only directly after the user-agent lines (2.0
+    draft).
+warning bad-version: The version is not of the form 2.0 and is ignored (2.0 draft).
+warning repeated-version: Only the first Robot-version of a group counts (2.0 draft).
+warning experimental-version: An odd minor version is experimental; robots skip the group (2.0
+    draft).
+warning newer-version: The version is newer than any that exists (2.0 draft).
+# Timing and the rest.
+warning bad-crawl-delay: Crawl-delay must be a plain number of seconds (no standard; RFC 9309
+    section 2.2.4).
+warning bad-request-rate: Request-rate must be `documents/time[s|m|h] [hhmm-hhmm]` (2.0 draft).
+warning bad-visit-time: Visit-time must be `hhmm-hhmm` in UTC (2.0 draft).
+error bad-sitemap: Sitemap must be an absolute URL (sitemaps.org).
+error bad-license: License must be an absolute URL (RSL 1.0).
+warning bad-host: Host must be the name of a host (Yandex).
+warning bad-clean-param: Clean-param must be `name[&name...] [path]` (Yandex).
+warning bad-content-usage: A preference is lost; write `train-ai=n, search=y`
+    (draft-ietf-aipref-vocab).
+warning unknown-usage-label: The label is not in the vocabulary and is ignored
+    (draft-ietf-aipref-vocab).
+warning bad-content-signal: A signal is lost; write `search=yes, ai-train=no`
+    (draft-romm-aipref-contentsignals).
+"""
+"""Severity, code and meaning of each kind of finding."""
+
+
+def _read_table(table: str) -> dict[str, Code]:
+    codes = {}
+    for row in table.replace("\n    ", " ").splitlines():
+        if row and not row.startswith("#"):
+            head, _, meaning = row.partition(": ")
+            severity, code = head.split()
+            codes[code] = Code(Severity(severity), meaning)
+    return codes
+
+
+CODES: dict[str, Code] = _read_table(_TABLE)
+
+
+class TooManyFindings(Exception):
+    """Raised when the report is full."""
+
+
+class FindingList:
+    """Collects findings, at most `limit`."""
+
+    __slots__ = ("found", "limit")
+
+    def __init__(self, limit: int = MAX_FINDINGS) -> None:
+        self.found: list[Finding] = []
+        self.limit: int = limit
+
+    def add(self, line: int, code: str, detail: str = "", severity: Severity | None = None) -> None:
+        """Add a finding with the meaning of its code and an optional detail.
+
+        Raises TooManyFindings if the list is full; the findings in it remain.
+        """
+        if len(self.found) >= self.limit:
+            raise TooManyFindings
+        entry = CODES[code]
+        message = f"{entry.meaning} {detail}" if detail else entry.meaning
+        self.found.append(Finding(line, code, severity or entry.severity, message))
+
+    def result(self, *, cut: bool) -> tuple[Finding, ...]:
+        """Return all findings sorted by line. With `cut` a last finding reports that there are
+        more."""
+        found = sorted(self.found, key=lambda finding: (finding.line, finding.code))
+        if cut:
+            entry = CODES["too-many"]
+            found.append(Finding(0, "too-many", entry.severity, entry.meaning))
+        return tuple(found)
+
+
+AGENT_SEPARATOR = re.compile("[,;|]")
+TOKEN = re.compile(r"[A-Za-z_-]+\Z|\*\Z")
+_VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.[0-9]{1,9})?\Z")
+
+# A non-breaking space in another encoding is decoded as U+FFFD.
+_ODD_BLANKS = "\u00a0\u00ad\u1680\u2000-\u200f\u2028\u2029\u202f\u205f\u2060\u3000\ufeff"
+_ODD = f"[{_ODD_BLANKS}\ufffd]"
+ODD_BLANK = re.compile(_ODD)
+_ODD_END = re.compile(f"[{_ODD_BLANKS}]\\Z")
+ODD_ENDS = re.compile(rf"\A{_ODD}++|(?<!{_ODD}){_ODD}++\Z")
+"""Matches the characters around a text that look like blanks."""
+_BULLET = re.compile("\\A[-*\u2022\u00b7][ \\t]++")
+"""Matches the bullet of a list before a field."""
+
+NOT_A_COLON = "=;\uff1a"
+"""Characters that are written in place of a colon."""
+_FIELD_AND_VALUE = re.compile(
+    rf"[ \t]*+([A-Za-z-]++)(?:[ \t]*+[{NOT_A_COLON}]|[ \t]++(?=[/*]|[^ \t]++[ \t]*+(?:#|\Z)))"
+)
+_BARE_PATH = re.compile(r"[ \t]*+/[^/*]")
+SECOND_RECORD = re.compile(
+    r"(?:user-agent|disallow|(?<![^ \t])(?:allow|crawl-delay|sitemap))[ \t]*+:", re.IGNORECASE
+)
+_MATCHES_A_ROBOT = re.compile(r"[A-Za-z0-9_-]|\*(?:[ \t]|\Z)")
+"""Matches the beginning of a user-agent value that the name of some robot can equal (RFC-15)."""
+# Misspellings that differ by more than one character, but occur in real files.
+_MISSPELLINGS = {
+    "agent": "user-agent",
+    "dissalow": "disallow",
+    "dissallows": "disallow",
+    "disallowed": "disallow",
+    "allowed": "allow",
+    "user agents": "user-agent",
+    "deny": "disallow",
+    "hosts": "host",
+}
+_MIN_LENGTH = 5
+"""Minimum length of a field name for `_is_one_typo`: one changed character turns a shorter one into
+too many other words."""
+
+
+def quoted(text: str) -> str:
+    """Return the beginning of a text in printable form."""
+    return repr(text if len(text) <= 60 else text[:59] + "…")
+
+
+def _listed(agents: Sequence[str]) -> str:
+    """Return at most three of the agents, `*` first, and the number of the others."""
+    agents = sorted(dict.fromkeys(agents), key=lambda agent: agent != "*")
+    others = [f"{len(agents) - 3} more"] if len(agents) > 3 else []
+    return ", ".join([*map(quoted, agents[:3]), *others])
+
+
+def check_agent(report: FindingList, line: TextLine) -> None:
+    """Check that a user-agent line names a product token or `*`."""
+    if not line.value:
+        report.add(line.number, "empty-agent")
+    elif ODD_BLANK.search(line.value):
+        report.add(line.number, "odd-blank", quoted(line.value))
+    elif SECOND_RECORD.search(line.value):
+        return
+    elif AGENT_SEPARATOR.search(line.value):
+        report.add(line.number, "agent-list", quoted(line.value))
+    elif not _MATCHES_A_ROBOT.match(line.value):
+        report.add(
+            line.number, "odd-agent", f"{quoted(line.value)} matches no robot.", Severity.ERROR
+        )
+    elif not TOKEN.match(line.value):
+        report.add(line.number, "odd-agent", quoted(line.value))
+
+
+def field_without_colon(text: str) -> str | None:
+    """Return the known field with which a line without a colon after it begins, or None.
+
+    After the field comes a value, or a character that is written in place of a colon.
+
+    >>> field_without_colon("Disallow /x"), field_without_colon("Allow me to explain: ...")
+    ('disallow', None)
+    >>> field_without_colon("Disallow = /x")
+    'disallow'
+    """
+    found = _FIELD_AND_VALUE.match(text)
+    if found is None:
+        return None
+    field = found[1].lower()
+    return field if field in KNOWN_FIELDS else None
+
+
+def check_version(report: FindingList, line: int, value: str) -> None:
+    """Check a correctly placed Robot-version (the 2.0 draft, V2-08 to V2-12)."""
+    found = _VERSION.match(value)
+    major = int(found[1]) if found else 0
+    if found is None or major == 0:
+        report.add(line, "bad-version", quoted(value))
+    elif int(found[2]) % 2:
+        report.add(line, "experimental-version")
+    elif major > 2:
+        report.add(line, "newer-version")
+
+
+def spelling(field: str) -> str | None:
+    """Return the known field that was probably meant, or None (RFC 9309 section 2.2.4, RFC-45).
+
+    The field is a common misspelling or differs from the known one by a single typing error.
+
+    >>> spelling("dissallow"), spelling("user agent"), spelling("x-robots")
+    ('disallow', 'user-agent', None)
+    """
+    if field.startswith((";", "/", "!", "'", "%", "<")):
+        return None  # its author meant a comment
+    field = _BULLET.sub("", ODD_ENDS.sub("", field))
+    meant = field if field in KNOWN_FIELDS else _MISSPELLINGS.get(field)
+    if meant is not None:
+        return meant
+    return next(
+        (name for name in KNOWN_FIELDS if len(name) >= _MIN_LENGTH and _is_one_typo(field, name)),
+        None,
+    )
+
+
+def _is_one_typo(a: str, b: str) -> bool:
+    """Return True if one character is missing, added or wrong, or two adjacent ones are swapped."""
+    if abs(len(a) - len(b)) > 1:
+        return False
+    i = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return (
+        a[i + 1 :] == b[i:]
+        or a[i:] == b[i + 1 :]
+        or a[i + 1 :] == b[i + 1 :]
+        or (a[i : i + 2] == b[i : i + 2][::-1] and a[i + 2 :] == b[i + 2 :])
+    )
+
+
+BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_CUT_BY_HASH = re.compile(r"[^#]*+(?<![ \t])#(?![ \t#])")
+"""Matches a line whose comment begins without blanks around its sign."""
+_DOT_SEGMENT = re.compile(r"[^*?]*/\.\.?/")
+# Constructs without a meaning in robots.txt. `*.*` and `name.*.js` come from shells and work as
+# expected. Every alternative begins with its character, not with an assertion, so that a search
+# skips the characters that begin none.
+_ANYTHING = r"\.\*(?:(?<!\*\.\*)(?!\.)|(?<=/\.\*))"
+_ANY_DIALECT = rf"{_ANYTHING}|\.\+|\([^()|]*+\|[^()]*+\)|\^(?<=\A\^)"
+REGEX_SYNTAX = re.compile(rf"\\|{_ANY_DIALECT}|\[\^?[A-Za-z0-9]-[A-Za-z0-9]")
+_REGEX_SYNTAX_V2 = re.compile(_ANY_DIALECT)
+_EVERYTHING = frozenset({"/", "*", "/*"})
+
+
+def check_groups(report: FindingList, groups: Sequence[Group]) -> None:
+    """Check all groups of a file in one pass."""
+    seen: dict[str, int] = {}
+    stars = (each.line for each in groups if "*" in each.agents and any(map(_denies, each.rules)))
+    star_line = next(stars, 0)
+    for group in groups:
+        for agent in {agent.lower() for agent in group.agents if agent}:
+            first = seen.setdefault(agent, group.line)
+            if first == group.line:
+                continue
+            if agent == "*" and group.dialect is not Dialect.RFC9309:
+                report.add(group.line, "several-star-groups", f"The first is in line {first}.")
+            else:
+                report.add(group.line, "repeated-agent", f"{quoted(agent)} in line {first}.")
+        _check_group(report, group, star_line)
+    _check_exempt(report, groups, seen)
+
+
+def _check_group(report: FindingList, group: Group, star_line: int) -> None:
+    """Check one group. `star_line` is the line of a group for `*` that forbids something, or 0."""
+    detail = ""
+    if star_line and "*" not in group.agents:
+        detail = f"Its robots do not obey the rules for `*` in line {star_line} either."
+    if not group.rules:
+        severity = Severity.WARNING if detail else None
+        report.add(group.line, "group-without-rules", detail, severity)
+        return
+    for rule in group.rules:
+        if rule.value:
+            _check_value(report, rule, group.dialect)
+    rules = [rule for rule in group.rules if rule.value]
+    if rules and _is_whitelist(group.rules):
+        report.add(rules[0].line, "lone-allow", detail)
+    if group.dialect in {Dialect.R1996, Dialect.V2}:
+        _check_order(report, rules, group.dialect)
+    else:
+        _check_longest(report, rules)
+
+
+def _is_whitelist(rules: Sequence[Rule]) -> bool:
+    # `Allow: /` alone is not meant as a whitelist: it says explicitly that everything is allowed.
+    return all(_allows(rule) and squeeze(rule.value) not in _EVERYTHING for rule in rules)
+
+
+def _check_exempt(report: FindingList, groups: Sequence[Group], first: Mapping[str, int]) -> None:
+    """Report each named group that does not deny what a rule for `*` denies.
+
+    If `*` is denied everything, a named group is an exception on purpose. `first` has the line of
+    the first group of each agent: the rules of all its groups count. A rule is compared with equal
+    patterns and plain prefixes only, at most `_MAX_COMPARED` times.
+    """
+    groups = [group for group in groups if group.dialect is Dialect.RFC9309]
+    stars = [rule for group in groups if "*" in group.agents for rule in group.rules]
+    wanted = [(rule, _meaning(rule)) for rule in stars if _denies(rule)]
+    wanted = [each for each in wanted if each[1][:1] in {"/", "*"}]
+    if any(meaning == "/" for _, meaning in wanted):
+        return
+    own: dict[int, tuple[Group, list[Rule]]] = {}
+    for group in groups:
+        if names := [agent.lower() for agent in group.agents if agent not in {"", "*"}]:
+            own.setdefault(first[names[0]], (group, []))[1].extend(group.rules)
+    left = _MAX_COMPARED
+    for group, rules in own.values():
+        if _is_whitelist(rules):
+            continue  # reported with a warning
+        denied = {_meaning(rule) for rule in rules if _denies(rule)}
+        lengths = sorted({len(meaning) for meaning in denied if not _SPECIAL.search(meaning)})
+        left -= len(wanted) * (1 + len(lengths))
+        if left < 0:
+            return
+        lost = [
+            f"{quoted(f'{rule.field}: {rule.value}')} in line {rule.line}"
+            for rule, meaning in wanted
+            if meaning not in denied
+            and not any(meaning[:length] in denied for length in lengths if length < len(meaning))
+        ]
+        if lost:
+            lost[3:] = [f"{len(lost) - 3} more"] if len(lost) > 3 else []
+            agents = _listed([agent for agent in group.agents if agent != "*"])
+            detail = f"Not obeyed by {agents}: {', '.join(lost)}."
+            report.add(group.line, "named-group-exempts", detail)
+
+
+_MAX_COMPARED = 500_000
+_SPECIAL = re.compile("[*$]")
+
+
+def _meaning(rule: Rule) -> str:
+    """Return the pattern in normal form; two that match the same paths are equal."""
+    pattern = squeeze(rfc_pattern(to_octets(rule.value)))
+    return pattern if pattern.endswith("$") else pattern.rstrip("*") or "/"
+
+
+def _check_value(report: FindingList, rule: Rule, dialect: Dialect) -> None:
+    value = rule.value
+    if (" " in value or "\t" in value) and not SECOND_RECORD.search(value):
+        report.add(rule.line, "blank-in-value", quoted(value))
+    if "#" in rule.text and dialect is not Dialect.V2 and _CUT_BY_HASH.match(rule.text):
+        report.add(rule.line, "hash-in-path", f"Only {quoted(value)} is read; write %23.")
+    if not value.isascii():
+        code = "odd-blank" if _ODD_END.search(value) else "unescaped-non-ascii"
+        report.add(rule.line, code, quoted(value))
+    if "%" in value and BAD_ESCAPE.search(value):
+        report.add(rule.line, "bad-escape", quoted(value))
+    if (_REGEX_SYNTAX_V2 if dialect is Dialect.V2 else REGEX_SYNTAX).search(value):
+        report.add(rule.line, "regular-expression", quoted(value))
+    if is_robots_txt(value):
+        report.add(rule.line, "robots-txt-rule")
+    if reason := _unmatchable(value, dialect):
+        report.add(rule.line, "unmatchable-rule", reason)
+    elif dialect is Dialect.RFC9309 and "$" in value[:-1]:
+        report.add(rule.line, "dollar-inside", quoted(value))
+    elif dialect in {Dialect.R1994, Dialect.R1996} and "*" in value:
+        report.add(rule.line, "literal-star", quoted(value))
+
+
+def _unmatchable(value: str, dialect: Dialect) -> str:
+    """Return the reason why no path can match, or the empty string."""
+    if "://" in value and value.lower().startswith(("http://", "https://", "//")):
+        return "A rule is a path; leave out scheme and host."
+    begins = {Dialect.RFC9309: ("/", "*"), Dialect.V2: tuple("/*?[\\")}.get(dialect, ("/",))
+    if not value.startswith(begins):
+        remedy = " `/*` before it matches it anywhere." if dialect is Dialect.RFC9309 else ""
+        return f"Every path begins with a slash, {quoted(value)} does not.{remedy}"
+    # Robots resolve dot segments before they compare. After a `?` or a `*` dot segments may remain.
+    if "/." in value and _DOT_SEGMENT.match(value):
+        return "Robots resolve `.` and `..` in a URL before they compare."
+    return ""
+
+
+def _check_longest(report: FindingList, rules: Sequence[Rule]) -> None:
+    """Check the rules of RFC 9309, and of 1994, which has only Disallow: their order has no
+    meaning.
+
+    Rules that match the same paths differ at most in trailing stars. The longest of them decides,
+    and of equally long ones an Allow (RFC 9309 section 2.2.2, RFC-17, RFC-18).
+    """
+    deciding: dict[str, tuple[tuple[int, bool], Rule]] = {}
+    for rule in rules:
+        pattern = rfc_pattern(to_octets(rule.value))
+        rank = len(pattern), _allows(rule)  # each of several stars counts
+        key = _meaning(rule)
+        other_rank, other = deciding.setdefault(key, (rank, rule))
+        if other is rule:
+            continue
+        if _allows(other) == _allows(rule):
+            report.add(rule.line, "duplicate-rule", f"It repeats line {other.line}.")
+        elif rank > other_rank:
+            report.add(other.line, "unreachable-rule", f"Line {rule.line} decides.")
+        else:
+            report.add(rule.line, "unreachable-rule", f"Line {other.line} decides.")
+        if rank > other_rank:
+            deciding[key] = rank, rule
+
+
+def _check_order(report: FindingList, rules: Sequence[Rule], dialect: Dialect) -> None:
+    """Check the rules of 1996 and 2.0, where the first match decides: a rule covered by an earlier
+    one is unreachable.
+
+    In 1996 that is a prefix of it (R96-18). In 2.0 only equal patterns, and patterns that match
+    everything, are detected.
+    """
+    first: dict[str, Rule] = {}
+    lengths: list[int] = []  # in ascending order; longer ones than a value need no look-up
+    for rule in rules:
+        covering: Iterable[str]
+        if dialect is Dialect.V2:
+            value = "*" if squeeze(rule.value) in {"*", "/*"} else rule.value
+            covering = ("*", value)
+        else:
+            value = decoded(to_octets(rule.value))
+            covering = (value[:length] for length in lengths[: bisect_right(lengths, len(value))])
+        earlier = next((first[each] for each in covering if each in first), None)
+        if earlier is None:
+            first[value] = rule
+            place = bisect_right(lengths, len(value))
+            if lengths[place - 1 : place] != [len(value)]:
+                lengths.insert(place, len(value))
+        elif _allows(earlier) == _allows(rule) and earlier.value == rule.value:
+            report.add(rule.line, "duplicate-rule", f"It repeats line {earlier.line}.")
+        else:
+            report.add(rule.line, "unreachable-rule", f"Line {earlier.line} decides.")
+
+
+def _denies(rule: Rule) -> bool:
+    return bool(rule.value) and not _allows(rule)
+
+
+def _allows(rule: Rule) -> bool:
+    return rule.field.lower() == "allow"
+
+
+_NEEDS_NO_GROUP = FILE_FIELDS | {"content-signal"}
+_OUTSIDE_GROUPS = _NEEDS_NO_GROUP | {"robot-version"}  # a Robot-version there is misplaced
+_INDEXING = frozenset({"noindex", "nofollow"})
+"""Fields that search engines once read."""
+_HTML = re.compile(r"[\s\ufeff]*<(?:!doctype\s+html|html|head|body|\?xml)\b", re.IGNORECASE)
+
+
+def findings(robots: RobotsTxt, *, limit: int = MAX_FINDINGS) -> tuple[Finding, ...]:
+    """Return the findings about a file, at most `limit`, sorted by line.
+
+    >>> from gatekeeper.robots import RobotsTxt
+    >>> [(f.line, f.code) for f in findings(RobotsTxt.parse("User-agent: *\\nDissalow: /"))]
+    [(1, 'group-without-rules'), (2, 'misspelt-field')]
+    """
+    from gatekeeper.sites.fixes import located  # noqa: PLC0415 - imports this module
+
+    text, report, cut = robots.octets, FindingList(limit), False
+    try:
+        html = _check_file(report, robots, text)
+        reader = _LineChecks(report, robots.forced, html=html)
+        for line in iter_lines(text):
+            reader.read(line)
+        reader.end()
+        check_groups(report, robots.groups)
+    except TooManyFindings:
+        cut = True
+    found = report.result(cut=cut)
+    return located(found, text) if found else ()
+
+
+def coding_findings(coding: str) -> tuple[Finding, ...]:
+    """Return the finding about a Content-Encoding that names no registered coding (RFC 9110 section
+    8.4.1, HTTP-14), such as `utf-8`; none if it is empty."""
+    report = FindingList()
+    if coding:
+        detail = f"Its Content-Encoding {quoted(coding)} is no coding, and is ignored."
+        report.add(0, "encoding", detail)
+    return report.result(cut=False)
+
+
+def _check_file(report: FindingList, robots: RobotsTxt, text: str) -> bool:
+    """Check the file as a whole. Return True if it is an HTML page."""
+    if robots.bom == "utf-8":
+        report.add(1, "bom")
+    elif robots.bom:
+        report.add(1, "encoding", f"It had to be transcoded from {robots.bom}.")
+    if robots.truncated:
+        report.add(text.count("\n") + 1, "truncated")
+    if _HTML.match(text) is None:
+        return False
+    report.add(1, "html")
+    return True
+
+
+class _LineChecks:
+    """Checks line by line."""
+
+    def __init__(self, report: FindingList, dialect: Dialect | None, *, html: bool) -> None:
+        self._report = report
+        self._html = html
+        """Whether the file is a page. Its lines are not records, and one finding about that is
+        enough."""
+        self._blank_ends_record = dialect is not None and dialect is not Dialect.RFC9309
+        """Whether blank lines end a record (the 1994 standard, R94-03)."""
+        self._any_record = False
+        self._any_agent = False
+        self._any_for_group = False
+        """Whether there is a record that belongs in a group. A file of Sitemap lines needs none."""
+        self._in_group = False
+        self._has_rule = False
+        """Whether the group has a rule, so that the next user-agent line begins another group (RFC
+        9309 section 2.1, RFC-02)."""
+        self._record_open = False
+        """Whether a user-agent line came after the last blank line: only then is a blank line
+        missing."""
+        self._blank_in_group = 0
+        """Line number of the first blank line after the user-agent lines of a group without
+        rules."""
+        self._version_fits = False
+        self._version_line = 0
+        """Line number of the Robot-version of the current group."""
+        self._agents: list[str] = []
+        """The user-agent values of the group."""
+        self._between = 0
+        """Line number of what stands after the last user-agent line of a group without rules."""
+        self._joined: list[tuple[int, str]] = []
+        """Line numbers of what stands between user-agent lines of the group, and the agents above
+        and below it; to be reported with the first rule that they share."""
+
+    def read(self, line: TextLine) -> None:
+        """Check one line and update the state for the following ones."""
+        if line.spoilt:
+            self._report.add(line.number, "control", "", Severity.ERROR if line.field else None)
+            self._between = self._between or line.number
+            return
+        if "\ufffd" in line.text:
+            self._report.add(line.number, "not-utf8")
+        if line.field:
+            self._record(line)
+        elif not line.text.strip(" \t"):
+            self._blank_line(line.number)
+        elif not line.text.lstrip(" \t").startswith("#"):  # a comment line is no boundary (R94-06)
+            self._version_fits = False
+            self._between = self._between or line.number
+            self._no_colon(line)
+
+    def end(self) -> None:
+        """Report what only the whole file shows."""
+        self._end_joined("the same records.")
+        if self._html:
+            return
+        if not self._any_record:
+            self._report.add(0, "empty")
+        elif self._any_for_group and not self._any_agent:
+            self._report.add(0, "no-group")
+
+    def _blank_line(self, number: int) -> None:
+        self._record_open = False
+        self._version_fits = False  # DIA-04: after a blank line it no longer follows immediately
+        if self._in_group and not self._has_rule:
+            self._blank_in_group = self._blank_in_group or number
+        if self._blank_ends_record:
+            self._in_group = False
+
+    def _record(self, line: TextLine) -> None:
+        self._any_record = True
+        self._any_for_group |= line.field not in _NEEDS_NO_GROUP
+        second = SECOND_RECORD.search(line.value) if ":" in line.value else None
+        if second and line.field in KNOWN_FIELDS and line.field != "comment":
+            self._add_for_text(line.number, "several-records", quoted(line.value[second.start() :]))
+        if line.field == "user-agent":
+            self._agent(line)
+        elif line.field in {"allow", "disallow"}:
+            self._rule(line)
+        else:
+            self._between = self._between or line.number
+            self._other(line)
+            self._version_fits = False
+
+    def _agent(self, line: TextLine) -> None:
+        if not self._in_group or self._has_rule:
+            if self._record_open:
+                self._report.add(line.number, "missing-blank-line")
+            self._end_joined("the same records.")
+            self._has_rule = False
+            self._version_line = 0
+            self._agents.clear()
+        elif (joint := self._between or self._blank_in_group) and len(self._joined) < MAX_FINDINGS:
+            self._joined.append((joint, f"{_listed(self._agents)} and {quoted(line.value)}"))
+        self._between = self._blank_in_group = 0
+        self._agents.append(line.value)
+        if self._version_line and self._record_open:  # V2-06: it must follow the last one
+            self._report.add(self._version_line, "misplaced-version")
+            self._version_line = 0
+        self._any_agent = self._in_group = self._version_fits = self._record_open = True
+        check_agent(self._report, line)
+
+    def _rule(self, line: TextLine) -> None:
+        self._version_fits = False
+        if not self._in_group:
+            self._report.add(line.number, "rule-outside-group")
+            return
+        if self._blank_in_group and not self._has_rule:
+            self._report.add(self._blank_in_group, "blank-inside-group")
+        self._end_joined(f"{quoted(line.text.strip())} in line {line.number}.")
+        self._has_rule = True
+        self._blank_in_group = 0
+
+    def _end_joined(self, shared: str) -> None:
+        """Report the joined groups; `shared` is what all of their agents obey."""
+        for number, agents in self._joined:
+            self._report.add(number, "joined-groups", f"{agents} obey {shared}")
+        self._joined.clear()
+
+    def _other(self, line: TextLine) -> None:
+        if line.field not in KNOWN_FIELDS:
+            meant = spelling(line.field)
+            if meant is not None:
+                self._report.add(line.number, "misspelt-field", f"Did you mean {meant}?")
+            elif field_without_colon(line.text):
+                self._no_colon(line)
+            elif line.field in _INDEXING:
+                detail = f"{quoted(line.field)}: search engines read X-Robots-Tag headers instead."
+                self._add_for_text(line.number, "unknown-field", detail, Severity.WARNING)
+            else:
+                self._add_for_text(line.number, "unknown-field", quoted(line.field))
+            return
+        # A Content-Signal applies to the file only before the first group (SIG-12).
+        if not self._in_group and (
+            line.field not in _OUTSIDE_GROUPS
+            or (line.field == "content-signal" and self._any_agent)
+        ):
+            self._report.add(line.number, "record-outside-group")
+        read = _READERS.get(line.field)
+        if read is not None and read(line.value) is None:
+            self._report.add(line.number, f"bad-{line.field}", quoted(line.value))
+        elif line.field == "content-usage":
+            self._content_usage(line.number, line.value)
+        elif line.field == "robot-version":
+            self._robot_version(line.number, line.value)
+
+    def _no_colon(self, line: TextLine) -> None:
+        # After a known field, and where a path has none, a directive that robots should obey is
+        # lost.
+        lost = field_without_colon(line.text) or _BARE_PATH.match(line.text)
+        error = Severity.ERROR if lost else None
+        self._add_for_text(line.number, "no-colon", quoted(line.text), error)
+
+    def _add_for_text(
+        self, line: int, code: str, detail: str, severity: Severity | None = None
+    ) -> None:
+        if not self._html:
+            self._report.add(line, code, detail, severity)
+
+    def _content_usage(self, line: int, value: str) -> None:
+        labels = signals.usage_labels(signals.split_content_usage(value)[1])
+        if not labels or not any(labels.values()):
+            self._report.add(line, "bad-content-usage", quoted(value))
+            return
+        unusable = [label for label in labels if label in signals.CATEGORIES and not labels[label]]
+        if unusable:
+            self._report.add(line, "bad-content-usage", quoted(", ".join(unusable)))
+        unknown = [label for label in labels if label not in signals.CATEGORIES]
+        if unknown:
+            self._report.add(line, "unknown-usage-label", quoted(", ".join(unknown)))
+
+    def _robot_version(self, line: int, value: str) -> None:
+        if self._version_fits:
+            self._version_line = line
+            check_version(self._report, line, value)
+        else:
+            code = "repeated-version" if self._version_line else "misplaced-version"
+            self._report.add(line, code)
+
+
+def _parse_signal(value: str) -> bool | None:
+    """Return None if any pair of a Content-Signal is malformed, or there is none."""
+    pairs = [pair for pair in dict.fromkeys(value.split(",")) if pair.strip(" \t")]
+    return (bool(pairs) and all(map(signals.parse_content_signal, pairs))) or None
+
+
+_READERS: dict[str, Callable[[str], object]] = {
+    "sitemap": signals.absolute_url,
+    "license": signals.absolute_url,
+    "host": signals.parse_host,
+    "clean-param": signals.parse_clean_param,
+    "crawl-delay": timing.parse_crawl_delay,
+    "request-rate": timing.parse_request_rate,
+    "visit-time": timing.parse_visit_time,
+    "content-signal": _parse_signal,
+}
+"""Functions that return None for an unusable value, by field."""

@@ -1,0 +1,175 @@
+"""`gatekeeper fetch --warc`: the file has all responses, and no record is ever removed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from warcio.archiveiterator import ArchiveIterator
+
+from gatekeeper.crawl.sources import Limits
+from gatekeeper.errors import ConfigError
+from tests.crawl.crawling import OPEN, ROBOTS, archived, fetch, manifest
+from tests.internet import FakeInternet, Page, Raw
+
+NAMES = pytest.mark.parametrize("name", ["p.warc", "p.warc.gz"])
+
+
+async def test_a_warc_file_holds_what_was_sent(internet: FakeInternet, tmp_path: Path) -> None:
+    site = internet.site("a.test").robots(OPEN).page("/x", "hello")
+    path = tmp_path / "pages.warc.gz"
+    assert await fetch(internet, "http://a.test/x", warc=path) == 0
+    assert site.requests[-1].headers["Accept-Encoding"] == "identity"
+    with path.open("rb") as file:
+        found = [
+            (record.rec_type, record.rec_headers.get_header("WARC-Target-URI"),
+             record.rec_headers.get_header("WARC-IP-Address"), record.content_stream().read())
+            for record in ArchiveIterator(file, check_digests="raise")
+        ]  # fmt: skip
+    assert found[1] == ("response", "http://a.test/x", "127.0.0.1", b"hello")
+    assert found[2][0] == "request"
+
+
+async def test_a_warc_file_goes_on_where_it_stopped(internet: FakeInternet, tmp_path: Path) -> None:
+    site = internet.site("a.test").robots(OPEN).page("/1", "one").page("/2", "two")
+    path = tmp_path / "pages.warc"
+    await fetch(internet, "http://a.test/1", warc=path)
+    await fetch(internet, "http://a.test/1", "http://a.test/2", warc=path)
+    assert [path for path in site.paths if path != ROBOTS] == ["/1", "/2"]
+    with path.open("rb") as file:
+        bodies = [
+            record.content_stream().read()
+            for record in ArchiveIterator(file)
+            if record.rec_type == "response"
+        ]
+    assert bodies == [b"one", b"two"]
+
+
+# -- what else was answered
+
+
+async def test_redirects_are_in_it(internet: FakeInternet, tmp_path: Path) -> None:
+    site = internet.site("a.test").robots(OPEN).page("/new", "here")
+    site.on("/old", Page("moved", status=301, headers={"Location": "/new"}))
+    path = tmp_path / "p.warc"
+    assert await fetch(internet, "http://a.test/old", warc=path) == 0
+    assert archived(path) == [
+        ("http://a.test/old", "301 Moved Permanently", b"moved"),
+        ("http://a.test/new", "200 OK", b"here"),
+    ]
+
+
+async def test_a_redirect_whose_body_breaks_off_is_followed_all_the_same(
+    internet: FakeInternet, tmp_path: Path
+) -> None:
+    site = internet.site("a.test").robots(OPEN).page("/new", "here")
+    site.on("/old", Raw(b"HTTP/1.1 302 Found\r\nLocation: /new\r\nContent-Length: 5\r\n\r\nmov"))
+    path = tmp_path / "p.warc"
+    assert await fetch(internet, "http://a.test/old", warc=path) == 0
+    assert [body for _, _, body in archived(path)] == [b"mov", b"here"]
+    assert site.paths == [ROBOTS, "/old", "/new"]
+    assert b"WARC-Truncated: disconnect" in path.read_bytes()
+
+
+async def test_answers_that_ask_to_wait_are_in_it(
+    virtual_internet: FakeInternet, tmp_path: Path
+) -> None:
+    net = virtual_internet
+    site = net.site("a.test").robots(OPEN)
+    site.on("/x", Page("no", status=429), Page("not yet", status=503))
+    path = tmp_path / "p.warc"
+    run = fetch(net, "http://a.test/x", warc=path, limits=Limits(tries=2))
+    assert await net.drive(run) == 1
+    assert [body for _, _, body in archived(path)] == [b"no", b"not yet"]
+
+
+async def test_what_no_line_vouches_for_stays_in_it(
+    virtual_internet: FakeInternet, tmp_path: Path
+) -> None:
+    net = virtual_internet
+    site = net.site("a.test").robots(OPEN)
+    site.on("/x", Page("no", status=429, headers={"Retry-After": "3600"}), Page("here"))
+    path = tmp_path / "p.warc"
+    await net.drive(fetch(net, "http://a.test/x", warc=path, max_wait=5.0))
+    assert await net.drive(fetch(net, "http://a.test/x", warc=path)) == 0
+    assert [body for _, _, body in archived(path)] == [b"no", b"here"]
+
+
+# -- across runs
+
+
+async def test_a_block_outlives_a_run_that_has_no_folder(
+    virtual_internet: FakeInternet, tmp_path: Path
+) -> None:
+    net = virtual_internet
+    site = net.site("a.test").robots(OPEN)
+    site.on("/x", Page("no", status=429, headers={"Retry-After": "3600"}))
+    for _ in range(2):
+        await net.drive(fetch(net, "http://a.test/x", warc=tmp_path / "p.warc", max_wait=5.0))
+    assert site.paths == [ROBOTS, "/x"]
+
+
+@NAMES
+async def test_a_file_that_the_manifest_does_not_know_is_appended_to(
+    internet: FakeInternet, tmp_path: Path, name: str
+) -> None:
+    internet.site("a.test").robots(OPEN).page("/1", "one").page("/2", "two")
+    path = tmp_path / name
+    await fetch(internet, "http://a.test/1", warc=path)
+    assert await fetch(internet, "http://a.test/2", warc=path, output=tmp_path / "out") == 0
+    assert [body for _, _, body in archived(path)] == [b"one", b"two"]
+
+
+async def test_another_file_of_the_same_name_is_another_file(
+    internet: FakeInternet, tmp_path: Path
+) -> None:
+    internet.site("a.test").robots(OPEN).page("/1", "one").page("/2", "two")
+    ours, foreign = tmp_path / "x" / "p.warc", tmp_path / "y" / "p.warc"
+    await fetch(internet, "http://a.test/1", warc=ours, output=tmp_path / "out")
+    foreign.parent.mkdir()
+    foreign.write_bytes(b"somebody else's archive" * 1_000)
+    with pytest.raises(ConfigError, match="does not belong to this crawl"):
+        await fetch(internet, "http://a.test/2", warc=foreign, output=tmp_path / "out")
+    assert foreign.read_bytes() == b"somebody else's archive" * 1_000
+    assert manifest(tmp_path / "out")["http://a.test/1"]["warc"]["file"] == "../x/p.warc"
+
+
+@pytest.mark.parametrize("before", [None, "p.warc", "other.warc"])
+async def test_the_summary_says_that_pages_done_before_are_not_in_it(
+    internet: FakeInternet,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    before: str | None,
+) -> None:
+    internet.site("a.test").robots(OPEN).page("/1").page("/2")
+    folder, urls = tmp_path / "out", ("http://a.test/1", "http://a.test/2")
+    await fetch(internet, urls[0], output=folder, warc=tmp_path / before if before else None)
+    capsys.readouterr()
+    assert await fetch(internet, *urls, output=folder, warc=tmp_path / "p.warc") == 0
+    said = "not in the WARC file: 1 of the skipped pages" in capsys.readouterr().out
+    assert said is (before != "p.warc")
+
+
+async def test_a_file_that_was_taken_away_begins_anew_and_the_summary_says_so(
+    internet: FakeInternet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    internet.site("a.test").robots(OPEN).page("/1", "one").page("/2", "two").page("/3", "three")
+    path, urls = tmp_path / "p.warc", [f"http://a.test/{number}" for number in (1, 2, 3)]
+    await fetch(internet, urls[0], warc=path)
+    path.unlink()
+    assert await fetch(internet, *urls[:2], warc=path) == 0
+    assert "not in the WARC file: 1 of" in capsys.readouterr().out
+    assert await fetch(internet, *urls, warc=path) == 0
+    assert [body for _, _, body in archived(path)] == [b"two", b"three"]
+
+
+@pytest.mark.parametrize("name", ["manifest.jsonl", "gatekeeper.db", "gatekeeper.db-wal"])
+async def test_a_warc_file_with_the_name_of_a_file_of_the_folder_is_refused(
+    internet: FakeInternet, tmp_path: Path, name: str
+) -> None:
+    """The manifest was said to be in use by another process; the state file was overwritten."""
+    folder = tmp_path / "out"
+    for path in (folder / name, tmp_path / "out" / ".." / "out" / name):
+        with pytest.raises(ConfigError, match=rf"^--warc .*{name}: -o has its own file there; "):
+            await fetch(internet, "http://a.test/x", output=folder, warc=path)
+    assert list(folder.iterdir()) == []

@@ -1,0 +1,172 @@
+"""The hosts that a crawl waits for, and the time of their next turns."""
+
+from __future__ import annotations
+
+import random
+from datetime import datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gatekeeper.clock import VirtualClock, utc
+from gatekeeper.config import Config, PacingConfig
+from gatekeeper.crawl.progress import Holdup, WaitingHosts
+from gatekeeper.decision import Decision, Reason, Verdict
+from gatekeeper.pacing.scheduler import Scheduler
+from gatekeeper.robots.timing import RobotsInterval
+
+
+class Gate:
+    """A gate that returns prepared answers for each host."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock = clock
+        self.clocks: dict[str, list[Any]] = {}
+        self.deferred: dict[str, datetime | None] = {}
+
+    def next_turn(self, host: str, seconds: float | None, kind: str = "next") -> None:
+        until = None if seconds is None else utc(self.clock.wall() + seconds)
+        self.clocks.setdefault(host, []).append(
+            SimpleNamespace(
+                kind=kind,
+                until=until,
+                since=None,
+                source=f"source of {kind}",
+                decides=False,
+                seconds=None,
+            )
+        )
+
+    async def why(self, host: str) -> list[Any]:
+        return self.clocks.get(host, [])
+
+    def peek(self, url: str) -> Decision | None:
+        if url not in self.deferred:
+            return None
+        return Decision(
+            verdict=Verdict.DEFER,
+            reason=Reason.SERVER_ERROR,
+            url=url,
+            origin="",
+            user_agent="bot",
+            retry_at=self.deferred[url],
+        )
+
+
+def waiting(*urls: str) -> WaitingHosts:
+    hosts = WaitingHosts()
+    for url in urls:
+        hosts.add(url)
+    return hosts
+
+
+async def seconds(hosts: WaitingHosts, gate: Gate) -> dict[str, float]:
+    return {turn.host: turn.seconds for turn in await hosts.busiest(gate, gate.clock, 10)}
+
+
+async def test_the_host_whose_turn_comes_first_stands_in_front() -> None:
+    gate = Gate(VirtualClock())
+    gate.next_turn("a.test", 30)
+    gate.next_turn("b.test", 5)
+    hosts = waiting("http://a.test/1", "http://b.test/1", "http://c.test/1")
+    turns = await hosts.busiest(gate, gate.clock, 10)
+    assert [(turn.host, turn.seconds) for turn in turns] == [
+        ("c.test", 0),
+        ("b.test", 5),
+        ("a.test", 30),
+    ]
+
+
+async def test_the_latest_clock_of_a_host_counts() -> None:
+    gate = Gate(VirtualClock())
+    gate.next_turn("a.test", 5)
+    gate.next_turn("a.test", 60, "block")
+    gate.next_turn("a.test", None, "interval")
+    assert await seconds(waiting("http://a.test/1"), gate) == {"a.test": 60}
+
+
+async def test_a_paused_host_has_no_next_turn() -> None:
+    gate = Gate(VirtualClock())
+    gate.next_turn("a.test", None, "pause")
+    assert await seconds(waiting("http://a.test/1"), gate) == {"a.test": float("inf")}
+
+
+async def test_a_deferred_url_waits_until_it_may_be_asked_about_again() -> None:
+    gate = Gate(VirtualClock())
+    gate.deferred["http://a.test/1"] = utc(gate.clock.wall() + 600)
+    assert await seconds(waiting("http://a.test/1"), gate) == {"a.test": 600}
+
+
+async def test_only_the_hosts_that_most_urls_wait_for_are_shown() -> None:
+    gate = Gate(VirtualClock())
+    hosts = waiting("http://a.test/1", "http://b.test/1", "http://b.test/2")
+    turns = await hosts.busiest(gate, gate.clock, 1)
+    assert [(turn.host, turn.waiting) for turn in turns] == [("b.test", 2)]
+
+
+async def test_a_host_without_waiting_urls_is_forgotten() -> None:
+    hosts = waiting("http://a.test/1", "http://a.test/2")
+    hosts.drop("http://a.test/1")
+    assert len(hosts) == 1
+    hosts.drop("http://a.test/2")
+    hosts.drop("http://a.test/3")
+    assert len(hosts) == 0
+
+
+async def test_the_soonest_turn_of_all() -> None:
+    gate = Gate(VirtualClock())
+    gate.next_turn("a.test", 30)
+    gate.next_turn("b.test", 5)
+    hosts = waiting("http://a.test/1", "http://b.test/1")
+    assert await hosts.soonest(gate, gate.clock, 1.0) == 5
+
+
+async def test_a_deferred_origin_says_nothing_of_another_one_of_the_same_host() -> None:
+    gate = Gate(VirtualClock())
+    gate.deferred["http://a.test/1"] = utc(gate.clock.wall() + 600)
+    hosts = waiting("https://a.test/1", "http://a.test/1", "http://a.test:8080/1")
+    assert await hosts.soonest(gate, gate.clock, 1.0) == 0
+    assert await seconds(hosts, gate) == {"a.test": 600, "a.test:8080": 0}
+
+
+async def test_a_budget_that_is_spent_holds_a_host_up_and_one_that_is_not_does_nothing() -> None:
+    clock = VirtualClock()
+    config = Config(pacing=PacingConfig(max_pages_per_day=2, default_interval=0.0))
+    scheduler = Scheduler(config, clock=clock, rng=random.Random(1))
+    await scheduler.open()
+    gate = Gate(clock)
+    for left in (0.0, 86_400.0):
+        grant = await scheduler.acquire("u", "a.test", admit=lambda: RobotsInterval(0.0))
+        grant.report(200)
+        grant.release()
+        gate.clocks["a.test"] = list(scheduler.why("a.test"))
+        turn = await waiting().turn("http://a.test/1", gate, clock)
+        assert (turn.seconds, turn.interval) == (pytest.approx(left), 0.0)
+    assert turn.holdup is not None
+    assert turn.holdup.reason == "budget"
+    await scheduler.close()
+
+
+async def test_the_latest_of_all_is_what_holds_it_up() -> None:
+    gate = Gate(VirtualClock())
+    gate.next_turn("a.test", 5)
+    gate.next_turn("a.test", 60, "block")
+    until = utc(gate.clock.wall() + 60)
+    assert (await waiting().turn("http://a.test/1", gate, gate.clock)).holdup == Holdup(
+        "host_blocked", "source of block", until
+    )
+    gate.deferred["http://a.test/1"] = later = utc(gate.clock.wall() + 600)
+    (turn,) = await waiting("http://a.test/1").busiest(gate, gate.clock, 1)
+    assert turn.holdup == Holdup("server_error", "server error", later)
+
+
+async def test_the_interval_in_force_is_known() -> None:
+    gate = Gate(VirtualClock())
+    gate.clocks["a.test"] = [
+        SimpleNamespace(
+            kind="interval", until=None, since=None, source="", decides=decides, seconds=seconds
+        )
+        for decides, seconds in ((False, 9.0), (True, 3.0))
+    ]
+    assert (await waiting().turn("http://a.test/1", gate, gate.clock)).interval == 3.0

@@ -1,0 +1,166 @@
+"""Network time: what runs while a hop is under way or its body read, and stands still between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import aiohttp
+import pytest
+
+from gatekeeper import Config, VirtualClock, polite_session
+from gatekeeper.clock import SharedTimer
+from gatekeeper.gate.middleware import RequestDeadline
+from tests.internet import Drip, FakeInternet, NeverAnswer, Page, Stall, redirect
+
+T = TypeVar("T")
+FIVE = aiohttp.ClientTimeout(total=5)
+
+
+@asynccontextmanager
+async def polite(net: FakeInternet, **arguments: object) -> AsyncIterator[aiohttp.ClientSession]:
+    config = Config.from_dict(
+        {"guard": {"allow": ["127.0.0.0/8", "*.test"]}, "pacing": {"default_interval": 0.0}}
+    )
+    async with polite_session(
+        user_agent="testbot/1.0",
+        config=config,
+        resolver=net.resolver,
+        clock=net.clock,
+        **arguments,
+    ) as session:
+        yield session
+
+
+def running(clock: VirtualClock) -> tuple[SharedTimer, list[RequestDeadline]]:
+    among = SharedTimer(clock)
+    return among, [RequestDeadline(among, seconds) for seconds in (3.0, 1.0, 2.0)]
+
+
+async def test_one_timer_ends_each_at_its_own_moment() -> None:
+    clock = VirtualClock()
+    _, allowances = running(clock)
+    ended: list[tuple[float, bool]] = []
+
+    async def hop(one: RequestDeadline) -> None:
+        one.begin(asyncio.current_task())
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as error:
+            ended.append((clock.monotonic(), one.ran_out(error)))
+
+    hops = [asyncio.create_task(hop(one)) for one in allowances]
+    await clock.elapse(10.0)
+    await asyncio.gather(*hops)
+    assert ended == [(1.0, True), (2.0, True), (3.0, True)]
+
+
+async def test_the_same_seconds_serve_all_hops() -> None:
+    clock = VirtualClock()
+    one = RequestDeadline(SharedTimer(clock), 5.0)
+    for _ in range(2):
+        one.begin(asyncio.current_task())
+        await clock.elapse(2.0)
+        one.stop()
+        await clock.elapse(100.0)  # waiting for a turn
+    assert one.seconds_left == 1.0
+
+
+async def test_a_cancellation_from_elsewhere_is_none_of_ours() -> None:
+    clock = VirtualClock()
+    _, (one, *_) = running(clock)
+
+    async def hop() -> bool:
+        one.begin(asyncio.current_task())
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as error:
+            return one.ran_out(error)
+        return False
+
+    task = asyncio.create_task(hop())
+    await asyncio.sleep(0)
+    task.cancel()
+    assert not await task
+
+
+async def test_nothing_is_looked_after_when_all_are_done() -> None:
+    clock = VirtualClock()
+    among, allowances = running(clock)
+    for one in allowances:
+        one.begin(asyncio.current_task())
+        one.stop()
+    clock.advance(10.0)
+    assert (among.running, clock.next_timer()) == ({}, None)
+
+
+async def timed_out(net: FakeInternet, work: Awaitable[object]) -> float:
+    """The virtual seconds until it was timed out."""
+    with pytest.raises(TimeoutError):
+        await net.drive(work)
+    return net.clock.monotonic()
+
+
+@pytest.mark.parametrize(
+    "behaviour", [NeverAnswer(), Stall("begun"), Drip("x" * 99, size=1, every=1.0)]
+)
+async def test_head_and_body_end_with_the_total(
+    virtual_internet: FakeInternet, behaviour: object
+) -> None:
+    net = virtual_internet
+    net.site("a.test").robots("").on("/", behaviour)
+
+    async def crawl() -> None:
+        async with (
+            polite(net, timeout=FIVE) as session,
+            session.get("http://a.test/") as response,
+        ):
+            await response.read()
+
+    assert 5.0 <= await timed_out(net, crawl()) < 6.0
+
+
+async def test_hops_share_the_total(virtual_internet: FakeInternet) -> None:
+    net = virtual_internet
+    site = net.site("a.test").robots("")
+    for number in range(9):
+        site.on(f"/{number}", Page("", 302, {"Location": f"/{number + 1}"}, delay=2.0))
+
+    async def crawl() -> None:
+        async with polite(net, timeout=FIVE) as session:
+            await session.get("http://a.test/0")
+
+    await timed_out(net, crawl())
+    assert site.paths[1:] == ["/0", "/1", "/2"]
+
+
+@pytest.mark.parametrize("total", [0, None])
+async def test_no_total_is_no_limit(virtual_internet: FakeInternet, total: int | None) -> None:
+    net = virtual_internet
+    net.site("a.test").robots("").on("/go", redirect("/slow"))
+    net.sites["a.test"].on("/slow", Page("at last", delay=4_000.0))
+
+    async def crawl() -> str:
+        async with (
+            polite(net) as session,
+            session.get("http://a.test/go", timeout=aiohttp.ClientTimeout(total=total)) as response,
+        ):
+            return await response.text()
+
+    assert await net.drive(crawl()) == "at last"
+
+
+async def test_attempts_that_overlap_run_on_one_account() -> None:
+    clock = VirtualClock()
+    among = SharedTimer(clock)
+    one = RequestDeadline(among, 5.0)
+    one.begin(asyncio.current_task())
+    await clock.elapse(2.0)
+    one.begin(asyncio.current_task())  # the first answer's body still comes
+    await clock.elapse(1.0)
+    one.stop()
+    await clock.elapse(1.0)
+    one.stop()
+    assert (one.seconds_left, among.running) == (1.0, {})
