@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gatekeeper.speedups import lazily
+from gatekeeper.late import lazily
 
 TYPE_CHECKING = False  # not typing's: importing typing takes longer than all of this
 
@@ -35,7 +35,8 @@ if TYPE_CHECKING:  # `as` marks the names that the package exports
     from gatekeeper.fleet import RedisLedger as RedisLedger
     from gatekeeper.gate import Gatekeeper as Gatekeeper, GateStats as GateStats
     from gatekeeper.gate.leases import Lease as Lease
-    from gatekeeper.gate.middleware import Gate as Gate, signals as signals
+    from gatekeeper.gate.protocols import Gate as Gate
+    from gatekeeper.session.middleware import signals as signals
     from gatekeeper.pacing.ledger import (
         Granted as Granted,
         Ledger as Ledger,
@@ -78,55 +79,30 @@ else:  # imported on first use: a program that only parses files does not load a
     __getattr__, __dir__, __all__ = lazily(
         __name__,
         {
-            "gatekeeper.client.client": ["RemoteGatekeeper", "RemoteStats"],
-            "gatekeeper.clock": ["Clock", "SystemClock", "VirtualClock"],
-            "gatekeeper.config": ["Config", "GroupRule", "HostRule"],
-            "gatekeeper.decision": ["Decision", "NotYet", "Reason", "State", "Verdict"],
-            "gatekeeper.errors": [
-                "AddressRefused",
-                "ConfigError",
-                "Deferred",
-                "Denied",
-                "GateClosed",
-                "GatekeeperError",
-                "InvalidURL",
-                "LeaseTimeout",
-                "SidecarError",
-                "StorageError",
-            ],
-            "gatekeeper.fleet": ["RedisLedger"],
-            "gatekeeper.gate": ["Gatekeeper", "GateStats"],
-            "gatekeeper.gate.leases": ["Lease"],
-            "gatekeeper.gate.middleware": ["Gate", "signals"],
-            "gatekeeper.pacing.waiting": ["ClockView"],
-            "gatekeeper.pacing.ledger": ["Granted", "Ledger", "MemoryLedger", "NotBefore"],
-            "gatekeeper.queue": ["PoliteQueue"],
-            "gatekeeper.robots": [
-                "Candidate",
-                "CleanParam",
-                "Dialect",
-                "Finding",
-                "Group",
-                "Match",
-                "PageRules",
-                "PageSignals",
-                "Policy",
-                "RequestRate",
-                "RobotsTxt",
-                "Rule",
-                "Severity",
-                "Window",
-                "product_token",
-            ],
-            "gatekeeper.session": [
-                "Guard",
-                "Refusal",
-                "guarded_connector",
-                "polite_session",
-                "session_gate",
-            ],
-            "gatekeeper.sync": ["SyncGatekeeper"],
-            "gatekeeper.urls": ["Target"],
+            "gatekeeper.client.client": "RemoteGatekeeper RemoteStats",
+            "gatekeeper.clock": "Clock SystemClock VirtualClock",
+            "gatekeeper.config": "Config GroupRule HostRule",
+            "gatekeeper.decision": "Decision NotYet Reason State Verdict",
+            "gatekeeper.errors": (
+                "AddressRefused ConfigError Deferred Denied GateClosed GatekeeperError "
+                "InvalidURL LeaseTimeout SidecarError StorageError"
+            ),
+            "gatekeeper.fleet": "RedisLedger",
+            "gatekeeper.gate": "Gatekeeper GateStats",
+            "gatekeeper.gate.leases": "Lease",
+            "gatekeeper.gate.protocols": "Gate",
+            "gatekeeper.session.middleware": "signals",
+            "gatekeeper.pacing.waiting": "ClockView",
+            "gatekeeper.pacing.ledger": "Granted Ledger MemoryLedger NotBefore",
+            "gatekeeper.queue": "PoliteQueue",
+            "gatekeeper.robots": (
+                "Candidate CleanParam Dialect Finding Group Match "
+                "PageRules PageSignals Policy RequestRate RobotsTxt Rule "
+                "Severity Window product_token"
+            ),
+            "gatekeeper.session": "Guard Refusal guarded_connector polite_session session_gate",
+            "gatekeeper.sync": "SyncGatekeeper",
+            "gatekeeper.urls": "Target",
         },
     )
 

@@ -24,14 +24,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from gatekeeper.speedups import lazily
+from gatekeeper.late import LATE, lazily
 
 if TYPE_CHECKING:
     from gatekeeper.decision import Deferred, Denied, LeaseTimeout
-else:  # `decision` imports aiohttp, which a program that only parses files should not wait for
-    __getattr__, __dir__, _ = lazily(
-        __name__, {"gatekeeper.decision": ["Deferred", "Denied", "LeaseTimeout"]}
-    )
+else:
+    __getattr__, __dir__, _ = lazily(__name__, LATE[__name__])
 
 __all__ = [
     "AddressRefused",

@@ -1,24 +1,21 @@
-"""The switch for code that exists for speed alone, and lazy imports and regular expressions.
+"""The switch for code that exists for speed alone, and lazy regular expressions.
 
 The switch controls the decision cache, the compiled rules and first-match shortcuts of a policy,
 the URL cache of a polite session, and the responses that the sidecar writes inline. Each has a
 plain implementation beside it that gives the same answers; the whole test suite passes with the
 switch off.
 
-`lazily` serves packages with many modules (PEP 562) and `lazy_pattern` serves modules with many
-regular expressions, so that an import costs only what is used. A module that rarely needs another
-one refers to it as an attribute of its package: an import inside a function takes 2 µs each time.
+`lazy_pattern` serves modules with many regular expressions, so that an import costs only what is
+used.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from importlib import import_module
 
 TYPE_CHECKING = False  # as typing's: see gatekeeper/__init__.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
     from re import Pattern
     from typing import Any
 
@@ -35,56 +32,6 @@ twelfth of `urls.MAX_PATH`. It is defined here so that rules need not import `ur
 
 _COPIED = ("findall", "finditer", "fullmatch", "match", "pattern", "search", "split", "sub")
 """The attributes of a regular expression that a `LazyPattern` provides."""
-
-
-def lazily(
-    package: str, names_by_module: Mapping[str, Iterable[str]]
-) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` for a package that imports its names on first
-    use.
-
-    `names_by_module` maps each module to those of its names (`name`, or `name as other`) that the
-    package exports. Modules of the package are available as its attributes too, imported or not.
-
-    >>> getattr_, dir_, all_ = lazily("gatekeeper", {"gatekeeper.urls": ["mask", "mask as hide"]})
-    >>> getattr_("hide") is getattr_("mask"), {"hide", "mask"} <= {*dir_()}, all_
-    (True, True, ['hide', 'mask'])
-    """
-    sources: dict[str, tuple[str, str]] = {}
-    for module, exported in names_by_module.items():
-        for text in exported:
-            name, _, other = text.partition(" as ")
-            sources[other or name] = module, name
-
-    def find(name: str) -> object:
-        place = sources.get(name)
-        if place is not None:
-            value: object = getattr(import_module(place[0]), place[1])
-        elif name.startswith("_"):
-            raise _attribute_error(package, name)
-        else:
-            value = _import_module_of(package, name)
-        setattr(sys.modules[package], name, value)
-        return value
-
-    def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *sources})
-
-    return find, names, sorted(sources)
-
-
-def _import_module_of(package: str, name: str) -> object:
-    whole = f"{package}.{name}"
-    try:
-        return import_module(whole)
-    except ModuleNotFoundError as error:
-        if error.name != whole:
-            raise
-        raise _attribute_error(package, name) from None
-
-
-def _attribute_error(package: str, name: str) -> AttributeError:
-    return AttributeError(f"module {package!r} has no attribute {name!r}", name=name)
 
 
 class CompiledPattern:

@@ -30,8 +30,9 @@ from gatekeeper.config import Config, agent_named, as_config
 from gatekeeper.decision import Decision, NotYet
 from gatekeeper.errors import GateClosed
 from gatekeeper.gate import Gatekeeper, GateStats
+from gatekeeper.gate.lease_base import bind, unbind
 from gatekeeper.gate.leases import Lease
-from gatekeeper.gate.middleware import ConnectionInUse, bind, unbind
+from gatekeeper.gate.protocols import ConnectionInUse
 from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.robots import Policy, RobotsTxt
 

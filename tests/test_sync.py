@@ -27,7 +27,7 @@ from gatekeeper import (
     NotYet,
     SyncGatekeeper,
 )
-from gatekeeper.gate.middleware import open_leases
+from gatekeeper.gate.lease_base import open_leases
 from gatekeeper.sync import SyncLease
 from tests.conformance.conftest import short, sidecar_on
 from tests.conformance.ways import AGENT, settings

@@ -59,11 +59,11 @@ from gatekeeper.errors import (
     SidecarError,
     refuse_single_text,
 )
-from gatekeeper.gate.middleware import gate_middleware
 from gatekeeper.pacing.deadlock import WaitGraph
 from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.robots.parser import token_warning
+from gatekeeper.session.middleware import gate_middleware
 
 _log = logging.getLogger(__name__)
 

@@ -47,14 +47,8 @@ from gatekeeper.errors import (
     refuse_wrong_report,
     refuse_wrong_wait,
 )
-from gatekeeper.gate.middleware import (
-    ConnectionInUse,
-    LeaseBase,
-    Unentered,
-    hold_in_context,
-    inherited,
-    unbind,
-)
+from gatekeeper.gate.lease_base import LeaseBase, Unentered, hold_in_context, inherited, unbind
+from gatekeeper.gate.protocols import ConnectionInUse
 from gatekeeper.http_fields import parse_retry_after
 from gatekeeper.pacing.deadlock import Holdings, TurnWait, WaitGraph, WaitsForItself
 from gatekeeper.pacing.waiting import Need

@@ -27,10 +27,10 @@ from gatekeeper.errors import Deferred, Denied, GatekeeperError, InvalidURL
 from gatekeeper.fetching.fetcher import send_once
 from gatekeeper.fetching.guard import connecting
 from gatekeeper.fetching.limits import within_open_files
-from gatekeeper.gate.middleware import signals
 from gatekeeper.http_fields import REDIRECTS, unreadable
 from gatekeeper.queue.polite import PoliteQueue, Turn
 from gatekeeper.robots.signals import PAGE_FIELDS, page_signals
+from gatekeeper.session.middleware import signals
 from gatekeeper.urls import mask
 
 if TYPE_CHECKING:

@@ -38,9 +38,10 @@ from gatekeeper.fleet import FleetLedger, configured_ledger
 from gatekeeper.gate.decider import Decider
 from gatekeeper.gate.decision_cache import CachedOrigin
 from gatekeeper.gate.leases import Lease, LeaseManager, LeaseRequest
-from gatekeeper.gate.middleware import DeadlineMiddleware, gate_middleware_with
+from gatekeeper.gate.protocols import DeadlineMiddleware
 from gatekeeper.gate.questions import GateQuestions, GateStats
 from gatekeeper.gate.robots_pacing import RobotsPacing, RobotsTurn
+from gatekeeper.late import late
 from gatekeeper.pacing.deadlock import WaitGraph
 from gatekeeper.pacing.ledger import Ledger
 from gatekeeper.pacing.scheduler import Scheduler
@@ -181,9 +182,10 @@ class Gatekeeper:
     def _make_middleware(self) -> DeadlineMiddleware:
         # With a ledger, the hold of a lease may lapse before its request is sent.
         lapsed = None if self._ledger is None else operator.methodcaller("lapsed")
-        return gate_middleware_with(
+        made: DeadlineMiddleware = late("gatekeeper.gate", "gate_middleware_with")(
             self, self._wait, self._take, self._url_cache, self._unreached, lapsed, self._signer
         )
+        return made
 
     # -- life ------------------------------------------------------------------------
 

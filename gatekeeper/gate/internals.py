@@ -24,7 +24,7 @@ from gatekeeper.gate.decider import TurnError
 from gatekeeper.gate.decision_cache import DecisionBatch, WrittenDecision
 from gatekeeper.gate.gatekeeper import GateFollower, Gatekeeper
 from gatekeeper.gate.leases import Lease
-from gatekeeper.gate.middleware import DeadlineMiddleware
+from gatekeeper.gate.protocols import DeadlineMiddleware
 from gatekeeper.pacing.deadlock import WaitGraph
 from gatekeeper.pacing.ledger import ScopeView
 from gatekeeper.robots import Policy, RobotsTxt

@@ -34,14 +34,8 @@ from gatekeeper.fetching.faults import LocalFaults, Uplink
 from gatekeeper.fetching.records import Record
 from gatekeeper.gate.decider import Decider, UnbuiltDecision
 from gatekeeper.gate.decision_cache import CachedOrigin
-from gatekeeper.gate.middleware import (
-    ConnectionInUse,
-    LeaseBase,
-    Unentered,
-    hold_in_context,
-    open_leases,
-    unbind,
-)
+from gatekeeper.gate.lease_base import LeaseBase, Unentered, hold_in_context, open_leases, unbind
+from gatekeeper.gate.protocols import ConnectionInUse
 from gatekeeper.gate.questions import GateQuestions
 from gatekeeper.gate.robots_pacing import PARKED
 from gatekeeper.pacing.deadlock import Holdings

@@ -26,7 +26,7 @@ from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Moment, Record
 from gatekeeper.fleet import FleetStats
 from gatekeeper.gate.decider import DENY_ALL, TRANSIT_SECONDS, Decider, TurnError, UnbuiltDecision
-from gatekeeper.gate.middleware import inherited
+from gatekeeper.gate.lease_base import inherited
 from gatekeeper.pacing.deadlock import TurnWait, WaitGraph, WaitsForItself
 from gatekeeper.pacing.queues import REFETCH, Offer
 from gatekeeper.pacing.scheduler import PacingStats

@@ -28,7 +28,7 @@ from gatekeeper.errors import (
     needs_extra,
 )
 from gatekeeper.gate import Gatekeeper
-from gatekeeper.gate.middleware import other_agent
+from gatekeeper.gate.lease_base import other_agent
 from gatekeeper.integrations.hops import hand_out, take_back
 from gatekeeper.integrations.queue_gate import MAX_WAIT, RefusedTurn, queue_gate
 from gatekeeper.queue.polite import PoliteQueue, Turn

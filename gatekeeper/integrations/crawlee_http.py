@@ -33,7 +33,7 @@ from gatekeeper.errors import (
     LeaseTimeout,
 )
 from gatekeeper.gate import Gatekeeper, internals
-from gatekeeper.gate.middleware import config_of
+from gatekeeper.gate.protocols import config_of
 from gatekeeper.integrations.hops import (
     BodyInUse,
     GuardedNames,

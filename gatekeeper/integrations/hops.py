@@ -34,15 +34,8 @@ from gatekeeper.fetching.guard import GuardedResolver
 from gatekeeper.fetching.guard_policy import Guard
 from gatekeeper.gate import Gatekeeper, internals
 from gatekeeper.gate.decider import refused_request
-from gatekeeper.gate.middleware import (
-    Gate,
-    HeldLease,
-    adopt,
-    enter_detached,
-    judge_adopted,
-    other_agent,
-    unnamed,
-)
+from gatekeeper.gate.lease_base import adopt, enter_detached, judge_adopted, other_agent, unnamed
+from gatekeeper.gate.protocols import Gate, HeldLease
 from gatekeeper.signing import Signer
 from gatekeeper.sync import SyncGatekeeper, SyncLease
 

@@ -30,7 +30,7 @@ from gatekeeper.errors import (
     SidecarError,
     needs_extra,
 )
-from gatekeeper.gate.middleware import Gate
+from gatekeeper.gate.protocols import Gate
 from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.session.polite import plain_session, polite_session, session_gate
 from gatekeeper.storage.base import Storage

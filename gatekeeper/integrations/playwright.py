@@ -28,7 +28,7 @@ from gatekeeper.errors import (
     needs_extra,
 )
 from gatekeeper.gate import Gatekeeper
-from gatekeeper.gate.middleware import adopt, other_agent
+from gatekeeper.gate.lease_base import adopt, other_agent
 from gatekeeper.integrations.hops import (
     BodyInUse,
     Hop,

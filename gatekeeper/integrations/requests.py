@@ -26,7 +26,7 @@ from gatekeeper.errors import (
     LeaseTimeout,
     needs_extra,
 )
-from gatekeeper.gate.middleware import config_of
+from gatekeeper.gate.protocols import config_of
 from gatekeeper.integrations.hops import (
     Attempts,
     BodyInUse,

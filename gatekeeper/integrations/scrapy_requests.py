@@ -35,7 +35,7 @@ from gatekeeper.errors import (
 )
 from gatekeeper.fetching.outcomes import Retrieval
 from gatekeeper.gate import Gatekeeper, internals
-from gatekeeper.gate.middleware import other_agent, unnamed
+from gatekeeper.gate.lease_base import other_agent, unnamed
 from gatekeeper.integrations.hops import GuardedNames, HopErrors, by_system, name_to_send
 from gatekeeper.integrations.queue_gate import MAX_WAIT, RefusedTurn
 from gatekeeper.library_internals import is_scrapy_closing, wake_scrapy

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 from aiohttp.abc import AbstractResolver
 
 from gatekeeper.errors import AddressRefused, ConfigError, Denied, GateClosed, GatekeeperError
-from gatekeeper.gate.middleware import Gate, config_of
+from gatekeeper.gate.protocols import Gate, config_of
 from gatekeeper.integrations.hops import (
     Attempts,
     BodyInUse,

@@ -24,7 +24,7 @@ from gatekeeper.clock import OwnedTasks
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.errors import AsyncOnly, Deferred, Denied, GateClosed, LeaseTimeout, StorageError
 from gatekeeper.gate import Gatekeeper, internals
-from gatekeeper.gate.middleware import inherited
+from gatekeeper.gate.lease_base import inherited
 from gatekeeper.pacing.deadlock import TurnWait, WaitGraph
 from gatekeeper.pacing.waiting import MAX_PER_ITERATION, Entrance
 from gatekeeper.queue.origin_queues import (

@@ -5,7 +5,7 @@ The package is pure: no clock, no I/O, no asyncio.
 
 from __future__ import annotations
 
-from gatekeeper.speedups import lazily
+from gatekeeper.late import LATE, lazily
 
 TYPE_CHECKING = False
 
@@ -46,35 +46,14 @@ if TYPE_CHECKING:  # `as` marks the names that the package exports
 else:  # imported on first use: parsing alone must not import an HTTP client
     __getattr__, __dir__, __all__ = lazily(
         __name__,
-        {
-            "gatekeeper.sites.composition": [
-                "Change",
-                "ComposeProblem",
-                "Composed",
-                "Difference",
-                "Fragment",
-                "Ruling",
-                "compose",
-                "diff",
-            ],
-            "gatekeeper.sites.lint": ["Finding"],
-            "gatekeeper.robots.model": [
-                "Candidate",
-                "Group",
-                "Match",
-                "Rule",
-                "Severity",
-            ],
-            "gatekeeper.robots.parser": ["Dialect", "RobotsTxt", "product_token"],
-            "gatekeeper.robots.policy": ["Policy"],
-            "gatekeeper.robots.signals": [
-                "AccessChallenge",
-                "CleanParam",
-                "PageRules",
-                "PageSignals",
-                "page_signals",
-            ],
-            "gatekeeper.robots.timing": ["RequestRate", "Window"],
-            "gatekeeper.sites.witness": ["Witness", "witnesses"],
+        LATE[__name__]
+        | {
+            "gatekeeper.robots.model": "Candidate Group Match Rule Severity",
+            "gatekeeper.robots.parser": "Dialect RobotsTxt product_token",
+            "gatekeeper.robots.policy": "Policy",
+            "gatekeeper.robots.signals": (
+                "AccessChallenge CleanParam PageRules PageSignals page_signals"
+            ),
+            "gatekeeper.robots.timing": "RequestRate Window",
         },
     )

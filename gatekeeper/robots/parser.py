@@ -26,6 +26,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from gatekeeper import robots as parts
+from gatekeeper.late import late
 from gatekeeper.speedups import lazy_pattern
 
 if TYPE_CHECKING:
@@ -488,9 +489,8 @@ class RobotsTxt:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Errors and questionable constructs in the file (GK-06). Computed on each access."""
-        from gatekeeper.sites.lint import findings  # noqa: PLC0415 - lint imports this module
-
-        return findings(self)
+        found: tuple[Finding, ...] = late(__name__, "findings")(self)
+        return found
 
     def _values(self, field: str) -> list[str]:
         text = self.lines

@@ -26,8 +26,8 @@ from gatekeeper.fetching.guard import GuardedConnector, refuse_proxy
 from gatekeeper.fetching.guard_policy import Guard, Refusal
 from gatekeeper.gate import Gatekeeper, internals
 from gatekeeper.gate.decider import refused_request
-from gatekeeper.gate.middleware import RequestDeadline
 from gatekeeper.library_internals import HEAD_LIMITS, wrap_requests
+from gatekeeper.session.middleware import RequestDeadline
 from gatekeeper.signing import Signer
 from gatekeeper.storage.base import Storage
 from gatekeeper.urls import url_of

@@ -10,7 +10,7 @@ import pytest
 
 from gatekeeper import Deferred, NotYet
 from gatekeeper.clock import utc
-from gatekeeper.gate.middleware import gate_middleware
+from gatekeeper.session.middleware import gate_middleware
 from tests.internet import FakeInternet, redirect
 
 TWO = {"pacing": {"max_pages_per_day": 2, "default_interval": 0.0}}

@@ -18,8 +18,8 @@ from aiohttp.http import SERVER_SOFTWARE
 from gatekeeper import ConfigError, Denied, Gatekeeper, PoliteQueue, RemoteGatekeeper
 from gatekeeper.crawl.progress import Progress
 from gatekeeper.crawl.runner import Job, crawl
-from gatekeeper.gate.middleware import gate_middleware
 from gatekeeper.session import polite_session
+from gatekeeper.session.middleware import gate_middleware
 from tests.conformance.ways import AGENT, AnyGate, Sidecar, settings
 from tests.internet import FakeInternet, Stall, redirect
 

@@ -12,7 +12,7 @@ import pytest
 
 from gatekeeper import ConfigError, Deferred, Denied, LeaseTimeout
 from gatekeeper.clock import utc
-from gatekeeper.gate.middleware import gate_middleware
+from gatekeeper.session.middleware import gate_middleware
 from tests.internet import FakeInternet, Hold, Page, Reset, redirect
 
 DENYING = "User-agent: *\nDisallow: /private\n"

@@ -17,7 +17,7 @@ from gatekeeper import (
     polite_session,
     session_gate,
 )
-from gatekeeper.gate.middleware import open_leases
+from gatekeeper.gate.lease_base import open_leases
 from gatekeeper.queue.polite import Turn
 from tests.internet import FakeInternet
 

@@ -12,7 +12,7 @@ import pytest
 
 from gatekeeper import Config, VirtualClock, polite_session
 from gatekeeper.clock import SharedTimer
-from gatekeeper.gate.middleware import RequestDeadline
+from gatekeeper.session.middleware import RequestDeadline
 from tests.internet import Drip, FakeInternet, NeverAnswer, Page, Stall, redirect
 
 T = TypeVar("T")

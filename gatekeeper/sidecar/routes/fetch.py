@@ -18,10 +18,10 @@ from gatekeeper.clock import deadline
 from gatekeeper.decision import Decision, refuse
 from gatekeeper.errors import AddressRefused, Denied, InvalidURL, LeaseTimeout, StorageError
 from gatekeeper.gate.leases import Lease
-from gatekeeper.gate.middleware import counting_bytes
 from gatekeeper.http_fields import REDIRECTS, unreadable
 from gatekeeper.library_internals import HEAD_LIMITS
 from gatekeeper.robots.signals import parse_challenges
+from gatekeeper.session.middleware import counting_bytes
 from gatekeeper.sidecar.exchange import CRAWL, OCTETS, SANDBOXED, Call, Problem, Route, read_query
 
 if TYPE_CHECKING:
