@@ -12,7 +12,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, BinaryIO, Protocol, Self, TextIO, cast
 
 from gatekeeper.errors import ConfigError, InvalidURL
@@ -132,6 +132,17 @@ def warn_if_anonymous(settings: CallSettings) -> None:
             "the configuration",
             file=sys.stderr,
         )
+
+
+def did_you_mean(unknown: str, names: Iterable[str], *, otherwise: str, cutoff: float = 0.6) -> str:
+    """Return the end of a sentence about an unknown name: the similar one, if any, or `otherwise`.
+
+    `cutoff`: how similar it must be, from 0 to 1.
+    """
+    import difflib  # noqa: PLC0415 - needed for mistakes only
+
+    matches = difflib.get_close_matches(unknown, list(names), 1, cutoff)
+    return f"; did you mean {matches[0]}?" if matches else otherwise
 
 
 def standard_input() -> BinaryIO:

@@ -16,17 +16,17 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gatekeeper import __version__
 from gatekeeper.errors import ConfigError, GatekeeperError, InvalidURL
-from gatekeeper.terminal import NAME, USAGE, prepare_streams, url_hint
+from gatekeeper.terminal import NAME, USAGE, did_you_mean, prepare_streams, url_hint
 
 if TYPE_CHECKING:
-    from gatekeeper.cli.config import Settings
+    from gatekeeper.cli.settings import Settings
 
 _N = TypeVar("_N", int, float)
 
@@ -131,17 +131,6 @@ def _hint(unknown: list[str], args: argparse.Namespace) -> str:
     return did_you_mean(unknown[0].partition("=")[0], options, otherwise="")
 
 
-def did_you_mean(unknown: str, names: Iterable[str], *, otherwise: str, cutoff: float = 0.6) -> str:
-    """Return the end of a sentence about an unknown name: the similar one, if any, or `otherwise`.
-
-    `cutoff`: how similar it must be, from 0 to 1.
-    """
-    import difflib  # noqa: PLC0415 - needed for mistakes only
-
-    matches = difflib.get_close_matches(unknown, list(names), 1, cutoff)
-    return f"; did you mean {matches[0]}?" if matches else otherwise
-
-
 def _build() -> str:
     """Return whether the performance-critical modules of this installation are compiled."""
     spec = importlib.util.find_spec("gatekeeper.robots.longest")
@@ -241,7 +230,7 @@ def load(args: argparse.Namespace, **flags: Any) -> Settings:
 
     `flags` are settings by their dotted name, written as `server__port`; None: not given.
     """
-    from gatekeeper.cli.config import Settings, suggest  # noqa: PLC0415 - not needed by `--help`
+    from gatekeeper.cli.settings import Settings, suggest  # noqa: PLC0415 - not needed by `--help`
 
     dotted = {name.replace("__", "."): value for name, value in flags.items() if value is not None}
     if args.user_agent is not None:

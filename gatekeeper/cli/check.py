@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gatekeeper.cli import load
-from gatekeeper.cli.config import Settings
+from gatekeeper.cli.settings import Settings
 from gatekeeper.client.wire import Timing
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import quoted

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gatekeeper.cli import load
-from gatekeeper.cli.config import Settings
+from gatekeeper.cli.settings import Settings
 from gatekeeper.clock import SystemClock
 from gatekeeper.config import IdentityConfig
 from gatekeeper.errors import ConfigError

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 
 from gatekeeper import __version__
-from gatekeeper.cli import did_you_mean, load
-from gatekeeper.cli.config import Settings
+from gatekeeper.cli import load
+from gatekeeper.cli.settings import Settings
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots import Finding, Severity
 from gatekeeper.sites.lint import CODES, coding_findings
 from gatekeeper.sites.texts import Text, is_url, parse_text, read_all, replace_file
-from gatekeeper.terminal import DENIED, NAME, OK, json_text, log_to_stderr, paint
+from gatekeeper.terminal import DENIED, NAME, OK, did_you_mean, json_text, log_to_stderr, paint
 
 EXAMPLE = f"{NAME} lint https://example.org/robots.txt"
 

@@ -7,7 +7,7 @@ import asyncio
 import os
 
 from gatekeeper.cli import TOKEN, free_port, load, seconds
-from gatekeeper.cli.config import Settings
+from gatekeeper.cli.settings import Settings
 from gatekeeper.terminal import NAME, OK, warn_if_anonymous
 
 EXAMPLE = f"{NAME} mcp --user-agent 'examplebot/1.0 (+https://example.org/bot)'"

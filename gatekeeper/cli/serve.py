@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from gatekeeper.cli import check_folder, integer, load
-from gatekeeper.cli.config import Settings
+from gatekeeper.cli.settings import Settings
 from gatekeeper.config import Config
 from gatekeeper.errors import StorageError
 from gatekeeper.terminal import NAME, OK, json_text, warn_if_anonymous

@@ -17,7 +17,7 @@ from gatekeeper.terminal import DENIED, NAME, OK, json_text, log_to_stderr, pain
 from gatekeeper.urls import MAX_URL, printable
 
 if TYPE_CHECKING:
-    from gatekeeper.cli.config import Settings
+    from gatekeeper.cli.settings import Settings
     from gatekeeper.robots import Policy
 
 

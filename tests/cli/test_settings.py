@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gatekeeper import speedups
-from gatekeeper.cli.config import Settings
+from gatekeeper.cli.settings import Settings
 from gatekeeper.config import Config
 from gatekeeper.errors import ConfigError
 

@@ -1,0 +1,274 @@
+"""The effective configuration of a call: each value and its source.
+
+The last of these wins: default, file, environment `GATEKEEPER_<SECTION>_<FIELD>`, flag.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from gatekeeper import speedups
+from gatekeeper.config import (
+    Config,
+    GuardConfig,
+    explain_value,
+    read_toml,
+    settings_of,
+    takes_list,
+    values_of,
+)
+from gatekeeper.errors import ConfigError
+from gatekeeper.terminal import did_you_mean
+
+PREFIX = "GATEKEEPER_"
+DEFAULT_IDENTITY = "gatekeeper/0.1"
+
+_FLAG_NAMES = {
+    "fleet.url": "--fleet",
+    "server.proxy_port": "--proxy",
+    "storage.path": "--storage",
+}
+"""Flags whose name differs from the name of their setting."""
+_SETTING = re.compile(r"(?:\[\[(host|group)\]\]|(user_agent|[a-z]+\.\w+)(\*?))(: | = )?")
+"""Matches the setting at the start of an error message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One effective value. `source` is "default", or names the file, variable or flag."""
+
+    name: str
+    value: object
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A checked configuration with the source of each value.
+
+    >>> settings = Settings.load(None, environ={"GATEKEEPER_SERVER_PORT": "9000"})
+    >>> settings.config.server.port, settings.source("server.port")
+    (9000, 'environment GATEKEEPER_SERVER_PORT')
+    """
+
+    config: Config
+    sources: Mapping[str, str]
+    path: str | None = None
+    ignored: tuple[str, ...] = ()
+    """Environment variables that look like settings but are not."""
+
+    @classmethod
+    def load(
+        cls,
+        path: str | None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        flags: Mapping[str, Any] | None = None,
+        allow: tuple[str, ...] = (),
+    ) -> Settings:
+        """Read and check all settings. Raises ConfigError, which names the wrong one's source.
+
+        `flags` maps dotted names to values; `allow` is added to guard.allow.
+        """
+        environ = os.environ if environ is None else environ
+        path = path or environ.get(f"{PREFIX}CONFIG") or None
+        raw: dict[str, Any] = {}
+        sources: dict[str, str] = {}
+        if path is not None:
+            raw = _read_checked(path)
+            sources.update(dict.fromkeys(_dotted_names(raw), f"file {path}"))
+        for name, value, source in (*_from_environment(environ), *_from_flags(flags or {})):
+            _set_value(raw, name, value)
+            sources[name] = source
+        if allow:
+            _check_addresses(allow)
+            allowed = raw.get("guard", {}).get("allow", [])
+            _set_value(raw, "guard.allow", [*allowed, *allow])
+            others = f"{sources['guard.allow']}, " if allowed else ""
+            sources["guard.allow"] = f"{others}flag --allow-address"
+        try:
+            config = Config.from_dict(raw, source="")
+        except ConfigError as error:
+            raise ConfigError(_with_source(str(error), sources)) from error
+        return cls(config, sources, path, tuple(_unknown_variables(environ)))
+
+    def source(self, name: str) -> str:
+        """Return the source of the setting with a dotted name."""
+        return self.sources.get(name, "default")
+
+    def identity(self) -> str:
+        """Return the effective User-Agent: the configured one or the default."""
+        return self.config.user_agent or DEFAULT_IDENTITY
+
+    def without_overrides(self) -> Settings:
+        """Return settings without the operator's allow and deny, to ask about the site only."""
+        rules = tuple(msgspec.structs.replace(rule, robots="obey") for rule in self.config.host)
+        config = msgspec.structs.replace(self.config, host=rules)
+        return dataclasses.replace(self, config=config)
+
+    def blame(self, error: ConfigError) -> str:
+        """Return the message with the file, variable or flag that the wrong value came from.
+
+        For errors that only the code which uses a setting can detect.
+        """
+        return _with_source(str(error), self.sources)
+
+    def __iter__(self) -> Iterator[Setting]:
+        """Iterate over every effective value, in the order of the sections."""
+        for name, value in values_of(self.config):
+            yield Setting(name, value, self.source(name))
+
+
+def _read_checked(path: str) -> dict[str, Any]:
+    """Return the file as a mapping, after checking it alone, so that an error names the file."""
+    raw = read_toml(path)
+    Config.from_dict(raw, source=path)
+    return raw
+
+
+def _dotted_names(raw: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in raw.items():
+        if isinstance(value, dict):
+            yield from (f"{name}.{inner}" for inner in value)
+        else:
+            yield name
+
+
+def _set_value(raw: dict[str, Any], name: str, value: object) -> None:
+    section, _, field = name.partition(".")
+    if field:
+        raw.setdefault(section, {})[field] = value
+    else:
+        raw[section] = value
+
+
+def _from_flags(flags: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    for name, value in flags.items():
+        flag = _FLAG_NAMES.get(name, f"--{name.rpartition('.')[2].replace('_', '-')}")
+        if (problem := explain_value(_field(name), value)) is not None:
+            raise ConfigError(f"{flag}: {problem}")
+        yield name, value, f"flag {flag}"
+
+
+def _check_addresses(allow: tuple[str, ...]) -> None:
+    """Check --allow-address alone, so that an error names the flag and not the file.
+
+    Raises ConfigError.
+    """
+    from gatekeeper.fetching.guard_policy import Guard  # noqa: PLC0415 - `--help` stays quick
+
+    try:
+        Guard(Config(guard=GuardConfig(allow=allow)))
+    except ConfigError as error:
+        blamed = _with_source(str(error), {"guard.allow": "flag --allow-address"})
+        raise ConfigError(blamed) from error
+
+
+def _with_source(message: str, sources: Mapping[str, str]) -> str:
+    """Return the message with the source of the setting that it starts with, if there is one."""
+    prefix = _SETTING.match(message)
+    if prefix is None:
+        return message
+    table, name, is_prefix, separator = prefix.groups()
+    name = table or name
+    names = [each for each in sources if each.startswith(name)] if is_prefix else [name]
+    # A list may have two sources. The flag's part was checked alone before, so the error is about
+    # the other one, which comes first.
+    source = next((sources[each] for each in names if each in sources), "").partition(", ")[0]
+    kind, _, place = source.partition(" ")
+    if not place:
+        return message
+    if kind == "file" or table or is_prefix:
+        return f"{place}: {message}"
+    separator = {" = ": " " if kind == "flag" else "="}.get(separator, separator or "")
+    return f"{place}{separator}{message[prefix.end() :]}"
+
+
+def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+    known = _variables()
+    sections = tuple(f"{PREFIX}{name.upper()}_" for name in _sections())
+    for variable, text in sorted(environ.items()):
+        if variable in known:
+            name, kind = known[variable]
+            yield name, _parse_variable(text, name, kind, variable), f"environment {variable}"
+        elif variable.startswith(sections):
+            # Ignoring a misspelt setting silently would be worse than refusing to start.
+            raise ConfigError(f"{variable}: no such setting{suggest(variable)}")
+
+
+def suggest(variable: str) -> str:
+    """Return the end of a sentence about an unknown variable: the one that may be meant."""
+    every = "; `gatekeeper config show` lists all of them"
+    return did_you_mean(variable, _variables(), otherwise=every, cutoff=0.8)
+
+
+def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield, in order, the variables with our prefix that are not settings.
+
+    They are reported, not refused, since the prefix is a common word. The variables with which
+    Kubernetes and Docker announce a service called gatekeeper are left out.
+    """
+    links = (f"{PREFIX}PORT", f"{PREFIX}SERVICE_")
+    known = (*_variables(), f"{PREFIX}CONFIG", f"{PREFIX}TOKEN", speedups.VARIABLE)
+    for variable in sorted(environ.keys() - known):
+        if variable.startswith(PREFIX) and not variable.startswith(links):
+            yield variable
+
+
+def _sections() -> dict[str, type[msgspec.Struct]]:
+    return {
+        field.name: field.type
+        for field in msgspec.structs.fields(Config)
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct)
+    }
+
+
+def _variables() -> dict[str, tuple[str, Any]]:
+    """Return the dotted name and the type of the setting of each environment variable."""
+    found: dict[str, tuple[str, Any]] = {f"{PREFIX}USER_AGENT": ("user_agent", str)}
+    for section, struct in _sections().items():
+        for field in msgspec.structs.fields(struct):
+            variable = f"{PREFIX}{section}_{field.name}".upper()
+            found[variable] = (f"{section}.{field.name}", field.type)
+    return found
+
+
+def _parse_variable(text: str, name: str, kind: Any, variable: str) -> object:
+    """Convert the text of a variable to the type of its setting. Raises ConfigError.
+
+    A list is separated by commas, or written as in JSON.
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    with suppress(msgspec.DecodeError):
+        # A host such as `[::1]` is not JSON, and stays text.
+        parts = msgspec.json.decode(text, type=list[Any])
+    for candidate in (text, parts):
+        with suppress(msgspec.ValidationError):
+            value: object = msgspec.convert(candidate, kind, strict=False)
+            return value
+    field = _field(name)
+    given = parts if takes_list(field) else _number(text)
+    raise ConfigError(f"{variable}: {explain_value(field, given) or 'no such value'}")
+
+
+def _number(text: str) -> float | str:
+    try:
+        return int(text)
+    except ValueError:
+        with suppress(ValueError):
+            return float(text)
+        return text
+
+
+def _field(name: str) -> inspect.Field:
+    section, _, field = name.rpartition(".")
+    return settings_of(_sections()[section] if section else Config)[field]
