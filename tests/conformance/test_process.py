@@ -22,6 +22,8 @@ class Process:
     """`gatekeeper serve` as a process that can be restarted with the same state file."""
 
     def __init__(self, directory: Path, way: str) -> None:
+        self.package: Path | None = None
+        """Where the package is imported from; None: it is the tree's own."""
         socket = str(directory / "gate.sock")
         self._listen = ("--socket", socket) if way == "unix" else ("--port", "0")
         self._directory = directory
@@ -39,7 +41,9 @@ class Process:
                 **os.environ,
                 "GATEKEEPER_SERVER_DRAIN_GRACE": "0",
                 "XDG_STATE_HOME": str(self._directory),
+                **({} if self.package is None else {"PYTHONPATH": str(self.package)}),
             },
+            cwd=self.package,
         )
         assert self._process.stdout is not None
         said = (await self._process.stdout.readline()).decode().strip()

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from gatekeeper.fleet.scripts import FORMAT
 from tests.fleet.proxy import Proxy
 from tests.fleet.server import QUICK, Server
 from tests.internet import free_port
@@ -242,11 +241,7 @@ class Fleet:
         quarantine."""
         self.store.start()
         if long_since:
-            told = self.store.ask("INFO", "everything").decode()
-            facts = dict(line.split(":", 1) for line in told.split("\r\n") if ":" in line)
-            identity = f"{facts['run_id']}:{facts['master_replid']}"
-            epoch = ("id", "old", "server", identity, "format", str(FORMAT))
-            self.store.ask("HSET", "{gatekeeper}:epoch", *epoch)
+            self.store.begin_long_ago("gatekeeper")
         for wire in self.wires:
             await wire.open()
         for _ in range(members):

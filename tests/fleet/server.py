@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 from typing import IO
 
+from gatekeeper.fleet.scripts import FORMAT
 from tests.internet import free_port
 
 BINARY = shutil.which("valkey-server") or shutil.which("redis-server")
@@ -66,6 +67,14 @@ class Server:
         self.socket = self.folder / "s"
         self.process: subprocess.Popen[bytes] | None = None
         self.output: Output | None = None
+
+    def begin_long_ago(self, namespace: str) -> None:
+        """Pretend that a fleet's epoch began long ago, so that there is no quarantine."""
+        told = self.ask("INFO", "everything").decode()
+        facts = dict(line.split(":", 1) for line in told.split("\r\n") if ":" in line)
+        identity = f"{facts['run_id']}:{facts['master_replid']}"
+        epoch = ("id", "old", "server", identity, "format", str(FORMAT))
+        self.ask("HSET", f"{{{namespace}}}:epoch", *epoch)
 
     def stop(self) -> None:
         """Send SIGSTOP: the server accepts connections and never responds."""

@@ -1,0 +1,114 @@
+"""An upgrade loses no promise: the version before the core was set apart and this one share a state
+file, one after the other, and a fleet, at the same time.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from gatekeeper import NotYet, RemoteGatekeeper
+from gatekeeper.urls import host_of
+from tests.conformance.test_process import Process
+from tests.fleet.server import Server
+from tests.internet import FakeInternet
+from tests.upgrade.conftest import MakeMember, Member
+
+HOSTS = tuple(f"127.0.0.{number}" for number in range(21, 27))
+TEXT = "User-agent: *\nDisallow: /private/\n"
+SLOW = TEXT + "Crawl-delay: 3600\n"
+
+
+def sites(internet: FakeInternet) -> list[str]:
+    """The origins of the hosts. The second one has a Crawl-delay of an hour."""
+    origins = []
+    for number, host in enumerate(HOSTS):
+        internet.site(host).robots(SLOW if number == 1 else TEXT).page("/page")
+        origins.append(f"http://{host}:{internet.listener(host).port()}")
+    return origins
+
+
+def fetches(internet: FakeInternet) -> list[int]:
+    return [internet.sites[host].paths.count("/robots.txt") for host in HOSTS]
+
+
+async def make_promises(member: Member, origins: list[str]) -> None:
+    """A clock of an hour; a block by Retry-After; an operator's block; a pause; a text alone."""
+    clocked, refused, blocked, paused, read = origins
+    assert await member("text", clocked) == SLOW
+    assert await member("text", read) == TEXT
+    await member("acquire", f"{refused}/page")
+    await member("report", f"{refused}/page", 429, 7200.0)
+    for origin in (blocked, paused):
+        assert await member("allowed", f"{origin}/page")
+    await member("block", host_of(blocked), 7200.0)
+    await member("pause", host_of(paused))
+
+
+async def find_promises(member: Member, origins: list[str]) -> None:
+    clocked, refused, blocked, paused, read = origins
+    assert await member("text", clocked) == SLOW
+    assert await member("text", read) == TEXT
+    for origin in origins:
+        assert not await member("allowed", f"{origin}/private/")
+    assert 3000 < await member("seconds", f"{clocked}/page") <= 3600
+    assert 6600 < await member("seconds", f"{refused}/page") <= 7200
+    assert 6600 < await member("seconds", f"{blocked}/page") <= 7200
+    await member("seconds", f"{paused}/page")  # not now
+    kinds = {clocked: "next", refused: "block", blocked: "block", paused: "pause"}
+    for origin, kind in kinds.items():
+        assert kind in await member("clocks", host_of(origin)), origin
+
+
+async def test_a_state_file_of_the_earlier_version_keeps_every_promise(
+    internet: FakeInternet, member: MakeMember, tmp_path: Path
+) -> None:
+    origins, settings = sites(internet)[1:], {"storage": {"path": str(tmp_path / "state.db")}}
+    async with member("earlier", settings) as one:
+        await make_promises(one, origins)
+    asked = fetches(internet)
+    async with member("this", settings) as one:
+        await find_promises(one, origins)
+    assert fetches(internet) == asked == [0] + [1] * 5
+
+
+async def test_a_lease_of_the_earlier_sidecar_is_still_held_and_reported(
+    internet: FakeInternet, packages: dict[str, Path], short: Path
+) -> None:
+    url = f"{sites(internet)[0]}/page"
+    process = Process(short, "unix")
+    process.package = packages["earlier"]
+    await process.start()
+    try:
+        async with RemoteGatekeeper(process.where, patience=30.0) as gate:
+            lease = await gate.acquire(url, owned=False)
+            await process.end(signal.SIGKILL)
+            process.package = packages["this"]
+            await process.start()
+            assert isinstance(await gate.try_acquire(url), NotYet)
+            lease.report(status=200)
+            lease.end()
+        assert (gate.stats().told, gate.stats().dropped) == (1, 0)
+    finally:
+        await process.close()
+
+
+@pytest.mark.parametrize(("first", "second"), [("earlier", "this"), ("this", "earlier")])
+async def test_members_of_both_versions_keep_each_others_promises(
+    internet: FakeInternet, member: MakeMember, server: Server, first: str, second: str
+) -> None:
+    origins = sites(internet)
+    namespace = f"from-{first}"
+    server.begin_long_ago(namespace)
+    settings = {"fleet": {"url": server.url, "namespace": namespace}}
+    async with member(first, settings) as one, member(second, settings) as other:
+        await one("acquire", f"{origins[0]}/page")
+        await other("seconds", f"{origins[0]}/page")  # not now: one lease of the host is open
+        await one("report", f"{origins[0]}/page", 503, 3600.0)
+        await make_promises(one, origins[1:])
+        await find_promises(other, origins[1:])
+        await find_promises(one, origins[1:])
+        assert await other("seconds", f"{origins[0]}/page") > 3000
+    assert fetches(internet) == [1] * 6
