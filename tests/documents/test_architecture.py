@@ -1,4 +1,4 @@
-"""The map in docs/architecture.md is complete, and no page has a section twice."""
+"""The map in docs/modules.md is complete, and no page has a section twice."""
 
 from __future__ import annotations
 

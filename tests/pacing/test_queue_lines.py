@@ -200,7 +200,7 @@ async def test_more_lanes_than_may_stand_in_line_are_served_as_well(
     others: Others,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gatekeeper.queue.MAX_WAITING", 2)
+    monkeypatch.setattr("gatekeeper.queue.polite.MAX_WAITING", 2)
     for number in range(6):
         others(f"h{number}", 1, hold=1.0, times=20)
     await clock.settle()
