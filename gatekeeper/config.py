@@ -84,6 +84,9 @@ class FetchConfig(_Section, frozen=True):
     """Bytes per second, over `min_rate_window`, below which a transfer is given up as too slow."""
     min_rate_window: PositiveSeconds = 10.0
     max_concurrent: Count = 200
+    max_idle_connections: Count | None = None
+    """Connections that each pool keeps open for reuse, over all hosts; the oldest are closed first.
+    None: a quarter of the files that the process may have open."""
     conditional: bool = True
 
 

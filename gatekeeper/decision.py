@@ -136,11 +136,12 @@ class Reason(StrEnum):
     """defer: the compression of robots.txt is corrupt, unknown or a decompression bomb, or its
     Content-Encoding names no coding and the body is no text."""
     INTERNAL = "internal"
-    """defer: gatekeeper failed, or ran out of file descriptors or memory, so nothing is
-    allowed; the log has the details."""
+    """defer: gatekeeper failed, or ran out of memory, so nothing is allowed; the log has the
+    details."""
     OVERLOADED = "overloaded"
-    """defer: more questions are waiting for robots.txt files than `cache.max_waiters` permits;
-    ask fewer at a time."""
+    """defer: a limit of gatekeeper's own is reached. No file descriptor is left, and `note` says
+    how to get more; or more questions are waiting for robots.txt files than `cache.max_waiters`
+    permits: ask fewer at a time."""
     OWN_LEASE = "own_lease"
     """defer: fetching the file needs a turn of a host that the asking task itself holds; end
     that lease first."""

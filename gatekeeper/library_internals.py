@@ -9,8 +9,9 @@ function             purpose                                   if its names are 
 ===================  ========================================  =====================================
 read_inline          a warm check of the sidecar costs half    aiohttp's usual way: a task, a
                      the CPU time: 34 us instead of 70         request and a writer per request
-DialConnector        bounds the heads of each connection;      neither; the guard still judges
-                     reports which connection was refused      addresses
+DialConnector        bounds the heads of each connection, and   nothing is bounded but by aiohttp's
+                     idle connections; reports which           keep-alive (15 s); the guard still
+                     connection was refused                    judges addresses
 start_connection     a dead origin costs half the CPU time:    a request is built for each origin
                      it is dialled first                       before it is dialled
 limit_heads          bounds the octets of a head, and the      no such bounds
@@ -36,8 +37,11 @@ bounded_parser       bounds the memory of a store's reply      no bound
 from __future__ import annotations
 
 import asyncio
+import operator
 import socket
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Protocol, cast
 
 import aiohttp
@@ -45,7 +49,7 @@ from aiohttp import web
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.http_exceptions import HttpProcessingError
 
-from gatekeeper import speedups
+from gatekeeper import descriptors, speedups
 from gatekeeper.errors import ConfigError
 
 # --- aiohttp's client -----------------------------------------------------------------------
@@ -89,18 +93,53 @@ def close_pooled(connector: aiohttp.BaseConnector) -> None:
 
 
 class DialConnector(aiohttp.TCPConnector):
-    """A connector with an overridable method, `dialled`, around each new connection."""
+    """A connector with an overridable method, `dialled`, around each new connection, and with a
+    bound on its idle connections, of which the oldest are closed first."""
+
+    def __init__(self, *, max_idle: int, **options: Any) -> None:
+        super().__init__(**options)
+        self._max_idle = max_idle
+        self._most_idle = 0
+        """An upper bound of the number of idle connections."""
+        descriptors.register(self)
+
+    def _release(self, key: Any, protocol: Any, *, should_close: bool = False) -> None:
+        super()._release(key, protocol, should_close=should_close)
+        self._most_idle += 1
+        if self._most_idle > self._max_idle:  # counted only now and then
+            self._most_idle = self._drop_idle(self._max_idle - self._max_idle // 8)
+
+    def _drop_idle(self, keep: int) -> int:
+        """Close the oldest idle connections, all but `keep`. Return how many are left."""
+        pools = getattr(self, "_conns", {})
+        idle = [(since, key, one) for key, pool in pools.items() for one, since in pool]
+        idle.sort(key=operator.itemgetter(0))
+        for _, key, protocol in idle[: max(0, len(idle) - keep)]:
+            pools[key].popleft()  # the oldest of its host
+            if not pools[key]:
+                del pools[key]
+            protocol.abort()  # not `close`, which for TLS waits for the other side
+        return min(keep, len(idle))
+
+    def close_idle(self) -> bool:
+        """Begin to close half of the idle connections; see `descriptors.IdlePool`."""
+        idle = sum(map(len, tuple(getattr(self, "_conns", {}).values())))
+        with suppress(RuntimeError):  # its loop is closed, and so are its connections
+            self._loop.call_soon_threadsafe(self._drop_idle, idle // 2)
+        return idle > 0
 
     def _create_connection(
         self, req: Any, traces: Any, timeout: Any
     ) -> Coroutine[Any, Any, ResponseHandler]:
-        return self.dialled(req, super()._create_connection(req, traces, timeout))
+        return self.dialled(req, partial(super()._create_connection, req, traces, timeout))
 
     async def dialled(
-        self, req: aiohttp.ClientRequest, dial: Coroutine[Any, Any, ResponseHandler]
+        self,
+        req: aiohttp.ClientRequest,
+        dial: Callable[[], Coroutine[Any, Any, ResponseHandler]],
     ) -> ResponseHandler:
-        """Return the new connection for a request. To be overridden; await `dial` exactly once."""
-        return await dial
+        """Return the new connection for a request. To be overridden; `dial` may be repeated."""
+        return await dial()
 
 
 Dial = Callable[..., Coroutine[Any, Any, socket.socket]]

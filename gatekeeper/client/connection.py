@@ -19,6 +19,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from gatekeeper import descriptors
 from gatekeeper.client.wire import ProblemDocument
 from gatekeeper.clock import Clock, OwnedTasks, deadline
 from gatekeeper.decision import Verdict
@@ -173,6 +174,8 @@ class SidecarConnection:
         except TimeoutError:
             raise self._failure(f"no answer within {seconds:g} s", late=True) from None
         except (aiohttp.ClientError, OSError) as error:
+            if descriptors.is_shortage(error):
+                descriptors.close_idle()  # for the next attempt
             raise self._failure(self._description(error)) from None
         self.down = False
         # Only seconds: a sidecar never sends a date.
@@ -184,6 +187,8 @@ class SidecarConnection:
         where = f"no connection to {self._socket or self.base}"
         if isinstance(error, aiohttp.ClientSSLError):
             return f"{where}: {_os_reason(error.os_error)}"
+        if descriptors.is_shortage(error):
+            return f"{where}: {descriptors.describe_shortage()}"
         if isinstance(error, aiohttp.ClientConnectorError):
             return f"{where}: {_os_reason(error.os_error)}; is `gatekeeper serve` running there?"
         return str(error) or type(error).__name__

@@ -470,7 +470,15 @@ log: Final = logging.getLogger("gatekeeper.fetching")
 _RETRY_SECONDS: Final = 1.0
 _PAGE_STORE_SECONDS: Final = 3_600.0
 
-_NOT_RECORDED: Final = frozenset({Outcome.OURS, Outcome.OVERLOADED, Outcome.STORAGE, Outcome.FLEET})
+_NOT_RECORDED: Final = frozenset(
+    {
+        Outcome.OURS,
+        Outcome.OVERLOADED,
+        Outcome.NO_DESCRIPTORS,
+        Outcome.STORAGE,
+        Outcome.FLEET,
+    }
+)
 _NOT_OF_TARGET: Final = frozenset({Outcome.NOT_MODIFIED, Outcome.TOO_MANY_REDIRECTS})
 """Good outcomes of a redirect that say nothing about the origin it ended at."""
 _SITE_ANSWERED: Final = frozenset({Outcome.TLS, Outcome.INVALID_RESPONSE, Outcome.BAD_ENCODING})

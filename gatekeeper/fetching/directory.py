@@ -432,7 +432,8 @@ class Directory:
         self._counts[retrieval.outcome.row.name] += 1
         self._on_retrieval(origin, retrieval, self._clock.monotonic() - now)
         log.debug("robots.txt of %s: %s %s", origin, retrieval.outcome.row.name, retrieval.detail)
-        if retrieval.outcome is Outcome.OURS and self._open and now >= self._log_shortage_at:
+        ours = retrieval.outcome in (Outcome.OURS, Outcome.NO_DESCRIPTORS)
+        if ours and self._open and now >= self._log_shortage_at:
             self._log_shortage_at = now + _LOG_SECONDS
             log.error("robots.txt of %s can't be fetched: %s", origin, retrieval.detail)
         body = retrieval.body

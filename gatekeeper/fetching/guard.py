@@ -38,7 +38,7 @@ import cachetools
 import msgspec
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from gatekeeper import urls
+from gatekeeper import descriptors, urls
 from gatekeeper.clock import Clock, deadline
 from gatekeeper.config import Config
 from gatekeeper.decision import BLOCKED_NOTE, Decision
@@ -247,7 +247,8 @@ class GuardedResolver(AbstractResolver):
             return dial.answers
         if self._guard.refuses_name(host) is not None:
             raise AddressRefused
-        answers = await self._inner.resolve(host, port, family)
+        look_up = partial(self._inner.resolve, host, port, family)
+        answers = await descriptors.with_descriptor(look_up)
         kept = self._vetted(host, answers)
         if answers and not kept:
             raise AddressRefused
@@ -298,10 +299,12 @@ class GuardedConnector(DialConnector):
         *,
         deny: Deny,
         url_cache: UrlCache | None = None,
+        max_idle: int | None = None,
         **options: Any,
     ) -> None:
         """`resolver` None: the system's. `url_cache`: the cache that has parsed the requests' URLs,
-        if there is one. `options` are passed to aiohttp.TCPConnector."""
+        if there is one. `max_idle`: idle connections to keep (`fetch.max_idle_connections`).
+        `options` are passed to aiohttp.TCPConnector."""
         self.guard = guard
         self._url_cache = url_cache or UrlCache()
         self._deny = deny
@@ -309,7 +312,10 @@ class GuardedConnector(DialConnector):
         self._judged_version = guard.version
         self._dials_first = not options.keys() - _NEUTRAL_OPTIONS and not options.get("limit")
         super().__init__(
-            resolver=self._guarded_resolver, socket_factory=self._open_socket, **options
+            max_idle=descriptors.idle_limit(max_idle),
+            resolver=self._guarded_resolver,
+            socket_factory=self._open_socket,
+            **options,
         )
 
     def _open_socket(self, info: AddrInfoType) -> socket.socket:
@@ -401,17 +407,21 @@ class GuardedConnector(DialConnector):
                 return None
             raise
         except OSError as error:  # from aiodns, through aiohttp
+            if descriptors.is_shortage(error):
+                raise
             raise socket.gaierror(error.errno, str(error)) from error
         dial = FirstDial(host, port, answers)
         attempt = _Attempt(host, proxied=False)
         token = _attempt.set(attempt)
         _first_dial.set(dial)
         try:
-            sock = await start(
+            connect = partial(
+                start,
                 [_to_addr_info(answer) for answer in answers],
                 happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS,
                 socket_factory=self._open_socket,
             )
+            sock = await descriptors.with_descriptor(connect)
             if isinstance(sock, _Socket):  # always true, as `_open_socket` made it
                 dial.connected(sock)
         except BaseException as error:
@@ -432,7 +442,7 @@ class GuardedConnector(DialConnector):
         close_pooled(self)
 
     async def dialled(
-        self, req: ClientRequest, dial: Coroutine[Any, Any, ResponseHandler]
+        self, req: ClientRequest, dial: Callable[[], Coroutine[Any, Any, ResponseHandler]]
     ) -> ResponseHandler:
         """Make a new connection, with a record of the attempt."""
         attempt = _Attempt(req.url.raw_host or "", proxied=req.proxy is not None)
@@ -441,7 +451,7 @@ class GuardedConnector(DialConnector):
         if on_connecting is not None:
             on_connecting(True)
         try:
-            protocol = await dial
+            protocol = await descriptors.with_descriptor(dial)
             limit_heads(protocol)
             return protocol
         except aiohttp.ClientConnectorError as error:
@@ -617,7 +627,8 @@ class HostAddresses(AbstractResolver):
         except Exception as error:  # noqa: BLE001 - a resolver may raise anything
             if not self._ours:
                 return (UNRESOLVED,)
-            code = error.errno if isinstance(error, socket.gaierror) else None
+            told = isinstance(error, socket.gaierror) or descriptors.is_shortage(error)
+            code = getattr(error, "errno", None) if told else None
             if code is None:
                 code = socket.EAI_AGAIN
             self._failed[host, port] = code, str(error) or type(error).__name__

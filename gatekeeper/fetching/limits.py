@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Final, Self
 
+from gatekeeper import descriptors
 from gatekeeper.clock import Clock, Deadline, SharedTimer
 from gatekeeper.config import FetchConfig, PacingConfig
 from gatekeeper.fetching.outcomes import ANSWERED, UNKNOWN_ORIGIN, HostTurn, precedence
@@ -384,11 +385,7 @@ class TurnAndSlot:
 def within_open_files(wanted: int) -> int:
     """Return the wanted number of retrievals, or fewer to use at most half of the limit of open
     files."""
-    if sys.platform == "win32":
-        return wanted
-    import resource  # noqa: PLC0415 - not on every system
-
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files == resource.RLIM_INFINITY:
+    files = descriptors.open_files_limit()
+    if files is None:
         return wanted
     return min(wanted, max(wanted // (1 + SLOW_FACTOR), files // 2))

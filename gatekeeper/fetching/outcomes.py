@@ -29,6 +29,7 @@ import msgspec
 
 from gatekeeper.config import CacheConfig, FetchConfig
 from gatekeeper.decision import Reason, State, Verdict
+from gatekeeper.descriptors import is_shortage
 from gatekeeper.errors import AddressRefused
 from gatekeeper.http_fields import delta_seconds, parse_http_date
 from gatekeeper.robots.parser import KNOWN_FIELDS
@@ -175,6 +176,7 @@ class Outcome(Enum):
     BAD_ENCODING = _failed(27, "bad_encoding", Reason.BAD_ENCODING, retry=True)
     OURS = _failed(28, "ours", Reason.INTERNAL, CacheTime.NOT)
     OVERLOADED = _failed(28, "overloaded", Reason.OVERLOADED, CacheTime.NOT)
+    NO_DESCRIPTORS = _failed(28, "no_descriptors", Reason.OVERLOADED, CacheTime.NOT)
     # The storage can't store the clock that the request would start.
     STORAGE = _failed(0, "storage", Reason.STORAGE, CacheTime.NOT, lapses=False)
     # The fleet's shared ledger can't be reached for the turn.
@@ -279,7 +281,7 @@ def _of_client_error(status: int, headers: Mapping[str, str], config: FetchConfi
     return Outcome.NO_FILE_SAID_OTHERWISE
 
 
-_OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_OUT_OF_MEMORY = frozenset({errno.ENOBUFS, errno.ENOMEM})
 _TLS_ERRORS = (aiohttp.ClientSSLError, ssl.SSLError, ssl.CertificateError)
 _NO_SUCH_NAME = frozenset(
     getattr(socket, name, socket.EAI_NONAME)
@@ -292,10 +294,13 @@ def _of_error(error: BaseException, *, first_hop: bool, connected: bool) -> Outc
     causes = list(_causes(error))
     if any(isinstance(cause, AddressRefused) for cause in causes):
         return Outcome.BLOCKED if first_hop else Outcome.EGRESS_POLICY
+    # Row 28: our own shortage is no evidence about the site. A look-up needs a descriptor, too.
+    if is_shortage(error):
+        return Outcome.NO_DESCRIPTORS
     if isinstance(error, aiohttp.ClientConnectorDNSError | socket.gaierror):
         return _of_dns(causes)
-    if any(isinstance(c, OSError) and c.errno in _OUT_OF_RESOURCES for c in causes):
-        return Outcome.OURS  # row 28: our own shortage is no evidence about the site
+    if any(isinstance(c, OSError) and c.errno in _OUT_OF_MEMORY for c in causes):
+        return Outcome.OURS
     if any(isinstance(cause, _TLS_ERRORS) for cause in causes):
         return Outcome.TLS
     if isinstance(error, TimeoutError):

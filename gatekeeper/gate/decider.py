@@ -20,9 +20,10 @@ from msgspec.structs import replace
 
 from gatekeeper.config import Config
 from gatekeeper.decision import BLOCKED_NOTE, Decision, Reason, State, Verdict
+from gatekeeper.descriptors import describe_shortage
 from gatekeeper.errors import InvalidURL, LedgerLost
 from gatekeeper.fetching.guard_policy import Guard
-from gatekeeper.fetching.outcomes import OutcomeRow
+from gatekeeper.fetching.outcomes import Outcome, OutcomeRow
 from gatekeeper.fetching.records import (
     LARGE,
     FileText,
@@ -127,6 +128,15 @@ def _for_all(standing: Standing) -> _Ruling | None:
         Reason.BLOCKED if refused else standing.reason,
         retry_at=_utc_or_none(standing.retry_at),
     )
+
+
+def _note_of(ruling: _Ruling, record: Record) -> str | None:
+    """Return the remedy that a decision by a record names, or how its interval is clamped."""
+    if ruling.reason is Reason.BLOCKED:
+        return BLOCKED_NOTE
+    if ruling.reason is Reason.OVERLOADED and record.current.outcome is Outcome.NO_DESCRIPTORS:
+        return describe_shortage()
+    return ruling.clamped
 
 
 def _outside_visit_time(standing: Standing, at: datetime) -> _Ruling | None:
@@ -342,7 +352,7 @@ class Decider:
             crawl_delay=ruling.crawl_delay,
             conflict=ruling.conflict,
             clamped=ruling.clamped is not None,
-            note=BLOCKED_NOTE if ruling.reason is Reason.BLOCKED else ruling.clamped,
+            note=_note_of(ruling, record),
             id=self._next_id(),
         )
 

@@ -622,6 +622,7 @@ class Gatekeeper:
             self._dns or self._resolver,
             deny=self._decider.refused,
             url_cache=self._url_cache,
+            max_idle=self.config.fetch.max_idle_connections,
             # No limit of its own: turns and fetch slots bound the connections, and the scheduler
             # could not account for time spent waiting in a connection pool.
             limit=0,

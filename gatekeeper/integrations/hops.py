@@ -18,7 +18,7 @@ from typing import Any
 
 from aiohttp.abc import AbstractResolver
 
-from gatekeeper import http_fields, urls
+from gatekeeper import descriptors, http_fields, urls
 from gatekeeper.config import Config
 from gatekeeper.decision import BLOCKED_NOTE, Decision, refuse
 from gatekeeper.errors import (
@@ -169,6 +169,8 @@ class Hop:
         if unconnected is not None and (why := by_system(unconnected)) is not None:
             self.call(partial(self.unreached, why))
         try:
+            if unconnected is not None and descriptors.is_shortage(unconnected):
+                by_network = False
             elapsed = time.monotonic() - self.started
             self.lease.report(elapsed=elapsed if by_network else None)
         finally:

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from aiohttp.abc import AbstractResolver
 
+from gatekeeper import descriptors
 from gatekeeper.errors import (
     AddressRefused,
     Deferred,
@@ -97,12 +98,16 @@ class PoliteAdapter(HTTPAdapter):
         self._gate = gate
         self._max_wait = max_wait
         self._accepted = guarded
-        self._names = GuardedNames(config_of(gate, blocking=True), resolver)
+        config = config_of(gate, blocking=True)
+        self._names = GuardedNames(config, resolver)
         self._thread = threading.local()
         self._bodies: weakref.WeakSet[BodyInUse] = weakref.WeakSet()
         self._retry = Retry(max_retries, read=False) if max_retries == 0 else max_retries
         # `send` retries, with a lease for each; urllib3 would repeat requests without leases.
-        super().__init__(max_retries=0, **options)
+        idle = descriptors.idle_limit(config.fetch.max_idle_connections)
+        size = max(1, min(options.pop("pool_maxsize", DEFAULT_POOLSIZE), idle))
+        hosts = max(1, min(options.pop("pool_connections", DEFAULT_POOLSIZE), idle // size))
+        super().__init__(max_retries=0, pool_connections=hosts, pool_maxsize=size, **options)
 
     @property
     def guarded(self) -> bool:
@@ -118,6 +123,7 @@ class PoliteAdapter(HTTPAdapter):
     ) -> None:
         """Create pools that connect through the guard. Called by requests."""
         super().init_poolmanager(connections, maxsize, block, **options)
+        descriptors.register(self)
         dial = {"gatekeeper_adapter": self}
         plain = type("GuardedHTTPConnection", (_Guarded, HTTPConnection), dial)
         safe = type("GuardedHTTPSConnection", (_Guarded, HTTPSConnection), dial)
@@ -125,6 +131,12 @@ class PoliteAdapter(HTTPAdapter):
             "http": type("GuardedHTTPPool", (HTTPConnectionPool,), {"ConnectionCls": plain}),
             "https": type("GuardedHTTPSPool", (HTTPSConnectionPool,), {"ConnectionCls": safe}),
         }
+
+    def close_idle(self) -> bool:
+        """Close the idle connections; see `descriptors.IdlePool`. urllib3 closes all or none."""
+        found = len(self.poolmanager.pools) > 0
+        self.poolmanager.clear()
+        return found
 
     def proxy_manager_for(self, proxy: str, **options: Any) -> Any:
         """Raise ConfigError unless `guarded=False`: addresses behind a proxy can't be checked."""
@@ -222,7 +234,7 @@ class PoliteAdapter(HTTPAdapter):
         for address, real, seconds in attempts:
             connection.host, connection.port, connection.timeout = address, real, seconds
             try:
-                connect()
+                descriptors.with_descriptor_sync(connect)
                 return
             except Exception as error:  # noqa: BLE001 - one of them is raised below
                 connection.close()

@@ -23,6 +23,7 @@ from gatekeeper import http_fields, urls
 from gatekeeper.client.client import RemoteGatekeeper
 from gatekeeper.config import Config, as_config
 from gatekeeper.decision import Decision, Verdict, refuse
+from gatekeeper.descriptors import is_shortage
 from gatekeeper.errors import (
     ConfigError,
     Deferred,
@@ -402,7 +403,7 @@ class PoliteMiddleware:
             self._answered(sending, request, response)
             return
         headed = _latency(request) is not None  # after the head, an error is not the host's failure
-        unanswered = not (headed or isinstance(exception, IgnoreRequest))
+        unanswered = not (headed or isinstance(exception, IgnoreRequest) or is_shortage(exception))
         try:
             if unanswered:
                 await self._unreached(sending.lease, request, exception)

@@ -5,15 +5,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from aiohttp.abc import AbstractResolver
 
+from gatekeeper import descriptors
+from gatekeeper.clock import OwnedTasks
 from gatekeeper.errors import AddressRefused, ConfigError, Denied, GateClosed, GatekeeperError
 from gatekeeper.gate.protocols import Gate, config_of
 from gatekeeper.integrations.hops import (
@@ -80,6 +84,8 @@ class LeasedStream:
 
 
 _Asked = TypeVar("_Asked")
+_MAX_IDLE: Final = 100
+"""Idle connections of a pool at most: httpcore looks at each of them for every request."""
 
 GUARDED_OPTIONS: Final = frozenset(
     (
@@ -134,6 +140,7 @@ class _Library(Generic[_Asked]):
             accept_unguarded(config, guarded, "a transport of your own")
         for name in dialling:
             accept_unguarded(config, guarded, f"the option {name} of the transport")
+        self._max_idle = min(_MAX_IDLE, descriptors.idle_limit(config.fetch.max_idle_connections))
         self._names = GuardedNames(config, resolver)
         self._bodies: weakref.WeakSet[BodyInUse] = weakref.WeakSet()
         self._inner = transport or self._own(options)
@@ -160,7 +167,11 @@ class _Library(Generic[_Asked]):
             context = self.httpx.create_ssl_context(verify=verify, cert=cert, trust_env=True)
         return kind(
             # Unlimited, since leases limit connections; waiting in the pool would use up a lease.
-            **{"max_connections": None, "max_keepalive_connections": 100, "keepalive_expiry": 15.0}
+            **{
+                "max_connections": None,
+                "max_keepalive_connections": self._max_idle,
+                "keepalive_expiry": 15.0,
+            }
             | options
             | ({"network_backend": backend} if self.guarded else {}),
             ssl_context=context,
@@ -310,13 +321,37 @@ class _OverPool:
     def __init__(self, outer: _Library[Any], pool: Any) -> None:
         self._outer = outer
         self._pool = pool
+        descriptors.register(self)
+
+    def _idle(self) -> list[Any]:
+        """Return half of the idle connections, the oldest first."""
+        idle = [one for one in self._pool.connections if one.is_idle()]
+        return idle[: (len(idle) + 1) // 2]
 
 
 class _PoolTransport(_OverPool):
     """The asynchronous transport."""
 
+    def __init__(self, outer: _Library[Any], pool: Any) -> None:
+        super().__init__(outer, pool)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing = OwnedTasks()
+
+    def close_idle(self) -> bool:
+        """Begin to close half of the idle connections; see `descriptors.IdlePool`."""
+        idle = self._idle()
+        with suppress(RuntimeError):  # its loop is closed, and so are its connections
+            if idle and self._loop is not None:
+                self._loop.call_soon_threadsafe(self._close, idle)
+        return bool(idle)
+
+    def _close(self, idle: list[Any]) -> None:
+        for connection in idle:
+            if connection.is_idle():
+                self._closing.start(connection.aclose())
+
     async def handle_async_request(self, request: Any) -> Any:
-        outer = self._outer
+        outer, self._loop = self._outer, asyncio.get_running_loop()
         with outer._converting_errors():
             return outer._response(await self._pool.handle_async_request(outer._raw(request)))
 
@@ -326,6 +361,12 @@ class _PoolTransport(_OverPool):
 
 class _SyncPoolTransport(_OverPool):
     """`_PoolTransport` for threads."""
+
+    def close_idle(self) -> bool:
+        """Close half of the idle connections; see `descriptors.IdlePool`."""
+        for connection in (idle := self._idle()):
+            connection.close()
+        return bool(idle)
 
     def handle_request(self, request: Any) -> Any:
         outer = self._outer
@@ -377,7 +418,9 @@ class _Backend(_Dialling):
         attempts = Attempts(self._names, found, timeout, began)
         for address, real, seconds in attempts:
             try:
-                return await self._network.connect_tcp(address, real, timeout=seconds, **options)
+                return await descriptors.with_descriptor(
+                    partial(self._network.connect_tcp, address, real, timeout=seconds, **options)
+                )
             except self._failures as error:
                 attempts.failures.append(error)
         raise self._failure(host, attempts)
@@ -406,7 +449,9 @@ class _SyncBackend(_Dialling):
         attempts = Attempts(self._names, found, timeout, began)
         for address, real, seconds in attempts:
             try:
-                return self._network.connect_tcp(address, real, timeout=seconds, **options)
+                return descriptors.with_descriptor_sync(
+                    partial(self._network.connect_tcp, address, real, timeout=seconds, **options)
+                )
             except self._failures as error:
                 attempts.failures.append(error)
         raise self._failure(host, attempts)

@@ -21,6 +21,7 @@ from aiohttp import (
 from aiohttp.hdrs import AUTHORIZATION, LOCATION, RETRY_AFTER, URI, USER_AGENT
 
 from gatekeeper.clock import Deadline, SharedTimer
+from gatekeeper.descriptors import is_shortage
 from gatekeeper.errors import Denied, HoldLapsed
 from gatekeeper.fetching.guard import before_send
 from gatekeeper.gate.lease_base import (
@@ -342,9 +343,13 @@ def _report_failure(
 ) -> bool:
     """Report the failure and end the lease. Return True if its deadline caused the failure."""
     late = limit is not None and limit.ran_out(error)
-    # The request may have been sent, so the clock runs from the failure. A refusal of the guard or
-    # a cancellation by the caller proves nothing about the host.
-    failed = late or (isinstance(error, ClientError | OSError) and not isinstance(error, Denied))
+    # The request may have been sent, so the clock runs from the failure. A refusal of the guard, a
+    # cancellation by the caller or a shortage of our own proves nothing about the host.
+    failed = late or (
+        isinstance(error, ClientError | OSError)
+        and not isinstance(error, Denied)
+        and not is_shortage(error)
+    )
     try:
         elapsed = asyncio.get_running_loop().time() - started
         lease.report(elapsed=elapsed if failed else None)

@@ -206,7 +206,8 @@ def guarded_connector(
     """Make a connector with the guard, for any aiohttp session.
 
     It needs a running loop, as every connector does. `guard` is a guard to share between
-    connectors, instead of one made from `config`; `options` go to aiohttp.TCPConnector. The session
+    connectors, instead of one made from `config`, which also bounds the idle connections
+    (`fetch.max_idle_connections`); `options` go to aiohttp.TCPConnector. The session
     needs `trust_env=False` (aiohttp's default): a proxy raises ConfigError unless guard.mode is
     "url-only". Raises ConfigError for options that would bypass the guard.
 
@@ -216,7 +217,13 @@ def guarded_connector(
     """
     if "socket_factory" in options:
         raise ConfigError("socket_factory is the guard's; leave it out of the connector's options")
-    return GuardedConnector(guard or Guard(config), resolver, deny=refused_request, **options)
+    return GuardedConnector(
+        guard or Guard(config),
+        resolver,
+        deny=refused_request,
+        max_idle=as_config(config).fetch.max_idle_connections,
+        **options,
+    )
 
 
 def _session_headers(user_agent: str, headers: Any) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from gatekeeper import urls
 from gatekeeper.client.wire import LeaseRequestBody
 from gatekeeper.clock import deadline
 from gatekeeper.decision import Decision, refuse
+from gatekeeper.descriptors import describe_shortage, is_shortage
 from gatekeeper.errors import AddressRefused, Denied, InvalidURL, LeaseTimeout, StorageError
 from gatekeeper.gate.leases import Lease
 from gatekeeper.http_fields import REDIRECTS, unreadable
@@ -148,6 +149,8 @@ async def time_limit(service: Service) -> AsyncIterator[float]:
     except aiohttp.ClientConnectorError as error:
         if isinstance(error.os_error, AddressRefused):
             raise Problem(403, "blocked", "blocked") from error  # T2: this one word
+        if is_shortage(error):
+            raise Problem(503, "busy", describe_shortage()) from error
         raise Problem(502, "no-answer", "the site could not be reached") from error
     except aiohttp.ClientResponseError as error:
         raise Problem(502, "no-answer", unreadable(error.message)) from error
