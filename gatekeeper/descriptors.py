@@ -1,14 +1,16 @@
 """File descriptors: how many idle connections may take, and what is done when none is left.
 
-A kept-alive connection takes a descriptor while nothing is sent on it. So every pool of this package
-bounds its idle connections, and registers here. When the limit of open files is reached all the
-same, idle connections are closed, the oldest of each pool first, and what failed is tried again.
+A kept-alive connection takes a descriptor while nothing is sent on it. So every pool of this
+package bounds its idle connections, and registers here. When the limit of open files is reached all
+the same, idle connections are closed, the oldest of each pool first, and the failed step is tried
+again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import re
 import threading
 import time
@@ -19,7 +21,7 @@ from weakref import WeakSet
 _T = TypeVar("_T")
 
 _SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE})
-_IN_TEXT: Final = re.compile(r"\[Errno (?:%s)\]" % "|".join(map(str, sorted(_SHORTAGES))))
+_IN_TEXT: Final = re.compile(rf"\[Errno (?:{errno.EMFILE}|{errno.ENFILE})\]")
 """Such an error in the text of several that were merged into one."""
 _IDLE_SHARE: Final = 4
 """Idle connections of a pool may take one in so many descriptors."""
@@ -57,7 +59,7 @@ def close_idle() -> bool:
     """Begin to close idle connections of every pool. Return False if there are none."""
     with _pools_lock:
         pools = list(_pools)
-    return any([pool.close_idle() for pool in pools])  # each of them, so not a generator
+    return sum(pool.close_idle() for pool in pools) > 0
 
 
 def open_files_limit() -> int | None:
@@ -97,6 +99,12 @@ def is_shortage(error: BaseException) -> bool:
             if isinstance(cause, BaseException) and len(found) < 32 and cause not in found:
                 found.append(cause)
     return False
+
+
+def refuse_shortage() -> None:
+    """Raise OSError if no descriptor is left now."""
+    for end in os.pipe():
+        os.close(end)
 
 
 def describe_shortage() -> str:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import Context
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -19,11 +20,12 @@ from yarl import URL
 from gatekeeper import urls
 from gatekeeper.clock import Clock, SingleTimer, deadline, utc
 from gatekeeper.crawl.manifest import Entry, Folder, Manifest, RedirectChains, Result, WarcPlace
-from gatekeeper.crawl.output import Body, Warc, WarcHead
+from gatekeeper.crawl.output import DESCRIPTOR_WAIT, Body, Warc, WarcHead, patiently
 from gatekeeper.crawl.progress import Tally, WaitingHosts
 from gatekeeper.crawl.sources import GivenURL, Limits
 from gatekeeper.decision import Decision
-from gatekeeper.errors import Deferred, Denied, GatekeeperError, InvalidURL
+from gatekeeper.descriptors import describe_shortage, is_shortage
+from gatekeeper.errors import Deferred, Denied, GatekeeperError, InvalidURL, StorageError
 from gatekeeper.fetching.fetcher import send_once
 from gatekeeper.fetching.guard import connecting
 from gatekeeper.fetching.limits import within_open_files
@@ -205,6 +207,8 @@ _MAX_QUEUED = 1_000_000
 """URLs that wait in the queue at most, apart from redirects and retries of those in flight."""
 _SLOW_CONNECT = 0.25
 """Seconds of connecting after which another worker is started in place of the one that waits."""
+_SHORTAGE_PAUSE = 1.0
+"""Seconds for which a worker pauses when there is no file descriptor for its request."""
 _SPARES_EACH = 19
 """Maximum of such additional workers for each regular one."""
 
@@ -269,6 +273,8 @@ class Crawl:
         self._excess = 0
         """How many workers should end, since the slow connections they replaced are over."""
         self._warc_lock = asyncio.Lock()
+        self._short_since: float | None = None
+        """Since when requests have failed for want of a file descriptor, and none succeeded."""
 
     @property
     def in_flight(self) -> list[str]:
@@ -438,7 +444,8 @@ class Crawl:
         spool = self._outputs.warc is not None
         limit = self._limits.max_body
         # `attempt.last` is the URL that came out of the queue, without credentials.
-        with Body(attempt.last, self._outputs.folder, limit=limit, spool=spool) as body:
+        folder, clock = self._outputs.folder, self._clock
+        with Body(attempt.last, folder, limit=limit, spool=spool, clock=clock) as body:
             try:
                 async with turn as lease:
                     response = await exchange(
@@ -463,11 +470,12 @@ class Crawl:
         self, url: str, attempt: Attempt, response: Answer, body: Body
     ) -> None:
         """Follow a redirect, retry, or store the page. The WARC file gets every response."""
-        warc = await self._write_warc(response, body)
+        self._short_since = None
+        warc = await patiently(self._clock, partial(self._write_warc, response, body))
         if response.location is not None:
             self._follow(url, attempt, response)
         elif response.status not in _RETRY_STATUSES:
-            self._finish(self._stored_entry(attempt, response, body, warc))
+            self._finish(await self._stored_entry(attempt, response, body, warc))
         elif attempt.tries < self._limits.tries:
             self._requeue(url, attempt.tried_again())  # its next turn comes after the block
             await self._on_setback(url)
@@ -512,13 +520,24 @@ class Crawl:
 
     async def _handle_failure(self, url: str, attempt: Attempt, error: Exception) -> None:
         """Retry in a later turn, or give up."""
-        if attempt.tries < self._limits.tries:
+        if is_shortage(error):  # nothing was sent
+            await self._pause_for_descriptors()
+            self._requeue(url, attempt)
+        elif attempt.tries < self._limits.tries:
             self._requeue(url, attempt.tried_again())
             await self._on_setback(url)
         elif isinstance(error, aiohttp.ClientResponseError):  # its status is aiohttp's invention
             self._fail(attempt, unreadable(error.message))
         else:
             self._fail(attempt, f"{type(error).__name__}: {error}".rstrip(": "))
+
+    async def _pause_for_descriptors(self) -> None:
+        """Raises StorageError once no request had a file descriptor for long."""
+        now = self._clock.monotonic()
+        self._short_since = now if self._short_since is None else self._short_since
+        if now - self._short_since >= DESCRIPTOR_WAIT:
+            raise StorageError(describe_shortage())
+        await self._clock.sleep(_SHORTAGE_PAUSE)
 
     async def _write_warc(self, response: Answer, body: Body) -> WarcPlace | None:
         """Append the response to the WARC file, if there is one."""
@@ -540,7 +559,7 @@ class Crawl:
                 raise cancelled
             return writing.result()
 
-    def _stored_entry(
+    async def _stored_entry(
         self, attempt: Attempt, response: Answer, body: Body, warc: WarcPlace | None
     ) -> Entry:
         """Store the body, then return its entry; the WARC file has the response already."""
@@ -553,7 +572,7 @@ class Crawl:
             truncated=body.cut is not None,
             content_type=kind or None,
             content_encoding=encoding,
-            file=body.keep(kind),
+            file=await patiently(self._clock, partial(body.keep, kind)),
             warc=warc,
         )
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
+import logging
 import re
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -20,8 +23,40 @@ import aiohttp
 from aiohttp.connector import Connection
 
 from gatekeeper import urls
+from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.crawl.manifest import Folder, WarcPlace
+from gatekeeper.descriptors import describe_shortage, is_shortage, with_descriptor
 from gatekeeper.errors import ConfigError, StorageError, needs_extra
+
+_log = logging.getLogger(__name__)
+
+# --- waiting for a file descriptor -----------------------------------------------------------
+
+DESCRIPTOR_WAIT = 300.0
+"""Seconds for which a crawl waits for a file descriptor, as it does for room on the disk."""
+_DESCRIPTOR_PAUSE = 1.0
+
+
+async def patiently(clock: Clock, action: Callable[[], Any]) -> Any:
+    """Return the result of `action`, awaited if need be; repeat it while it finds no file
+    descriptor. After 300 s the error is raised."""
+
+    async def attempt() -> Any:
+        result = action()
+        return await result if inspect.isawaitable(result) else result
+
+    began, told = clock.monotonic(), False
+    while True:
+        try:
+            return await with_descriptor(attempt)
+        except (OSError, StorageError) as error:
+            if not is_shortage(error) or clock.monotonic() - began >= DESCRIPTOR_WAIT:
+                raise
+        if not told:
+            _log.warning("the crawl waits: %s", describe_shortage())
+            told = True
+        await clock.sleep(_DESCRIPTOR_PAUSE)
+
 
 # --- one file per page -----------------------------------------------------------------------
 
@@ -79,8 +114,17 @@ class Body:
     was not kept leaves nothing behind. Writes are synchronous, to the page cache.
     """
 
-    def __init__(self, url: str, folder: Folder | None, *, limit: int, spool: bool) -> None:
+    def __init__(
+        self,
+        url: str,
+        folder: Folder | None,
+        *,
+        limit: int,
+        spool: bool,
+        clock: Clock | None = None,
+    ) -> None:
         """`limit`: bytes to receive at most."""
+        self._clock = clock or SystemClock()
         self.size: int = 0
         self.cut: str | None = None
         """Why the body is incomplete, as a value of WARC-Truncated; None if it is complete."""
@@ -91,12 +135,14 @@ class Body:
         self._spool = spool
         self._hash = hashlib.sha256()
         self._file: IO[bytes] | None = None
+        self._spooled: tempfile.SpooledTemporaryFile[bytes] | None = None
+        """`_file`, if it is in memory until it is large."""
         self._pieces: list[bytes] = []
         """The parts received before the file was created."""
 
     def __enter__(self) -> Body:
         if self._folder is None and self._spool:
-            self._file = tempfile.SpooledTemporaryFile(max_size=_MAX_SPOOLED)
+            self._file = self._spooled = tempfile.SpooledTemporaryFile()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -104,7 +150,14 @@ class Body:
             with contextlib.suppress(OSError):  # the body is discarded anyway
                 self._file.close()
             if self._folder is not None:
-                self._folder.remove(_PARTS, self._name)
+                self._remove_part(self._folder)
+
+    def _remove_part(self, folder: Folder) -> None:
+        try:
+            folder.remove(_PARTS, self._name)
+        except StorageError as error:
+            if not is_shortage(error):  # else the next try for the URL replaces the file
+                raise
 
     @property
     def sha256(self) -> str:
@@ -116,6 +169,10 @@ class Body:
         while piece := await content.readany():
             room = self._limit - self.size
             self._write(piece[:room])
+            if self.size > _MAX_IN_MEMORY and self._folder is not None and self._file is None:
+                await patiently(self._clock, partial(self._create_file, self._folder))
+            if self.size > _MAX_SPOOLED and self._spooled is not None:
+                await patiently(self._clock, partial(self._roll_over, self._spooled))
             if len(piece) > room:
                 self.cut = "length"
                 return
@@ -127,8 +184,6 @@ class Body:
             self._append(self._file, piece)
         elif self._folder is not None:
             self._pieces.append(piece)
-            if self.size > _MAX_IN_MEMORY:
-                self._create_file(self._folder)
 
     def _create_file(self, folder: Folder) -> IO[bytes]:
         """Create the file, and write everything received so far."""
@@ -138,10 +193,20 @@ class Body:
         return file
 
     def _append(self, file: IO[bytes], piece: bytes) -> None:
-        try:
+        with self._storing():
             file.write(piece)
+
+    def _roll_over(self, file: tempfile.SpooledTemporaryFile[bytes]) -> None:
+        """Move a temporary file from memory to the disk, unless it is there."""
+        with self._storing():
+            file.rollover()
+
+    @contextmanager
+    def _storing(self) -> Iterator[None]:
+        """Raise StorageError for a local error, which must not look like a failed request."""
+        try:
+            yield
         except OSError as error:
-            # A local error must not look like a failed request.
             where = "temporary file" if self._folder is None else self._folder.path / _PARTS
             raise StorageError(f"{where}: {error.strerror}") from error
 

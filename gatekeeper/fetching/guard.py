@@ -94,7 +94,7 @@ class SystemResolver(aiohttp.ThreadedResolver):
 
     async def getaddrinfo(self, host: str, port: int, **options: Any) -> Any:
         """Look up a name as the loop's method does, in a thread of this resolver."""
-        return await self._run_in_thread(partial(socket.getaddrinfo, host, port, **options))
+        return await self._run_in_thread(partial(_addresses, host, port, **options))
 
     async def getnameinfo(self, address: Any, flags: int = 0) -> Any:
         """Look up an address as the loop's method does, in a thread of this resolver."""
@@ -143,6 +143,15 @@ class SystemResolver(aiohttp.ThreadedResolver):
     async def close(self) -> None:
         """Release the threads; busy ones end after their look-up."""
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _addresses(host: str, port: int, **options: Any) -> Any:
+    """`socket.getaddrinfo`, which may say that a name does not exist if it can open no file."""
+    try:
+        return socket.getaddrinfo(host, port, **options)
+    except socket.gaierror:
+        descriptors.refuse_shortage()
+        raise
 
 
 # The maximum number of addresses of a name that are tried, per family. An answer may have

@@ -323,10 +323,14 @@ class _OverPool:
         self._pool = pool
         descriptors.register(self)
 
-    def _idle(self) -> list[Any]:
-        """Return half of the idle connections, the oldest first."""
+    def close_idle(self) -> bool:
+        """Begin to close half of the idle connections; see `descriptors.IdlePool`."""
         idle = [one for one in self._pool.connections if one.is_idle()]
-        return idle[: (len(idle) + 1) // 2]
+        self._close(idle[: (len(idle) + 1) // 2])
+        return bool(idle)
+
+    def _close(self, idle: list[Any]) -> None:
+        raise NotImplementedError
 
 
 class _PoolTransport(_OverPool):
@@ -337,15 +341,12 @@ class _PoolTransport(_OverPool):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = OwnedTasks()
 
-    def close_idle(self) -> bool:
-        """Begin to close half of the idle connections; see `descriptors.IdlePool`."""
-        idle = self._idle()
-        with suppress(RuntimeError):  # its loop is closed, and so are its connections
-            if idle and self._loop is not None:
-                self._loop.call_soon_threadsafe(self._close, idle)
-        return bool(idle)
-
     def _close(self, idle: list[Any]) -> None:
+        with suppress(RuntimeError):  # its loop is closed, and so are its connections
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._start_closing, idle)
+
+    def _start_closing(self, idle: list[Any]) -> None:
         for connection in idle:
             if connection.is_idle():
                 self._closing.start(connection.aclose())
@@ -362,11 +363,9 @@ class _PoolTransport(_OverPool):
 class _SyncPoolTransport(_OverPool):
     """`_PoolTransport` for threads."""
 
-    def close_idle(self) -> bool:
-        """Close half of the idle connections; see `descriptors.IdlePool`."""
-        for connection in (idle := self._idle()):
+    def _close(self, idle: list[Any]) -> None:
+        for connection in idle:
             connection.close()
-        return bool(idle)
 
     def handle_request(self, request: Any) -> Any:
         outer = self._outer
