@@ -17,6 +17,7 @@ import pytest_asyncio
 
 from gatekeeper import Config, Gatekeeper, descriptors
 from gatekeeper.gate import internals
+from gatekeeper.integrations.hops import begin
 from tests import descriptors_program as program
 from tests.internet import FakeInternet
 
@@ -87,6 +88,20 @@ async def test_of_too_many_idle_connections_the_oldest_are_closed(internet: Fake
             assert await new("a.test") == 1
             assert await new("f.test") == 1  # it has become the oldest
             assert await new("a.test") == 0
+
+
+@pytest.mark.parametrize(("cause", "counts"), [(FULL, False), (ConnectionError("no"), True)])
+async def test_a_dial_without_a_descriptor_says_nothing_about_the_host(
+    internet: FakeInternet, cause: OSError, counts: bool
+) -> None:
+    internet.site("a.test").robots("")
+    config = Config.from_dict(program.LOOSE)
+    async with Gatekeeper("examplebot/1.0", config=config, resolver=internet.resolver) as gate:
+        for _ in range(4):
+            hop = await begin(gate, "http://a.test/x", None)
+            hop.failed(by_network=True, unconnected=caused(RuntimeError("a library's"), cause))
+        views = [str(view) for view in await gate.why("a.test")]
+    assert any("errors in a row" in view for view in views) is counts
 
 
 async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

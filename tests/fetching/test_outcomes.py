@@ -144,7 +144,12 @@ def connector_error(inner: OSError, kind: Any = aiohttp.ClientConnectorError) ->
             connector_error(OSError("Multiple exceptions: [Errno 101] no, [Errno 113] no")),
             Outcome.NO_ROUTE,
         ),
-        (connector_error(OSError(errno.EMFILE, "too many open files")), Outcome.OURS),
+        (connector_error(OSError(errno.EMFILE, "too many files")), Outcome.NO_DESCRIPTORS),
+        (
+            connector_error(OSError(errno.EMFILE, "full"), aiohttp.ClientConnectorDNSError),
+            Outcome.NO_DESCRIPTORS,
+        ),
+        (connector_error(OSError(errno.ENOMEM, "no memory")), Outcome.OURS),
         (
             connector_error(
                 socket.gaierror(socket.EAI_NONAME, "unknown"), aiohttp.ClientConnectorDNSError

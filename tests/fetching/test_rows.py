@@ -99,6 +99,7 @@ ROWS = [
     fails(26, Outcome.TLS, Reason.TLS),
     fails(27, Outcome.BAD_ENCODING, Reason.BAD_ENCODING, status=200),
     fails(28, Outcome.OURS, Reason.INTERNAL, 1.0, recorded=False),
+    fails(28, Outcome.NO_DESCRIPTORS, Reason.OVERLOADED, 1.0, recorded=False),
     fails(0, Outcome.INTERNAL, Reason.INTERNAL, lapses=False),
 ]
 

@@ -1,0 +1,108 @@
+"""`gatekeeper fetch` when no file descriptor is left: it waits, and loses nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gatekeeper.cli.crawl import manifest as manifests
+from gatekeeper.cli.crawl.sources import Limits
+from gatekeeper.errors import StorageError
+from gatekeeper.fetching.guard import GuardedConnector
+from tests.cli.crawling import OPEN, archived, fetch, manifest, stored
+from tests.internet import FakeInternet, Page
+
+URL = "http://a.test/x"
+LARGE = "large" * 400_000
+
+
+class Failing:
+    """A function that finds no descriptor in its first calls."""
+
+    def __init__(self, function: Callable[..., Any], times: float) -> None:
+        self.left = times
+        self._function = function
+
+    def __call__(self, *given: Any, **options: Any) -> Any:
+        if self.left > 0:
+            self.left -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return self._function(*given, **options)
+
+
+def without_sockets(monkeypatch: pytest.MonkeyPatch, times: float) -> Failing:
+    """Make that many dials fail."""
+    failing = Failing(GuardedConnector._open_socket, times)
+
+    def open_socket(connector: GuardedConnector, info: Any) -> socket.socket:
+        found: socket.socket = failing(connector, info)
+        return found
+
+    monkeypatch.setattr(GuardedConnector, "_open_socket", open_socket)
+    return failing
+
+
+@pytest.mark.parametrize("body", ["here", LARGE])
+async def test_a_page_waits_for_a_descriptor_for_its_file(
+    virtual_internet: FakeInternet, folder: Path, monkeypatch: pytest.MonkeyPatch, body: str
+) -> None:
+    net = virtual_internet
+    site = net.site("a.test").robots(OPEN).page("/x", body)
+    failing = Failing(manifests._create_file, 4)
+    monkeypatch.setattr(manifests, "_create_file", failing)
+    assert await net.drive(fetch(net, URL, output=folder)) == 0
+    assert failing.left == 0
+    assert stored(folder, URL) == body.encode()
+    assert site.paths.count("/x") == 1
+
+
+async def test_a_large_page_waits_for_a_descriptor_for_its_record(
+    virtual_internet: FakeInternet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, warc = virtual_internet, tmp_path / "pages.warc"
+    net.site("a.test").robots(OPEN).page("/x", LARGE)
+    failing = Failing(tempfile.TemporaryFile, 4)
+    monkeypatch.setattr(tempfile, "TemporaryFile", failing)
+    assert await net.drive(fetch(net, URL, warc=warc)) == 0
+    assert failing.left == 0
+    assert [body for _, _, body in archived(warc)] == [LARGE.encode()]
+
+
+async def test_a_request_without_a_descriptor_is_no_failure_of_its_url_or_host(
+    virtual_internet: FakeInternet, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = virtual_internet
+    site = net.site("a.test").robots(OPEN).on("/x", Page("here"))
+    assert await net.drive(fetch(net, "http://a.test/y", output=folder)) == 0  # reads robots.txt
+    failing = without_sockets(monkeypatch, 12)
+    began = net.clock.monotonic()
+    assert await net.drive(fetch(net, URL, output=folder, limits=Limits(tries=1))) == 0
+    assert failing.left == 0
+    entry = manifest(folder)[URL]
+    assert (entry["outcome"], entry.get("tries", 1)) == ("fetched", 1)
+    assert net.clock.monotonic() - began < 100  # counted as errors, they would cost 300
+    assert site.paths.count("/x") == 1
+
+
+@pytest.mark.parametrize("missing", ["file", "socket"])
+async def test_a_shortage_without_end_ends_the_crawl_with_one_line(
+    virtual_internet: FakeInternet, folder: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    net = virtual_internet
+    net.site("a.test").robots(OPEN).page("/x").page("/y")
+    assert await net.drive(fetch(net, "http://a.test/y", output=folder)) == 0
+    if missing == "file":
+        monkeypatch.setattr(manifests, "_create_file", Failing(manifests._create_file, 1e9))
+    else:
+        without_sockets(monkeypatch, 1e9)
+    began = net.clock.monotonic()
+    with pytest.raises(StorageError, match=r"Too many open files|no file descriptor is left"):
+        await net.drive(fetch(net, URL, output=folder))
+    assert 300 <= net.clock.monotonic() - began < 1000
