@@ -15,9 +15,11 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from gatekeeper import Config, Gatekeeper, descriptors
+from gatekeeper import Config, Gatekeeper, descriptors, polite_session, session_gate
+from gatekeeper.fetching.guard import GuardedConnector
 from gatekeeper.gate import internals
 from gatekeeper.integrations.hops import begin
+from gatekeeper.library_internals import close_pooled
 from tests import descriptors_program as program
 from tests.internet import FakeInternet
 
@@ -100,6 +102,35 @@ async def test_a_dial_without_a_descriptor_says_nothing_about_the_host(
         for _ in range(4):
             hop = await begin(gate, "http://a.test/x", None)
             hop.failed(by_network=True, unconnected=caused(RuntimeError("a library's"), cause))
+        views = [str(view) for view in await gate.why("a.test")]
+    assert any("errors in a row" in view for view in views) is counts
+
+
+@pytest.mark.parametrize(("cause", "counts"), [(FULL, False), (ConnectionError("no"), True)])
+async def test_a_session_without_a_descriptor_says_nothing_about_the_host(
+    internet: FakeInternet, monkeypatch: pytest.MonkeyPatch, cause: OSError, counts: bool
+) -> None:
+    internet.site("a.test").robots("")
+    config = Config.from_dict(program.LOOSE)
+
+    refused, open_socket = False, GuardedConnector._open_socket
+
+    def fail(connector: GuardedConnector, info: Any) -> socket.socket:
+        if refused:
+            raise cause
+        return open_socket(connector, info)
+
+    monkeypatch.setattr(GuardedConnector, "_open_socket", fail)
+    agent, resolver = "examplebot/1.0", internet.resolver
+    async with polite_session(agent, config=config, resolver=resolver) as session:
+        gate = session_gate(session)
+        await gate.check("http://a.test/x")
+        assert session.connector is not None
+        close_pooled(session.connector)
+        refused = True
+        for _ in range(4):
+            with pytest.raises(aiohttp.ClientConnectorError):
+                await session.get("http://a.test/x")
         views = [str(view) for view in await gate.why("a.test")]
     assert any("errors in a row" in view for view in views) is counts
 
