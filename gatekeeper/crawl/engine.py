@@ -205,6 +205,11 @@ def _signals_of(response: aiohttp.ClientResponse) -> dict[str, Any] | None:
 _RETRY_STATUSES = frozenset({429, 503})
 _MAX_QUEUED = 1_000_000
 """URLs that wait in the queue at most, apart from redirects and retries of those in flight."""
+_BEFORE_OTHERS = 1
+"""Priority of a redirect's target, whose URL has had a turn."""
+_AFTER_OTHERS = -1
+"""Priority of a URL that failed, or was tried by an earlier run: it may well fail again, and what
+holds its host up must not keep the URLs from coming that were never tried."""
 _SLOW_CONNECT = 0.25
 """Seconds of connecting after which another worker is started in place of the one that waits."""
 _SHORTAGE_PAUSE = 1.0
@@ -333,8 +338,11 @@ class Crawl:
                 while self.queue.qsize() >= _MAX_QUEUED:
                     self._queue_shrunk.clear()
                     await self._queue_shrunk.wait()
-                self.hosts.add(*accepted)
-                self.queue.put_nowait(accepted[0])
+                url, origin = accepted
+                self.hosts.add(url, origin)
+                manifest = self._outputs.manifest
+                tried = manifest is not None and manifest.tried(url)
+                self.queue.put_nowait(url, priority=_AFTER_OTHERS if tried else 0)
         self.tally.complete = True
         self._stop_if_done()
 
@@ -380,10 +388,10 @@ class Crawl:
         self.tally.skip(unarchived=unarchived, refused=refused)
         return True
 
-    def _requeue(self, url: str, attempt: Attempt) -> None:
+    def _requeue(self, url: str, attempt: Attempt, priority: int) -> None:
         self._attempts.setdefault(_masked(url), []).append(attempt)
         self.hosts.add(url)
-        self.queue.put_nowait(url, priority=1)
+        self.queue.put_nowait(url, priority=priority)
 
     def _take_attempt(self, shown: str) -> Attempt:
         """Take the attempt so far of a URL that comes out of the queue."""
@@ -441,6 +449,8 @@ class Crawl:
         url = turn.url
         self.hosts.drop(url, turn.origin)
         attempt = self._take_attempt(_masked(url))
+        if self._outputs.manifest is not None and attempt.tries == 1 and not attempt.redirects:
+            self._outputs.manifest.begin(attempt.url)
         spool = self._outputs.warc is not None
         limit = self._limits.max_body
         # `attempt.last` is the URL that came out of the queue, without credentials.
@@ -477,7 +487,7 @@ class Crawl:
         elif response.status not in _RETRY_STATUSES:
             self._finish(await self._stored_entry(attempt, response, body, warc))
         elif attempt.tries < self._limits.tries:
-            self._requeue(url, attempt.tried_again())  # its next turn comes after the block
+            self._requeue(url, attempt.tried_again(), _AFTER_OTHERS)
             await self._on_setback(url)
         else:
             error = f"answered {response.status}, try {attempt.tries} of {self._limits.tries}"
@@ -516,15 +526,15 @@ class Crawl:
                 self._fail(start, problem)
         else:  # new, or denied before: then robots.txt decides again, in this URL's name
             self._chains.extend(attempt.url, target)
-            self._requeue(target, attempt)
+            self._requeue(target, attempt, _BEFORE_OTHERS)
 
     async def _handle_failure(self, url: str, attempt: Attempt, error: Exception) -> None:
         """Retry in a later turn, or give up."""
         if is_shortage(error):  # nothing was sent
             await self._pause_for_descriptors()
-            self._requeue(url, attempt)
+            self._requeue(url, attempt, _BEFORE_OTHERS)
         elif attempt.tries < self._limits.tries:
-            self._requeue(url, attempt.tried_again())
+            self._requeue(url, attempt.tried_again(), _AFTER_OTHERS)
             await self._on_setback(url)
         elif isinstance(error, aiohttp.ClientResponseError):  # its status is aiohttp's invention
             self._fail(attempt, unreadable(error.message))

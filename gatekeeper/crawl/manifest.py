@@ -1,7 +1,11 @@
-"""The manifest: one JSON line for every finished URL. With it a later run resumes the crawl.
+"""The manifest: one JSON line for every result of a URL. With it a later run resumes the crawl.
 
 A line is written in one call, after the body that it describes is on disk. However the process
 ends, the file has whole lines and at most one torn line at its end, which the next run cuts off.
+
+Next to it, a file lists the URLs that were requested, by their digests. A URL in it without a
+final result failed, or was in flight when the process was killed. It may well fail again, so a
+later run requests it after the URLs that were never requested.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ NO_LINK: Final = getattr(os, "O_NOFOLLOW", 0)
 _DIRECTORY: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _HAS_DIR_FD: Final = {os.open, os.rename, os.unlink} <= os.supports_dir_fd
 _CREATE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | NO_LINK | getattr(os, "O_BINARY", 0)
+_APPEND: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | NO_LINK
 _T = TypeVar("_T")
 _Directory = tuple[str, int | None]
 
@@ -156,8 +161,8 @@ class Result(StrEnum):
     """The URL may not be fetched; the decision names the line. Final, unless the guard or an
     operator's override refused it: every run asks about those again."""
     FAILED = "failed"
-    """No response, an unreadable one, or only responses that ask to wait; the next run tries again.
-    Or the text is not a URL: that will not change, and is reported once."""
+    """No response, an unreadable one, or only responses that ask to wait. Not final: later runs try
+    again. Or the text is not a URL: that will not change, and is reported once."""
 
 
 class WarcPlace(msgspec.Struct, frozen=True):
@@ -219,9 +224,18 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         reason = self.decision.reason if self.decision is not None else None
         return self.outcome is Result.DENIED and reason not in _LOCAL_REASONS
 
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What is compared to tell whether a later run had the same result. The text of an error is
+        not: one fault may show in several ways."""
+        return self.outcome, self.status, None if self.decision is None else self.decision.reason
+
 
 _LOCAL_REASONS = frozenset({Reason.BLOCKED, Reason.OPERATOR})
 """Refusals by the guard and by the operator's overrides. Asking again costs no request."""
+
+_TRIED: Final = ".tried"
+_DIGEST_OCTETS: Final = 16
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Entry).decode
@@ -232,7 +246,8 @@ class Manifest:
 
     `archive` is the WARC file of this run, as a WarcPlace names it; "" if it is new. With
     `retry_denied`, URLs that an earlier run was denied count as not done. Memory: 16 bytes and a
-    slot in a set for every URL that is done. Use it as a context manager, while holding the lock.
+    slot in a set for every URL with a final result or that was tried, and a slot in a dictionary
+    for every other result. Use it as a context manager, while holding the lock.
     """
 
     def __init__(
@@ -248,12 +263,19 @@ class Manifest:
         self._fetched: set[bytes] = set()
         self._refused: set[bytes] = set()
         self._unarchived: set[bytes] = set()
+        self._tried: set[bytes] = set()
+        """URLs that an earlier run requested, without a final result."""
+        self._kinds: dict[bytes, tuple[object, ...]] = {}
+        """The kind of the last result of each URL without a final one."""
         self._file: int | None = None
+        self._tried_file: int | None = None
 
     def __enter__(self) -> Manifest:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # Only this process appends to the file, so reading it once gives all entries.
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | NO_LINK, 0o644)
+        self._file = os.open(self.path, _APPEND, 0o644)
+        self._tried_file = os.open(f"{self.path}{_TRIED}", _APPEND, 0o644)
+        self._tried.update(self._read_tried(self._tried_file))
         for line in self._whole_lines(self._file):
             try:
                 self._remember(_decode(line))
@@ -262,9 +284,10 @@ class Manifest:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        for descriptor in (self._file, self._tried_file):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._file = self._tried_file = None
 
     def done(self, url: str) -> bool:
         """Return True if the URL was refused, or fetched, possibly as a hop, or is not a URL."""
@@ -275,6 +298,16 @@ class Manifest:
         """Return True if the page of the URL was fetched."""
         return digest(url) in self._fetched
 
+    def begin(self, url: str) -> None:
+        """Note, before the first request of a URL, that it is tried."""
+        key = digest(url)
+        if key not in self._tried and self._tried_file is not None:
+            _write_all(self._tried_file, key)
+
+    def tried(self, url: str) -> bool:
+        """Return True if an earlier run requested the URL, and it has no final result."""
+        return digest(url) in self._tried
+
     def unarchived(self, url: str) -> bool:
         """Return True if the page was fetched by a run that did not write it to this WARC file."""
         return digest(url) in self._unarchived
@@ -282,15 +315,17 @@ class Manifest:
     def write(self, entry: Entry) -> bytes:
         """Append the line of an entry in one call, and return the line.
 
-        Raises StorageError if the file was removed: its entries would be lost, unnoticed.
+        It is not appended if the last line about the URL says the same. Raises StorageError if the
+        file was removed: its entries would be lost, unnoticed.
         """
         if self._file is None:
             raise ValueError("the manifest is not open")
         if not os.fstat(self._file).st_nlink:
             raise StorageError(f"{self.path}: was removed during the crawl; run it again")
         line = _encode(entry) + b"\n"
-        _write_all(self._file, line)
-        self._remember(entry)
+        if self._kinds.get(digest(entry.url)) != entry.kind:
+            _write_all(self._file, line)
+            self._remember(entry)
         return line
 
     def _remember(self, entry: Entry) -> None:
@@ -298,7 +333,15 @@ class Manifest:
             self.warc_places[entry.warc.file] = entry.warc
         # If there are several lines about one URL, the last one counts.
         retries, key = self._retry_denied and entry.tries > 0, digest(entry.url)
-        if entry.refused and not retries:
+        final = entry.outcome is Result.FETCHED or (entry.refused and not retries)
+        if final:
+            self._kinds.pop(key, None)
+            self._tried.discard(key)
+        else:
+            self._kinds[key] = entry.kind
+            if entry.outcome is Result.FAILED:
+                self._tried.add(key)
+        if final and entry.refused:
             self._refused.add(key)
         elif self._refused:
             self._refused.discard(key)
@@ -314,6 +357,15 @@ class Manifest:
             ):
                 self._unarchived.update((key, *hops))
 
+    @staticmethod
+    def _read_tried(descriptor: int) -> Iterator[bytes]:
+        """Yield every digest in the file of the URLs that were tried, and cut a torn one off."""
+        size = os.fstat(descriptor).st_size
+        os.ftruncate(descriptor, size - size % _DIGEST_OCTETS)
+        with os.fdopen(os.dup(descriptor), "rb") as file:
+            while key := file.read(_DIGEST_OCTETS):
+                yield key
+
     def _whole_lines(self, descriptor: int) -> Iterator[bytes]:
         """Yield every line that ends with a newline, and cut the rest off the file."""
         end = 0
@@ -328,7 +380,7 @@ class Manifest:
 @lru_cache(maxsize=4096)
 def digest(url: str) -> bytes:
     """Return the 16 bytes that represent a URL of any length in memory."""
-    return hashlib.blake2b(url.encode(), digest_size=16).digest()
+    return hashlib.blake2b(url.encode(), digest_size=_DIGEST_OCTETS).digest()
 
 
 # --- redirects -------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +17,7 @@ from gatekeeper.crawl.runner import INTERRUPTED, _interruptible
 from gatekeeper.crawl.sources import Limits
 from gatekeeper.errors import ConfigError, StorageError
 from tests.crawl.crawling import CONFIG, OPEN, ROBOTS, fetch, manifest
-from tests.internet import FakeInternet, Hold, Page
+from tests.internet import FakeInternet, Hold, Page, Reset, Site
 
 
 async def test_the_next_run_asks_for_nothing_that_is_done(
@@ -248,3 +249,79 @@ async def test_a_folder_in_place_of_a_warc_file_is_one_error(
     with pytest.raises(ConfigError, match="is a directory"):
         await fetch(internet, "http://a.test/x", warc=tmp_path)
     assert not tmp_path.with_name(f"{tmp_path.name}.lock").exists()
+
+
+# -- what failed comes last
+
+
+def pages_of(site: Site) -> list[str]:
+    return [path for path in site.paths if path != ROBOTS]
+
+
+async def test_a_url_that_failed_is_tried_again_after_the_others_of_its_host(
+    virtual_internet: FakeInternet, folder: Path
+) -> None:
+    net = virtual_internet
+    site = net.site("a.test").robots(OPEN).on("/bad", Reset()).on("/busy", Page(status=503))
+    paths = ["/bad", "/busy", *(f"/{number}" for number in range(5))]
+    for path in paths[2:]:
+        site.page(path)
+    urls = [f"http://a.test{path}" for path in paths]
+    assert await net.drive(fetch(net, *urls, output=folder)) == 1
+    assert pages_of(site)[: len(paths)] == paths
+    assert sorted(pages_of(site)[len(paths) :]) == ["/bad", "/bad", "/busy", "/busy"]
+
+
+async def test_what_an_earlier_run_tried_without_a_result_comes_after_what_was_never_tried(
+    virtual_internet: FakeInternet, folder: Path
+) -> None:
+    net, hold = virtual_internet, Hold(Page("slow"))
+    site = net.site("a.test").robots(OPEN).on("/bad", Reset()).on("/slow", hold)
+    urls = [f"http://a.test/{name}" for name in ("bad", "slow", "1", "2")]
+    site.page("/1").page("/2")
+    killed = asyncio.create_task(net.drive(fetch(net, *urls, output=folder, timeout=1e6)))
+    await hold.waiting.acquire()
+    killed.cancel()
+    await asyncio.gather(killed, return_exceptions=True)
+    assert pages_of(site) == ["/bad", "/slow"]
+    assert manifest(folder) == {}
+    hold.release()
+    path = folder / "manifest.jsonl.tried"
+    path.write_bytes(path.read_bytes() + b"torn")
+    await net.drive(fetch(net, *urls, "http://a.test/2", output=folder))
+    assert pages_of(site)[2:4] == ["/1", "/2"]
+    assert set(pages_of(site)[4:]) == {"/bad", "/slow"}
+    site.page("/3")
+    before = len(pages_of(site))
+    await net.drive(fetch(net, *urls, "http://a.test/3", output=folder))
+    assert pages_of(site)[before] == "/3"
+    assert set(pages_of(site)[before + 1 :]) == {"/bad"}
+
+
+async def test_a_later_run_with_the_same_result_writes_no_second_line(
+    virtual_internet: FakeInternet, folder: Path
+) -> None:
+    net = virtual_internet
+    busy, here = Page(status=503), Page("here")
+    site = net.site("a.test").robots(OPEN).on("/bad", Reset()).on("/x", busy, busy, busy, here)
+    urls = [
+        "http://a.test/bad",
+        "http://a.test/x",
+        "http://a.test:1/",
+        "nothing",
+    ]  # that port is refused
+    options: dict[str, Any] = {"output": folder, "limits": Limits(tries=1)}
+
+    async def run() -> list[tuple[str, str]]:
+        assert await net.drive(fetch(net, *urls, **options)) == 1
+        lines = (folder / "manifest.jsonl").read_text().splitlines()
+        return sorted((one["url"], one["outcome"]) for one in map(json.loads, lines))
+
+    first = await run()
+    assert len(first) == 4
+    assert await run() == first
+    site.on("/bad", Page(status=503))
+    assert await run() == sorted([*first, ("http://a.test/bad", "failed")])
+    assert await run() == sorted(
+        [*first, ("http://a.test/bad", "failed"), ("http://a.test/x", "fetched")]
+    )
