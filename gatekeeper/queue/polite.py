@@ -70,6 +70,7 @@ rounds the time up to whole seconds, so one second less is certain."""
 RETRY = 60.0
 """Seconds to wait if a deferral has no time, or asking failed."""
 _DOUBLINGS = 16
+_CLOSED = "the queue is closed"
 
 _Listener = Callable[[Decision], object]
 
@@ -136,6 +137,8 @@ class Turn:
                 self.lease.give_back()
                 self.lease.leave()
             finally:
+                if self._queue._kept is not None:
+                    self._queue._kept.give_back(self._entry)
                 self._queue._joiners.turns_out -= 1
                 self._queue._put_back(self._queued.origin, self._entry)
                 self._queue._joiners.look()
@@ -157,13 +160,11 @@ class PoliteQueue:
     at most 100,000 of them; beyond that `put` raises StorageError.
 
     `keep` is a file in which URLs, priorities and data outlive the process. A queue that is created
-    with the file again starts with all URLs that were put and not done, in order. After kill -9 the
-    URLs whose turns were out are repeated. `data` has to be plain then (TypeError).
+    with the file again starts with all URLs that were put and not done, in order. Those whose turns
+    were out are repeated after the others of their priority. `data` has to be plain (TypeError).
 
     The gate may be a RemoteGatekeeper: the sidecar then decides whose turn it is, and up to 100
-    origins wait there at the same time.
-
-    Like asyncio.Queue, not safe to use from several event loops.
+    origins wait there at the same time. Like asyncio.Queue, it belongs to one event loop.
 
     >>> async def main(gate) -> None:
     ...     async with PoliteQueue(gate) as queue:
@@ -274,7 +275,7 @@ class PoliteQueue:
 
     def _add(self, origin: str, url: str, priority: float, data: Any) -> None:
         if self._closed:
-            self._refuse_if_closed()
+            raise GateClosed(_CLOSED)
         queued, new = self._queues.get(origin)
         before = queued.rank() if queued.state is QueueState.READY else 0.0
         try:  # Before anything changes, since it may fail.
@@ -299,8 +300,7 @@ class PoliteQueue:
 
     def _url_added(self, queued: OriginQueue, before: float, rank: float, *, new: bool) -> None:
         if new:
-            # The first try shows whether the file is cached and the host due.
-            self._queues.ready(queued)
+            self._queues.ready(queued)  # The first try shows what is cached and due.
         elif queued.state is QueueState.READY and rank < before:
             self._queues.raise_rank(queued)
         elif queued.waiting is not None:
@@ -395,13 +395,10 @@ class PoliteQueue:
         return not (self._callbacks.errors or self._closed or self._queues.any_ready())
 
     def _raise_pending(self) -> None:
-        self._refuse_if_closed()
+        if self._closed:
+            raise GateClosed(_CLOSED)
         if self._callbacks.errors:
             raise self._callbacks.errors.popleft()
-
-    def _refuse_if_closed(self) -> None:
-        if self._closed:
-            raise GateClosed("the queue is closed")
 
     def _try(self, queued: OriginQueue, *, turn: bool = True) -> tuple[Entry, QueueLease | None]:
         """Pop the origin's first URL, and take its turn if `turn` and that needs no waiting.
@@ -476,6 +473,8 @@ class PoliteQueue:
         self._got += 1
         self._joiners.turns_out += 1
         self._size -= 1
+        if self._kept is not None:
+            self._kept.begin(entry)
         self._waits.place(queued)
         self._putters.wake()
         return Turn(self, queued, entry, lease)

@@ -379,6 +379,7 @@ class KeptEntries:
                     "PRAGMA synchronous = OFF;"
                     "CREATE TABLE IF NOT EXISTS kept"
                     " (arrival INTEGER PRIMARY KEY, rank REAL, url TEXT, data BLOB);"
+                    "CREATE TABLE IF NOT EXISTS out (arrival INTEGER PRIMARY KEY);"
                     "BEGIN IMMEDIATE; COMMIT;"  # takes the lock, or raises
                 )
             except BaseException:
@@ -397,9 +398,22 @@ class KeptEntries:
 
     def load(self, check: Callable[[str], object] = urls.split) -> list[Entry]:
         """Return every entry in order of arrival. Raises StorageError, also for a damaged one, and
-        unlocks the file then. `check` raises InvalidURL for a URL that can't have been put."""
+        unlocks the file then. `check` raises InvalidURL for a URL that can't have been put.
+
+        The entries that were given out come last, as newly arrived: what they led to may have ended
+        the process, and would end it again before any other is given out.
+        """
         with self._translated_errors(), contextlib.ExitStack() as stack:
             stack.callback(self.close)
+            last = self._file.execute("SELECT MAX(arrival) FROM kept").fetchone()[0] or 0
+            out = self._file.execute("SELECT arrival FROM out ORDER BY arrival").fetchall()
+            with self._file:
+                self._file.execute("BEGIN")
+                self._file.executemany(
+                    "UPDATE kept SET arrival = ? WHERE arrival = ?",
+                    [(last + number, one) for number, (one,) in enumerate(out, 1)],
+                )
+                self._file.execute("DELETE FROM out")
             rows = self._file.execute(
                 "SELECT rank, arrival, url, data FROM kept ORDER BY arrival"
             ).fetchall()
@@ -426,6 +440,19 @@ class KeptEntries:
         """Delete an entry that is done. Raises StorageError."""
         with self._translated_errors():
             self._file.execute("DELETE FROM kept WHERE arrival = ?", (entry[1],))
+        self.give_back(entry)
+
+    def begin(self, entry: Entry) -> None:
+        """Note that an entry was given out. Never raises: only an order depends on it."""
+        self._note("INSERT OR IGNORE INTO out VALUES (?)", entry)
+
+    def give_back(self, entry: Entry) -> None:
+        """Undo `begin`, as the entry was not used. Never raises."""
+        self._note("DELETE FROM out WHERE arrival = ?", entry)
+
+    def _note(self, statement: str, entry: Entry) -> None:
+        with contextlib.suppress(*schema.FAULTS, OSError):
+            self._file.execute(statement, (entry[1],))
 
     def close(self) -> None:
         """Close and unlock the file. Idempotent."""
