@@ -278,6 +278,7 @@ class Crawl:
         self._excess = 0
         """How many workers should end, since the slow connections they replaced are over."""
         self._warc_lock = asyncio.Lock()
+        self._patiently = partial(patiently, clock, tell=_tell_shortage)
         self._short_since: float | None = None
         """Since when requests have failed for want of a file descriptor, and none succeeded."""
 
@@ -481,7 +482,7 @@ class Crawl:
     ) -> None:
         """Follow a redirect, retry, or store the page. The WARC file gets every response."""
         self._short_since = None
-        warc = await patiently(self._clock, partial(self._write_warc, response, body))
+        warc = await self._patiently(partial(self._write_warc, response, body))
         if response.location is not None:
             self._follow(url, attempt, response)
         elif response.status not in _RETRY_STATUSES:
@@ -545,6 +546,8 @@ class Crawl:
         """Raises StorageError once no request had a file descriptor for long."""
         now = self._clock.monotonic()
         self._short_since = now if self._short_since is None else self._short_since
+        if now == self._short_since:
+            _tell_shortage()
         if now - self._short_since >= DESCRIPTOR_WAIT:
             raise StorageError(describe_shortage())
         await self._clock.sleep(_SHORTAGE_PAUSE)
@@ -582,7 +585,7 @@ class Crawl:
             truncated=body.cut is not None,
             content_type=kind or None,
             content_encoding=encoding,
-            file=await patiently(self._clock, partial(body.keep, kind)),
+            file=await self._patiently(partial(body.keep, kind)),
             warc=warc,
         )
 
@@ -614,6 +617,10 @@ class Crawl:
             self._on_entry(each)
             ended += self._chains.end(each)
         self._stop_if_done()
+
+
+def _tell_shortage() -> None:
+    _log.warning("the crawl waits: %s", describe_shortage())
 
 
 def _internal_error(url: str, error: Exception) -> InvalidURL:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
-import logging
 import re
 import tempfile
 import zlib
@@ -25,10 +24,8 @@ from aiohttp.connector import Connection
 from gatekeeper import urls
 from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.crawl.manifest import Folder, WarcPlace
-from gatekeeper.descriptors import describe_shortage, is_shortage, with_descriptor
+from gatekeeper.descriptors import is_shortage, with_descriptor
 from gatekeeper.errors import ConfigError, StorageError, needs_extra
-
-_log = logging.getLogger(__name__)
 
 # --- waiting for a file descriptor -----------------------------------------------------------
 
@@ -37,9 +34,11 @@ DESCRIPTOR_WAIT = 300.0
 _DESCRIPTOR_PAUSE = 1.0
 
 
-async def patiently(clock: Clock, action: Callable[[], Any]) -> Any:
+async def patiently(
+    clock: Clock, action: Callable[[], Any], tell: Callable[[], object] = lambda: None
+) -> Any:
     """Return the result of `action`, awaited if need be; repeat it while it finds no file
-    descriptor. After 300 s the error is raised."""
+    descriptor. After 300 s the error is raised. `tell` is called before the first wait."""
 
     async def attempt() -> Any:
         result = action()
@@ -53,7 +52,7 @@ async def patiently(clock: Clock, action: Callable[[], Any]) -> Any:
             if not is_shortage(error) or clock.monotonic() - began >= DESCRIPTOR_WAIT:
                 raise
         if not told:
-            _log.warning("the crawl waits: %s", describe_shortage())
+            tell()
             told = True
         await clock.sleep(_DESCRIPTOR_PAUSE)
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from gatekeeper.cli.crawl import manifest as manifests
-from gatekeeper.cli.crawl.sources import Limits
+from gatekeeper.crawl import manifest as manifests
+from gatekeeper.crawl.sources import Limits
 from gatekeeper.errors import StorageError
 from gatekeeper.fetching.guard import GuardedConnector
-from tests.cli.crawling import OPEN, archived, fetch, manifest, stored
+from tests.crawl.crawling import OPEN, archived, fetch, manifest, stored
 from tests.internet import FakeInternet, Page
 
 URL = "http://a.test/x"
