@@ -339,9 +339,8 @@ class Crawl:
                 while self.queue.qsize() >= _MAX_QUEUED:
                     self._queue_shrunk.clear()
                     await self._queue_shrunk.wait()
-                url, origin = accepted
-                self.hosts.add(url, origin)
-                manifest = self._outputs.manifest
+                self.hosts.add(*accepted)
+                url, manifest = accepted[0], self._outputs.manifest
                 tried = manifest is not None and manifest.tried(url)
                 self.queue.put_nowait(url, priority=_AFTER_OTHERS if tried else 0)
         self.tally.complete = True

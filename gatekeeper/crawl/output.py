@@ -149,14 +149,8 @@ class Body:
             with contextlib.suppress(OSError):  # the body is discarded anyway
                 self._file.close()
             if self._folder is not None:
-                self._remove_part(self._folder)
-
-    def _remove_part(self, folder: Folder) -> None:
-        try:
-            folder.remove(_PARTS, self._name)
-        except StorageError as error:
-            if not is_shortage(error):  # else the next try for the URL replaces the file
-                raise
+                with contextlib.suppress(StorageError):  # the next try for the URL replaces it
+                    self._folder.remove(_PARTS, self._name)
 
     @property
     def sha256(self) -> str:
