@@ -295,9 +295,14 @@ class _Pass:
         findings = list(findings)
         done = [finding for finding in findings if finding.code in _WHOLE_FILE]
         if done:  # alone: afterwards every line may be decoded differently
-            return self._without_bom(), done
+            without = self._without_bom()
+            if not without.startswith(_MARKS[-1]):  # it would be read as another mark
+                return without, done
+        if self._robots.bom not in {"", "utf-8"}:
+            return self._body, []  # its octets are not those of the lines that were read
         # A restored line may move the limits of groups, so what keeps verdicts waits for the next
         # pass.
+        done = []
         for kind in (_RESTORING, _KEEPING):
             if not done:
                 done = self._changed(finding for finding in findings if finding.code in kind)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -17,6 +17,7 @@ from gatekeeper.robots import signals, timing
 from gatekeeper.robots.model import Group, Rule, Severity, TextLine, iter_lines
 from gatekeeper.robots.parser import FILE_FIELDS, KNOWN_FIELDS, Dialect, RobotsTxt, to_octets
 from gatekeeper.robots.patterns import decoded, is_robots_txt, rfc_pattern, squeeze
+from gatekeeper.robots.policy import names_of
 
 MAX_FINDINGS = 1_000
 """Maximum number of findings per file; more are of no use."""
@@ -323,7 +324,7 @@ _ANYTHING = r"\.\*(?:(?<!\*\.\*)(?!\.)|(?<=/\.\*))"
 _ANY_DIALECT = rf"{_ANYTHING}|\.\+|\([^()|]*+\|[^()]*+\)|\^(?<=\A\^)"
 REGEX_SYNTAX = re.compile(rf"\\|{_ANY_DIALECT}|\[\^?[A-Za-z0-9]-[A-Za-z0-9]")
 _REGEX_SYNTAX_V2 = re.compile(_ANY_DIALECT)
-_EVERYTHING = frozenset({"/", "*", "/*"})
+_EVERYTHING = frozenset({"", "/", "*", "/*"})
 
 
 def check_groups(report: FindingList, groups: Sequence[Group]) -> None:
@@ -341,7 +342,7 @@ def check_groups(report: FindingList, groups: Sequence[Group]) -> None:
             else:
                 report.add(group.line, "repeated-agent", f"{quoted(agent)} in line {first}.")
         _check_group(report, group, star_line)
-    _check_exempt(report, groups, seen)
+    _check_exempt(report, groups)
 
 
 def _check_group(report: FindingList, group: Group, star_line: int) -> None:
@@ -370,29 +371,33 @@ def _is_whitelist(rules: Sequence[Rule]) -> bool:
     return all(_allows(rule) and squeeze(rule.value) not in _EVERYTHING for rule in rules)
 
 
-def _check_exempt(report: FindingList, groups: Sequence[Group], first: Mapping[str, int]) -> None:
-    """Report each named group that does not deny what a rule for `*` denies.
+def _check_exempt(report: FindingList, groups: Sequence[Group]) -> None:
+    """Report each named robot whose groups do not deny what a rule for `*` denies.
 
-    If `*` is denied everything, a named group is an exception on purpose. `first` has the line of
-    the first group of each agent: the rules of all its groups count. A rule is compared with equal
-    patterns and plain prefixes only, at most `_MAX_COMPARED` times.
+    If either is denied everything, the exception is made on purpose. A rule is compared with equal
+    patterns and with those that it begins with, at most about `_MAX_COMPARED` times.
     """
     groups = [group for group in groups if group.dialect is Dialect.RFC9309]
     stars = [rule for group in groups if "*" in group.agents for rule in group.rules]
     wanted = [(rule, _meaning(rule)) for rule in stars if _denies(rule)]
     wanted = [each for each in wanted if each[1][:1] in {"/", "*"}]
-    if any(meaning == "/" for _, meaning in wanted):
+    if not wanted or any(meaning == "/" for _, meaning in wanted):
         return
-    own: dict[int, tuple[Group, list[Rule]]] = {}
-    for group in groups:
-        if names := [agent.lower() for agent in group.agents if agent not in {"", "*"}]:
-            own.setdefault(first[names[0]], (group, []))[1].extend(group.rules)
+    denies = {
+        each.line: {_meaning(rule) for rule in each.rules if _denies(rule)} for each in groups
+    }
+    whitelists = {group.line for group in groups if _is_whitelist(group.rules)}
     left = _MAX_COMPARED
-    for group, rules in own.values():
-        if _is_whitelist(rules):
+    for lines, agents in _robots_together(groups).items():
+        if whitelists.issuperset(lines):
             continue  # reported with a warning
-        denied = {_meaning(rule) for rule in rules if _denies(rule)}
-        lengths = sorted({len(meaning) for meaning in denied if not _SPECIAL.search(meaning)})
+        left -= sum(len(denies[line]) for line in lines)
+        if left < 0:
+            return
+        denied = set().union(*(denies[line] for line in lines))
+        if "/" in denied:
+            continue
+        lengths = sorted({len(meaning) for meaning in denied if not meaning.endswith("$")})
         left -= len(wanted) * (1 + len(lengths))
         if left < 0:
             return
@@ -404,19 +409,35 @@ def _check_exempt(report: FindingList, groups: Sequence[Group], first: Mapping[s
         ]
         if lost:
             lost[3:] = [f"{len(lost) - 3} more"] if len(lost) > 3 else []
-            agents = _listed([agent for agent in group.agents if agent != "*"])
-            detail = f"Not obeyed by {agents}: {', '.join(lost)}."
-            report.add(group.line, "named-group-exempts", detail)
+            detail = f"Not obeyed by {_listed(agents)}: {', '.join(lost)}."
+            report.add(lines[0], "named-group-exempts", detail)
+
+
+def _robots_together(groups: Sequence[Group]) -> dict[tuple[int, ...], list[str]]:
+    """Return the named agents by the lines of the groups that they obey: all that name them."""
+    lines: dict[str, list[int]] = {}
+    spellings: dict[str, str] = {}
+    for group in groups:
+        for agent in group.agents:
+            name = next(reversed(names_of(agent.lower())), "*")
+            if name != "*" and group.line not in lines.setdefault(name, [])[-1:]:
+                lines[name].append(group.line)
+                spellings.setdefault(name, agent)
+    together: dict[tuple[int, ...], list[str]] = {}
+    for name, obeyed in lines.items():
+        together.setdefault(tuple(obeyed), []).append(spellings[name])
+    return together
 
 
 _MAX_COMPARED = 500_000
-_SPECIAL = re.compile("[*$]")
 
 
 def _meaning(rule: Rule) -> str:
     """Return the pattern in normal form; two that match the same paths are equal."""
     pattern = squeeze(rfc_pattern(to_octets(rule.value)))
-    return pattern if pattern.endswith("$") else pattern.rstrip("*") or "/"
+    if pattern[:1] == "*" and pattern[1:2] != "/":
+        pattern = f"/{pattern}"  # every path begins with a slash
+    return pattern if pattern.endswith("$") else pattern.rstrip("*")
 
 
 def _check_value(report: FindingList, rule: Rule, dialect: Dialect) -> None:
@@ -460,8 +481,9 @@ def _check_longest(report: FindingList, rules: Sequence[Rule]) -> None:
     """Check the rules of RFC 9309, and of 1994, which has only Disallow: their order has no
     meaning.
 
-    Rules that match the same paths differ at most in trailing stars. The longest of them decides,
-    and of equally long ones an Allow (RFC 9309 section 2.2.2, RFC-17, RFC-18).
+    Rules that match the same paths differ at most in trailing stars, and in a slash before a first
+    star. The longest of them decides, and of equally long ones an Allow (RFC 9309 section 2.2.2,
+    RFC-17, RFC-18).
     """
     deciding: dict[str, tuple[tuple[int, bool], Rule]] = {}
     for rule in rules:

@@ -81,6 +81,8 @@ def test_what_is_about_the_whole_file_has_no_column() -> None:
         (GROUP + "Disallow /x\r\nAllow: /ä\r\n", GROUP + "Disallow: /x\r\nAllow: /%C3%A4\r\n"),
         ("\ufeff" + GROUP + "Disallow: /\r", GROUP + "Disallow: /\r"),
         ("User-agent: a,b", "User-agent: a\nUser-agent: b"),
+        # A second mark is no mark, but a part of the first field.
+        ("\ufeff\ufeff" + GROUP + "Disallow: /\n", GROUP + "Disallow: /\n"),
     ],
 )  # fmt: skip
 def test_what_is_certain_is_mended(before: str, after: str) -> None:
@@ -106,6 +108,9 @@ def test_what_is_certain_is_mended(before: str, after: str) -> None:
         GROUP + "Allow: /x\nUser-agent: b\nDisallow: /\n",
         GROUP + "Disallow: *\u00a0\n",  # without the character it would deny everything
         GROUP + "Disallow: http://a%zz.test/x\n",
+        # Without the first mark the second one would be read as one, or the half of a letter.
+        "\ufeff\ufeff# c\n" + GROUP,
+        "\ufeff\uff01\n" + GROUP,
         # Without the blank line the version would count, and `Allow: /b` as an exact path.
         GROUP + "\nRobot-version: 2.0\nDisallow: *\nAllow: /b\n",
     ],
@@ -153,6 +158,22 @@ def test_ignored_codes_are_not_mended_and_a_cut_file_is_left_alone() -> None:
     assert repaired(body, ignore={"no-colon"}).body == b"User-agent: *\nDisallow /x\n"
     long = body + b"#" * 600_000 + b"\n"
     assert repaired(long).body == long
+
+
+@pytest.mark.parametrize("coding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("mark", ["\ufeff", "\ufeff\ufeff"])
+def test_a_file_that_stays_in_another_encoding_is_left_alone(coding: str, mark: str) -> None:
+    """A blank line of one octet would shift all others."""
+    text = mark + GROUP + "Disallow: /a\nUser-agent: b\nDisallow: /b\nDisallow: /b\n"
+    body = text.encode(coding)
+    assert repaired(body, ignore={"encoding"}).body == body
+    if mark == "\ufeff\ufeff":
+        assert repaired(body).body == body
+
+
+def test_a_mark_is_restored_as_part_of_a_field_or_kept() -> None:
+    body = ("\ufeff\ufeff" + GROUP + "Disallow: /\n").encode()
+    assert repaired(body, ignore=_RESTORING).body == body
 
 
 def test_every_fixable_code_is_a_code() -> None:

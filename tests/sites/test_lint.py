@@ -298,6 +298,7 @@ def test_a_group_for_one_robot_is_told_with_the_rules_that_it_does_not_repeat() 
     assert exempt("Disallow: /a\nDisallow: /b", "Disallow:") == [
         "Not obeyed by 'Bot': 'Disallow: /a' in line 2, 'Disallow: /b' in line 3."
     ]
+    assert len(exempt("Disallow: /a", "Allow:")) == 1
     (many,) = exempt("\n".join(f"Disallow: /{name}" for name in "abcdef"), "Allow: /")
     assert many.endswith("'Disallow: /c' in line 4, 3 more.")
 
@@ -308,6 +309,8 @@ def test_a_group_for_one_robot_is_told_with_the_rules_that_it_does_not_repeat() 
         ("Disallow: /a", "Disallow: /"),
         ("Disallow: /a", "Disallow: *\nAllow: /a/b"),
         ("Disallow: /a/b*c\nDisallow: /%7Eb", "Disallow: /a/\nDisallow: /~b"),
+        ("Disallow: *a\nDisallow: */b\nDisallow: *?c=*", "Disallow: /"),
+        ("Disallow: /*.pdf$\nDisallow: *?c=1", "Disallow: *.pdf\nDisallow: /*?c="),
         ("Disallow: /", "Disallow: /a"),  # on purpose: the others are shut out
         ("Disallow:\nAllow: /a", "Disallow: /b"),
         ("Disallow: a", "Disallow: /b"),  # matches nothing
@@ -322,6 +325,20 @@ def test_a_group_that_denies_what_the_rules_for_all_deny_is_no_exception(
 def test_the_groups_of_one_robot_count_together() -> None:
     named = "Disallow: /a\n\nUser-agent: other\nDisallow: /\n\nUser-agent: bot\nDisallow: /b"
     assert exempt("Disallow: /a\nDisallow: /b", named) == []
+    # Another version of its name, and groups that it shares with others.
+    text = (
+        f"{GROUP}Disallow: /a\nDisallow: /b\n\nUser-agent: bot\nDisallow: /a\n\n"
+        "User-agent: other\nUser-agent: Bot/2.1\nDisallow: /b\n"
+    )
+    found = [each for each in RobotsTxt.parse(text).findings if each.code == "named-group-exempts"]
+    assert [(each.line, each.message.partition("). ")[2]) for each in found] == [
+        (8, "Not obeyed by 'other': 'Disallow: /a' in line 2.")
+    ]
+
+
+def test_patterns_that_match_the_same_paths_are_compared() -> None:
+    assert told(GROUP + "Disallow: *a\nAllow: /*a*\n") == [(2, "unreachable-rule")]
+    assert told(GROUP + "Disallow: */a\nAllow: /*/a\n") == []  # `/a` matches the first alone
 
 
 def test_a_field_that_search_engines_no_longer_read_is_a_warning_with_the_remedy() -> None:
