@@ -510,14 +510,13 @@ _LINE_COST: Final = 64
 
 def bounded_parser(limit: int) -> dict[str, Any]:
     """Return options of redis-py's connections (RESP2) with which they read at most `limit` octets
-    of one reply. A longer one raises its InvalidResponse."""
+    of one reply. A longer one raises its InvalidResponse. hiredis, if it is installed, is not used
+    for reading: its lists of empty lists take thirty times their octets."""
     try:  # an optional extra
-        from redis._parsers import _AsyncHiredisParser, _AsyncRESP2Parser  # noqa: PLC0415
+        from redis._parsers import _AsyncRESP2Parser as kind  # noqa: PLC0415
         from redis.exceptions import InvalidResponse  # noqa: PLC0415
-        from redis.utils import HIREDIS_AVAILABLE  # noqa: PLC0415
     except ImportError:
         return {}
-    kind: Any = _AsyncHiredisParser if HIREDIS_AVAILABLE else _AsyncRESP2Parser
 
     class Stream:
         """The part of a StreamReader that parsers read replies with."""
@@ -549,7 +548,7 @@ def bounded_parser(limit: int) -> dict[str, Any]:
             self._count(len(line) + _LINE_COST)
             return line
 
-    class Parser(kind):  # type: ignore[misc]
+    class Parser(kind):
         def on_connect(self, connection: Any) -> None:
             super().on_connect(connection)
             stream: Any = getattr(self, "_stream", None)

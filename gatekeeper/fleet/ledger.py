@@ -72,7 +72,7 @@ _CLOCK_TOLERANCE = 0.05
 _CLOCK_DRIFT = 0.001
 """Tolerated drift between the two clocks, in seconds per second."""
 _MAX_ATTEMPTS = 5
-"""StoreAttempts to send a call that arrives too late."""
+"""Attempts to send a call that arrives too late."""
 _SECONDS_PER_FLIGHT = 0.1
 """Seconds that the store may need for each earlier flight before it executes a call."""
 MAX_FLIGHTS = 16
