@@ -550,7 +550,7 @@ def bounded_parser(limit: int) -> dict[str, Any]:
 
     class Parser(kind):
         def on_connect(self, connection: Any) -> None:
-            super().on_connect(connection)
+            super().on_connect(connection)  # type: ignore[no-untyped-call]
             stream: Any = getattr(self, "_stream", None)
             self._stream: Any = stream if stream is None else Stream(stream)
 

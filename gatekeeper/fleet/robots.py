@@ -50,7 +50,7 @@ from gatekeeper.fetching.outcomes import (
     last_look,
 )
 from gatekeeper.fleet import scripts
-from gatekeeper.fleet.store import CALL_DEADLINE, Store
+from gatekeeper.fleet.store import CALL_DEADLINE, MAX_REFUSED_PAUSE, Store, StoreRefuses
 
 CLAIM_FOR = 10.0
 """Seconds after which a claim expires unless its member renews it."""
@@ -65,7 +65,8 @@ _MAX_STAMPS = 100_000
 _MAX_CALLS = 8
 """Maximum number of calls in flight at the same time."""
 _AWAY_SECONDS = 1.0
-"""Seconds for which a store that did not respond is not called again."""
+"""Seconds for which a store that did not respond is not called again; one that denies access is not
+called for `MAX_REFUSED_PAUSE`."""
 
 
 _MAX_TEXT = 64 * 1024 * 1024
@@ -132,6 +133,7 @@ class SharedFetcher:
         self._calls = asyncio.Semaphore(_MAX_CALLS)
         self._away_until = 0.0
         """The store did not respond: calls fail immediately until then (the loop's time)."""
+        self._away_because = ""
         self._stamps: LRUCache[str, str] = LRUCache(_MAX_STAMPS)
         """By origin, the stamp of the version that this member has."""
         self._offered_stamps: LRUCache[str, str] = LRUCache(_MAX_STAMPS)
@@ -259,11 +261,13 @@ class SharedFetcher:
         try:
             async with self._calls:
                 if loop.time() < self._away_until:
-                    raise LedgerLost("the store did not answer a moment ago")
+                    raise LedgerLost(self._away_because)
                 try:
                     return await call
-                except LedgerLost:
-                    self._away_until = loop.time() + _AWAY_SECONDS
+                except LedgerLost as error:
+                    refused = isinstance(error, StoreRefuses)
+                    away = MAX_REFUSED_PAUSE if refused else _AWAY_SECONDS
+                    self._away_until, self._away_because = loop.time() + away, str(error)
                     raise
         finally:
             call.close()

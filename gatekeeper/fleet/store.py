@@ -43,7 +43,7 @@ _POLL_SECONDS, _SILENT_POLLS = 0.25, 8
 the connection is tested with a ping."""
 _FIRST_PAUSE, _QUICK_ATTEMPTS = 0.25, 4
 """Seconds between two attempts to reach the store, and after how many of them they double."""
-_MAX_PAUSE, _MAX_REFUSED_PAUSE = 1.0, 10.0
+_MAX_PAUSE, MAX_REFUSED_PAUSE = 1.0, 10.0
 """The longest pause in seconds: usually, and if the server denies access or is no store."""
 _MAX_REPLY = 16 * 1024 * 1024
 """Maximum size of a reply in octets. The largest are robots.txt files, compressed."""
@@ -483,9 +483,9 @@ class StoreAttempts:
         """Note a failure. What an operator or a developer has to correct is logged once."""
         self._failures += 1
         refused = isinstance(error, StoreRefuses | ConfigError)
-        self._longest = _MAX_REFUSED_PAUSE if refused else _MAX_PAUSE
+        self._longest = MAX_REFUSED_PAUSE if refused else _MAX_PAUSE
         unexpected = not isinstance(error, LedgerLost | ConfigError)
-        key = type(error).__name__ if unexpected else str(error)
+        key = type(error).__name__ if unexpected else str(error).rpartition(": ")[2]  # the remedy
         if not isinstance(error, LedgerLost) and key not in self._logged:
             self._logged.add(key)
             said = f"{self._what} failed" if unexpected else error
@@ -631,6 +631,7 @@ _DENIED += ("uthentication", "no permissions", "The user executing the script ca
 _REMEDIES = dict.fromkeys(_DENIED, _ADD_CREDENTIALS) | {
     "DB index": "name a database that the server has",
     "SELECT is not allowed": "remove the database number; a cluster has only database 0",
+    "without any password configured": "remove the password; this user has none",
     "'SENTINEL'": "this server is not a Sentinel: name the Sentinels, or remove +sentinel",
 }
 """Remedies for errors that retrying can't fix, by a part of the server's error message."""

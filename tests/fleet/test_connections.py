@@ -708,6 +708,25 @@ async def test_a_store_at_its_maxclients_is_told_in_words(started: Started, secr
         await store.close()
 
 
+def test_what_one_remedy_helps_against_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Each command that the rights of a user lack has an error message of its own."""
+    logged: set[str] = set()
+    for name in ("a heartbeat", "receiving notifications"):
+        attempts = StoreAttempts(name, "one", logged)
+        for command in ("ping", "subscribe"):
+            denied = f"this user has no permissions to run the '{command}' command"
+            attempts.failed(ConfigError(f"fleet.url: redis://a.test/0: {denied}: add a user"))
+    attempts.failed(ConfigError("fleet.url: the maxmemory-policy: set maxmemory-policy noeviction"))
+    assert len(caplog.records) == 2
+
+
+async def test_a_password_that_no_user_has_is_refused_with_the_remedy(server: Server) -> None:
+    ledger = RedisLedger(f"unix://:secret@{server.socket}")
+    with pytest.raises(ConfigError, match="remove the password") as told:
+        await ledger.open()
+    assert "secret" not in str(told.value)
+
+
 async def test_a_member_that_is_refused_asks_less_and_less(started: Started) -> None:
     """Its password has changed. After 20 s it has tried a dozen times, and then every 10 s."""
     server = started("--requirepass", "another")

@@ -25,7 +25,7 @@ from gatekeeper.fetching.outcomes import (
 from gatekeeper.fleet import RedisLedger, robots, scripts
 from gatekeeper.fleet import robots as robots_module
 from gatekeeper.fleet.robots import SharedFetcher
-from gatekeeper.fleet.store import Store
+from gatekeeper.fleet.store import Store, StoreRefuses
 from tests.fleet.conftest import Join
 from tests.fleet.server import BINARY, Server
 from tests.pacing.ledger_rules import PATIENCE, Listener
@@ -428,6 +428,31 @@ async def test_a_store_that_is_away_is_tried_by_some_and_not_by_all(
     assert {retrieval.outcome for retrieval in found} == {Outcome.RULES}
     assert site.asked == 200
     assert tries <= 2 * 8
+
+
+async def test_a_store_that_denies_access_is_left_alone_for_longer(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt logs in once more, which a store with a list of failures may punish."""
+    monkeypatch.setattr(robots_module, "_AWAY_SECONDS", 0.01)
+    monkeypatch.setattr(robots_module, "CLAIM_FOR", 0.1)
+    site, tries = Site(), 0
+    one = member(site, "one")
+    monkeypatch.setattr(one, "_divided", lambda: False)
+
+    async def refuses(*_: object) -> None:
+        nonlocal tries
+        tries += 1
+        raise StoreRefuses("invalid password")
+
+    monkeypatch.setattr(one._store, "script", refuses)
+    for _ in range(3):
+        found = await asyncio.gather(*(one.fetch(f"https://h{n}.example") for n in range(50)))
+        assert {(each.outcome, each.detail) for each in found} == {
+            (Outcome.FLEET, "invalid password")
+        }
+    assert tries <= 8
+    assert site.asked == 0
 
 
 @pytest.mark.parametrize("what", ["outcome", "body", "rubbish"])
