@@ -68,8 +68,10 @@ def _print(old: str, new: str, difference: Difference) -> None:
     if difference.complete:
         return
     print("there may be more: not every pair of lines could be compared")
+    rest = ", and all that follows" if difference.stopped else ""
     for before, after in difference.unsearched[:_SHOWN]:
-        print(f"  not searched: {old}, {place_of(before)}; {new}, {place_of(after)}")
+        print(f"  not searched: {old}, {place_of(before)}; {new}, {place_of(after)}{rest}")
+        rest = ""
     if len(difference.unsearched) > _SHOWN:
         print("  and others")
 

@@ -572,6 +572,8 @@ class Difference(msgspec.Struct, frozen=True):
     search was given up, or a rule set has another dialect than RFC 9309."""
     unsearched: tuple[tuple[Rule | None, Rule | None], ...] = ()
     """Lines of both files for which the search was given up, at most 100."""
+    stopped: bool = False
+    """Whether the search ended at the first of them: nothing that follows it was compared."""
 
 
 def diff(
@@ -610,16 +612,18 @@ def diff(
     for place, each in enumerate(compared):
         changes |= {(place, -1 - n): change for n, change in enumerate(each.given(given))}
     unsearched: list[tuple[Rule | None, Rule | None]] = []
-    for (key, names, rulings), url, _ in answers(_pairs(compared), Budget()):
+    stopped = False
+    for (key, names, rulings), url, ends in answers(_pairs(compared), Budget()):
+        stopped |= ends
         if url is None:
             unsearched.append((rulings[0].rule, rulings[1].rule))
         elif url not in given:
             changes[key] = Change(names, url, *rulings)
         if len(changes) > MAX_CHANGES or len(unsearched) >= _MAX_UNSEARCHED:
-            complete = False
             break
+    complete = complete and not unsearched and len(changes) <= MAX_CHANGES
     found = [changes[key] for key in sorted(changes)][:MAX_CHANGES]
-    return Difference(tuple(found), complete and not unsearched, tuple(unsearched))
+    return Difference(tuple(found), complete, tuple(unsearched), stopped)
 
 
 _MAX_UNSEARCHED = 100

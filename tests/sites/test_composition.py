@@ -289,6 +289,7 @@ def test_what_can_not_be_found_out_in_time_is_refused_and_ends(
     assert not found.complete
     assert len(found.changes) < 50
     assert found.unsearched
+    assert found.stopped
     assert all(before or after for before, after in found.unsearched)
 
 
@@ -336,6 +337,7 @@ def test_what_needs_no_search_is_found_before_anything_is_searched_for(
     found = diff(*map(RobotsTxt.parse, bodies))
     assert "/easy" in {change.url for change in found.changes}
     assert not found.complete
+    assert not found.stopped  # each of the others was tried
     lines = [tuple(rule and rule.line for rule in rules) for rules in found.unsearched]
     assert (2, 2) in lines
 
