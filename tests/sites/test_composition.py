@@ -324,6 +324,19 @@ def test_what_two_patterns_share_is_seen_without_a_search(
     assert [problem.url for problem in composed.problems][:1] == ([url] if url else [])
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "url"),
+    [
+        ("Disallow: /*ab$\nAllow: /a*ab\n", "Allow: /a\n", "/ab"),
+        ("Disallow: */a\nAllow: /*/\n", "Allow: /*\n", "/a"),
+    ],
+)
+def test_a_line_that_covers_another_only_after_their_beginning_hides_no_conflict(
+    one: str, other: str, url: str
+) -> None:
+    assert [problem.url for problem in made(GROUP + one, GROUP + other).problems] == [url]
+
+
 def test_what_needs_no_search_is_found_before_anything_is_searched_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -506,6 +507,16 @@ def test_short_rules_are_not_compared_with_long_ones() -> None:
     )
     enough = 2.0 * processor_time(lambda: findings(before), 0.0)
     assert processor_time(lambda: findings(after), enough) < enough
+
+
+def test_robots_that_share_a_large_group_are_compared_within_a_bound() -> None:
+    """Each obeys 9,000 rules, and a group of its own. (As `--fix` reads: without a limit.)"""
+    names = [f"User-agent: {''.join('abcdefghij'[int(n)] for n in str(k))}\n" for k in range(4_000)]
+    rules = "".join(f"Disallow: /{number}\n" for number in range(9_000))
+    text = GROUP + "Disallow: /x\n" + "".join(names) + rules
+    text += "".join(f"{name}Disallow: /q\n" for name in names)
+    robots = RobotsTxt.parse(text)
+    assert processor_time(lambda: findings(robots, limit=sys.maxsize), 1.0) < 1.0
 
 
 @pytest.mark.parametrize("name", HOSTILE)
