@@ -359,7 +359,7 @@ def test_diff_names_the_lines_that_were_not_searched(
     at = said.index("there may be more: not every pair of lines could be compared")
     wanted = f"  not searched: {old}, line 2: Disallow: /*a*b; {new}, line 2: Allow: /*a"
     assert wanted in said[at + 1 :]
-    monkeypatch.setattr("gatekeeper.robots.witness.MAX_STEPS", 1)
+    monkeypatch.setattr("gatekeeper.sites.witness.MAX_STEPS", 1)
     assert main(["diff", old, new]) == 0
     first, *others = capsys.readouterr().out.partition("compared\n")[2].splitlines()
     assert first.endswith(", and all that follows")
