@@ -570,21 +570,21 @@ class Writer:
         try:
             committer.upkeep()
         except schema.FAULTS as error:
-            why = schema.told(error)
-            _log.warning("%s: upkeep failed and is retried later: %s", self._path, why)
+            why = schema.unusable(self._path, error)
+            _log.warning("upkeep failed and is retried later: %s", why)
         return None
 
     def _failed(self, batch: WriteBatch, error: Exception) -> None:
         """Put back a batch that could not be written, and schedule a retry with back-off."""
-        why = schema.told(error)
         if self._failures == 0:
-            _log.error("%s: nothing can be written, retried later: %s", self._path, why)
+            why = schema.unusable(self._path, error)
+            _log.error("nothing can be written, retried later: %s", why)
         with self._condition:
             self._pending.put_back(batch)
             self._writing = WriteBatch()
             self._failures += 1
             self._failed_batches += 1
-            self._last_error = why
+            self._last_error = schema.told(error)
             self._journal.growth_bounded = True
             wait = self._config.flush_interval * 2.0 ** min(self._failures, 16)
             retry_at = time.monotonic() + min(wait, MAX_RETRY_SECONDS)
