@@ -171,10 +171,10 @@ class _Library(Generic[_Asked]):
                 "max_connections": None,
                 "max_keepalive_connections": self._max_idle,
                 "keepalive_expiry": 15.0,
+                "ssl_context": context,
             }
             | options
             | ({"network_backend": backend} if self.guarded else {}),
-            ssl_context=context,
         )
 
     def _raw(self, request: Any) -> Any:

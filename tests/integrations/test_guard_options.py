@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import ssl
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -155,6 +156,31 @@ async def test_an_option_of_a_transport_that_takes_the_address(library: str, opt
             for transport in (make(strict, guarded=False, **given), make(easy, **given)):
                 assert not transport.guarded
             assert make(strict, **{option: None}).guarded
+
+
+@pytest.mark.parametrize("option", sorted(GUARDED_OPTIONS))
+@pytest.mark.parametrize("library", ["httpx", "httpx2"])
+async def test_an_option_that_leaves_the_guard_its_address_is_taken(
+    library: str, option: str
+) -> None:
+    pytest.importorskip(library)
+    module: Any = import_module(f"gatekeeper.integrations.{library}")
+    given = {option: HARMLESS.get(option, True)}
+    async with Gatekeeper(AGENT, config=settings()) as gate:
+        assert module.PoliteTransport(gate, **given).guarded
+    assert module.SyncPoliteTransport(SyncGatekeeper(AGENT, config=settings()), **given).guarded
+
+
+HARMLESS: dict[str, Any] = {
+    "cert": None,
+    "keepalive_expiry": 5.0,
+    "local_address": "127.0.0.1",
+    "max_connections": 3,
+    "max_keepalive_connections": 3,
+    "retries": 1,
+    "socket_options": [],
+    "ssl_context": ssl.create_default_context(),
+}
 
 
 async def test_a_name_that_is_rebound_is_not_sent_through_an_option(
