@@ -168,10 +168,11 @@ async def _until_told(ports: dict[str, int]) -> None:
 
 async def _serve_sidecar() -> None:
     from gatekeeper.sidecar.listening import Server
+    from gatekeeper.sidecar.routes.table import ROUTES
     from gatekeeper.sidecar.service import Service
 
     async with Gatekeeper(_AGENT, config=_CONFIG, resolver=Names()) as gate:
-        service = Service(gate, _CONFIG)
+        service = Service(gate, _CONFIG, ROUTES)
         service.serve()
         server = Server(service.handle, header=16_384, inline=service.inline)
         runner = web.ServerRunner(server, shutdown_timeout=0.2)

@@ -306,6 +306,7 @@ async def _serve_gate(count: int) -> None:
     from gatekeeper import Gatekeeper
     from gatekeeper.config import Config, GuardConfig, PacingConfig, ServerConfig
     from gatekeeper.sidecar.listening import Acceptor, Server
+    from gatekeeper.sidecar.routes.table import ROUTES
     from gatekeeper.sidecar.service import Service
     from gatekeeper.sidecar.workers import Workers
 
@@ -321,7 +322,7 @@ async def _serve_gate(count: int) -> None:
         sock = socket.create_server(("127.0.0.1", 0))
         named = [sock.getsockname()[:2]]
         workers = Workers(count) if count else None
-        service = Service(gate, config, addresses=named, workers=workers)
+        service = Service(gate, config, ROUTES, addresses=named, workers=workers)
         service.serve()
         server = Server(
             service.handle,
@@ -335,7 +336,7 @@ async def _serve_gate(count: int) -> None:
             await Acceptor(sock, server.take, backlog=128).start()
             await _until_closed(sock.getsockname()[1], origins, [os.getpid()])
         else:
-            async with workers.serving(service, server):
+            async with workers.serving(server):
                 ready = workers._accepting
                 await workers._until(lambda: len(ready()) == count)
                 pids = [one.process.pid for one in ready()]

@@ -17,7 +17,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from email.utils import formatdate
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, Final, Generic, NamedTuple, TypeVar, get_args
 from urllib.parse import unquote, unquote_plus
 
 import msgspec
@@ -27,10 +27,9 @@ from gatekeeper.client.wire import ProblemDocument, encode
 from gatekeeper.decision import Decision
 from gatekeeper.library_internals import Octets
 
-if TYPE_CHECKING:
-    from gatekeeper.sidecar.service import Service
-
 _T = TypeVar("_T")
+_S = TypeVar("_S")
+"""The service that handlers get: it stands above this module."""
 
 
 class Role(StrEnum):
@@ -109,14 +108,14 @@ CHECK = frozenset({Role.CHECK})
 CRAWL = frozenset({Role.CRAWL})
 CRAWL_OR_ADMIN = frozenset({Role.CRAWL, Role.ADMIN})
 
-Handler = Callable[["Service", Call], Awaitable[web.StreamResponse]]
-InlineHandler = Callable[["Service", InlineCall], Octets | None]
+Handler = Callable[[_S, Call], Awaitable[web.StreamResponse]]
+InlineHandler = Callable[[_S, InlineCall], Octets | None]
 """Returns the body of the successful response, perhaps in pieces, or None if that would take
 waiting. If it raises, it does so before it has any effect."""
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class Route(Generic[_S]):
     """A method and a path, with its handler and its description for `/openapi.json`.
 
     `query` and `body` are the structs that requests are read into. `answers` maps each status
@@ -126,7 +125,7 @@ class Route:
 
     method: str
     path: str
-    handler: Handler
+    handler: Handler[_S]
     query: type | None = None
     body: type | None = None
     answers: Mapping[int, Any] = field(default_factory=dict)
@@ -138,7 +137,7 @@ class Route:
     """A token must have one of these roles."""
     probe: bool = False
     """Whether it is answered without a token and without a Host check: it reveals nothing."""
-    inline: InlineHandler | None = None
+    inline: InlineHandler[_S] | None = None
     headers: tuple[str, ...] = ()
     """Headers of the successful response that `/openapi.json` lists."""
     relays: bool = False
@@ -179,17 +178,17 @@ _PARAMETER_SEGMENT = 3
 """Index of the path segment that may be a `{...}`: the one after `/v1/hosts/`."""
 
 
-class Router:
+class Router(Generic[_S]):
     """Finds the route of a path: one look-up of the exact path, or of the path without its `{...}`.
 
     A `{...*}` at the end of a route's path matches the rest of the path.
     """
 
-    def __init__(self, routes: tuple[Route, ...]) -> None:
+    def __init__(self, routes: tuple[Route[_S], ...]) -> None:
         self.routes = routes
-        self._exact: dict[str, dict[str, Route]] = {}
-        self._by_parameter: dict[str, tuple[str, dict[str, Route]]] = {}
-        self._by_prefix: dict[str, tuple[str, dict[str, Route]]] = {}
+        self._exact: dict[str, dict[str, Route[_S]]] = {}
+        self._by_parameter: dict[str, tuple[str, dict[str, Route[_S]]]] = {}
+        self._by_prefix: dict[str, tuple[str, dict[str, Route[_S]]]] = {}
         for route in routes:
             parts = route.path.split("/")
             if "*}" in route.path:
@@ -202,7 +201,7 @@ class Router:
                 table = self._exact.setdefault(route.path, {})
             table[route.method] = route
 
-    def find(self, method: str, path: str) -> tuple[Route, Mapping[str, str]]:
+    def find(self, method: str, path: str) -> tuple[Route[_S], Mapping[str, str]]:
         """Return the route and the path parameters of a raw path. Raises Problem 404 or 405."""
         methods = self._exact.get(path)
         params = _NO_PARAMETERS
@@ -217,7 +216,7 @@ class Router:
             )
         return route, params
 
-    def _by_pattern(self, path: str) -> tuple[dict[str, Route], Mapping[str, str]]:
+    def _by_pattern(self, path: str) -> tuple[dict[str, Route[_S]], Mapping[str, str]]:
         parts = path.split("/")
         if len(parts) > _PARAMETER_SEGMENT and (text := parts[_PARAMETER_SEGMENT]):
             parts[_PARAMETER_SEGMENT] = ""

@@ -6,13 +6,12 @@ import asyncio
 import logging
 import os
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent import futures
 from functools import partial
-from typing import IO, TYPE_CHECKING, Final, Self, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -23,6 +22,7 @@ from gatekeeper.config import ServerConfig
 from gatekeeper.decision import Decision
 from gatekeeper.fetching.outcomes import Retrieval
 from gatekeeper.gate.decision_cache import WrittenDecision
+from gatekeeper.sidecar.background import in_thread
 from gatekeeper.sidecar.exchange import METHODS, Problem, Route, Router
 from gatekeeper.sidecar.metrics import Samples
 
@@ -83,25 +83,6 @@ def set_up_logging(server: ServerConfig) -> None:
 
 _PIPE_BUF: Final = 4096
 """Octets that are written to a pipe atomically (PIPE_BUF), not mixed with other writers' lines."""
-
-
-def in_thread(work: Callable[[], _T], *, name: str) -> futures.Future[_T]:
-    """Call `work` in a daemon thread and return a future of its result.
-
-    For calls that may block for ever: a pipe that nobody reads, a mount that is gone. The process
-    exits without waiting for the thread, unlike for the threads of an executor.
-    """
-    done: futures.Future[_T] = futures.Future()
-    done.set_running_or_notify_cancel()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - it is raised by `result`
-            done.set_exception(error)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return done
 
 
 def write_lines(stream: IO[str], lines: list[str]) -> None:
@@ -357,7 +338,7 @@ class Tracing:
         self._extract = propagate.extract
         self._tracer = provider.get_tracer("gatekeeper", version)
 
-    def around(self, answer: RequestHandler, router: Router) -> RequestHandler:
+    def around(self, answer: RequestHandler, router: Router[Any]) -> RequestHandler:
         """Wrap a handler so that each request has a span, except for probes."""
 
         async def traced(request: web.BaseRequest) -> web.StreamResponse:
@@ -416,7 +397,7 @@ class Tracing:
             self._set_error(span, retrieval.outcome.row.name)
         span.end(end)
 
-    def _start_span(self, request: web.BaseRequest, route: Route | None, path: str) -> Span:
+    def _start_span(self, request: web.BaseRequest, route: Route[Any] | None, path: str) -> Span:
         method = request.method if request.method in METHODS else "_OTHER"
         name = "HTTP" if method == "_OTHER" else method
         attributes: dict[str, str | int] = {
@@ -446,7 +427,7 @@ class Tracing:
         span.set_status(self._trace.StatusCode.ERROR)
 
 
-def _route_of(router: Router, method: str, path: str) -> Route | None:
+def _route_of(router: Router[Any], method: str, path: str) -> Route[Any] | None:
     try:
         return router.find(method, path)[0]
     except Problem:

@@ -51,6 +51,7 @@ from gatekeeper.sidecar.listening import (
 from gatekeeper.sidecar.logs import set_up_logging
 from gatekeeper.sidecar.proxy import Proxy
 from gatekeeper.sidecar.reload import check_config, reload
+from gatekeeper.sidecar.routes.table import ROUTES
 from gatekeeper.sidecar.security import (
     Certificates,
     demand_credentials,
@@ -185,6 +186,7 @@ def _make_service(
     return Service(
         gate,
         config,
+        ROUTES,
         tokens=tokens,
         addresses=names,
         version=__version__,
@@ -248,7 +250,7 @@ async def _listening(
         await service.leases.restore(service.internals)
         async with contextlib.AsyncExitStack() as stack:
             if workers is not None:
-                await stack.enter_async_context(workers.serving(service, server))
+                await stack.enter_async_context(workers.serving(server))
             for one in sites:
                 await one.start()
             service.serve()

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Set
-from concurrent import futures
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from gatekeeper.clock import Clock, deadline
 from gatekeeper.config import Config, values_of
 from gatekeeper.errors import ConfigError
 from gatekeeper.gate import Gatekeeper
-from gatekeeper.sidecar.logs import in_thread
 from gatekeeper.sidecar.security import (
     Certificates,
     Networks,
@@ -91,10 +87,6 @@ def needs_restart(name: str) -> bool:
 
 _T = TypeVar("_T")
 
-READ_SECONDS = 10.0
-"""Seconds that a reload may take to read the files of the configuration."""
-_REMEDY = "see whether the disk or the network mount that holds them answers"
-
 
 class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a reload: the dotted names of the settings that changed."""
@@ -102,32 +94,6 @@ class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
     applied: list[str]
     needs_restart: list[str]
     """Settings that changed in the file, but take effect only after a restart."""
-
-
-class FileReader:
-    """Reads files in a thread, for one reload at a time, within `READ_SECONDS`.
-
-    At most one thread ever hangs, as at a mount that is gone: until it ends, `run` raises.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.lock: asyncio.Lock = asyncio.Lock()
-        """Held by the reload that reads files."""
-        self._reading: futures.Future[Any] | None = None
-
-    async def run(self, read: Callable[[], _T]) -> _T:
-        """Return what `read` returns, in a thread. Raises ConfigError if it takes too long."""
-        if self._reading is not None and not self._reading.done():
-            raise ConfigError(f"an earlier reload has not read its files yet: {_REMEDY}")
-        self._reading = reading = in_thread(read, name="reload")
-        try:
-            async with deadline(self._clock, READ_SECONDS):
-                return await asyncio.wrap_future(reading)
-        except TimeoutError as error:
-            raise ConfigError(
-                f"its files were not read within {READ_SECONDS:g} s: {_REMEDY}"
-            ) from error
 
 
 async def reload(service: Service) -> Reloaded:

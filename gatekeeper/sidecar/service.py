@@ -35,8 +35,10 @@ from gatekeeper.errors import (
 )
 from gatekeeper.gate import GateInternals, internals
 from gatekeeper.gate.decision_cache import WrittenDecision
-from gatekeeper.library_internals import Octets
+from gatekeeper.library_internals import HEAD_LIMITS, Octets
 from gatekeeper.pacing.waiting import Entrance
+from gatekeeper.sidecar.background import FileReader, OriginLearner
+from gatekeeper.sidecar.channel import Configure
 from gatekeeper.sidecar.exchange import (
     METHODS,
     Call,
@@ -45,6 +47,7 @@ from gatekeeper.sidecar.exchange import (
     InlineCall,
     Problem,
     Role,
+    Route,
     Router,
     add_request_id,
     read_query,
@@ -56,12 +59,9 @@ from gatekeeper.sidecar.metrics import Metrics, gate_samples
 from gatekeeper.sidecar.pages.feeds import DecisionFeed
 from gatekeeper.sidecar.pages.shell import Sessions
 from gatekeeper.sidecar.pages.state import OperatorState
-from gatekeeper.sidecar.reload import FileReader
-from gatekeeper.sidecar.routes import check, fetch, forward_auth, hosts, leases, operators, pages
-from gatekeeper.sidecar.routes import service as service_routes
-from gatekeeper.sidecar.routes.forward_auth import OriginLearner
 from gatekeeper.sidecar.security import Admission, ClientLimits, Networks, Tokens, accepted_hosts
 from gatekeeper.sidecar.waiting import OpenStreams
+from gatekeeper.sidecar.workers import Owner
 
 if TYPE_CHECKING:
     from gatekeeper.fetching.outcomes import Retrieval
@@ -81,16 +81,6 @@ _LOOK_SECONDS = 0.5
 """Seconds for which the fleet's store is asked who holds a host."""
 _log = logging.getLogger(__name__)
 
-ROUTES = (
-    *check.ROUTES,
-    *leases.ROUTES,
-    *fetch.ROUTES,
-    *hosts.ROUTES,
-    *operators.ROUTES,
-    *pages.ROUTES,
-    *service_routes.ROUTES,
-    *forward_auth.ROUTES,
-)
 _MAX_BACKGROUND = 1000
 
 
@@ -101,6 +91,7 @@ class Service:
         self,
         gate: Gatekeeper,
         config: Config,
+        routes: tuple[Route[Service], ...],
         *,
         gate_internals: GateInternals | None = None,
         tokens: Tokens | None = None,
@@ -114,9 +105,12 @@ class Service:
         sources: Callable[[], Mapping[str, str]] = dict,
         workers: Workers | None = None,
     ) -> None:
-        """`gate_internals` replaces `internals(gate)`. `addresses` are those of the TCP listeners,
-        from which the accepted Host headers follow; a unix socket has none, and takes any (T4).
-        `sources` returns where the settings came from. `workers` answer questions."""
+        """`routes` are those of `routes.table`. `gate_internals` replaces `internals(gate)`.
+
+        `addresses` are those of the TCP listeners, from which the accepted Host headers follow; a
+        unix socket has none, and takes any (T4). `sources` returns where the settings came from.
+        `workers` answer questions.
+        """
         self.gate = gate
         self.internals: GateInternals = gate_internals or internals(gate)
         self.version = version
@@ -131,7 +125,7 @@ class Service:
         self.streams: OpenStreams = OpenStreams()
         """Pages being fetched and passed on."""
         self.learner: OriginLearner = OriginLearner(self.internals, self.clock)
-        self.router: Router = Router(ROUTES)
+        self.router: Router[Service] = Router(routes)
         self.reread = reread
         self.file_reader: FileReader = FileReader(self.clock)
         self._read_sources = sources
@@ -146,17 +140,27 @@ class Service:
         self.workers = workers
         self._tasks = OwnedTasks()
         self._session: aiohttp.ClientSession | None = None
-        self.log: DecisionLog = DecisionLog(config.server, self.clock)
-        on_limit = None if workers is None else workers.client_at_limit
-        self.clients: ClientLimits = ClientLimits(config.server, self.clock, on_limit)
-        self.operators: OperatorState = OperatorState(self, feed)
-        """The state that the pages for operators show."""
-        self.sessions: Sessions = Sessions(self.clock)
+        self._prepare_accounts(config, feed)
         self._prepare_requests()
         self.apply_config(config, tokens or Tokens())
         self.metrics.add_source(self._samples)
         self._hosts_by_state: Mapping[str, int] = {}
         self.internals.on_retrieval(self._retrieved)
+
+    def _prepare_accounts(self, config: Config, feed: DecisionFeed) -> None:
+        """Make what keeps account of clients and decisions, for operators and for workers."""
+        self.log: DecisionLog = DecisionLog(config.server, self.clock)
+        on_limit = None if self.workers is None else self.workers.client_at_limit
+        self.clients: ClientLimits = ClientLimits(config.server, self.clock, on_limit)
+        self.operators: OperatorState = OperatorState(
+            self.gate, self.internals, self.clock, self.leases, self.metrics, feed
+        )
+        """The state that the pages for operators show."""
+        if self.workers is not None:
+            self.workers.owner = Owner(
+                self.internals, self.clients, self.metrics, feed, self.log, self._for_workers
+            )
+        self.sessions: Sessions = Sessions(self.clock)
 
     def _prepare_requests(self) -> None:
         self._prefix = f"{secrets.token_hex(4)}-"
@@ -200,6 +204,16 @@ class Service:
             self.workers.send_configuration()
         if self._answers:
             self._tasks.start(self._ask_again())
+
+    def _for_workers(self) -> Configure:
+        return Configure(
+            config=self.config,
+            tokens=self.admission.tokens.tokens,
+            rules=self.internals.rules(),
+            identity=self.gate.user_agent,
+            version=self.version,
+            addresses=list(self.addresses),
+        )
 
     async def _ask_again(self) -> None:
         """End each answer under way whose client may not have it any more (T17)."""
@@ -248,9 +262,21 @@ class Service:
 
     @property
     def session(self) -> aiohttp.ClientSession:
-        """The session of `/v1/fetch`, opened when first used."""
+        """The session of `/v1/fetch`, opened when first used.
+
+        It is guarded, decides and paces each hop, and does not decode bodies.
+        """
         if self._session is None:
-            self._session = fetch.open_session(self)
+            self._session = aiohttp.ClientSession(
+                connector=self.internals.guarded_connector(),
+                middlewares=(self.gate.middleware,),
+                headers={"User-Agent": self.gate.user_agent},
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                trust_env=False,  # T19
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=60.0),
+                **HEAD_LIMITS,
+            )
         return self._session
 
     def background(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T] | None:

@@ -56,6 +56,7 @@ from gatekeeper.sidecar.listening import (
 )
 from gatekeeper.sidecar.logs import set_up_logging
 from gatekeeper.sidecar.replica import Replica
+from gatekeeper.sidecar.routes.table import ROUTES
 from gatekeeper.sidecar.security import Tokens
 from gatekeeper.sidecar.service import Service
 
@@ -365,6 +366,7 @@ class _WorkerProcess:
         self._service = Service(
             self._replica.gate,
             config,
+            ROUTES,
             gate_internals=self._replica,
             tokens=tokens,
             addresses=message.addresses,

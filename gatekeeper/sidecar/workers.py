@@ -26,6 +26,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -54,9 +55,12 @@ from gatekeeper.sidecar.channel import (
 
 if TYPE_CHECKING:
     from gatekeeper.config import ServerConfig
+    from gatekeeper.gate import GateInternals
     from gatekeeper.sidecar.listening import Server
-    from gatekeeper.sidecar.metrics import Samples
-    from gatekeeper.sidecar.service import Service
+    from gatekeeper.sidecar.logs import DecisionLog
+    from gatekeeper.sidecar.metrics import Metrics, Samples
+    from gatekeeper.sidecar.pages.feeds import DecisionFeed
+    from gatekeeper.sidecar.security import ClientLimits
 
 _log = logging.getLogger(__name__)
 
@@ -135,6 +139,19 @@ class _Worker:
                 self.process.kill()
 
 
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The parts of the owner process that its workers follow, and to which they report."""
+
+    internals: GateInternals
+    clients: ClientLimits
+    metrics: Metrics
+    feed: DecisionFeed
+    log: DecisionLog
+    configuration: Callable[[], Configure]
+    """Returns the configuration in force."""
+
+
 class Workers:
     """The worker processes of a sidecar, `count` of them. `serving` starts them."""
 
@@ -146,8 +163,8 @@ class Workers:
         self._progress = asyncio.Event()
         self._changed: set[str] = set()
         self._requested: dict[str, set[int]] = {}
-        self._service: Service  # inside `serving`, as the server
-        self._server: Server
+        self.owner: Owner  # set by the service of this process
+        self._server: Server  # inside `serving`
         self._tasks = OwnedTasks()
         self._stopping = False
         self.restarts: int = 0
@@ -155,11 +172,11 @@ class Workers:
     # -- life ------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def serving(self, service: Service, server: Server) -> AsyncIterator[None]:
+    async def serving(self, server: Server) -> AsyncIterator[None]:
         """Run the workers inside the context. On exit they pass their connections back."""
-        self._service, self._server = service, server
-        service.internals.follow(self)
-        service.metrics.add_source(self._samples)
+        self._server = server
+        self.owner.internals.follow(self)
+        self.owner.metrics.add_source(self._samples)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(self._run(n)) for n in range(1, self._count + 1)]
             running.append(tasks.create_task(self._watch()))
@@ -272,21 +289,13 @@ class Workers:
     # -- what workers have to know ---------------------------------------------------
 
     def _configure(self, worker: _Worker) -> None:
-        service = self._service
-        server = service.config.server
+        message = self.owner.configuration()
+        server = message.config.server
         log_rate = max(1, server.log_rate // (self._count + 1))  # a share of the whole
         server = msgspec.structs.replace(server, log_rate=log_rate)
-        worker.send(
-            Configure(
-                config=msgspec.structs.replace(service.config, server=server),
-                tokens=service.admission.tokens.tokens,
-                rules=service.internals.rules(),
-                identity=service.gate.user_agent,
-                version=service.version,
-                addresses=list(service.addresses),
-            )
-        )
-        for client in service.clients.at_limit:
+        config = msgspec.structs.replace(message.config, server=server)
+        worker.send(msgspec.structs.replace(message, config=config))
+        for client in self.owner.clients.at_limit:
             worker.send(ClientAtLimit(client, at_limit=True))
 
     def _broadcast(self, message: Message) -> None:
@@ -306,7 +315,7 @@ class Workers:
 
     def rules_changed(self) -> None:
         """Send every worker the operator's rules about hosts, which changed."""
-        self._broadcast(OperatorRules(self._service.internals.rules()))
+        self._broadcast(OperatorRules(self.owner.internals.rules()))
 
     def client_at_limit(self, client: str, at_limit: bool) -> None:
         """Tell every worker that a client reached its limit, or fell below it again."""
@@ -322,7 +331,7 @@ class Workers:
 
     def _send_record(self, origin: str, numbers: Iterable[int]) -> bool:
         """Send the record of an origin to those workers. Return False if there is none to share."""
-        record = self._service.internals.shared_record(origin)
+        record = self.owner.internals.shared_record(origin)
         if record is None:
             return False
         self._requested.pop(origin, None)
@@ -394,14 +403,14 @@ class Workers:
 
     def _add_counts(self, worker: _Worker, added: WorkerCounts) -> None:
         """Add a worker's counts and decisions to this process's own."""
-        service = self._service
+        owner = self.owner
         for route, method, status, count in added.requests:
-            service.metrics.count_response(route, method, status, count)
-        service.internals.count(
+            owner.metrics.count_response(route, method, status, count)
+        owner.internals.count(
             {(Verdict(v), Reason(reason)): count for v, reason, count in added.decisions},
             added.refused,
         )
-        feed = service.operators.feed
+        feed = owner.feed
         for origin, allow, deny, defer in added.origins:
             counts = feed.count_of(origin)
             counts.allow += allow
@@ -412,7 +421,7 @@ class Workers:
             feed.merge(note, added.bases[note.base])
         for batch in added.batches:
             feed.add_batch(batch.decisions, batch.request, batch.client, at=batch.at)
-        service.log.add_counts(*added.logged)
+        owner.log.add_counts(*added.logged)
         worker.connections = added.connections
 
     def _samples(self) -> Samples:

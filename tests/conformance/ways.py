@@ -13,6 +13,7 @@ from aiohttp import web
 from gatekeeper import Config, Decision, Gatekeeper, Reason, RemoteGatekeeper, State, Verdict
 from gatekeeper.clock import VirtualClock
 from gatekeeper.sidecar.listening import Server
+from gatekeeper.sidecar.routes.table import ROUTES
 from gatekeeper.sidecar.security import Tokens
 from gatekeeper.sidecar.service import Service
 from tests.internet import FakeInternet
@@ -66,6 +67,7 @@ class Sidecar:
         self.service = Service(
             self.gate,
             self.config,
+            ROUTES,
             addresses=() if self.socket else [("0.0.0.0", 0)],
             tokens=self.tokens,
             clock=clock,

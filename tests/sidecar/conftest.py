@@ -27,6 +27,7 @@ from gatekeeper.config import (
     ServerConfig,
 )
 from gatekeeper.sidecar.listening import Server
+from gatekeeper.sidecar.routes.table import ROUTES
 from gatekeeper.sidecar.service import Service
 from tests.internet import FakeInternet
 
@@ -186,7 +187,7 @@ async def door(internet: FakeInternet) -> AsyncIterator[Callable[..., Awaitable[
             gate = await stack.enter_async_context(
                 Gatekeeper("testbot/1.0", config=config, resolver=internet.resolver)
             )
-            service = Service(gate, config, addresses=[("0.0.0.0", 0)])
+            service = Service(gate, config, ROUTES, addresses=[("0.0.0.0", 0)])
             service.serve()
             stack.push_async_callback(service.close)
             server = Server(service.handle, header=16_384, inline=service.inline)

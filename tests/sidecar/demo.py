@@ -17,6 +17,7 @@ from gatekeeper import Gatekeeper
 from gatekeeper.clock import SystemClock, Timer
 from gatekeeper.config import Config, GuardConfig, PacingConfig, ServerConfig, StorageConfig
 from gatekeeper.sidecar.listening import Server
+from gatekeeper.sidecar.routes.table import ROUTES
 from gatekeeper.sidecar.security import Tokens
 from gatekeeper.sidecar.service import Service
 from tests.internet import FakeInternet
@@ -99,7 +100,9 @@ async def demo(
                 clock=clock,
             )
         )
-        service = Service(gate, config, addresses=[("0.0.0.0", 0)], version="0.1.0", tokens=tokens)
+        service = Service(
+            gate, config, ROUTES, addresses=[("0.0.0.0", 0)], version="0.1.0", tokens=tokens
+        )
         service.serve()
         stack.push_async_callback(service.close)
         handler = service.handle if middleware is None else middleware(service.handle)

@@ -18,7 +18,7 @@ from gatekeeper.client.wire import Batch
 from gatekeeper.sidecar.exchange import Problem, read_body
 from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.routes.check import WhatIf
-from gatekeeper.sidecar.service import ROUTES
+from gatekeeper.sidecar.routes.table import ROUTES
 from tests.effort import of_many
 from tests.internet import FakeInternet
 

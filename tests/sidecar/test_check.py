@@ -16,6 +16,7 @@ from gatekeeper.decision import Decision, Reason, State, Verdict
 from gatekeeper.errors import GateClosed, InvalidURL
 from gatekeeper.gate.decision_cache import DecisionBatch
 from gatekeeper.robots import Rule
+from gatekeeper.sidecar.routes.table import ROUTES
 from gatekeeper.sidecar.service import Service
 
 
@@ -89,7 +90,7 @@ def config() -> Config:
 
 @pytest.fixture
 async def service(gate: ScriptedGate, config: Config) -> Service:
-    service = Service(gate, config, gate_internals=gate, addresses=[("0.0.0.0", 0)])  # type: ignore[arg-type]
+    service = Service(gate, config, ROUTES, gate_internals=gate, addresses=[("0.0.0.0", 0)])  # type: ignore[arg-type]
     service.serve()
     return service
 

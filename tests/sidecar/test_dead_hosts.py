@@ -15,6 +15,7 @@ from gatekeeper import Gatekeeper
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, GuardConfig, PacingConfig, ServerConfig
 from gatekeeper.sidecar.listening import Server
+from gatekeeper.sidecar.routes.table import ROUTES
 from gatekeeper.sidecar.service import Service
 from tests.effort import LONG, some_of
 from tests.internet import FakeInternet
@@ -107,7 +108,7 @@ async def served(internet: FakeInternet, clock: VirtualClock) -> AsyncIterator[C
     async with Gatekeeper(
         "testbot/1.0", config=config, resolver=internet.resolver, clock=clock
     ) as gate:
-        service = Service(gate, config, addresses=[("0.0.0.0", 0)])
+        service = Service(gate, config, ROUTES, addresses=[("0.0.0.0", 0)])
         service.serve()
         server = Server(service.handle, header=16_384, inline=service.inline)
         runner = web.ServerRunner(server, shutdown_timeout=0.2)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gatekeeper.sidecar.exchange import ANY
-from gatekeeper.sidecar.service import ROUTES
+from gatekeeper.sidecar.routes.table import ROUTES
 
 QUESTIONS = {
     "/v1/check": "url=http://a.test/page",

@@ -13,8 +13,8 @@ import aiohttp
 import pytest
 from multidict import CIMultiDict
 
+from gatekeeper.sidecar import background
 from gatekeeper.sidecar.listening import Server
-from gatekeeper.sidecar.routes import forward_auth
 from tests.internet import FakeInternet, Hold, NeverAnswer, Page
 from tests.sidecar.decision_log_support import write_log
 
@@ -131,7 +131,7 @@ async def test_t8_an_origin_is_learnt_by_one_task_however_often_it_is_asked_abou
 async def test_t8_origins_that_do_not_answer_hold_up_neither_others_nor_the_operator(
     door: Any, internet: FakeInternet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forward_auth, "MAX_ORIGINS", 2)
+    monkeypatch.setattr(background, "MAX_ORIGINS", 2)
     service = await door(forward_auth=True)
     for name in ("a.test", "b.test", "c.test"):
         internet.site(name).on("/robots.txt", NeverAnswer())
@@ -153,7 +153,7 @@ async def test_t8_an_origin_is_followed_for_a_bounded_time(virtual_internet: Fak
         async def learn(self, _origin: str) -> None:
             await asyncio.Event().wait()
 
-    learner = forward_auth.OriginLearner(Silent(), clock)
+    learner = background.OriginLearner(Silent(), clock)
     task = learner.learn("http://a.test")
     assert task is learner.learn("http://a.test")
     await clock.elapse(11.0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gatekeeper.sidecar.routes.service import document
-from gatekeeper.sidecar.service import ROUTES
+from gatekeeper.sidecar.routes.table import ROUTES
 
 DOCUMENT = document(ROUTES, version="1")
 PATHS: dict[str, Any] = DOCUMENT["paths"]

@@ -412,6 +412,7 @@ async def test_a_past_version_is_told_with_its_text(
     from gatekeeper.config import Config, GuardConfig, StorageConfig
     from gatekeeper.sidecar.exchange import Call, Problem
     from gatekeeper.sidecar.routes.check import RobotsQuery, past_version
+    from gatekeeper.sidecar.routes.table import ROUTES
     from gatekeeper.sidecar.service import Service
 
     site = internet.site("a.test").robots("User-agent: *\nDisallow: /old\n")
@@ -420,7 +421,7 @@ async def test_a_past_version_is_told_with_its_text(
         storage=StorageConfig(path=str(tmp_path / "state")),
     )
     async with Gatekeeper("testbot/1.0", config=config, resolver=internet.resolver) as gate:
-        service = Service(gate, config)
+        service = Service(gate, config, ROUTES)
         await gate.check("http://a.test/")
         site.robots("")
         await gate.block("a.test", 0.0)

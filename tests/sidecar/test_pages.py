@@ -29,6 +29,7 @@ from gatekeeper.sidecar.pages.shell import (
     assets_hash,
 )
 from gatekeeper.sidecar.pages.status_pages import overview_page
+from gatekeeper.sidecar.routes.operators import overview_of
 from gatekeeper.sidecar.routes.pages import _safe_path
 from gatekeeper.sidecar.security import Admission, Token, Tokens
 from tests.internet import FakeInternet
@@ -510,7 +511,7 @@ async def test_explain_shows_normal_forms_where_they_differ(
 
 async def test_what_needs_a_look_comes_first(door: Any) -> None:
     service = (await door()).service
-    seen = await service.operators.overview()
+    seen = await overview_of(service)
     assert "Nothing needs attention." in str(overview_page(service, seen).body)
     reload = structs.replace(seen.reload, ok=False, needs_restart=("server.port",))
     wrong = structs.replace(

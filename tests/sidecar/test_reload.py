@@ -20,8 +20,9 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, GroupRule, GuardConfig
 from gatekeeper.errors import ConfigError
 from gatekeeper.sidecar import process
+from gatekeeper.sidecar.background import READ_SECONDS, FileReader
 from gatekeeper.sidecar.process import ServeOptions, running
-from gatekeeper.sidecar.reload import READ_SECONDS, FileReader, Reloaded, reload
+from gatekeeper.sidecar.reload import Reloaded, reload
 from tests.internet import FakeInternet
 
 Open = Callable[..., Awaitable[Any]]

@@ -28,6 +28,7 @@ from gatekeeper.sidecar import workers as workers_module
 from gatekeeper.sidecar.channel import Channel, HandOver
 from gatekeeper.sidecar.listening import Acceptor, Server
 from gatekeeper.sidecar.reload import check_server, reload
+from gatekeeper.sidecar.routes.table import ROUTES
 from gatekeeper.sidecar.service import Service
 from gatekeeper.sidecar.workers import Workers
 from tests.internet import FakeInternet
@@ -422,7 +423,7 @@ async def test_a_worker_that_hangs_gets_no_connection_and_is_killed(
         sock = socket.create_server(("127.0.0.1", 0))
         named = [sock.getsockname()[:2]]
         workers = Workers(2)
-        service = Service(gate, config, addresses=named, workers=workers)
+        service = Service(gate, config, ROUTES, addresses=named, workers=workers)
         stack.push_async_callback(service.close)
         service.serve()
         server = Server(
@@ -432,7 +433,7 @@ async def test_a_worker_that_hangs_gets_no_connection_and_is_killed(
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         base = SimpleNamespace(base=f"http://127.0.0.1:{named[0][1]}")
-        await stack.enter_async_context(workers.serving(service, server))
+        await stack.enter_async_context(workers.serving(server))
         acceptor = Acceptor(sock, workers.dispatch, backlog=128)
         await acceptor.start()
         stack.push_async_callback(acceptor.stop)

@@ -29,6 +29,7 @@ from gatekeeper.sidecar.pages.html import (
     tag,
 )
 from gatekeeper.sidecar.pages.shell import Page
+from gatekeeper.sidecar.routes.check import as_read
 
 if TYPE_CHECKING:
     from gatekeeper.client.wire import Explanation
@@ -256,7 +257,6 @@ def group_lines(service: Service, explained: Explanation) -> set[int]:
 
     A text of half a megabyte takes a tenth of a second: call this from a worker thread.
     """
-    from gatekeeper.sidecar.routes.check import as_read  # noqa: PLC0415 - it imports this module
 
     text = as_read(service, (explained.robots_txt or "").encode("utf-8", "replace"))
     matching = {one.line for one in explained.candidates}

@@ -25,8 +25,9 @@ from gatekeeper.gate.decision_cache import CachedDecision, WrittenDecision
 from gatekeeper.urls import host_of
 
 if TYPE_CHECKING:
-    from gatekeeper.gate import GateStats
-    from gatekeeper.sidecar.service import Service
+    from gatekeeper.gate import Gatekeeper, GateStats
+    from gatekeeper.sidecar.leases import LeaseTable
+    from gatekeeper.sidecar.metrics import Histogram
 
 _RING: Final = 4096
 """Single decisions to keep."""
@@ -339,9 +340,18 @@ NAMES: Final = (
 class Series:
     """Samples the counters every ten seconds, and keeps the samples for an hour."""
 
-    def __init__(self, service: Service, clock: Clock, on_sample: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        gate: Gatekeeper,
+        leases: LeaseTable,
+        queue_wait: Histogram,
+        clock: Clock,
+        on_sample: Callable[[], object],
+    ) -> None:
         """`on_sample` is called after each sample."""
-        self._service = service
+        self._gate = gate
+        self._leases = leases
+        self._queue_wait = queue_wait
         self._clock = clock
         self._on_sample = on_sample
         self._points: deque[tuple[float, dict[str, float | None]]] = deque(maxlen=POINTS)
@@ -354,7 +364,7 @@ class Series:
     def start(self) -> None:
         """Take a sample every `STEP` seconds from now on. Idempotent."""
         if self._timer.when == inf:
-            self._before, self._waits = self._totals(), self._service.metrics.queue_wait.counts()
+            self._before, self._waits = self._totals(), self._queue_wait.counts()
             self._due = self._clock.monotonic() + STEP
             self._timer.set(self._due)
 
@@ -375,26 +385,23 @@ class Series:
     def _sample(self) -> None:
         self._due = max(self._due, self._clock.monotonic() - STEP) + STEP
         self._timer.set(self._due)
-        service = self._service
-        if service.phase == "closed":
-            return
-        totals, waits = self._totals(), service.metrics.queue_wait.counts()
+        totals, waits = self._totals(), self._queue_wait.counts()
         values: dict[str, float | None] = {}
         for name, total in totals.items():
             increase = float(total - self._before.get(name, 0.0))
             values[name] = increase if name.startswith("robots") else increase / STEP
         increases = [new - old for new, old in zip(waits, self._waits, strict=True)]
         for name, share in (("wait_p50", 0.5), ("wait_p95", 0.95)):
-            seconds = service.metrics.queue_wait.quantile(increases, share)
+            seconds = self._queue_wait.quantile(increases, share)
             values[name] = None if isnan(seconds) else seconds
-        values["waiting"] = float(len(service.leases.waiters))
-        values["leases"] = float(len(service.leases))
+        values["waiting"] = float(len(self._leases.waiters))
+        values["leases"] = float(len(self._leases))
         self._points.append((self._clock.wall(), values))
         self._before, self._waits = totals, waits
         self._on_sample()
 
     def _totals(self) -> dict[str, float]:
-        stats = self._service.gate.stats()
+        stats = self._gate.stats()
         totals = dict.fromkeys(("allow", "deny", "defer"), 0.0)
         for (verdict, _), count in stats.decisions.items():
             totals[verdict.value] += count

@@ -1,4 +1,4 @@
-"""The current state of the sidecar for operators: hosts, leases, waiters and the overview."""
+"""The current state of the sidecar for operators: hosts, leases and waiters."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from gatekeeper.clock import UtcTime, utc
 from gatekeeper.fetching.records import Moment
 from gatekeeper.pacing.rules import SHARED_PREFIXES
 from gatekeeper.pacing.scopes import INF
-from gatekeeper.sidecar.pages.feeds import DecisionFeed, Series, retrievals
+from gatekeeper.sidecar.pages.feeds import DecisionFeed, Series
 from gatekeeper.sidecar.pages.host_index import HostIndex, HostOrder
 
 if TYPE_CHECKING:
     from gatekeeper.clock import Clock
     from gatekeeper.fetching.records import Record
+    from gatekeeper.gate import GateInternals, Gatekeeper
     from gatekeeper.pacing.ledger import ScopeView
     from gatekeeper.pacing.scopes import Scope
     from gatekeeper.pacing.waiting import HostHoldups
-    from gatekeeper.sidecar.leases import ClientLease
-    from gatekeeper.sidecar.service import Service
+    from gatekeeper.sidecar.leases import ClientLease, LeaseTable
+    from gatekeeper.sidecar.metrics import Metrics
     from gatekeeper.sidecar.waiting import LeaseWaiter
 
 
@@ -113,13 +114,22 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 class OperatorState:
     """The data of the pages, made once for a service. `start` begins to sample the series."""
 
-    def __init__(self, service: Service, feed: DecisionFeed) -> None:
-        self._service = service
-        self.clock: Clock = service.clock
+    def __init__(
+        self,
+        gate: Gatekeeper,
+        gate_internals: GateInternals,
+        clock: Clock,
+        leases: LeaseTable,
+        metrics: Metrics,
+        feed: DecisionFeed,
+    ) -> None:
+        self._internals = gate_internals
+        self._leases = leases
+        self.clock = clock
         self.started: float = self.clock.wall()
         self.feed = feed
         self._hosts: HostIndex | None = None
-        self.series: Series = Series(service, self.clock, self._update_hosts)
+        self.series: Series = Series(gate, leases, metrics.queue_wait, clock, self._update_hosts)
         self.streams: Counter[str] = Counter()
         """Open streams of events by client."""
         self.events_sent = 0
@@ -153,7 +163,7 @@ class OperatorState:
     def hosts(self) -> HostIndex:
         """The index of the hosts in memory."""
         if self._hosts is None:
-            scopes, changes = self._service.internals.watch_hosts()
+            scopes, changes = self._internals.watch_hosts()
             state_of = self.holdups.state
             self._hosts = HostIndex(scopes, changes, self.clock, state_of, shared=SHARED_PREFIXES)
         return self._hosts
@@ -163,11 +173,11 @@ class OperatorState:
     @property
     def holdups(self) -> HostHoldups:
         """What keeps each host from being asked."""
-        return self._service.internals.holdups
+        return self._internals.holdups
 
     def scope(self, host: str) -> Scope | None:
         """Return the scope of a host, or None if it is not in memory."""
-        return self._service.internals.watch_hosts()[0].get(host)
+        return self._internals.watch_hosts()[0].get(host)
 
     def order(self, name: str) -> HostOrder | None:
         """Return the sort order with a name; None for "host", the order by name."""
@@ -191,14 +201,14 @@ class OperatorState:
 
     def waiting_by_host(self) -> Counter[str]:
         """Return the number of requests that wait for a lease of each host."""
-        waiters = self._service.leases.waiters
+        waiters = self._leases.waiters
         return Counter(waiter.host for waiter in waiters) if len(waiters) else Counter()
 
     def origins(self, host: str) -> list[str]:
         """Return the known origins of a host, https first."""
         shown = f"[{host}]" if ":" in host else host
         usual = [f"https://{shown}", f"http://{shown}"]
-        found = [one for one in usual if self._service.internals.record(one) is not None]
+        found = [one for one in usual if self._internals.record(one) is not None]
         return list(dict.fromkeys((*found, *sorted(self.feed.counts(host).origins))))
 
     def record(self, host: str) -> Record | None:
@@ -206,7 +216,7 @@ class OperatorState:
 
         It is the record of https at the default port, else of http, else of another port.
         """
-        recall = self._service.internals.record
+        recall = self._internals.record
         return next(filter(None, map(recall, self.origins(host))), None)
 
     # --- leases -------------------------------------------------------------------------
@@ -216,7 +226,7 @@ class OperatorState:
 
         `state`: "waiting", "held" or "any".
         """
-        table = self._service.leases
+        table = self._leases
         places: Counter[str] = Counter()
         if state != "held":
             for waiter in sorted(table.waiters, key=lambda one: one.since):
@@ -270,53 +280,7 @@ class OperatorState:
         interval = max(one.interval for one in (scope, *scope.shared))
         return utc(wall + due - now + (place - 1) * interval)
 
-    # --- the overview -------------------------------------------------------------------
 
-    async def overview(self) -> Overview:
-        """Return the overview."""
-        service, now = self._service, self.clock.monotonic()
-        stats = service.gate.stats()
-        decisions: Counter[str] = Counter({"allow": 0, "deny": 0, "defer": 0})
-        for (verdict, _), count in stats.decisions.items():
-            decisions[verdict.value] += count
-        total = sum(decisions.values())
-        fetches = stats.directory.fetches
-        states, complete = await self.hosts.states()
-        held = list(service.leases)
-        good, failed = retrievals(stats)
-        metrics = service.metrics
-        return Overview(
-            state=service.phase if service.ready or service.phase != "serving" else service.unready,
-            ready=service.ready,
-            user_agent=service.gate.user_agent,
-            version=service.version,
-            started_at=utc(self.started),
-            now=utc(self.clock.wall()),
-            decisions=dict(decisions),
-            rates=self.series.rates(),
-            robots=stats.directory.outcomes,
-            robots_ok=good,
-            robots_failed=failed,
-            waiting=len(service.leases.waiters),
-            oldest_wait=max((now - one.since for one in service.leases.waiters), default=None),
-            leases=len(held),
-            overdue=sum(one.due - now < _NEARLY_OVER * one.ttl for one in held),
-            expired=service.leases.ended["expired"],
-            hosts=len(self.hosts),
-            host_states=states,
-            hosts_complete=complete,
-            cache_share=max(0.0, 1.0 - fetches / total) if total else None,
-            fleet=None if stats.fleet is None else msgspec.to_builtins(stats.fleet),
-            reload=Reloads(
-                ok=metrics.last_reload_ok,
-                at=utc(metrics.last_reload_at),
-                needs_restart=tuple(service.restart_required),
-            ),
-            events=self.events_sent,
-        )
-
-
-_NEARLY_OVER: Final = 0.1
 _MAX_ENCODED: Final = 1024
 
 

@@ -20,7 +20,6 @@ from gatekeeper.descriptors import describe_shortage, is_shortage
 from gatekeeper.errors import AddressRefused, Denied, InvalidURL, LeaseTimeout, StorageError
 from gatekeeper.gate.leases import Lease
 from gatekeeper.http_fields import REDIRECTS, unreadable
-from gatekeeper.library_internals import HEAD_LIMITS
 from gatekeeper.robots.signals import parse_challenges
 from gatekeeper.session.middleware import counting_bytes
 from gatekeeper.sidecar.exchange import CRAWL, OCTETS, SANDBOXED, Call, Problem, Route, read_query
@@ -98,20 +97,6 @@ class FetchQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The query of `GET /v1/fetch`. Pages are fetched only under the service's own name."""
 
     url: str
-
-
-def open_session(service: Service) -> aiohttp.ClientSession:
-    """Open the session for pages: guarded, each hop decided and paced, bodies not decoded."""
-    return aiohttp.ClientSession(
-        connector=service.internals.guarded_connector(),
-        middlewares=(service.gate.middleware,),
-        headers={"User-Agent": service.gate.user_agent},
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        trust_env=False,  # T19
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=60.0),
-        **HEAD_LIMITS,
-    )
 
 
 def decision_headers(decision: Decision) -> dict[str, str]:

@@ -9,7 +9,6 @@ without a body, since nginx takes four times as long for a response that has one
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
 from collections.abc import Mapping
@@ -18,16 +17,13 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from gatekeeper import urls
-from gatekeeper.clock import Clock, OwnedTasks, deadline
 from gatekeeper.decision import Decision, State
-from gatekeeper.errors import GateClosed, InvalidURL
+from gatekeeper.errors import InvalidURL
 from gatekeeper.robots import product_token
 from gatekeeper.sidecar.exchange import ANY, FORWARD_AUTH, Call, Problem, Route, retry_after
-from gatekeeper.sidecar.metrics import Samples
 from gatekeeper.sidecar.routes.fetch import decision_headers
 
 if TYPE_CHECKING:
-    from gatekeeper.gate import GateInternals
     from gatekeeper.sidecar.service import Service
 
 _log = logging.getLogger(__name__)
@@ -194,56 +190,3 @@ def _single(values: set[str], part: str) -> str:
             403, "no-target", "X-Forwarded-Proto, -Host and -Uri (or X-Original-URI) are needed"
         )
     return next(iter(values))
-
-
-# --- Fetching robots.txt in the background, for questions that can't wait for it.
-
-
-_LEARN_SECONDS = 10.0
-"""Seconds that a task waits for an origin's file. The gate's own fetch goes on without it."""
-MAX_ORIGINS = 1000
-"""Origins fetched at a time; a further one has to wait until it is asked about again."""
-
-
-class OriginLearner:
-    """Makes the gate fetch the robots.txt of origins in the background."""
-
-    def __init__(self, gate: GateInternals, clock: Clock) -> None:
-        self._gate = gate
-        self._clock = clock
-        self._tasks = OwnedTasks()
-        self.put_off: int = 0
-        """How often an origin was not fetched because too many were."""
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    def samples(self) -> Samples:
-        """Return the samples for /metrics."""
-        return {"gatekeeper_learning_put_off": self.put_off}
-
-    def learn(self, origin: str) -> asyncio.Task[None] | None:
-        """Start fetching the origin's file, unless a task does so already, and return the task.
-
-        Return None if too many are running. The task ends when the file is known or took too
-        long. It never fails, and the caller must not cancel it.
-        """
-        task = self._tasks.find(origin)
-        if task is not None:
-            return task
-        if len(self._tasks) >= MAX_ORIGINS:
-            self.put_off += 1
-            return None
-        return self._tasks.start(self._learn(origin), origin)
-
-    async def _learn(self, origin: str) -> None:
-        try:
-            with contextlib.suppress(TimeoutError, GateClosed):
-                async with deadline(self._clock, _LEARN_SECONDS):
-                    await self._gate.learn(origin)
-        except Exception as error:  # noqa: BLE001 - nobody awaits it; the next question tries again
-            _log.warning("%s could not be learnt: %s", origin, error)
-
-    async def close(self) -> None:
-        """Cancel all tasks. Idempotent."""
-        await self._tasks.close()

@@ -210,7 +210,7 @@ def fleet_scope(view: ScopeView, wall: float) -> FleetScope:
     )
 
 
-def _control(action: str, handler: Handler, body: type, *statuses: int) -> Route:
+def _control(action: str, handler: Handler[Service], body: type, *statuses: int) -> Route[Service]:
     return Route(
         "POST",
         f"/v1/hosts/{{host}}/{action}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -26,8 +27,8 @@ from gatekeeper.sidecar.exchange import (
     read_query,
 )
 from gatekeeper.sidecar.logs import DecisionEvent
-from gatekeeper.sidecar.pages.feeds import GivenDecision, SeriesBody
-from gatekeeper.sidecar.pages.state import LeaseView, Overview
+from gatekeeper.sidecar.pages.feeds import GivenDecision, SeriesBody, retrievals
+from gatekeeper.sidecar.pages.state import LeaseView, Overview, Reloads
 from gatekeeper.sidecar.reload import needs_restart
 from gatekeeper.sidecar.waiting import full
 
@@ -46,6 +47,8 @@ RETRY: Final = 2.0
 """Seconds after which a browser reconnects to a stream that broke off."""
 _RECHECK: Final = 10.0
 """Seconds after which a stream checks again that its client is permitted: a session may end."""
+_NEARLY_OVER: Final = 0.1
+"""Share of its time that a lease has left when it is nearly over."""
 _GOODBYE: Final = 1.0
 """Seconds that a stream has for its last event when its client is not permitted any more."""
 _PREFIX: Final = secrets.token_hex(4)
@@ -57,7 +60,52 @@ _PREFIX: Final = secrets.token_hex(4)
 
 async def get_overview(service: Service, call: Call) -> web.StreamResponse:
     """State, rates, leases, delayed hosts, and the result of the last reload."""
-    return json_response(await service.operators.overview())
+    return json_response(await overview_of(service))
+
+
+async def overview_of(service: Service) -> Overview:
+    """Return the overview of the service."""
+    state, clock = service.operators, service.clock
+    now = clock.monotonic()
+    stats = service.gate.stats()
+    decisions: Counter[str] = Counter({"allow": 0, "deny": 0, "defer": 0})
+    for (verdict, _), count in stats.decisions.items():
+        decisions[verdict.value] += count
+    total = sum(decisions.values())
+    fetches = stats.directory.fetches
+    states, complete = await state.hosts.states()
+    held = list(service.leases)
+    good, failed = retrievals(stats)
+    metrics = service.metrics
+    return Overview(
+        state=service.phase if service.ready or service.phase != "serving" else service.unready,
+        ready=service.ready,
+        user_agent=service.gate.user_agent,
+        version=service.version,
+        started_at=utc(state.started),
+        now=utc(clock.wall()),
+        decisions=dict(decisions),
+        rates=state.series.rates(),
+        robots=stats.directory.outcomes,
+        robots_ok=good,
+        robots_failed=failed,
+        waiting=len(service.leases.waiters),
+        oldest_wait=max((now - one.since for one in service.leases.waiters), default=None),
+        leases=len(held),
+        overdue=sum(one.due - now < _NEARLY_OVER * one.ttl for one in held),
+        expired=service.leases.ended["expired"],
+        hosts=len(state.hosts),
+        host_states=states,
+        hosts_complete=complete,
+        cache_share=max(0.0, 1.0 - fetches / total) if total else None,
+        fleet=None if stats.fleet is None else msgspec.to_builtins(stats.fleet),
+        reload=Reloads(
+            ok=metrics.last_reload_ok,
+            at=utc(metrics.last_reload_at),
+            needs_restart=tuple(service.restart_required),
+        ),
+        events=state.events_sent,
+    )
 
 
 class LeaseQuery(PageQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -52,6 +52,7 @@ from gatekeeper.sidecar.routes.operators import (
     config_body,
     get_series,
     lease_list,
+    overview_of,
     stream_decisions,
 )
 
@@ -74,7 +75,7 @@ Act = Callable[["Service", Call, Visitor, dict[str, str]], Awaitable[None]]
 # --- access -----------------------------------------------------------------------------------
 
 
-def _for_visitors(answer: Answer, needs: frozenset[Role]) -> Handler:
+def _for_visitors(answer: Answer, needs: frozenset[Role]) -> Handler[Service]:
     """Return a handler for visitors with one of the roles; others are sent to the sign-in page."""
 
     async def handle(service: Service, call: Call) -> web.StreamResponse:
@@ -98,7 +99,7 @@ def _for_visitors(answer: Answer, needs: frozenset[Role]) -> Handler:
     return handle
 
 
-def _page(build: Build, needs: frozenset[Role]) -> Handler:
+def _page(build: Build, needs: frozenset[Role]) -> Handler[Service]:
     """Return the handler of a page."""
 
     async def show(service: Service, call: Call, visitor: Visitor) -> web.Response:
@@ -107,7 +108,7 @@ def _page(build: Build, needs: frozenset[Role]) -> Handler:
     return _for_visitors(show, needs)
 
 
-def _form(act: Act, needs: frozenset[Role], then: str = "../{host}") -> Handler:
+def _form(act: Act, needs: frozenset[Role], then: str = "../{host}") -> Handler[Service]:
     """Return the handler of a form; afterwards the browser is redirected to the relative `then`."""
 
     async def do(service: Service, call: Call, visitor: Visitor) -> web.Response:
@@ -257,7 +258,7 @@ async def sign_out(service: Service, call: Call) -> web.StreamResponse:
 
 async def overview(service: Service, call: Call, visitor: Visitor) -> Page:
     """`/ui/`"""
-    return status_pages.overview_page(service, await service.operators.overview())
+    return status_pages.overview_page(service, await overview_of(service))
 
 
 async def hosts(service: Service, call: Call, visitor: Visitor) -> Page:
@@ -366,7 +367,7 @@ async def config(service: Service, call: Call, visitor: Visitor) -> Page:
 # --- requests of the pages' scripts -----------------------------------------------------------
 
 
-def _feed(handler: Handler, needs: frozenset[Role]) -> Handler:
+def _feed(handler: Handler[Service], needs: frozenset[Role]) -> Handler[Service]:
     """Return an API handler for visitors who are signed in; others get 401."""
 
     async def handle(service: Service, call: Call) -> web.StreamResponse:
@@ -442,7 +443,7 @@ async def _drop(service: Service, call: Call, visitor: Visitor, fields: dict[str
 # --- files and routes -------------------------------------------------------------------------
 
 
-def _asset(name: str) -> Handler:
+def _asset(name: str) -> Handler[Service]:
     async def handle(service: Service, call: Call) -> web.StreamResponse:
         if call.params["hash"] != assets_hash():
             raise Problem(404, "not-found", "this file has another URL now")
@@ -459,7 +460,7 @@ async def add_slash(service: Service, call: Call) -> web.StreamResponse:
     return web.Response(status=308, headers={**HEADERS, "Location": "ui/"})
 
 
-def _public(method: str, path: str, handler: Handler) -> Route:
+def _public(method: str, path: str, handler: Handler[Service]) -> Route[Service]:
     """Return a route whose handler authenticates the visitor itself."""
     return Route(method, path, handler, answers={200: "text/html"}, probe=True)
 

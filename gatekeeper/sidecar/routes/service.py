@@ -202,7 +202,9 @@ _LINKS: Mapping[str, Mapping[str, Any]] = {
 """The links of the successful response of each operation: what may be asked next."""
 
 
-def document(routes: Iterable[Route], *, version: str, tokens: bool = False) -> dict[str, Any]:
+def document(
+    routes: Iterable[Route[Service]], *, version: str, tokens: bool = False
+) -> dict[str, Any]:
     """Return an OpenAPI 3.1 document of every route that is neither a catch-all nor a page.
 
     `tokens`: whether the service requires tokens. If not, no operation mentions them.
@@ -235,12 +237,12 @@ def document(routes: Iterable[Route], *, version: str, tokens: bool = False) -> 
     }
 
 
-def for_people(route: Route) -> bool:
+def for_people(route: Route[Service]) -> bool:
     """Return whether the route is a page for people, which is not part of the contract."""
     return route.path.startswith("/ui")
 
 
-def _structs(routes: Iterable[Route]) -> set[type[msgspec.Struct]]:
+def _structs(routes: Iterable[Route[Service]]) -> set[type[msgspec.Struct]]:
     """Return the structs of all bodies; queries become parameters instead."""
     structs: set[type[msgspec.Struct]] = {ProblemDocument}
     for route in routes:
@@ -249,7 +251,7 @@ def _structs(routes: Iterable[Route]) -> set[type[msgspec.Struct]]:
     return structs
 
 
-def _tag(route: Route) -> str:
+def _tag(route: Route[Service]) -> str:
     return next(name for name, (_, begins) in _TAGS.items() if route.path.startswith(begins))
 
 
@@ -274,7 +276,7 @@ def _complete_schemas(
             schema["required"] = list(fields)
 
 
-def _operation(route: Route, names: dict[type, Any], tokens: bool) -> dict[str, Any]:
+def _operation(route: Route[Service], names: dict[type, Any], tokens: bool) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": route.operation,
         "tags": [_tag(route)],
@@ -293,14 +295,14 @@ def _operation(route: Route, names: dict[type, Any], tokens: bool) -> dict[str, 
     return operation
 
 
-def _description(route: Route) -> str:
+def _description(route: Route[Service]) -> str:
     text = route.description
     for event, kind in route.events.items():
         text += f"\n\nThe data of an event `{event}` is a `{kind.__name__}` in JSON."
     return text
 
 
-def _path_parameters(route: Route) -> list[dict[str, Any]]:
+def _path_parameters(route: Route[Service]) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
@@ -341,7 +343,7 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "anyOf": choices} if choices else rest
 
 
-def _responses(route: Route, names: dict[type, Any]) -> dict[str, Any]:
+def _responses(route: Route[Service], names: dict[type, Any]) -> dict[str, Any]:
     responses: dict[str, Any] = {}
     for status, kind in route.answers.items():
         answer: dict[str, Any] = {"description": route.summary}

@@ -1,0 +1,25 @@
+"""The routes of the sidecar, as `Service` is given them."""
+
+from typing import Final
+
+from gatekeeper.sidecar.routes import (
+    check,
+    fetch,
+    forward_auth,
+    hosts,
+    leases,
+    operators,
+    pages,
+    service,
+)
+
+ROUTES: Final = (
+    *check.ROUTES,
+    *leases.ROUTES,
+    *fetch.ROUTES,
+    *hosts.ROUTES,
+    *operators.ROUTES,
+    *pages.ROUTES,
+    *service.ROUTES,
+    *forward_auth.ROUTES,
+)
