@@ -210,21 +210,6 @@ seconds: Callable[[str], float] = number_type(
 )
 
 
-def free_port(text: str) -> int:
-    """Argument type: a port of 127.0.0.1 on which nothing listens."""
-    import socket  # noqa: PLC0415 - `--help` does not need it
-
-    port = integer(text)
-    try:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", "no such port")
-        raise argparse.ArgumentTypeError(f"{text!r}: {reason}; give another port") from error
-    return port
-
-
 def load(args: argparse.Namespace, **flags: Any) -> Settings:
     """Return the effective settings for a call.
 

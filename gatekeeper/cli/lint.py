@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -146,8 +148,6 @@ def _show_changes(settings: Settings, sources: Iterable[str], ignored: frozenset
 
 
 def _unified_diff(name: str, old: bytes, new: bytes) -> Iterator[str]:
-    import difflib  # noqa: PLC0415
-
     before, after = (body.decode("utf-8", "backslashreplace").splitlines() for body in (old, new))
     yield from difflib.unified_diff(before, after, name, name, lineterm="")
 
@@ -276,8 +276,6 @@ def _uri(source: str) -> str:
     """Return a URI reference (RFC 3986) for a source as it was given."""
     if is_url(source):
         return source
-    from urllib.parse import quote  # noqa: PLC0415
-
     if source == "-":
         return "stdin"
     path = source.replace("\\", "/").removeprefix("./")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import socket
 
-from gatekeeper.cli import TOKEN, free_port, load, seconds
+from gatekeeper.cli import TOKEN, integer, load, seconds
 from gatekeeper.cli.settings import Settings
 from gatekeeper.terminal import NAME, OK, warn_if_anonymous
 
@@ -18,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--http",
         metavar="PORT",
-        type=free_port,
+        type=_free_port,
         help="streamable HTTP on 127.0.0.1 instead of stdio",
     )
     parser.add_argument(
@@ -33,6 +34,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=60.0,
         help="maximum time of one call, waiting for the host's turn included (60)",
     )
+
+
+def _free_port(text: str) -> int:
+    """Argument type: a port of 127.0.0.1 on which nothing listens."""
+    port = integer(text)
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", "no such port")
+        raise argparse.ArgumentTypeError(f"{text!r}: {reason}; give another port") from error
+    return port
 
 
 def run(args: argparse.Namespace) -> int:
