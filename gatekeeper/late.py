@@ -20,10 +20,9 @@ LATE: Mapping[str, Mapping[str, str]] = {
     "gatekeeper.robots": {
         "gatekeeper.sites.composition": "Change ComposeProblem Composed Difference Fragment Ruling "
         "compose diff",
-        "gatekeeper.sites.lint": "Finding",
         "gatekeeper.sites.witness": "Witness witnesses",
     },
-    "gatekeeper.robots.parser": {"gatekeeper.sites.lint": "findings"},
+    "gatekeeper.robots.policy": {"gatekeeper.sites.lint": "findings"},
     "gatekeeper.gate": {
         "gatekeeper.fleet": "configured_ledger",
         "gatekeeper.session.middleware": "gate_middleware_with",

@@ -20,20 +20,16 @@ if TYPE_CHECKING:  # `as` marks the names that the package exports
         compose as compose,
         diff as diff,
     )
-    from gatekeeper.sites.lint import Finding as Finding
     from gatekeeper.robots.model import (
         Candidate as Candidate,
+        Finding as Finding,
         Group as Group,
         Match as Match,
         Rule as Rule,
         Severity as Severity,
     )
-    from gatekeeper.robots.parser import (
-        Dialect as Dialect,
-        RobotsTxt as RobotsTxt,
-        product_token as product_token,
-    )
-    from gatekeeper.robots.policy import Policy as Policy
+    from gatekeeper.robots.parser import Dialect as Dialect, product_token as product_token
+    from gatekeeper.robots.policy import Policy as Policy, RobotsTxt as RobotsTxt
     from gatekeeper.robots.signals import (
         AccessChallenge as AccessChallenge,
         CleanParam as CleanParam,
@@ -48,9 +44,9 @@ else:  # imported on first use: parsing alone must not import an HTTP client
         __name__,
         LATE[__name__]
         | {
-            "gatekeeper.robots.model": "Candidate Group Match Rule Severity",
-            "gatekeeper.robots.parser": "Dialect RobotsTxt product_token",
-            "gatekeeper.robots.policy": "Policy",
+            "gatekeeper.robots.model": "Candidate Finding Group Match Rule Severity",
+            "gatekeeper.robots.parser": "Dialect product_token",
+            "gatekeeper.robots.policy": "Policy RobotsTxt",
             "gatekeeper.robots.signals": (
                 "AccessChallenge CleanParam PageRules PageSignals page_signals"
             ),

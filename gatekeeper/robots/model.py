@@ -1,24 +1,17 @@
-"""Value objects that describe a file and its verdicts: `Rule`, `Candidate`, `Group`, `Match`.
-
-Yes-or-no questions do not need these classes, so the module is imported on first use.
-"""
+"""Value objects that describe a file and its verdicts: `Rule`, `Candidate`, `Group`, `Match`,
+`Finding`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import astuple
 
 from gatekeeper.robots.parser import SPOILT, Dialect, line_parts, to_unicode
-
-if TYPE_CHECKING:
-    from gatekeeper.robots.policy import Policy
-else:
-    Policy = Any  # imports this module; `help` and `inspect.signature` resolve the name
 
 _RULE_FIELDS = frozenset({"user-agent", "allow", "disallow"})
 
@@ -76,6 +69,13 @@ class Group(msgspec.Struct, frozen=True):
     """The dialect that the group declares, or the forced one."""
 
 
+class CandidateSource(Protocol):
+    """What a `Match` needs of the `Policy` that made it."""
+
+    def candidates(self, path: str, origin: str = "") -> tuple[Candidate, ...]:
+        """Return the rules that match the path, the deciding one first."""
+
+
 class Match(msgspec.Struct, frozen=True):
     """The verdict of a `Policy` about one URL, with the rule that decided."""
 
@@ -88,7 +88,7 @@ class Match(msgspec.Struct, frozen=True):
     """Whether the declared dialect and RFC 9309 disagree about this URL (DIA-03)."""
     path: str
     """The path and query that were checked."""
-    policy: Policy
+    policy: CandidateSource
     origin: str = ""
     """The origin of the path, or the empty string if it is not known."""
 
@@ -96,6 +96,25 @@ class Match(msgspec.Struct, frozen=True):
     def candidates(self) -> tuple[Candidate, ...]:
         """All rules that matched, the deciding one first. Computed on each access."""
         return self.policy.candidates(self.path, self.origin)
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """A finding about a file that its author should know.
+
+    `line` counts from 1, and is 0 for the file as a whole. `code` is a key of
+    `gatekeeper.sites.lint.CODES`.
+    """
+
+    line: int
+    code: str
+    severity: Severity
+    message: str
+    column: int = 0
+    """First character concerned, counting from 1; 0 if the finding is not about particular
+    characters."""
+    end_column: int = 0
+    """The character after the last one concerned; equal to `column` for a position between two
+    characters."""
 
 
 class TextLine(msgspec.Struct, frozen=True):

@@ -1,39 +1,24 @@
-"""`RobotsTxt`: a robots.txt, parsed once and usable for any number of agents.
+"""Octets into lines (decoding, line ends, control characters, the size limit), lines into fields,
+and the name of an agent.
 
-The first half of the module turns octets into lines (decoding, line ends, control characters, the
-size limit) and lines into fields. Inside this package a text is stored as *octets in a str*: each
+Inside this package a text is stored as *octets in a str*: each
 character stands for one octet (Latin-1). The standards compare octets (RFC 9309 section 2.2.2,
 RFC-16; the 1996 draft, R96-17), so a file that is not valid UTF-8 loses nothing, decoding cannot
 fail, and a file in any script takes one byte per octet. `to_unicode` converts such a string to
 readable Unicode.
-
-Parsing only finds the lines. The groups of an agent are located when its policy is created, its
-rules are read for the first question, and all other records are read when they are requested: most
-files contain rules for robots that never come. Modules that only some questions need are imported
-on first use.
 """
 
 from __future__ import annotations
 
 import re
-import zlib
 from array import array
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
 
-from gatekeeper import robots as parts
-from gatekeeper.late import late
 from gatekeeper.speedups import lazy_pattern
-
-if TYPE_CHECKING:
-    from gatekeeper.robots.model import Group, Rule
-    from gatekeeper.robots.policy import Conflicts, Policy, V2Semantics
-    from gatekeeper.robots.signals import CleanParam
-    from gatekeeper.sites.lint import Finding
+from gatekeeper.urls import printable
 
 
 class Dialect(StrEnum):
@@ -117,8 +102,6 @@ def token_warning(user_agent: str) -> str | None:
     cut = user_agent.startswith(token) and rest and not rest.lstrip().startswith(("(", "/"))
     if not cut and any(char.isalpha() for char in token):
         return None
-    from gatekeeper.urls import printable  # noqa: PLC0415 - only messages need it
-
     return f"user agent {printable(user_agent, 120)!r}: rules are selected for {token!r}"
 
 
@@ -314,9 +297,6 @@ def line_numbers(text: str, offsets: Sequence[int]) -> dict[int, int]:
     return numbers
 
 
-_MIN_PACKED_OCTETS = 256
-"""Texts with fewer octets do not get smaller by compression."""
-_DIALECTS = ("auto", *Dialect)
 KNOWN_FIELDS = {
     "allow",
     "clean-param",
@@ -336,240 +316,3 @@ KNOWN_FIELDS = {
 """Fields that this package interprets, in lower case."""
 FILE_FIELDS = frozenset({"clean-param", "host", "license", "sitemap"})
 """Fields of records that belong to no group, at any position."""
-
-
-class RobotsTxt:
-    """A parsed robots.txt. Immutable, hashable by content, picklable, and safe to share between
-    threads.
-
-    >>> robots = RobotsTxt.parse("User-agent: *\\nDisallow: /private/\\nAllow: /private/door")
-    >>> policy = robots.policy("examplebot")
-    >>> policy.allowed("https://example.com/private/x"), policy.allowed("/private/door")
-    (False, True)
-    """
-
-    __slots__ = (
-        "_lines",
-        "_original",
-        "bom",
-        "forced",
-        "size",
-        "truncated",
-    )
-
-    size: int
-    """Octets of the body as given to `parse`."""
-    truncated: bool
-    """Whether the body exceeded the limit and was cut after its last complete line (RFC 9309
-    section 2.5, RFC-41)."""
-    bom: str
-    """The encoding announced by a byte order mark, or the empty string."""
-    forced: Dialect | None
-    """The dialect that was requested, or None if each rule set declares its own (DIA-13)."""
-
-    def __init__(
-        self, text: str, lines: str, size: int, truncated: bool, bom: str, forced: Dialect | None
-    ) -> None:
-        """Create a file from decoded text; use `parse` to read a body.
-
-        `text` is octets in a str with `\\n` as line ends. `lines` is the same text with unreadable
-        lines replaced by comments; it is the very object `text` if there are none.
-        """
-        self._lines: str | bytes = lines
-        self._original: str | bytes | None = None if text is lines else text
-        self.size = size
-        self.truncated = truncated
-        self.bom = bom
-        self.forced = forced
-
-    @classmethod
-    def parse(
-        cls,
-        body: bytes | bytearray | memoryview | str,
-        *,
-        dialect: str = "auto",
-        limit: int = LIMIT,
-    ) -> RobotsTxt:
-        """Parse a body. Never raises on content.
-
-        `dialect` is `auto`, which lets each rule set declare its own (docs/standards.md), or one of
-        `rfc9309`, `1994`, `1996`, `2.0`, which is applied to the whole file. `limit` is in octets
-        and must be at least 512,000 to satisfy RFC-41. Raises ValueError for an unknown dialect or
-        a limit below 1, and TypeError for a body that is neither text nor octets.
-        """
-        if dialect not in _DIALECTS:
-            raise ValueError(f"dialect is one of {', '.join(_DIALECTS)}, not {dialect!r}")
-        if limit < 1:
-            raise ValueError(f"limit is a number of octets, 1 or more, not {limit}")
-        forced = None if dialect == "auto" else Dialect(dialect)
-        text, lines, size, truncated, bom = decode(body, limit)
-        return cls(text, lines, size, truncated, bom, forced)
-
-    def policy(
-        self,
-        user_agent: str,
-        *,
-        conflicts: Conflicts = "strict",
-        v2_semantics: V2Semantics = "order",
-        inherit_crawl_delay: bool = False,
-    ) -> Policy:
-        """Return the rules of this file for one agent.
-
-        `user_agent` is a product token, a `token/version` or a whole User-Agent header. `conflicts`
-        specifies the verdict where the declared dialect of a rule set and RFC 9309 disagree:
-        `strict` denies, `declared` follows the declared dialect (DIA-03). `v2_semantics` selects
-        file order or the struck text's precedence for 2.0 rule sets (the 2.0 draft, V2-21). With
-        `inherit_crawl_delay` an agent whose own group has no Crawl-delay uses the one of `*`, as
-        Bing does (VND-09).
-        """
-        return _new_policy(self, user_agent, conflicts, v2_semantics, inherit_crawl_delay)
-
-    @property
-    def text(self) -> str:
-        """The text that was read: decoded, cut at the limit, with `\\n` as line ends."""
-        return to_unicode(self.octets)
-
-    @property
-    def octets(self) -> str:
-        """The text as octets in a str. Internal to this package."""
-        whole = self._original
-        return self.lines if whole is None else _unpacked(whole)
-
-    @property
-    def lines(self) -> str:
-        """The text with unreadable lines replaced by comments. Internal to this package."""
-        text = self._lines
-        return text if isinstance(text, str) else _unpacked(text)
-
-    def pack(self) -> None:
-        """Compress the stored text to a third of its size. Each later access costs about 5 µs more.
-
-        For files that are not in use at the moment, or whose rules are compiled: such a policy
-        needs the text only for explanations. Takes some 20 µs, or 10 ms for 500 KiB. Safe while
-        other threads read: they see the same text in either form.
-        """
-        if isinstance(self._lines, str):
-            self._lines = _packed(self._lines)
-            if isinstance(self._original, str):
-                self._original = _packed(self._original)
-
-    @property
-    def groups(self) -> tuple[Group, ...]:
-        """The groups with their lines; in a forced older dialect, the records."""
-        return tuple(self._iter_groups())
-
-    @property
-    def sitemaps(self) -> tuple[str, ...]:
-        """Absolute URLs of Sitemap lines anywhere in the file (VND-13)."""
-        return tuple(filter(None, map(parts.signals.absolute_url, self._values("sitemap"))))
-
-    @property
-    def licenses(self) -> tuple[str, ...]:
-        """Absolute URLs of License lines (SIG-15)."""
-        return tuple(filter(None, map(parts.signals.absolute_url, self._values("license"))))
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """Names given in Host lines (VND-13)."""
-        return tuple(filter(None, map(parts.signals.parse_host, self._values("host"))))
-
-    @property
-    def clean_params(self) -> tuple[CleanParam, ...]:
-        """Query parameters that do not change the content of a page (VND-12)."""
-        return tuple(
-            filter(None, map(parts.signals.parse_clean_param, self._values("clean-param")))
-        )
-
-    @property
-    def extensions(self) -> tuple[Rule, ...]:
-        """All lines with a field that this package does not interpret, in file order."""
-        found = parts.model.records_in(self.lines)
-        return tuple(rule for rule in found if rule.field.lower() not in KNOWN_FIELDS)
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """Errors and questionable constructs in the file (GK-06). Computed on each access."""
-        found: tuple[Finding, ...] = late(__name__, "findings")(self)
-        return found
-
-    def _values(self, field: str) -> list[str]:
-        text = self.lines
-        found = values_in(text, ((0, len(text)),), field)[field]
-        return list(map(to_unicode, found))
-
-    def _iter_groups(self) -> Iterator[Group]:
-        text = self.lines
-        number, counted = 1, 0  # counted incrementally: one pass for all groups
-        for start, end, dialect, versioned in self._group_spans(text):
-            number += text.count("\n", counted, start)
-            counted = start
-            found = list(parts.model.records_in(text[start:end], number, v2=dialect is Dialect.V2))
-            if found:  # text between blank lines may hold no record
-                yield parts.model.group_of(found, dialect, versioned)
-
-    def _group_spans(self, text: str) -> Iterator[tuple[int, int, Dialect, bool]]:
-        """Yield start, end and dialect of each group, and whether it declares a version."""
-        from gatekeeper.robots.policy import group_starts, records_of  # noqa: PLC0415
-
-        if self.forced in {None, Dialect.RFC9309}:
-            starts = group_starts(text)
-            records = records_of(text) if "robot-version" in text.lower() else ()
-            heads = [record.start for record in records]
-            for start, end in pairwise([*starts, len(text)]):
-                inside = records[bisect_right(heads, start - 1) : bisect_right(heads, end - 1)]
-                declared = [record for record in inside if record.version]
-                dialect = declared[-1].dialect if declared else Dialect.RFC9309
-                yield start, end, dialect, bool(declared)
-        else:
-            allow_ends = self.forced is not Dialect.R1994
-            for record in records_of(text, allow_ends=allow_ends):
-                dialect = record.dialect if self.forced is Dialect.V2 else self.forced
-                yield record.start, record.end, dialect, record.version is not None
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RobotsTxt) and self._key() == other._key()
-
-    def __hash__(self) -> int:
-        return hash(self._key())
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return RobotsTxt, self._key()
-
-    def __repr__(self) -> str:
-        from gatekeeper.robots.policy import group_starts  # noqa: PLC0415
-
-        cut = ", truncated" if self.truncated else ""
-        groups = len(group_starts(self.lines))
-        return f"<RobotsTxt of {self.size} octets, {groups} groups{cut}>"
-
-    def _key(self) -> tuple[str, str, int, bool, str, Dialect | None]:
-        return self.octets, self.lines, self.size, self.truncated, self.bom, self.forced
-
-
-def _import_policy(*args: Any) -> Policy:
-    """Import `Policy` on the first call and create one.
-
-    It is imported by name: compiled code that accesses `parts.policy.Policy` does not import the
-    module.
-    """
-    from gatekeeper.robots.policy import Policy  # noqa: PLC0415
-
-    global _new_policy  # noqa: PLW0603
-    _new_policy = Policy
-    return Policy(*args)
-
-
-_new_policy: Callable[..., Policy] = _import_policy
-
-
-def _packed(text: str) -> str | bytes:
-    return text if len(text) < _MIN_PACKED_OCTETS else zlib.compress(text.encode("latin-1"), 1)
-
-
-def _unpacked(text: str | bytes) -> str:
-    return text if isinstance(text, str) else _decompressed(text)
-
-
-@lru_cache(maxsize=1)  # a batch asks for the rules of one file again and again
-def _decompressed(text: bytes) -> str:
-    return zlib.decompress(text).decode("latin-1")

@@ -11,10 +11,9 @@ are compiled before the first question and answer every question.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from gatekeeper import robots as parts
 from gatekeeper.errors import InvalidURL
 from gatekeeper.robots.compiled import DENIED, ROBOTS_FILE, CompiledRules, PrefixTable
 from gatekeeper.robots.parser import (
@@ -44,7 +43,9 @@ from gatekeeper.robots.patterns import (
     squeeze,
     wild_match,
 )
+from gatekeeper.robots.signals import combine, parse_preferences, split_content_usage
 from gatekeeper.speedups import ALWAYS_SENDABLE_LENGTH, lazy_pattern
+from gatekeeper.urls import path_of, split
 
 _BLANKS = frozenset(" \t")
 DOT_SEGMENT = lazy_pattern(r"/\.\.?(?:[/?#]|\Z)")
@@ -66,6 +67,10 @@ class TextSource(Protocol):
     @property
     def lines(self) -> str:
         """The text to which spans refer."""
+
+    @property
+    def forced(self) -> Dialect | None:
+        """The dialect that was requested, or None if each rule set declares its own (DIA-13)."""
 
 
 def rules_in(text: str, spans: Spans, *, v2: bool = False) -> RuleLines:
@@ -95,26 +100,12 @@ def split_url(url: str) -> tuple[str, str]:
     """
     if url[:1] != "/":
         try:
-            return _split(url)
+            return split(url)
         except InvalidURL:
-            from gatekeeper.urls import path_of  # noqa: PLC0415 - see `_import_split`
-
             return "", path_of(url)  # only the host may be invalid
     if len(url) > ALWAYS_SENDABLE_LENGTH or "#" in url or "/." in url or "/%2" in url:
-        return "", _split("http://a" + url)[1]
+        return "", split("http://a" + url)[1]
     return "", url
-
-
-def _import_split(url: str) -> tuple[str, str]:
-    """Import `urls.split` on the first call: bare paths need no URL parser."""
-    from gatekeeper.urls import split  # noqa: PLC0415
-
-    global _split  # noqa: PLW0603
-    _split = split
-    return split(url)
-
-
-_split: Callable[[str], tuple[str, str]] = _import_split
 
 
 def match_length(pattern: str, path: str, query: str) -> int:
@@ -149,20 +140,20 @@ class UsageRules:
         by_path: dict[str, dict[str, str]] = {}
         known: dict[str, dict[str, str]] = {}
         everywhere: list[dict[str, str]] = []
-        for path, text in map(parts.signals.split_content_usage, values):
+        for path, text in map(split_content_usage, values):
             preferences = known.get(text)
             if preferences is None:
-                preferences = known[text] = parts.signals.parse_preferences(text)
+                preferences = known[text] = parse_preferences(text)
             if not path:
                 everywhere.append(preferences)
                 continue
             form = query_form(rfc_pattern(path))
             if form in by_path:
-                preferences = parts.signals.combine([by_path[form], preferences], "n")
+                preferences = combine([by_path[form], preferences], "n")
             by_path[form] = preferences
-        self._everywhere = parts.signals.combine(everywhere, "n")
+        self._everywhere = combine(everywhere, "n")
         self._preferences = list(by_path.values())
-        combined = parts.signals.combine([self._everywhere, *known.values()], "n")
+        combined = combine([self._everywhere, *known.values()], "n")
         self._strictest = {label: answer for label, answer in combined.items() if answer == "n"}
         paths = [("dis", path) for path in by_path]
         self._compiled = CompiledRules(paths, robots_file=False)
@@ -294,7 +285,7 @@ class _SameOrigin:
         if self._parsed_count > _MAX_PARSED_ORIGINS:
             return True
         try:
-            return _split(to_unicode(written) + "/")[0] == self._origin
+            return split(to_unicode(written) + "/")[0] == self._origin
         except InvalidURL:
             return False
 

@@ -1,4 +1,4 @@
-"""Columns of findings, and the changes that fix them.
+"""Changes that fix what `lint` finds.
 
 Only unambiguous problems are fixed. Most fixes preserve every verdict of every dialect, and are
 applied only if that can be verified (`_KEEPING`). The others give a line that is currently ignored
@@ -10,133 +10,17 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable
-from typing import NamedTuple
 
 import msgspec
 
 from gatekeeper.robots import signals, timing
-from gatekeeper.robots.model import Rule
-from gatekeeper.robots.parser import (
-    LIMIT,
-    Dialect,
-    RobotsTxt,
-    line_numbers,
-    to_octets,
-    to_unicode,
-)
+from gatekeeper.robots.groups import records_of
+from gatekeeper.robots.model import Finding, Rule
+from gatekeeper.robots.parser import LIMIT, Dialect, line_numbers, to_octets
 from gatekeeper.robots.patterns import decoded, rfc_pattern
-from gatekeeper.robots.policy import records_of
+from gatekeeper.robots.policy import RobotsTxt
 from gatekeeper.sites import lint
-from gatekeeper.sites.lint import Finding
-
-_NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
-
-
-class _Parts(NamedTuple):
-    """Positions of the parts of a line: (start, end), counting from 0."""
-
-    line: tuple[int, int]
-    """The line without surrounding blanks."""
-    record: tuple[int, int]
-    """Field and value, without a comment."""
-    field: tuple[int, int]
-    value: tuple[int, int]
-
-
-def _parts(text: str) -> _Parts:
-    record = text.partition("#")[0]
-    head, colon, rest = record.partition(":")
-    whole = _stripped(text, 0, len(text))
-    if not colon:
-        inner = _stripped(text, 0, len(record))
-        return _Parts(whole, inner, inner, (inner[1], inner[1]))
-    field = _stripped(text, 0, len(head))
-    value = _stripped(text, len(head) + 1, len(head) + 1 + len(rest))
-    end = value[1] if value[1] > value[0] else len(head) + 1
-    return _Parts(whole, (field[0], end), field, value)
-
-
-def _stripped(text: str, start: int, end: int) -> tuple[int, int]:
-    while start < end and text[start] in " \t":
-        start += 1
-    while end > start and text[end - 1] in " \t":
-        end -= 1
-    return start, end
-
-
-_PART_OF_LINE = {
-    "no-colon": "line",
-    "blank-inside-group": "line",
-    "html": "line",
-    "truncated": "line",
-    "unknown-field": "field",
-    "misspelt-field": "field",
-    "odd-agent": "value",
-    "agent-list": "value",
-    "robots-txt-rule": "value",
-    "unmatchable-rule": "value",
-    "experimental-version": "value",
-    "newer-version": "value",
-    "unknown-usage-label": "value",
-}
-"""The part of the line that a code concerns. Codes that begin with `bad-` concern the value, all
-other codes the whole record."""
-_IN_VALUE: dict[str, re.Pattern[str]] = {
-    "odd-blank": lint.ODD_BLANK,
-    "blank-in-value": re.compile(r"[ \t]+"),
-    "unescaped-non-ascii": _NOT_ASCII,
-    "bad-escape": lint.BAD_ESCAPE,
-    "several-records": lint.SECOND_RECORD,
-    "dollar-inside": re.compile(r"\$(?!\Z)"),
-    "literal-star": re.compile(r"\*"),
-    "regular-expression": lint.REGEX_SYNTAX,
-}
-"""What is searched for in the value, by code."""
-_IN_LINE = {
-    "hash-in-path": re.compile("#"),
-    "control": re.compile(r"[\x00-\x08\x0b-\x1f]"),
-    "not-utf8": re.compile("\ufffd+"),
-}
-"""What is searched for in the whole line, by code."""
-_WHOLE_FILE = frozenset({"bom", "encoding"})
-"""Codes that concern octets before the first line, or the encoding of all lines."""
-
-
-def located(findings: Iterable[Finding], text: str) -> tuple[Finding, ...]:
-    """Return the findings with their columns. `text` is the decoded file, octets in a str."""
-    lines = text.split("\n")
-    return tuple(
-        _with_columns(finding, to_unicode(lines[finding.line - 1]))
-        if 0 < finding.line <= len(lines)
-        else finding
-        for finding in findings
-    )
-
-
-def _with_columns(finding: Finding, text: str) -> Finding:
-    start, end = _span(finding.code, text)
-    return msgspec.structs.replace(finding, column=start + 1, end_column=end + 1)
-
-
-def _span(code: str, text: str) -> tuple[int, int]:
-    """Return start and end of the finding in the line, counting from 0."""
-    if code in _WHOLE_FILE:
-        return 0, 0
-    if code in _IN_LINE:
-        found = _IN_LINE[code].search(text)
-        return found.span() if found else (0, len(text))
-    parts = _parts(text)
-    start, end = parts.value
-    value = text[start:end]
-    if code in _IN_VALUE:
-        found = _IN_VALUE[code].search(value)
-        return (start + found.start(), start + found.end()) if found else parts.value
-    part = "value" if code.startswith("bad-") else _PART_OF_LINE.get(code, "record")
-    where: tuple[int, int] = getattr(parts, part)
-    return where if where[1] > where[0] else parts.record
-
-
-# --- changes ---------------------------------------------------------------------------------
+from gatekeeper.sites.columns import BAD_ESCAPE, NOT_ASCII, ODD_ENDS, WHOLE_FILE, parts_of
 
 
 class Repair(msgspec.Struct, frozen=True):
@@ -149,7 +33,7 @@ class Repair(msgspec.Struct, frozen=True):
 
 
 def _misspelt(text: str) -> list[str] | None:
-    parts = _parts(text)
+    parts = parts_of(text)
     meant = lint.spelling(text[slice(*parts.field)].lower())
     if meant is None or not _accepts(meant, text[slice(*parts.value)]):
         return None
@@ -171,7 +55,7 @@ def _with_colon(text: str) -> list[str] | None:
     field = lint.field_without_colon(text)
     if field is None:
         return None
-    start = _parts(text).line[0]
+    start = parts_of(text).line[0]
     end = start + len(field)
     rest = text[end:].lstrip(" \t" + lint.NOT_A_COLON)
     if not _accepts(field, rest.partition("#")[0].strip(" \t")):
@@ -180,16 +64,16 @@ def _with_colon(text: str) -> list[str] | None:
 
 
 def _without_odd_blanks(text: str) -> list[str] | None:
-    parts = _parts(text)
+    parts = parts_of(text)
     start, end = parts.value
-    bare = lint.ODD_ENDS.sub("", text[start:end])
+    bare = ODD_ENDS.sub("", text[start:end])
     if text[slice(*parts.field)].lower() != "user-agent" or not lint.TOKEN.match(bare):
         return None
     return [text[:start] + bare + text[end:]]
 
 
 def _agents_apart(text: str) -> list[str] | None:
-    parts = _parts(text)
+    parts = parts_of(text)
     start, end = parts.value
     names = [name.strip(" \t") for name in lint.AGENT_SEPARATOR.split(text[start:end])]
     if not all(lint.TOKEN.match(name) for name in names):
@@ -204,14 +88,14 @@ def _percent(found: re.Match[str]) -> str:
 
 
 def _escaped(text: str) -> list[str] | None:
-    start, end = _parts(text).value
-    value = _NOT_ASCII.sub(_percent, text[start:end])
+    start, end = parts_of(text).value
+    value = NOT_ASCII.sub(_percent, text[start:end])
     return [text[:start] + value + text[end:]]
 
 
 def _percent_escaped(text: str) -> list[str] | None:
-    start, end = _parts(text).value
-    return [text[:start] + lint.BAD_ESCAPE.sub("%25", text[start:end]) + text[end:]]
+    start, end = parts_of(text).value
+    return [text[:start] + BAD_ESCAPE.sub("%25", text[start:end]) + text[end:]]
 
 
 _Fix = Callable[[str], list[str] | None]
@@ -229,7 +113,7 @@ _KEEPING: dict[str, _Fix] = {
     "duplicate-rule": lambda _: [],
 }
 
-FIXABLE = frozenset({*_RESTORING, *_KEEPING, *_WHOLE_FILE})
+FIXABLE = frozenset({*_RESTORING, *_KEEPING, *WHOLE_FILE})
 """Codes of findings that can be fixed."""
 _ROUNDS = 12
 """Maximum number of passes. One fix may uncover the next: a misspelt agent and the blank line
@@ -293,7 +177,7 @@ class _Pass:
     def apply(self, findings: Iterable[Finding]) -> tuple[bytes, list[Finding]]:
         """Return the fixed file and the findings that were fixed."""
         findings = list(findings)
-        done = [finding for finding in findings if finding.code in _WHOLE_FILE]
+        done = [finding for finding in findings if finding.code in WHOLE_FILE]
         if done:  # alone: afterwards every line may be decoded differently
             without = self._without_bom()
             if not without.startswith(_MARKS[-1]):  # it would be read as another mark
@@ -355,7 +239,7 @@ class _Pass:
         rule = self._rules.get(finding.line)
         if rule is None:
             return False
-        return _meanings(new[0][slice(*_parts(new[0]).value)]) == _meanings(rule.value)
+        return _meanings(new[0][slice(*parts_of(new[0]).value)]) == _meanings(rule.value)
 
 
 def _record_starts(text: str) -> set[int]:

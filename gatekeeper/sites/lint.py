@@ -14,31 +14,24 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from gatekeeper.robots import signals, timing
-from gatekeeper.robots.model import Group, Rule, Severity, TextLine, iter_lines
-from gatekeeper.robots.parser import FILE_FIELDS, KNOWN_FIELDS, Dialect, RobotsTxt, to_octets
+from gatekeeper.robots.groups import names_of
+from gatekeeper.robots.model import Finding, Group, Rule, Severity, TextLine, iter_lines
+from gatekeeper.robots.parser import FILE_FIELDS, KNOWN_FIELDS, Dialect, to_octets
 from gatekeeper.robots.patterns import decoded, is_robots_txt, rfc_pattern, squeeze
-from gatekeeper.robots.policy import names_of
+from gatekeeper.robots.policy import RobotsTxt
+from gatekeeper.sites.columns import (
+    BAD_ESCAPE,
+    ODD_BLANK,
+    ODD_END,
+    ODD_ENDS,
+    REGEX_SYNTAX,
+    REGEX_SYNTAX_V2,
+    SECOND_RECORD,
+    located,
+)
 
 MAX_FINDINGS = 1_000
 """Maximum number of findings per file; more are of no use."""
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """A finding about a file that its author should know.
-
-    `line` counts from 1, and is 0 for the file as a whole. `code` is a key of `CODES`.
-    """
-
-    line: int
-    code: str
-    severity: Severity
-    message: str
-    column: int = 0
-    """First character concerned, counting from 1; 0 if the finding is not about particular
-    characters."""
-    end_column: int = 0
-    """The character after the last one concerned; equal to `column` for a position between two
-    characters."""
 
 
 class Code(msgspec.Struct, frozen=True):
@@ -184,13 +177,6 @@ AGENT_SEPARATOR = re.compile("[,;|]")
 TOKEN = re.compile(r"[A-Za-z_-]+\Z|\*\Z")
 _VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.[0-9]{1,9})?\Z")
 
-# A non-breaking space in another encoding is decoded as U+FFFD.
-_ODD_BLANKS = "\u00a0\u00ad\u1680\u2000-\u200f\u2028\u2029\u202f\u205f\u2060\u3000\ufeff"
-_ODD = f"[{_ODD_BLANKS}\ufffd]"
-ODD_BLANK = re.compile(_ODD)
-_ODD_END = re.compile(f"[{_ODD_BLANKS}]\\Z")
-ODD_ENDS = re.compile(rf"\A{_ODD}++|(?<!{_ODD}){_ODD}++\Z")
-"""Matches the characters around a text that look like blanks."""
 _BULLET = re.compile("\\A[-*\u2022\u00b7][ \\t]++")
 """Matches the bullet of a list before a field."""
 
@@ -200,9 +186,6 @@ _FIELD_AND_VALUE = re.compile(
     rf"[ \t]*+([A-Za-z-]++)(?:[ \t]*+[{NOT_A_COLON}]|[ \t]++(?=[/*]|[^ \t]++[ \t]*+(?:#|\Z)))"
 )
 _BARE_PATH = re.compile(r"[ \t]*+/[^/*]")
-SECOND_RECORD = re.compile(
-    r"(?:user-agent|disallow|(?<![^ \t])(?:allow|crawl-delay|sitemap))[ \t]*+:", re.IGNORECASE
-)
 _MATCHES_A_ROBOT = re.compile(r"[A-Za-z0-9_-]|\*(?:[ \t]|\Z)")
 """Matches the beginning of a user-agent value that the name of some robot can equal (RFC-15)."""
 # Misspellings that differ by more than one character, but occur in real files.
@@ -313,17 +296,9 @@ def _is_one_typo(a: str, b: str) -> bool:
     )
 
 
-BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _CUT_BY_HASH = re.compile(r"[^#]*+(?<![ \t])#(?![ \t#])")
 """Matches a line whose comment begins without blanks around its sign."""
 _DOT_SEGMENT = re.compile(r"[^*?]*/\.\.?/")
-# Constructs without a meaning in robots.txt. `*.*` and `name.*.js` come from shells and work as
-# expected. Every alternative begins with its character, not with an assertion, so that a search
-# skips the characters that begin none.
-_ANYTHING = r"\.\*(?:(?<!\*\.\*)(?!\.)|(?<=/\.\*))"
-_ANY_DIALECT = rf"{_ANYTHING}|\.\+|\([^()|]*+\|[^()]*+\)|\^(?<=\A\^)"
-REGEX_SYNTAX = re.compile(rf"\\|{_ANY_DIALECT}|\[\^?[A-Za-z0-9]-[A-Za-z0-9]")
-_REGEX_SYNTAX_V2 = re.compile(_ANY_DIALECT)
 _EVERYTHING = frozenset({"", "/", "*", "/*"})
 
 
@@ -447,11 +422,11 @@ def _check_value(report: FindingList, rule: Rule, dialect: Dialect) -> None:
     if "#" in rule.text and dialect is not Dialect.V2 and _CUT_BY_HASH.match(rule.text):
         report.add(rule.line, "hash-in-path", f"Only {quoted(value)} is read; write %23.")
     if not value.isascii():
-        code = "odd-blank" if _ODD_END.search(value) else "unescaped-non-ascii"
+        code = "odd-blank" if ODD_END.search(value) else "unescaped-non-ascii"
         report.add(rule.line, code, quoted(value))
     if "%" in value and BAD_ESCAPE.search(value):
         report.add(rule.line, "bad-escape", quoted(value))
-    if (_REGEX_SYNTAX_V2 if dialect is Dialect.V2 else REGEX_SYNTAX).search(value):
+    if (REGEX_SYNTAX_V2 if dialect is Dialect.V2 else REGEX_SYNTAX).search(value):
         report.add(rule.line, "regular-expression", quoted(value))
     if is_robots_txt(value):
         report.add(rule.line, "robots-txt-rule")
@@ -554,8 +529,6 @@ def findings(robots: RobotsTxt, *, limit: int = MAX_FINDINGS) -> tuple[Finding, 
     >>> [(f.line, f.code) for f in findings(RobotsTxt.parse("User-agent: *\\nDissalow: /"))]
     [(1, 'group-without-rules'), (2, 'misspelt-field')]
     """
-    from gatekeeper.sites.fixes import located  # noqa: PLC0415 - imports this module
-
     text, report, cut = robots.octets, FindingList(limit), False
     try:
         html = _check_file(report, robots, text)

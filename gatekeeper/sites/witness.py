@@ -18,7 +18,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -33,11 +33,9 @@ from gatekeeper.robots.patterns import (
     squeeze,
     wild_match,
 )
+from gatekeeper.robots.policy import Policy
 from gatekeeper.robots.rules import rules_in
 from gatekeeper.urls import MAX_PATH
-
-if TYPE_CHECKING:
-    from gatekeeper.robots.policy import Policy
 
 MAX_STEPS = 2_000_000
 """Maximum number of steps, of about a microsecond each, for one question about a file."""

@@ -19,6 +19,7 @@ from gatekeeper.cli import main
 from gatekeeper.cli.lint import LintReport
 from gatekeeper.cli.test import Case, CaseReport, CaseResult
 from gatekeeper.errors import GatekeeperError
+from gatekeeper.robots import Finding
 from gatekeeper.sites import texts
 from gatekeeper.sites.composition import (
     Change,
@@ -28,7 +29,7 @@ from gatekeeper.sites.composition import (
     FragmentLine,
     Ruling,
 )
-from gatekeeper.sites.lint import CODES, Finding
+from gatekeeper.sites.lint import CODES
 from gatekeeper.sites.texts import SitemapText, sitemap_urls
 from tests.internet import FakeInternet, Page
 from tests.test_imports import HEAVY, brought_in

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gatekeeper import speedups
-from gatekeeper.robots import Dialect, RobotsTxt, parser, patterns
+from gatekeeper.robots import Dialect, RobotsTxt, patterns
 from gatekeeper.robots.parser import to_octets
+from gatekeeper.robots.policy import _decompressed
 
 RULES = "User-agent: *\nDisallow: /b\n"
 
@@ -377,9 +378,9 @@ def test_a_packed_text_is_unpacked_once_for_many_explanations() -> None:
     policy = robots.policy("bot")
     policy.allowed("/")
     robots.pack()
-    parser._decompressed.cache_clear()
+    _decompressed.cache_clear()
     assert [policy.match(f"/{n}x").rule.line for n in range(500)] == [*range(2, 502)]
-    assert parser._decompressed.cache_info().misses == 1
+    assert _decompressed.cache_info().misses == 1
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_nothing_is_imported_that_waits_or_reads_a_clock(source: Path) -> None:
             imported |= {f"{node.module}.{alias.name}" for alias in node.names}
     assert not {name for name in imported if name.split(".")[0] in FORBIDDEN}
     own = {name.split(".")[1] for name in imported if name.startswith("gatekeeper.")}
-    assert own <= (BELOW | LATE if source.stem in {"__init__", "parser"} else BELOW)
+    assert own <= (BELOW | LATE if source.stem == "__init__" else BELOW)
 
 
 def captures_in_possessive_repeats(pattern: str) -> bool:

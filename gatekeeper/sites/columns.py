@@ -1,0 +1,137 @@
+"""Which characters of a line a finding concerns, and the patterns by which they are found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from gatekeeper.robots.model import Finding
+from gatekeeper.robots.parser import to_unicode
+
+NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
+# A non-breaking space in another encoding is decoded as U+FFFD.
+_ODD_BLANKS = "\u00a0\u00ad\u1680\u2000-\u200f\u2028\u2029\u202f\u205f\u2060\u3000\ufeff"
+_ODD = f"[{_ODD_BLANKS}\ufffd]"
+ODD_BLANK = re.compile(_ODD)
+ODD_END = re.compile(f"[{_ODD_BLANKS}]\\Z")
+ODD_ENDS = re.compile(rf"\A{_ODD}++|(?<!{_ODD}){_ODD}++\Z")
+"""Matches the characters around a text that look like blanks."""
+SECOND_RECORD = re.compile(
+    r"(?:user-agent|disallow|(?<![^ \t])(?:allow|crawl-delay|sitemap))[ \t]*+:", re.IGNORECASE
+)
+BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+# Constructs without a meaning in robots.txt. `*.*` and `name.*.js` come from shells and work as
+# expected. Every alternative begins with its character, not with an assertion, so that a search
+# skips the characters that begin none.
+_ANYTHING = r"\.\*(?:(?<!\*\.\*)(?!\.)|(?<=/\.\*))"
+_ANY_DIALECT = rf"{_ANYTHING}|\.\+|\([^()|]*+\|[^()]*+\)|\^(?<=\A\^)"
+REGEX_SYNTAX = re.compile(rf"\\|{_ANY_DIALECT}|\[\^?[A-Za-z0-9]-[A-Za-z0-9]")
+REGEX_SYNTAX_V2 = re.compile(_ANY_DIALECT)
+
+
+class Parts(NamedTuple):
+    """Positions of the parts of a line: (start, end), counting from 0."""
+
+    line: tuple[int, int]
+    """The line without surrounding blanks."""
+    record: tuple[int, int]
+    """Field and value, without a comment."""
+    field: tuple[int, int]
+    value: tuple[int, int]
+
+
+def parts_of(text: str) -> Parts:
+    """Return where the parts of a line are."""
+    record = text.partition("#")[0]
+    head, colon, rest = record.partition(":")
+    whole = _stripped(text, 0, len(text))
+    if not colon:
+        inner = _stripped(text, 0, len(record))
+        return Parts(whole, inner, inner, (inner[1], inner[1]))
+    field = _stripped(text, 0, len(head))
+    value = _stripped(text, len(head) + 1, len(head) + 1 + len(rest))
+    end = value[1] if value[1] > value[0] else len(head) + 1
+    return Parts(whole, (field[0], end), field, value)
+
+
+def _stripped(text: str, start: int, end: int) -> tuple[int, int]:
+    while start < end and text[start] in " \t":
+        start += 1
+    while end > start and text[end - 1] in " \t":
+        end -= 1
+    return start, end
+
+
+_PART_OF_LINE = {
+    "no-colon": "line",
+    "blank-inside-group": "line",
+    "html": "line",
+    "truncated": "line",
+    "unknown-field": "field",
+    "misspelt-field": "field",
+    "odd-agent": "value",
+    "agent-list": "value",
+    "robots-txt-rule": "value",
+    "unmatchable-rule": "value",
+    "experimental-version": "value",
+    "newer-version": "value",
+    "unknown-usage-label": "value",
+}
+"""The part of the line that a code concerns. Codes that begin with `bad-` concern the value, all
+other codes the whole record."""
+_IN_VALUE: dict[str, re.Pattern[str]] = {
+    "odd-blank": ODD_BLANK,
+    "blank-in-value": re.compile(r"[ \t]+"),
+    "unescaped-non-ascii": NOT_ASCII,
+    "bad-escape": BAD_ESCAPE,
+    "several-records": SECOND_RECORD,
+    "dollar-inside": re.compile(r"\$(?!\Z)"),
+    "literal-star": re.compile(r"\*"),
+    "regular-expression": REGEX_SYNTAX,
+}
+"""What is searched for in the value, by code."""
+_IN_LINE = {
+    "hash-in-path": re.compile("#"),
+    "control": re.compile(r"[\x00-\x08\x0b-\x1f]"),
+    "not-utf8": re.compile("\ufffd+"),
+}
+"""What is searched for in the whole line, by code."""
+WHOLE_FILE = frozenset({"bom", "encoding"})
+"""Codes that concern octets before the first line, or the encoding of all lines."""
+
+
+def located(findings: Iterable[Finding], text: str) -> tuple[Finding, ...]:
+    """Return the findings with their columns. `text` is the decoded file, octets in a str."""
+    lines = text.split("\n")
+    return tuple(
+        _with_columns(finding, to_unicode(lines[finding.line - 1]))
+        if 0 < finding.line <= len(lines)
+        else finding
+        for finding in findings
+    )
+
+
+def _with_columns(finding: Finding, text: str) -> Finding:
+    start, end = _span(finding.code, text)
+    return msgspec.structs.replace(finding, column=start + 1, end_column=end + 1)
+
+
+def _span(code: str, text: str) -> tuple[int, int]:
+    """Return start and end of the finding in the line, counting from 0."""
+    if code in WHOLE_FILE:
+        return 0, 0
+    if code in _IN_LINE:
+        found = _IN_LINE[code].search(text)
+        return found.span() if found else (0, len(text))
+    parts = parts_of(text)
+    start, end = parts.value
+    value = text[start:end]
+    if code in _IN_VALUE:
+        found = _IN_VALUE[code].search(value)
+        return (start + found.start(), start + found.end()) if found else parts.value
+    part = "value" if code.startswith("bad-") else _PART_OF_LINE.get(code, "record")
+    where: tuple[int, int] = getattr(parts, part)
+    return where if where[1] > where[0] else parts.record
