@@ -25,7 +25,7 @@ import msgspec
 
 from gatekeeper import speedups
 from gatekeeper.errors import InvalidURL
-from gatekeeper.speedups import lazy_pattern
+from gatekeeper.speedups import possessive
 
 if TYPE_CHECKING:
     from yarl import URL
@@ -38,6 +38,9 @@ length, which a site's page chooses."""
 
 MAX_PATH = MAX_URL - len("http://a")
 """Maximum number of characters of a path with its query, as sent: no URL has room for more."""
+
+ALWAYS_SENDABLE_LENGTH = MAX_PATH // 12
+"""A text of at most so many characters can't exceed the limit of a URL by percent-encoding."""
 
 _MAX_AUTHORITIES = 50_000
 _MAX_AUTHORITY = 1_000
@@ -55,24 +58,24 @@ _PLAIN = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!$&
 
 # C0, DEL, C1, the two Unicode line ends, and lone surrogates. yarl silently drops tab, CR and LF,
 # so that two parsers of one text could see two URLs.
-_FORBIDDEN = lazy_pattern("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _LONE = r"%(?![0-9A-Fa-f]{2})"
-_LONE_PERCENT = lazy_pattern(_LONE)
-_UNSENDABLE = lazy_pattern(rf"{_LONE}|[^A-Za-z0-9\-._~!$&'()*+,;=:@/?%]+")
-_MAYBE_DOTS = lazy_pattern(r"/(?:\.|%2[eE])")
-_DOT_SEGMENT = lazy_pattern(r"/\.\.?(?:[/?#]|\Z)")
-_PORT = lazy_pattern(r"[0-9]{0,5}\Z")  # yarl uses int(), which accepts `:+80` and `:０８０`
-_NOT_A_NAME = lazy_pattern(r"[^a-z0-9\-._~!$&'()*+,;=]")
-_NUMBER = lazy_pattern(r"(?:[0-9]+|0x[0-9a-f]*)\Z")
-_LABEL_ENDS = lazy_pattern("[.\u3002\uff0e\uff61]")
-_HALF_MAPPED = lazy_pattern(r"[xX][nN]--.*[^\x00-\x7f]")
-_SCHEME = lazy_pattern(r"([A-Za-z][A-Za-z0-9+.\-]*):")
-_WHOLE_AUTHORITY = lazy_pattern(r"[A-Za-z]+://[^/?#@]+/\Z")
+_LONE_PERCENT = re.compile(_LONE)
+_UNSENDABLE = re.compile(rf"{_LONE}|[^A-Za-z0-9\-._~!$&'()*+,;=:@/?%]+")
+_MAYBE_DOTS = re.compile(r"/(?:\.|%2[eE])")
+_DOT_SEGMENT = re.compile(r"/\.\.?(?:[/?#]|\Z)")
+_PORT = re.compile(r"[0-9]{0,5}\Z")  # yarl uses int(), which accepts `:+80` and `:０８０`
+_NOT_A_NAME = re.compile(r"[^a-z0-9\-._~!$&'()*+,;=]")
+_NUMBER = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)\Z")
+_LABEL_ENDS = re.compile("[.\u3002\uff0e\uff61]")
+_HALF_MAPPED = re.compile(r"[xX][nN]--.*[^\x00-\x7f]")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
+_WHOLE_AUTHORITY = re.compile(r"[A-Za-z]+://[^/?#@]+/\Z")
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _QUAD = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
-_DOTTED_QUAD = lazy_pattern(rf"{_QUAD}\Z")
+_DOTTED_QUAD = re.compile(rf"{_QUAD}\Z")
 # A last label that begins with a letter is not a number. The expression does not backtrack.
-_PLAIN_AUTHORITY = lazy_pattern(
+_PLAIN_AUTHORITY = possessive(
     r"(https?)://((?:[a-z0-9_-]++\.)*+[a-z][a-z0-9_-]*+|"
     rf"{_QUAD})(?::([0-9]{{1,5}}))?/"
 )
@@ -531,19 +534,19 @@ def _invalid(raw: str, problem: str) -> InvalidURL:
 
 # `@`, the characters that IDNA maps to it, and its escapes, however often they were escaped again.
 _AT = r"(?:[@\ufe6b\uff20]|%(?:25)*+40)"
-_AT_SIGN = lazy_pattern(_AT)
-_URL_START = lazy_pattern(r"(?:(?:https?:|[a-z][a-z0-9+.\-]*+:(?=//))?[/\\]*+)", re.IGNORECASE)
+_AT_SIGN = possessive(_AT)
+_URL_START = re.compile(r"(?:(?:https?:|[a-z][a-z0-9+.\-]*+:(?=//))?[/\\]*+)", re.IGNORECASE)
 # An authority that cannot contain a password, and what may follow it.
-_NO_PASSWORD = lazy_pattern(
+_NO_PASSWORD = re.compile(
     r"https?://(?:[^\s/?#\\:@\[\]%\ufe6b\uff20]++|\[[0-9a-f:.]++\])(?::[0-9]*+)?(?:[/?#]|\Z)",
     re.IGNORECASE,
 )
 # The authority of another URL in a path or query, escaped or not, up to its last `@`.
 _SLASH = r"%(?:25)*+2f"
-_EMBEDDED_USERINFO = lazy_pattern(
+_EMBEDDED_USERINFO = possessive(
     rf"(//|{_SLASH}{_SLASH})(?:[^/?#\\%]|%(?!(?:25)*+2f))*{_AT}", re.IGNORECASE
 )
-_QUERY = lazy_pattern(r"([?#]).+\Z", re.DOTALL)
+_QUERY = re.compile(r"([?#]).+\Z", re.DOTALL)
 
 
 def mask(raw: str, *, query: bool = True, limit: int = 200) -> str:
@@ -620,7 +623,7 @@ def not_text(given: object, name: str = "url") -> TypeError:
 # of a host differ only in their path, and most paths need no quoting: for those it is enough to
 # append the path to an authority that was parsed before.
 
-_ROOT = lazy_pattern(r"https?://[a-z0-9.\-]+(?::[0-9]{1,5})?/")
+_ROOT = re.compile(r"https?://[a-z0-9.\-]+(?::[0-9]{1,5})?/")
 # Octets that yarl leaves unchanged in a path. Queries and fragments are always parsed.
 _PLAIN_PATH = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~!$&'()*+,;=:@/"
 _MAX_FAST_PATH: Final = 8_000

@@ -14,7 +14,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from yarl import URL
 
-from gatekeeper import speedups, urls
+from gatekeeper import urls
 from gatekeeper.errors import InvalidURL
 from gatekeeper.urls import (
     MAX_URL,
@@ -511,10 +511,6 @@ _any_text = st.one_of(
         st.sampled_from(_SCHEMES), st.text(st.characters(categories=["L", "N", "M"])), st.just("/")
     ).map("".join),
 )
-
-
-def test_rules_know_how_long_a_url_may_be_without_reading_one() -> None:
-    assert speedups.ALWAYS_SENDABLE_LENGTH == urls.MAX_PATH // 12
 
 
 def test_every_reader_is_tried() -> None:

@@ -296,7 +296,7 @@ class DecisionCache:
         decisions about the origin are worth caching from now on, for which one has to be built. No
         clock is read: a timer ends the time for which a record is warm.
         """
-        if record.ready != self.rules_version or len(path) >= speedups.ALWAYS_SENDABLE_LENGTH:
+        if record.ready != self.rules_version or len(path) >= urls.ALWAYS_SENDABLE_LENGTH:
             return None
         as_sent = "/." not in path and is_normal_path(path)
         if (not as_sent and not urls.is_sent_as_written(path)) or self.count_question(record):

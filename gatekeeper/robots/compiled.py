@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from bisect import bisect_right
 
@@ -23,22 +24,21 @@ from gatekeeper.robots.patterns import (
     squeeze,
     wild_match,
 )
-from gatekeeper.speedups import lazy_pattern
 
 DENIED = -2
 """Code for a path that is denied, but not by a line of the file."""
 ROBOTS_FILE = -3
 """Code for the path `/robots.txt`, which may always be fetched (RFC 9309 section 2.2.2, RFC-20; the
 drafts of 1996 and 2.0, R96-16 and V2-34)."""
-LIKE_AN_ESCAPE = lazy_pattern(r"\*[0-9A-F%]")
+LIKE_AN_ESCAPE = re.compile(r"\*[0-9A-F%]")
 """Matches a piece after a star that may match from within an escape on; `%` may begin the escape of
 a hexadecimal digit."""
-_BEGINS_IN_ESCAPE = lazy_pattern(r"\*[0-9A-F]")
+_BEGINS_IN_ESCAPE = re.compile(r"\*[0-9A-F]")
 """`LIKE_AN_ESCAPE` for values in normal form."""
-QUERY_ESCAPE = lazy_pattern("%3A|%2F")
+QUERY_ESCAPE = re.compile("%3A|%2F")
 """Matches what `query_form` replaces: a pattern with a `?` may have two forms."""
-_SPECIAL = lazy_pattern("[*?]")
-_COLON_OR_SLASH = lazy_pattern("[/:]|%3A|%2F")
+_SPECIAL = re.compile("[*?]")
+_COLON_OR_SLASH = re.compile("[/:]|%3A|%2F")
 """Matches the characters and escapes to which RFC 9309 section 2.2.2 (RFC-25) applies."""
 
 

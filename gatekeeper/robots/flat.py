@@ -9,6 +9,7 @@ form for rule sets for which this is not exact or not fast.
 
 from __future__ import annotations
 
+import re
 from itertools import compress
 from typing import Final
 
@@ -25,7 +26,6 @@ from gatekeeper.robots.patterns import (
     squeeze,
     wild_match,
 )
-from gatekeeper.speedups import lazy_pattern
 
 NO_RULE: Final = 1
 """Score of a path that no rule matches: it is allowed (RFC 9309 section 2.2.2, RFC-19)."""
@@ -45,7 +45,7 @@ _MAX_PATTERNS: Final = 250
 """Maximum number of patterns with a piece in the path that are compared."""
 _MAX_PATH: Final = 2_048
 """Maximum octets of a path that is compared here."""
-_TWO_FORMS: Final = lazy_pattern(r"\?[^\n]*%(?:3A|2F)")
+_TWO_FORMS: Final = re.compile(r"\?[^\n]*%(?:3A|2F)")
 """Matches a rule that is compared in two forms (RFC 9309 section 2.2.2, RFC-25)."""
 
 

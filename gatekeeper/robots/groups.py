@@ -17,14 +17,14 @@ from typing import NamedTuple
 from gatekeeper.robots.longest import LongestMatch
 from gatekeeper.robots.parser import Dialect, Spans
 from gatekeeper.robots.rules import PrefixesInOrder, ShellRules, TextSource
-from gatekeeper.speedups import lazy_pattern
+from gatekeeper.speedups import possessive
 
-_RULE_LINE = lazy_pattern(r"^[ \t]*+(?:dis)?+allow[ \t]*+:", re.MULTILINE)
+_RULE_LINE = possessive(r"^[ \t]*+(?:dis)?+allow[ \t]*+:", re.MULTILINE)
 _RULE_LETTERS = frozenset("AaDd")
 """No line that begins or ends a record, or gives its version, begins with one of these letters."""
-_IDENTIFIER = lazy_pattern(r"[a-z_-]*+")  # RFC 9309 section 2.2 (RFC-03), RFC-15
-WORD_END = lazy_pattern(r"[/ \t]")
-_VERSION = lazy_pattern(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.[0-9]++)?\Z")  # the 2.0 draft (V2-08)
+_IDENTIFIER = re.compile(r"[a-z_-]*+")  # RFC 9309 section 2.2 (RFC-03), RFC-15
+WORD_END = re.compile(r"[/ \t]")
+_VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.[0-9]++)?\Z")  # the 2.0 draft (V2-08)
 
 
 RuleSet = LongestMatch | PrefixesInOrder | ShellRules

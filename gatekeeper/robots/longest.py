@@ -41,7 +41,7 @@ from gatekeeper.robots.rules import (
     rules_in,
     split_url,
 )
-from gatekeeper.speedups import ALWAYS_SENDABLE_LENGTH, lazy_pattern
+from gatekeeper.urls import ALWAYS_SENDABLE_LENGTH
 
 QuickAnswer = Callable[[str], bool | None]
 """A function of the text after the authority in a URL, as written, beginning with `/`. Returns the
@@ -51,7 +51,7 @@ _MAX_LENGTH = ALWAYS_SENDABLE_LENGTH - 1
 """Maximum length in characters of a text that is answered without parsing the URL; the URL parser
 checks the limit for longer ones."""
 # Finds the same lines as `parser.RULE`, faster, because comments are cut later.
-_RULE_LINES = lazy_pattern(r"\n[ \t]*+(dis|)allow[ \t]*+:[ \t]*+(.*+)", re.IGNORECASE | re.ASCII)
+_RULE_LINES = re.compile(r"\n[ \t]*+(dis|)allow[ \t]*+:[ \t]*+(.*+)", re.IGNORECASE | re.ASCII)
 _NO_EFFECT = " "
 """Value of a rule without effect: no text that reaches the rules contains a blank."""
 _ALL_PATHS: tuple[str, ...] = ("",)

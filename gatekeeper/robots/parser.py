@@ -17,7 +17,6 @@ from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
 
-from gatekeeper.speedups import lazy_pattern
 from gatekeeper.urls import printable
 
 
@@ -34,9 +33,9 @@ class Dialect(StrEnum):
     """Robot-version 2.0: shell patterns anchored at both ends, evaluated in file order."""
 
 
-_PRODUCT = lazy_pattern(r"[^\s/;,()]+")
-_VERSIONED = lazy_pattern(r"[^\s/:]+/[0-9]")
-_COMMENT = lazy_pattern(r"\(([^()]*)\)?")
+_PRODUCT = re.compile(r"[^\s/;,()]+")
+_VERSIONED = re.compile(r"[^\s/:]+/[0-9]")
+_COMMENT = re.compile(r"\(([^()]*)\)?")
 
 # Names of engines and browsers that robots claim to be compatible with.
 _COMPATIBILITY_NAMES = {
@@ -68,7 +67,7 @@ def product_token(user_agent: str) -> str:
     'ExampleBot'
     """
     if user_agent.isalpha() and user_agent.lower() != "mozilla":
-        return user_agent  # avoids compiling a regular expression for a plain name
+        return user_agent  # the most common case needs no regular expression
     text = user_agent.strip()
     first = _PRODUCT.match(text)
     if first is not None and first[0] == user_agent:
@@ -117,24 +116,24 @@ allows."""
 Spans = tuple[tuple[int, int], ...]
 """(start, end) offsets of parts of a text, each of which begins at the start of a line."""
 
-RULE = lazy_pattern(r"\n[ \t]*+(dis|)allow[ \t]*+:[ \t]*+([^#\n]*+)", re.IGNORECASE | re.ASCII)
+RULE = re.compile(r"\n[ \t]*+(dis|)allow[ \t]*+:[ \t]*+([^#\n]*+)", re.IGNORECASE | re.ASCII)
 """Matches a line end and the Allow or Disallow line after it, with the comment cut as RFC 9309
 requires (section 2.2, RFC-06, RFC-07, RFC-27). A rule set begins with a user-agent line, so every
 rule has a line end before it."""
 
 # These match a part of what RULE matches, faster, and leave comments to the caller.
-ALLOW = lazy_pattern(r"\n[ \t]*+allow", re.IGNORECASE)
-ALLOWED = lazy_pattern(r"\n[ \t]*+[Aa](?i:llow)[ \t]*+:[ \t]*+(.*+)")
-DISALLOWED = lazy_pattern(r"\n(?:Disallow|[ \t]*+(?i:disallow)[ \t]*+):[ \t]*+(.*+)")
+ALLOW = re.compile(r"\n[ \t]*+allow", re.IGNORECASE)
+ALLOWED = re.compile(r"\n[ \t]*+[Aa](?i:llow)[ \t]*+:[ \t]*+(.*+)")
+DISALLOWED = re.compile(r"\n(?:Disallow|[ \t]*+(?i:disallow)[ \t]*+):[ \t]*+(.*+)")
 
 # Blank and tab are the only white space (RFC 9309 section 2.2, RFC-06), line ends the only other
 # controls that are allowed. DEL is not a control character in the RFC's grammar.
 _CONTROLS = bytes(set(range(0x20)) - set(b"\t\r\n"))
-SPOILT = lazy_pattern(r"^(?=[^\n]*[\x00-\x08\x0b-\x1f])", re.MULTILINE)
+SPOILT = re.compile(r"^(?=[^\n]*[\x00-\x08\x0b-\x1f])", re.MULTILINE)
 PIECE = 65_536
 """Octets of a text that are processed in one call, about: a single call of an expression lets no
 other thread run, however long it takes."""
-_V2_COMMENT = lazy_pattern(r"[ \t]#")
+_V2_COMMENT = re.compile(r"[ \t]#")
 
 _BOM_FIRST_OCTETS = {b"\xef", b"\xff", b"\xfe", b"\x00"}
 _BOMS = (

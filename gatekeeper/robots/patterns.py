@@ -25,7 +25,7 @@ from itertools import chain, islice
 from typing import Final, TypeGuard
 
 from gatekeeper.robots.parser import PIECE, to_octets
-from gatekeeper.speedups import lazy_pattern
+from gatekeeper.speedups import possessive
 
 PLAIN = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~:/@!&'()+,;="
 """Octets that stand for themselves anywhere in a rule's value."""
@@ -42,18 +42,18 @@ _PLAIN = bytes(set(_UNRESERVED + _RESERVED) - set(b"$"))
 
 # None of these expressions backtracks, and adjacent escapes are replaced together, so the time is
 # linear in any text.
-_LONE_PERCENT = lazy_pattern(r"%(?![0-9A-Fa-f]{2})")
+_LONE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 # Cuts a text into pieces of at most PIECE octets, and no escape.
 _HEX = "[0-9A-Fa-f]"
-_PIECES = lazy_pattern(rf"(?s:.{{1,{PIECE - 2}}})(?:(?<=%){_HEX}{{2}}|(?<=%{_HEX}){_HEX})?+")
-_ESCAPES = lazy_pattern(r"((?:%[0-9A-Fa-f]{2})++)")
+_PIECES = possessive(rf"(?s:.{{1,{PIECE - 2}}})(?:(?<=%){_HEX}{{2}}|(?<=%{_HEX}){_HEX})?+")
+_ESCAPES = possessive(r"((?:%[0-9A-Fa-f]{2})++)")
 _CHANGING = (
     r"%(?:2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE]|[a-f][0-9A-Fa-f]|[0-9A-F][a-f])"
 )
-_CHANGING_ESCAPE = lazy_pattern(_CHANGING)
-_CHANGING_ESCAPES = lazy_pattern(rf"({_CHANGING}(?:%[0-9A-Fa-f]{{2}})*+)")
-_SPECIAL = lazy_pattern(r"[*?\[\]\\]")
-_INNER_DOLLAR = lazy_pattern(r"\$(?!\n|\Z)")
+_CHANGING_ESCAPE = re.compile(_CHANGING)
+_CHANGING_ESCAPES = possessive(rf"({_CHANGING}(?:%[0-9A-Fa-f]{{2}})*+)")
+_SPECIAL = re.compile(r"[*?\[\]\\]")
+_INNER_DOLLAR = re.compile(r"\$(?!\n|\Z)")
 
 _NO_OCTET = "\u0101"
 _SLASH_ESCAPED = "\u0100"  # not an octet: stands for %2F where all other escapes are decoded
@@ -249,7 +249,7 @@ _CLASS_STEPS = 300
 """Steps counted for locating a character class in a path, in addition to one per octet."""
 _SHIFT_BITS = 12
 """Binary logarithm of the number of octets whose shift counts as one more step."""
-_STARS = lazy_pattern(r"\*{2,}")
+_STARS = re.compile(r"\*{2,}")
 
 
 def squeeze(pattern: str) -> str:

@@ -8,6 +8,7 @@ files contain rules for robots that never come.
 
 from __future__ import annotations
 
+import re
 import zlib
 from array import array
 from bisect import bisect_right
@@ -57,12 +58,11 @@ from gatekeeper.robots.signals import (
     parse_content_signal,
     parse_host,
 )
-from gatekeeper.speedups import lazy_pattern
 
 Conflicts = Literal["strict", "declared"]
 V2Semantics = Literal["order", "precedence"]
 
-_DIRECTIVE = lazy_pattern(
+_DIRECTIVE = re.compile(
     r"\n[ \t]*+[CRVcrv]"
     r"(?i:rawl-delay|equest-rate|isit-time|omment|ontent-(?:signal|usage))[ \t]*+:"
 )

@@ -11,6 +11,7 @@ are compiled before the first question and answer every question.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -44,11 +45,11 @@ from gatekeeper.robots.patterns import (
     wild_match,
 )
 from gatekeeper.robots.signals import combine, parse_preferences, split_content_usage
-from gatekeeper.speedups import ALWAYS_SENDABLE_LENGTH, lazy_pattern
-from gatekeeper.urls import path_of, split
+from gatekeeper.speedups import possessive
+from gatekeeper.urls import ALWAYS_SENDABLE_LENGTH, path_of, split
 
 _BLANKS = frozenset(" \t")
-DOT_SEGMENT = lazy_pattern(r"/\.\.?(?:[/?#]|\Z)")
+DOT_SEGMENT = re.compile(r"/\.\.?(?:[/?#]|\Z)")
 """Matches a dot segment in a path: the URL parser has to resolve it."""
 
 
@@ -169,8 +170,8 @@ class UsageRules:
 _MAX_PARSED_ORIGINS = 100
 """Maximum number of non-canonical origins in the rules of one set that are parsed completely. Any
 further one is treated as the origin in question, which is the stricter interpretation."""
-_PLAIN_ORIGIN = lazy_pattern(r"https?://[a-z0-9_-]+(?:\.[a-z0-9_-]+)*+(?::[0-9]+)?+\Z")
-_AUTHORITY_END = lazy_pattern("[/?]")
+_PLAIN_ORIGIN = possessive(r"https?://[a-z0-9_-]+(?:\.[a-z0-9_-]+)*+(?::[0-9]+)?+\Z")
+_AUTHORITY_END = re.compile("[/?]")
 _NO_RULE = -1 << 40
 
 
@@ -300,8 +301,8 @@ _MAX_PATTERNS = 10_000
 and preparing more of them would take longer than an answer may."""
 _PARSE_STEPS = 3
 """Steps counted for parsing one octet of such a pattern."""
-_SPECIAL = lazy_pattern(r"[*?\[\\]")
-_MORE_THAN_STARS = lazy_pattern(r"[?\[\\]")
+_SPECIAL = re.compile(r"[*?\[\\]")
+_MORE_THAN_STARS = re.compile(r"[?\[\\]")
 
 
 class ShellRules:

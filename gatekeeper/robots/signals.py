@@ -21,7 +21,7 @@ import msgspec
 
 from gatekeeper import urls
 from gatekeeper.errors import InvalidURL
-from gatekeeper.speedups import lazy_pattern
+from gatekeeper.speedups import possessive
 
 
 class FieldError(ValueError):
@@ -44,15 +44,15 @@ class Item(msgspec.Struct, frozen=True):
     params: dict[str, BareItem]
 
 
-_KEY = lazy_pattern(r"[a-z*][a-z0-9_\-.*]*+")
-_TOKEN = lazy_pattern(r"[A-Za-z*][!#$%&'*+\-.^_`|~0-9A-Za-z:/]*+")
-_NUMBER = lazy_pattern(r"-?(?:([0-9]{1,12})\.([0-9]{1,3})|([0-9]{1,15}))(?![0-9.])")
-_STRING = lazy_pattern(r'"((?:[ !#-\[\]-~]|\\["\\])*+)"')
-_BYTES = lazy_pattern(r":([A-Za-z0-9+/=]*+):")
-_DISPLAY = lazy_pattern(r'%"((?:[ !#$&-~]|%[0-9a-f]{2})*+)"')
-_ESCAPED = lazy_pattern(r"\\(.)")
-_OWS = lazy_pattern(r"[ \t]*+")
-_SP = lazy_pattern(r" *+")
+_KEY = re.compile(r"[a-z*][a-z0-9_\-.*]*+")
+_TOKEN = re.compile(r"[A-Za-z*][!#$%&'*+\-.^_`|~0-9A-Za-z:/]*+")
+_NUMBER = re.compile(r"-?(?:([0-9]{1,12})\.([0-9]{1,3})|([0-9]{1,15}))(?![0-9.])")
+_STRING = possessive(r'"((?:[ !#-\[\]-~]|\\["\\])*+)"')
+_BYTES = re.compile(r":([A-Za-z0-9+/=]*+):")
+_DISPLAY = possessive(r'%"((?:[ !#$&-~]|%[0-9a-f]{2})*+)"')
+_ESCAPED = re.compile(r"\\(.)")
+_OWS = re.compile(r"[ \t]*+")
+_SP = re.compile(r" *+")
 
 
 def parse_dictionary(text: str) -> dict[str, Item]:
@@ -168,7 +168,7 @@ class _Reader:
         return float(found[0]) if found[2] else int(found[0])
 
 
-_BOOLEAN = lazy_pattern(r"\?[01]")
+_BOOLEAN = re.compile(r"\?[01]")
 
 
 def _decode_base64(text: str) -> bytes:
@@ -195,8 +195,8 @@ def _decode_display(text: str) -> str:
         raise FieldError("no UTF-8") from error
 
 
-_PATH = lazy_pattern(r"(/[^ \t]*+)[ \t]*+")
-_SIGNAL = lazy_pattern(r"[ \t]*+([A-Za-z0-9_-]++)[ \t]*+=[ \t]*+([A-Za-z0-9_-]++)[ \t]*+\Z")
+_PATH = re.compile(r"(/[^ \t]*+)[ \t]*+")
+_SIGNAL = re.compile(r"[ \t]*+([A-Za-z0-9_-]++)[ \t]*+=[ \t]*+([A-Za-z0-9_-]++)[ \t]*+\Z")
 _YES_OR_NO = frozenset({"search", "ai-input", "ai-train"})
 
 # SIG-12: the AIPREF labels that correspond to Content-Signal. `ai-input` has no label.
@@ -220,10 +220,10 @@ _MEMBER = (
     rf"({_LABEL_KEY})(?:=(?:{_ANSWER}{_PARAMS}|{_BARE}{_PARAMS}|{_ITEMS})|{_PARAMS})"
     r"[ \t]*+(?:,[ \t]*+(?!\Z)|\Z)"
 )
-_MEMBERS = lazy_pattern(_MEMBER)
+_MEMBERS = possessive(_MEMBER)
 # Without groups: Python 3.11 loses groups inside a possessive repetition.
 _UNMARKED = _MEMBER.replace(f"({_LABEL_KEY})", _LABEL_KEY).replace("([yn])", "[yn]")
-_DICTIONARY = lazy_pattern(rf" *+(?:{_UNMARKED})*+\Z")
+_DICTIONARY = possessive(rf" *+(?:{_UNMARKED})*+\Z")
 
 _CLEAN_PARAM_LIMIT = 500  # VND-12
 
@@ -372,17 +372,17 @@ _ARGUMENTS = frozenset(
     {"unavailable_after", "max-image-preview", "max-snippet", "max-video-preview"}
 )
 _PREVIEWS = ("none", "standard", "large")
-_WEEKDAY = lazy_pattern(r"(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*\Z")
-_NAME = lazy_pattern(r"[a-z][a-z0-9_-]*\Z")
-_COUNT = lazy_pattern(r"-1\Z|[0-9]{1,9}\Z")
-_AGENT = lazy_pattern(r"[^\s,;:=]+\Z")
+_WEEKDAY = re.compile(r"(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*\Z")
+_NAME = re.compile(r"[a-z][a-z0-9_-]*\Z")
+_COUNT = re.compile(r"-1\Z|[0-9]{1,9}\Z")
+_AGENT = re.compile(r"[^\s,;:=]+\Z")
 _UNLIMITED = -1
 
-_LINK = lazy_pattern(
+_LINK = possessive(
     r"<([^<>]*)>[ \t]*((?:;[ \t]*[^\s=;,\"<>]+[ \t]*"
     r"(?:=[ \t]*(?:\"(?:[^\"\\]|\\.)*+\"|[^\s;,\"<>]*+)[ \t]*)?)*+)"
 )
-_LINK_PARAM = lazy_pattern(r";[ \t]*([^\s=;,]+)[ \t]*(?:=[ \t]*(?:\"([^\"]*)\"|([^\s;,]*)))?")
+_LINK_PARAM = re.compile(r";[ \t]*([^\s=;,]+)[ \t]*(?:=[ \t]*(?:\"([^\"]*)\"|([^\s;,]*)))?")
 
 
 class PageRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -441,12 +441,12 @@ _MAX_PARAMS = 50
 _LONGEST_PRICE = 100
 _LONGEST_PARAM = 4_096
 """Maximum number of characters of a parameter; the invoice of a payment has some hundred."""
-_CHALLENGE_PART = lazy_pattern(
+_CHALLENGE_PART = possessive(
     r"([!#$%&'*+.^_`|~0-9A-Za-z-]++)"
     r"(?:[ \t]*+=[ \t]*+(?:\"((?:[^\"\\]|\\.)*+)\"|([^\s,\"]*+)))?"
 )
-_TO_QUOTE = lazy_pattern(r"[\"\\]")
-_QUOTED_PAIR = lazy_pattern(r"\\(.)")
+_TO_QUOTE = re.compile(r"[\"\\]")
+_QUOTED_PAIR = re.compile(r"\\(.)")
 
 
 class PageSignals(msgspec.Struct, frozen=True, kw_only=True):

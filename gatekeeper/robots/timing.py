@@ -13,7 +13,7 @@ import msgspec
 
 from gatekeeper.robots import signals
 from gatekeeper.robots.parser import Spans, lines_of, to_unicode
-from gatekeeper.speedups import lazy_pattern
+from gatekeeper.speedups import possessive
 
 MAX_SECONDS = 31_536_000.0
 """Upper bound of any requested interval: a year. A larger value, such as a very long number, is
@@ -31,10 +31,10 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}  # `d`: used, not in t
 
 # re.ASCII and [0-9] exclude the digits of other scripts. Every pattern is anchored and every
 # repetition possessive, so there is no backtracking and the time is linear.
-_DELAY = lazy_pattern(r"(?:[0-9]++(?:\.[0-9]*+)?+|\.[0-9]++)\Z")
+_DELAY = possessive(r"(?:[0-9]++(?:\.[0-9]*+)?+|\.[0-9]++)\Z")
 _TIME = r"([01][0-9]|2[0-3]):?([0-5][0-9])"  # V2-26: HHMM in the examples, HH:MM in the prose
-_WINDOW = lazy_pattern(rf"{_TIME}[ \t]*+-[ \t]*+(?:{_TIME}|24:?00)\Z")
-_RATE = lazy_pattern(
+_WINDOW = re.compile(rf"{_TIME}[ \t]*+-[ \t]*+(?:{_TIME}|24:?00)\Z")
+_RATE = re.compile(
     r"([0-9]{1,15})[ \t]*+/[ \t]*+([0-9]{1,15})(?:[ \t]*+([smhd]))?(?:[ \t]++([0-9].*+))?\Z",
     re.IGNORECASE | re.ASCII,
 )
