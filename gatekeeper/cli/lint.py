@@ -16,6 +16,7 @@ from gatekeeper.cli import load
 from gatekeeper.cli.settings import Settings
 from gatekeeper.errors import GatekeeperError
 from gatekeeper.robots import Finding, Severity
+from gatekeeper.sites.fixes import repaired
 from gatekeeper.sites.lint import CODES, coding_findings
 from gatekeeper.sites.texts import Text, is_url, parse_text, read_all, replace_file
 from gatekeeper.terminal import DENIED, NAME, OK, did_you_mean, json_text, log_to_stderr, paint
@@ -132,8 +133,6 @@ def _apply_fixes(settings: Settings, text: Text, ignored: frozenset[str]) -> Tex
 
 
 def _fixed(settings: Settings, text: Text, ignored: frozenset[str]) -> bytes:
-    from gatekeeper.sites.fixes import repaired  # noqa: PLC0415
-
     return repaired(text.body, ignore=ignored, dialect=settings.config.robots.dialect).body
 
 

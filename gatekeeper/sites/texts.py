@@ -25,7 +25,7 @@ from gatekeeper.terminal import (
     url_of_line,
     warn_if_anonymous,
 )
-from gatekeeper.urls import printable
+from gatekeeper.urls import parse, printable
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -87,11 +87,9 @@ def _files_in(directory: str) -> Iterator[str]:
 def read_text(settings: CallSettings, source: str) -> Text:
     """Read a file, standard input (`-`), or the robots.txt of the origin of a URL."""
     if is_url(source):
-        from gatekeeper.urls import parse  # noqa: PLC0415 - reading a file needs neither import
+        import asyncio  # noqa: PLC0415 - reading a file does not need it
 
         warn_if_anonymous(settings)
-        import asyncio  # noqa: PLC0415
-
         origin = parse(source).origin
         return asyncio.run(_fetch_robots(settings, origin))
     try:
