@@ -479,11 +479,11 @@ class Uplink:
         sent: Callable[[], Iterable[tuple[str, float]]],
         *,
         busy: Callable[[], bool],
-        forgive: Callable[[str], object],
+        forgive: Callable[[str, str], object],
     ) -> None:
         """`sent` returns the origins of the requests without any answer yet, and since when
         (monotonic seconds). `busy` returns True if any lease is open. `forgive` takes back the
-        error that a request of the host was counted as."""
+        error that a request was counted as, by its host and URL."""
         self.faults = faults
         self._clock = clock
         self._sent = sent
@@ -501,9 +501,9 @@ class Uplink:
         """Stop checking."""
         self._timer.hold()
 
-    def unanswered(self, origin: str, host: str, began: float) -> None:
+    def unanswered(self, origin: str, host: str, url: str, began: float) -> None:
         """Record a request that ended without an answer and was counted as its host's error."""
-        now, undo = self._clock.monotonic(), partial(self._forgive, host)
+        now, undo = self._clock.monotonic(), partial(self._forgive, host, url)
         self.faults.failed(origin, began=began, now=now, undo=undo, evidence=False)
 
     def unreached(self, lease: object, error: BaseException, *, connected: bool = True) -> None:

@@ -225,7 +225,7 @@ class Lease(LeaseBase, eq=False):
                 manager.faults.answered(answer.origin, now)
         grant.report(status, elapsed, retry_after, rate_limit, now)
         if status is None and elapsed is not None and self._head_at is None:
-            self._manager.uplink.unanswered(self.origin, self.host, grant.start_at)
+            self._manager.uplink.unanswered(self.origin, self.host, grant.url, grant.start_at)
 
     @property
     def reported(self) -> bool:

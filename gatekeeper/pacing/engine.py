@@ -572,7 +572,7 @@ class Engine:
             rate = http_fields.quota_rate(rate_limit) or rate
         # Sent before the last refusal arrived: a burst that is refused counts as one refusal.
         sent_before_refusal = past is not None and grant.refusals < past.refusals
-        report = RequestReport(status, elapsed, wait, *rate, sent_before_refusal)
+        report = RequestReport(status, elapsed, wait, *rate, sent_before_refusal, hash(grant.url))
         if not self._learn(scope, report, now):
             return
         history = scope.ensure_history()

@@ -688,14 +688,14 @@ class Scheduler:
         """Undo `freeze`."""
         self._engine.thaw()
 
-    def forgive(self, host: str) -> None:
+    def forgive(self, host: str, url: str) -> None:
         """Undo the effect of one request without a response, since the fault was local."""
         scope = self._memory.find(host)
         history = None if scope is None else scope.history
         if scope is None or history is None or not history.errors:
             return
         pause, now = history.error_pause(), self._clock.monotonic()
-        history.errors -= 1
+        history.forgive(hash(url))
         self._engine.forget_if_clear(scope, now)
         seconds = self._engine.derive(scope, scope.asked, now)
         if pause > seconds:

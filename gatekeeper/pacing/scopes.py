@@ -266,6 +266,10 @@ LATENCY_WEIGHT = 0.2
 """Weight of the newest response in the moving average of a host's latency."""
 ERROR_CEILING = 60.0
 """Longest interval that errors in a row ask for, in seconds."""
+_FAILED_URLS = 64
+"""URLs without a response that are remembered for one host, by their hashes."""
+_BLAME_PAGE = 1800.0
+"""Seconds for which an answer shows that the page, not its host, is why a URL fails again."""
 
 
 class RequestReport(msgspec.Struct, frozen=True, gc=False):
@@ -284,6 +288,8 @@ class RequestReport(msgspec.Struct, frozen=True, gc=False):
     sent_before_refusal: bool = False
     """The request was sent before the host's last refusal arrived, so it does not show whether
     the slower interval helps."""
+    url_hash: int = 0
+    """Tells URLs without a response apart."""
 
     @property
     def failed(self) -> bool:
@@ -320,7 +326,9 @@ class ScopeHistory:
     back_off: BackOff | None = None
     """How far a 429 or 503 slows the scope; None if it does not."""
     errors: int = 0
-    """Failed requests in a row."""
+    """Failed requests in a row, without those that are evidence about their page only."""
+    failed_urls: dict[int, float] | None = None
+    """Hash of each URL that got no response -> the host's last answer since; -inf: none yet."""
     latency: float | None = None
     """Moving average of the time to a response head, in seconds; None: not measured."""
     paused: bool = False
@@ -349,6 +357,7 @@ class ScopeHistory:
             or (self.usage is not None and now < self.usage.began + DAY)
             or (self.back_off is not None and not self.back_off.over(now, pacing))
             or self.errors
+            or (self.failed_urls and now < max(self.failed_urls.values()) + _BLAME_PAGE)
             or ((self.failures or self.probing) and not self._forgiven(now, pacing))
         )
 
@@ -410,10 +419,33 @@ class ScopeHistory:
                 )
             return True
         if report.failed:
-            self.errors += 1
-        elif report.good:
+            if report.status is not None or self._is_news(report.url_hash, now):
+                self.errors += 1
+            return False
+        if report.status is not None and self.failed_urls is not None:
+            self.failed_urls.pop(report.url_hash, None)
+            self.failed_urls = dict.fromkeys(self.failed_urls, now) or None
+        if report.good:
             self._succeeded(report, now, usual, pacing)
         return False
+
+    def _is_news(self, url_hash: int, now: float) -> bool:
+        """Note a URL without a response; return True if that counts against the host. It does not
+        if the URL failed before and the host has answered since: the page is the cause then."""
+        urls = self.failed_urls = self.failed_urls or {}
+        if now < urls.get(url_hash, -INF) + _BLAME_PAGE:
+            return False
+        urls[url_hash] = -INF
+        if len(urls) > _FAILED_URLS:
+            del urls[next(iter(urls))]
+        return True
+
+    def forgive(self, url_hash: int) -> None:
+        """Take back an error without a response, if it was counted."""
+        urls = self.failed_urls or {}
+        if urls.get(url_hash, -INF) == -INF:
+            urls.pop(url_hash, None)
+            self.errors -= 1
 
     def _refused(
         self, report: RequestReport, now: float, pacing: PacingConfig, rng: random.Random

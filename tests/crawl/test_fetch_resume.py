@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
-from gatekeeper.config import Config
+from gatekeeper.config import Config, PacingConfig
 from gatekeeper.crawl.engine import Crawl
 from gatekeeper.crawl.progress import Progress
 from gatekeeper.crawl.runner import INTERRUPTED, _interruptible
 from gatekeeper.crawl.sources import Limits
 from gatekeeper.errors import ConfigError, StorageError
+from gatekeeper.storage import SqliteStorage
 from tests.crawl.crawling import CONFIG, OPEN, ROBOTS, fetch, manifest
 from tests.internet import FakeInternet, Hold, Page, Reset, Site
 
@@ -296,6 +299,34 @@ async def test_what_an_earlier_run_tried_without_a_result_comes_after_what_was_n
     await net.drive(fetch(net, *urls, "http://a.test/3", output=folder))
     assert pages_of(site)[before] == "/3"
     assert set(pages_of(site)[before + 1 :]) == {"/bad"}
+
+
+async def test_pages_that_always_fail_do_not_slow_their_host(
+    virtual_internet: FakeInternet, folder: Path
+) -> None:
+    """They slowed each other: the errors in a row of the last tries were stored."""
+    net = virtual_internet
+    site = net.site("a.test").robots(OPEN)
+    bad, good = [f"/bad{n}" for n in range(3)], [f"/{n}" for n in range(6)]
+    for path in bad:
+        site.on(path, Reset())
+    for path in good:
+        site.page(path)
+    urls = [f"http://a.test{path}" for path in (*bad, *good)]
+    config = msgspec.structs.replace(CONFIG, pacing=PacingConfig(default_interval=0.5))
+    run = fetch(net, *urls, output=folder, config=config, limits=Limits(tries=5))
+    assert await net.drive(run) == 1
+    assert [manifest(folder)[url]["outcome"] for url in urls] == ["failed"] * 3 + ["fetched"] * 6
+    assert sorted(pages_of(site)) == sorted(bad * 5 + good)
+    starts = [one.at for one in site.requests if one.target in bad][3:]
+    assert all(0.5 <= after - before < 1.0 for before, after in pairwise(starts))
+    storage = SqliteStorage(folder / "gatekeeper.db")
+    await storage.open()
+    try:
+        clock = await storage.load_clock("a.test")
+    finally:
+        await storage.close()
+    assert clock is None or clock.errors <= 1
 
 
 async def test_a_later_run_with_the_same_result_writes_no_second_line(

@@ -108,6 +108,56 @@ def test_errors_in_a_row_slow_and_one_success_forgives() -> None:
     assert seconds(seen(*errors, RequestReport(200))) == 0.0
 
 
+OK = RequestReport(200)
+
+
+def lost(*urls: int) -> list[RequestReport]:
+    return [RequestReport(None, 1.0, url_hash=url) for url in urls]
+
+
+def test_a_page_that_failed_before_its_host_answered_is_not_held_against_the_host() -> None:
+    pages = lost(1, 2, 3)
+    for answer in (OK, RequestReport(200, url_hash=4), RequestReport(404, url_hash=4)):
+        before = seen(*pages, answer)
+        assert seen(*pages, answer, *pages * 20).errors == before.errors
+    assert seen(*pages, OK, *lost(4, 5, 1, 2, 3)).errors == 2  # a first failure counts
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [],  # it never answered
+        [OK],  # it answered before the first failure
+        [*lost(1), RequestReport(200, url_hash=1)],  # the page itself came since
+        [*lost(1), RequestReport(500, url_hash=4)],  # a server's error shows no health
+        [*lost(1), RequestReport(503, url_hash=4)],
+        [*lost(1), RequestReport(429, url_hash=4)],
+        [*lost(1), RequestReport()],  # nothing is known
+    ],
+)
+@pytest.mark.parametrize("urls", [[1] * 12, [1, 2, 3] * 4])
+def test_a_host_that_stopped_answering_backs_off_whatever_is_requested(
+    answers: list[RequestReport], urls: list[int]
+) -> None:
+    assert seen(*answers, *lost(*urls)).error_pause() >= 60.0
+
+
+def test_an_answer_says_for_half_an_hour_that_the_page_is_the_cause() -> None:
+    history = seen(*lost(1), OK)
+    for now, errors in ((1799.0, 0), (1801.0, 1), (1802.0, 2), (1803.0, 3)):
+        assert history.matters(now, PACING) is (now < 1800.0 or errors > 1)
+        history.observe(lost(1)[0], now, 1.0, PACING, random.Random(1))
+        assert history.errors == errors
+
+
+def test_few_failed_urls_are_remembered_and_server_errors_of_a_page_count() -> None:
+    history = seen(*lost(*range(1000)))
+    assert len(history.failed_urls or ()) == 64
+    assert history.errors == 1000
+    assert seen(*lost(1), OK, *[RequestReport(500, url_hash=1)] * 5).errors == 5
+    assert seen(OK, RequestReport(500)).failed_urls is None
+
+
 def test_a_rate_limit_field_slows_while_it_lasts() -> None:
     history = seen(RequestReport(200, spread=5.0, spread_for=30.0))
     assert seconds(history, now=29.0) == 5.0

@@ -636,11 +636,28 @@ async def test_what_was_counted_by_a_fault_of_ours_is_taken_back(
         visitor.grants[f"{number}"].release()
     scheduler = visitor.scheduler
     assert any("errors in a row" in str(view) for view in scheduler.why(A))
-    for _ in range(5):
-        scheduler.forgive(A)
+    for number in range(5):
+        scheduler.forgive(A, f"https://{A}/{number}")
     assert not any("errors in a row" in str(view) for view in scheduler.why(A))
-    scheduler.forgive(A)
-    scheduler.forgive("never-met.test")
+    scheduler.forgive(A, f"https://{A}/0")
+    scheduler.forgive("never-met.test", "https://never-met.test/")
+
+
+async def test_what_was_not_counted_is_not_taken_back(
+    visitor: Visitor, clock: VirtualClock
+) -> None:
+    async def report(name: str, status: int | None) -> None:
+        visitor.ask(name, hold=None)
+        await clock.elapse(100.0)
+        visitor.grants[name].report(status, 10.0)
+        visitor.grants[name].release()
+
+    for name, status in [("bad", None), ("good", 200), *[("broken", 500)] * 4, ("bad", None)]:
+        await report(name, status)
+    scheduler = visitor.scheduler
+    for _ in range(3):
+        scheduler.forgive(A, f"https://{A}/bad")
+    assert any("4 errors in a row" in str(view) for view in scheduler.why(A))
 
 
 async def test_dry_run_decides_and_counts_and_waits_for_nothing(
