@@ -10,7 +10,6 @@ import pytest
 from yarl import URL
 
 from gatekeeper import Config, Denied, Gatekeeper, InvalidURL, Reason, polite_session
-from gatekeeper.gate import internals
 from tests.internet import FakeInternet, Page, redirect
 
 AGENT = "examplebot/1.0 (+https://example.org/bot)"
@@ -35,7 +34,7 @@ async def polite(internet: FakeInternet) -> AsyncIterator[aiohttp.ClientSession]
 async def plain(internet: FakeInternet) -> AsyncIterator[aiohttp.ClientSession]:
     """A session of the caller's own, with the gate's middleware."""
     async with Gatekeeper(AGENT, config=CONFIG, resolver=internet.resolver) as gate:
-        connector = internals(gate).guarded_connector()
+        connector = gate.parts.make_connector()
         async with aiohttp.ClientSession(
             connector=connector, middlewares=(gate.middleware,)
         ) as session:

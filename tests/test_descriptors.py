@@ -17,7 +17,6 @@ import pytest_asyncio
 
 from gatekeeper import Config, Gatekeeper, descriptors, polite_session, session_gate
 from gatekeeper.fetching.guard import GuardedConnector
-from gatekeeper.gate import internals
 from gatekeeper.integrations.hops import begin
 from gatekeeper.library_internals import close_pooled
 from tests import descriptors_program as program
@@ -75,15 +74,15 @@ async def test_of_too_many_idle_connections_the_oldest_are_closed(internet: Fake
     async with Gatekeeper("examplebot/1.0", config=config, resolver=internet.resolver) as gate:
         for name in names:
             await gate.check(f"http://{name}/x")
-        dialled = internals(gate).guard.stats().dialled  # type: ignore[union-attr]
-        connector = internals(gate).connector
+        dialled = gate.parts.guard.stats().dialled  # type: ignore[union-attr]
+        connector = gate.parts.connector
         async with aiohttp.ClientSession(connector=connector, connector_owner=False) as session:
 
             async def new(name: str) -> int:
-                before = internals(gate).guard.stats().dialled  # type: ignore[union-attr]
+                before = gate.parts.guard.stats().dialled  # type: ignore[union-attr]
                 async with session.get(f"http://{name}/x") as page:
                     await page.read()
-                return internals(gate).guard.stats().dialled - before  # type: ignore[union-attr]
+                return gate.parts.guard.stats().dialled - before  # type: ignore[union-attr]
 
             assert dialled == len(names)
             assert [await new(name) for name in ("f.test", "e.test", "d.test")] == [0, 0, 0]

@@ -21,7 +21,6 @@ from gatekeeper import (
     Verdict,
 )
 from gatekeeper.clock import VirtualClock, utc
-from gatekeeper.gate import internals
 from gatekeeper.pacing.ledger import Granted, NotBefore, TakeRequest
 from tests.internet import FakeInternet, Page, redirect
 
@@ -131,7 +130,7 @@ async def test_the_file_of_a_blocked_host_is_not_waited_for(
 ) -> None:
     await block(gate, clock)
     with pytest.raises(LeaseTimeout, match="is blocked; ask again at") as caught:
-        await getattr(internals(gate) if question == "source" else gate, question)(
+        await getattr(gate.parts.questions if question == "source" else gate, question)(
             "http://a.test/x"
         )
     assert caught.value.retry_at == utc(clock.wall() + 300)

@@ -22,7 +22,6 @@ from gatekeeper import (
     Verdict,
 )
 from gatekeeper.clock import VirtualClock, utc
-from gatekeeper.gate import internals
 from gatekeeper.pacing.ledger import Granted, NotBefore, TakeRequest, Withheld
 from gatekeeper.pacing.waiting import HostStatus
 from tests.internet import FakeInternet, Page
@@ -52,13 +51,13 @@ def make(internet: FakeInternet, clock: VirtualClock) -> Open:
 
 
 def status_of(gate: Gatekeeper, host: str = "a.test") -> HostStatus:
-    return internals(gate).holdups.status(host)
+    return gate.parts.scheduler.holdups.status(host)
 
 
 def scanned(gate: Gatekeeper, host: str = "a.test") -> str:
     """The state by which `/v1/hosts` sorts, filters and counts."""
-    scopes, _ = internals(gate).watch_hosts()
-    return internals(gate).holdups.state(scopes[host], internals(gate).clock.monotonic())
+    scopes, _ = gate.parts.scheduler.watch()
+    return gate.parts.scheduler.holdups.state(scopes[host], gate.parts.clock.monotonic())
 
 
 async def views_of(gate: Gatekeeper, kind: str, host: str = "a.test") -> list[ClockView]:
@@ -78,7 +77,7 @@ async def is_told(gate: Gatekeeper, decision: Decision, kind: str) -> None:
     assert (status.state, scanned(gate)) == ("deferred", "deferred")
     assert status.due is not None
     assert str(decision.reason) in (status.why or "")
-    assert internals(gate).holdups.count()["deferred"] == 1
+    assert gate.parts.scheduler.holdups.count()["deferred"] == 1
 
 
 def dead(internet: FakeInternet) -> None:
@@ -191,7 +190,7 @@ def test_origins_of_one_host_are_bounded(make: Open) -> None:
     from gatekeeper.fetching.records import OriginAnswer, Record
 
     gate = make()
-    decider = gate._decider
+    decider = gate.parts.decider
     answer = OriginAnswer(Outcome.TIMEOUT, None, 0.0)
     for port in range(1000, 3000):
         origin = f"http://a.test:{port}"

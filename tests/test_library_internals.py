@@ -24,7 +24,6 @@ from gatekeeper import Gatekeeper
 from gatekeeper import library_internals as interim
 from gatekeeper.config import Config
 from gatekeeper.decision import Reason, Verdict
-from gatekeeper.gate import internals
 from gatekeeper.library_internals import MAX_HEAD_OCTETS, MAX_INTERIM_ANSWERS, limit_heads
 from gatekeeper.session import guarded_connector, plain_session, polite_session, session_gate
 from tests.internet import FakeInternet, Interim, Raw
@@ -54,7 +53,7 @@ async def the_middleware(net: FakeInternet) -> AsyncIterator[aiohttp.ClientSessi
         )
         yield await stack.enter_async_context(
             aiohttp.ClientSession(
-                connector=internals(gate).guarded_connector(),
+                connector=gate.parts.make_connector(),
                 middlewares=(gate.middleware,),
                 headers={"User-Agent": "testbot/1.0"},
             )

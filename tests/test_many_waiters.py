@@ -207,7 +207,7 @@ async def test_who_was_let_in_and_is_cancelled_keeps_nobody_outside(gate: Gateke
     async with gate.lease("http://a.test/"):
         crowd = [asyncio.create_task(lease(gate, f"http://a.test/{n}")) for n in range(100)]
         assert gate._opened is not None
-        entrance = gate._opened.leases.entrance
+        entrance = gate.parts.leases.entrance
         await asyncio.sleep(0)
         assert entrance.crowded
         while entrance._waiting:  # the last of them were let in, and have not come in
@@ -419,7 +419,7 @@ async def test_many_whose_time_is_over_at_once_are_told_a_few_at_a_time(
 ) -> None:
     clock = virtual_internet.clock
     assert isinstance(clock, VirtualClock)
-    scheduler = gate._scheduler
+    scheduler = gate.parts.scheduler
     async with gate.lease("http://a.test/"):
 
         async def wait() -> None:

@@ -140,7 +140,7 @@ class Program:
 def check_that_nothing_is_left(gate: Gatekeeper) -> None:
     stats = gate.stats().pacing
     assert (stats.in_flight, stats.waiting) == (0, 0)
-    waits = gate._waits
+    waits = gate.parts.waits
     assert len(waits) == 0
     assert not waits._waits
     assert not waits._by_lease
@@ -148,7 +148,7 @@ def check_that_nothing_is_left(gate: Gatekeeper) -> None:
     assert not waits._by_origin
     assert not waits._files
     assert len(waits.holdings) == 0
-    for name, scope in gate._scheduler._memory.scopes.items():
+    for name, scope in gate.parts.scheduler._memory.scopes.items():
         assert (name, scope.in_flight, scope.unheaded, scope.queue) == (name, 0, 0, None)
 
 
@@ -214,7 +214,7 @@ async def test_a_wait_is_refused_at_own_wait_whatever_the_moment_rounds_to(
             await clock.settle()
             assert clock.monotonic() == began
             looks = 0
-            waits = gate._waits
+            waits = gate.parts.waits
             look_at = waits._examine
 
             def counted(wait: Any, now: float) -> None:

@@ -15,7 +15,6 @@ import pytest
 
 from gatekeeper import Config, Deferred, Gatekeeper, PoliteQueue, StorageError, polite_session
 from gatekeeper.decision import Decision, Reason, Verdict
-from gatekeeper.gate import internals
 from gatekeeper.storage import ClockRecord, SqliteStorage, journal
 from tests.internet import FakeInternet
 from tests.pacing_support import is_paused
@@ -72,8 +71,8 @@ class Scene:
             assert response.status == 200
 
     async def recovered(self) -> None:
-        assert self.gate._storage is not None
-        await self.gate._storage.flush()
+        assert self.gate.parts.storage is not None
+        await self.gate.parts.storage.flush()
         assert self.gate.ready
 
 
@@ -100,7 +99,7 @@ async def scene(internet: FakeInternet, path: Path, **storage: Any) -> AsyncIter
         "testbot/1.0", config=config, resolver=internet.resolver, clock=internet.clock
     ) as gate:
         session = aiohttp.ClientSession(
-            connector=internals(gate).guarded_connector(), middlewares=(gate.middleware,)
+            connector=gate.parts.make_connector(), middlewares=(gate.middleware,)
         )
         async with session:
             one = Scene(internet, gate, session)
@@ -132,7 +131,7 @@ async def test_no_turn_is_given_that_could_not_be_kept_and_it_goes_on_by_itself(
                 assert "No space left" in (decision.note or "")
                 assert str(tmp_path) not in decision.explain()
                 assert not it.gate.ready
-                assert internals(it.gate).storage_failing == "No space left on device"
+                assert it.gate.parts.storage_failing == "No space left on device"
                 await refused(ask(it, QUICK))  # a block that it drew could not be kept
                 assert it.gate.stats().pacing.in_flight == 0
                 assert await it.gate.allowed(SLOW), "what is welcome is welcome"
@@ -175,10 +174,10 @@ async def test_nothing_is_asked_once_the_disk_was_found_to_take_nothing(
     async def run() -> None:
         async with scene(virtual_internet, tmp_path) as it:
             with full_disk():
-                assert it.gate._storage is not None
+                assert it.gate.parts.storage is not None
                 with pytest.raises(StorageError):
-                    it.gate._storage.owe(ClockRecord(scope="other.test", next_at=0.0))
-                await it.gate._clock.sleep(1.0)
+                    it.gate.parts.storage.owe(ClockRecord(scope="other.test", next_at=0.0))
+                await it.gate.parts.clock.sleep(1.0)
                 await refused(it.lease(QUICK))
             await it.recovered()
             await it.lease(QUICK)
@@ -227,7 +226,7 @@ async def test_a_queue_brings_the_url_when_there_is_room_again(
                 async with await queue.get() as lease:
                     assert lease.url == QUICK
                 getting = asyncio.create_task(queue.get())
-                await internals(it.gate).clock.sleep(20.0)
+                await it.gate.parts.clock.sleep(20.0)
                 assert not getting.done()
             await it.recovered()
             async with await getting as lease:
@@ -252,7 +251,7 @@ async def test_a_host_of_unknown_pace_is_not_asked_for_it(
                 await refused(it.lease(COLD))
                 assert it.asked("/robots.txt") == before
             await it.recovered()
-            await internals(it.gate).clock.sleep(2.0)
+            await it.gate.parts.clock.sleep(2.0)
             await it.lease(COLD)
 
     await virtual_internet.drive(run())
@@ -283,12 +282,12 @@ async def test_a_block_that_an_answer_drew_is_in_force_and_written_when_there_is
                 async with it.gate.lease(QUICK) as lease:
                     lease.report(status=429, retry_after=60)
                 await refused(it.lease(QUICK))
-                await internals(it.gate).clock.sleep(70.0)
+                await it.gate.parts.clock.sleep(70.0)
                 await refused(it.lease(QUICK))
             await it.recovered()
             # Before a lease that could find that time enough has passed to forget the refusal.
-            assert it.gate._storage is not None
-            kept = await it.gate._storage.load_clock("quick.test")
+            assert it.gate.parts.storage is not None
+            kept = await it.gate.parts.storage.load_clock("quick.test")
             await it.lease(QUICK)
             assert kept is not None
             # Failures are forgiven with time, and any time may have passed until there was room.
@@ -306,7 +305,7 @@ async def test_what_the_operator_says_is_in_force_and_he_is_told(
             with full_disk():
                 with pytest.raises(StorageError, match="No space left"):
                     await it.gate.pause("quick.test")
-                assert is_paused(it.gate._scheduler, "quick.test")
+                assert is_paused(it.gate.parts.scheduler, "quick.test")
             await it.recovered()
             await it.gate.resume("quick.test")
 

@@ -10,7 +10,6 @@ import aiohttp
 import pytest
 
 from gatekeeper import Config, Gatekeeper, LeaseTimeout, Reason, Verdict, polite_session
-from gatekeeper.gate import internals
 from tests.internet import FakeInternet, Page, Stall
 
 MakeGate = Callable[..., AbstractAsyncContextManager[Gatekeeper]]
@@ -63,7 +62,7 @@ async def test_what_must_ask_says_at_once_that_it_would_wait(
     async def ask() -> None:
         async with make_gate() as gate, gate.lease("http://a.test/x"):
             with pytest.raises(LeaseTimeout, match=r"http://a\.test/x"):
-                await getattr(internals(gate) if method == "source" else gate, method)(
+                await getattr(gate.parts.questions if method == "source" else gate, method)(
                     "http://a.test:8080/y"
                 )
 
@@ -143,7 +142,7 @@ async def test_leases_that_ended_by_themselves_are_forgotten(
                 for name in names[begin : begin + 50]:
                     await gate.acquire(f"http://{name}/x")
                 await net.clock.sleep(601.0)
-            return len(gate._waits.holdings)
+            return len(gate.parts.waits.holdings)
 
     assert await net.drive(ask()) < 200
 

@@ -35,7 +35,7 @@ from gatekeeper.crawl.progress import (
 from gatekeeper.crawl.sources import MANIFEST, STATE, Limits, URLList, open_list, read_urls
 from gatekeeper.decision import Decision
 from gatekeeper.errors import ConfigError, StorageError
-from gatekeeper.gate import Gatekeeper, internals
+from gatekeeper.gate import Gatekeeper
 from gatekeeper.session.polite import polite_session, session_gate
 from gatekeeper.storage.journal import FileLock
 from gatekeeper.terminal import DENIED, OK, json_text
@@ -427,7 +427,7 @@ async def _watch(
     while True:
         tally, now = work.tally, clock.monotonic()
         moved = tally.done, tally.begun
-        problem = internals(gate).storage_failing
+        problem = gate.parts.storage_failing
         if moved != last_moved:
             moved_at = now
         if problem is None or moved != last_moved:

@@ -260,6 +260,11 @@ class Directory:
         nothing, so it may be called in another thread."""
         return self._cache.look(origin)
 
+    def coding(self, origin: str) -> str:
+        """Return `Metadata.coding` of the text of an origin in memory; empty without one."""
+        record = self.recall(origin)
+        return "" if record is None or record.good is None else record.good.metadata.coding
+
     async def refresh(self, origin: str) -> Record:
         """Fetch the file now, even if a fresh record exists. Raises GateClosed."""
         while True:

@@ -40,6 +40,7 @@ from gatekeeper.fetching.outcomes import (
     Known,
     Outcome,
     Refuse,
+    RequestSigner,
     Retrieval,
     TakeTurn,
     Validators,
@@ -57,7 +58,6 @@ from gatekeeper.http_fields import wait_of
 from gatekeeper.library_internals import HEAD_LIMITS, default_proxy, limit_heads
 from gatekeeper.robots.patterns import is_robots_txt
 from gatekeeper.robots.signals import field_values
-from gatekeeper.signing import Signer
 from gatekeeper.urls import Target, parse, printable, redirected
 
 _MIN_BOMB_OCTETS: Final = 65_536
@@ -560,7 +560,7 @@ class Fetcher:
         take_turn: TakeTurn,
         refuse: Refuse | None = None,
         known: Known | None = None,
-        signer: Signer | None = None,
+        signer: RequestSigner | None = None,
     ) -> None:
         self._session = session
         self._config = config.fetch

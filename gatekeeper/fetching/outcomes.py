@@ -749,6 +749,21 @@ class RobotsSource(Protocol):
         """
 
 
+class RequestSigner(Protocol):
+    """Signs requests; see `gatekeeper.signing.Signer`. Call it just before one is sent."""
+
+    def headers(self, method: str, url: str) -> dict[str, str]:
+        """Return the header fields that sign a request. Raises InvalidURL."""
+
+    def sign(self, request: aiohttp.ClientRequest) -> None:
+        """Sign an aiohttp request, replacing an earlier signature of this signer."""
+
+    async def middleware(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """Sign a request, as an aiohttp client middleware."""
+
+
 TakeTurn = Callable[[Target], AbstractAsyncContextManager[HostTurn]]
 """Acquires the turn of a URL's host, and releases it on exit."""
 

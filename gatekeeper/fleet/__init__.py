@@ -2,8 +2,9 @@
 
 from gatekeeper.clock import Clock
 from gatekeeper.config import FleetConfig
-from gatekeeper.fleet.ledger import FleetStats, RedisLedger
+from gatekeeper.fleet.ledger import RedisLedger
 from gatekeeper.fleet.sharded import ShardedLedger
+from gatekeeper.pacing.ledger import FleetStats
 
 __all__ = ["FleetLedger", "FleetStats", "RedisLedger", "ShardedLedger", "configured_ledger"]
 

@@ -53,6 +53,7 @@ from gatekeeper.pacing.ledger import (
     LAPSE,
     MAX_TICKETS,
     End,
+    FleetStats,
     Granted,
     LedgerListener,
     NotBefore,
@@ -87,27 +88,6 @@ _PUSH_BATCH = 500
 """Clocks pushed per script call after the store has lost its contents."""
 
 _log = logging.getLogger(__name__)
-
-
-class FleetStats(msgspec.Struct, frozen=True):
-    """The state of a fleet's ledger, as this member sees it."""
-
-    state: str
-    """`connected`, `lost`, or `recovering`: the store is back, and members push what they know."""
-    members: int
-    """Number of members with a recent heartbeat, including this one."""
-    member: str
-    """The name of this member."""
-    calls: int
-    """Number of script calls since the start."""
-    requests: int
-    """Number of requests, heads and ends in those calls."""
-    failures: int
-    """Number of flights that failed."""
-    epochs: int
-    """How often this member declared a new epoch, since the store had lost its contents."""
-    dividing: bool
-    """Whether the store is lost and this member continues with its own share of the hosts."""
 
 
 class _TokenState(msgspec.Struct, gc=False):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gatekeeper.gate.gatekeeper import Gatekeeper
-from gatekeeper.gate.internals import GateInternals, internals
 from gatekeeper.gate.questions import GateStats
 
-__all__ = ["GateInternals", "GateStats", "Gatekeeper", "internals"]
+__all__ = ["GateStats", "Gatekeeper"]

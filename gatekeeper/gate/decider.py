@@ -18,7 +18,7 @@ from datetime import datetime
 import msgspec
 from msgspec.structs import replace
 
-from gatekeeper.config import Config
+from gatekeeper.config import Config, token_of
 from gatekeeper.decision import BLOCKED_NOTE, Decision, Reason, State, Verdict
 from gatekeeper.descriptors import describe_shortage
 from gatekeeper.errors import InvalidURL, LedgerLost
@@ -245,6 +245,10 @@ class Decider:
 
     def _next_id(self) -> str:
         return f"{self._prefix}{next(self.numbers):x}"
+
+    def token(self, user_agent: str | None) -> str:
+        """Return the product token of a name; None: the gate's own. Raises ConfigError."""
+        return self.agent if user_agent is None else token_of(user_agent)
 
     def adjust(self, config: Config) -> None:
         """Apply the pacing settings of another configuration."""

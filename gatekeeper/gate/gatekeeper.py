@@ -1,7 +1,6 @@
 """`Gatekeeper`: robots.txt files, decisions and leases of all hosts, behind a few methods.
 
-What the sidecar, the session and the queue need of a gate beyond its public methods is in
-`internals`.
+What a product needs of a gate beyond its public methods are its `parts`.
 """
 
 from __future__ import annotations
@@ -13,10 +12,9 @@ import random
 import warnings
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import aiohttp
 from aiohttp import ClientMiddlewareType
@@ -27,18 +25,18 @@ from gatekeeper.clock import Clock, SystemClock, block_end
 from gatekeeper.config import Config, HostRule, agent_named, as_config, host_named, token_of
 from gatekeeper.decision import Decision, NotYet
 from gatekeeper.errors import AsyncOnly, GateClosed, StorageError
-from gatekeeper.fetching.directory import DelayReason, Directory, OnRetrieval
+from gatekeeper.fetching.directory import DelayReason, Directory
 from gatekeeper.fetching.faults import LocalFaults
 from gatekeeper.fetching.fetcher import Fetcher
 from gatekeeper.fetching.guard import GuardedConnector, HostAddresses
 from gatekeeper.fetching.guard_policy import Guard
 from gatekeeper.fetching.outcomes import Retrieval, RobotsSource
 from gatekeeper.fetching.records import Record
-from gatekeeper.fleet import FleetLedger, configured_ledger
 from gatekeeper.gate.decider import Decider
 from gatekeeper.gate.decision_cache import CachedOrigin
 from gatekeeper.gate.leases import Lease, LeaseManager, LeaseRequest
-from gatekeeper.gate.protocols import DeadlineMiddleware
+from gatekeeper.gate.parts import GateParts, OpenParts, configured_signer
+from gatekeeper.gate.protocols import DeadlineMiddleware, SharingLedger
 from gatekeeper.gate.questions import GateQuestions, GateStats
 from gatekeeper.gate.robots_pacing import RobotsPacing, RobotsTurn
 from gatekeeper.late import late
@@ -49,38 +47,12 @@ from gatekeeper.pacing.waiting import ClockView, HostHoldup
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.robots.longest import QuickAnswer
 from gatekeeper.robots.parser import token_warning
-from gatekeeper.signing import Signer
 from gatekeeper.split_dict import MASK
 from gatekeeper.storage.base import HistoryEntry, Storage
 from gatekeeper.storage.sqlite import SqliteStorage
 from gatekeeper.urls import UrlCache, not_text
 
 _log = logging.getLogger(__name__)
-
-
-class GateFollower(Protocol):
-    """Listener for changes of what a gate knows, which other processes need too.
-
-    Its methods must be short and must not raise.
-    """
-
-    def learnt(self, record: Record) -> None:
-        """Called with a new record, just before it is cached."""
-
-    def rules_changed(self) -> None:
-        """Called after the operator's rules about hosts changed at run time."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """The parts that a gate has only while it is open."""
-
-    session: aiohttp.ClientSession | None
-    """The gate's own session; None if the caller passed one."""
-    fetcher: Fetcher
-    directory: Directory
-    questions: GateQuestions
-    leases: LeaseManager
 
 
 class Gatekeeper:
@@ -135,8 +107,10 @@ class Gatekeeper:
         self._dns: HostAddresses | None = None
         if config.pacing.address_interval is not None:
             self._dns = HostAddresses(config, self._clock, self._guard, resolver)
-        self._ledger = ledger or configured_ledger(config.fleet, self._clock)
-        self._signer = Signer.of(config.identity, self._clock)
+        if ledger is None and config.fleet.url is not None:
+            ledger = late("gatekeeper.gate", "configured_ledger")(config.fleet, self._clock)
+        self._ledger = ledger
+        self._signer = configured_signer(config.identity, self._clock)
         self._scheduler = Scheduler(
             config,
             clock=self._clock,
@@ -157,9 +131,8 @@ class Gatekeeper:
         self._url_cache = UrlCache()
         self._deadline_middleware = self._make_middleware()
         self._middleware = partial(self._deadline_middleware, None)
-        self._opened: _Opened | None = None
-        self._listeners: list[OnRetrieval] = []
-        self._followers: list[GateFollower] = []
+        self._opened: OpenParts | None = None
+        self.parts: GateParts = self._make_parts()
         self._stack = AsyncExitStack()
         # Cache of the last `allowed` call: the URL up to the slash after its authority, that
         # slash's index, and the origin's cache entry.
@@ -187,6 +160,23 @@ class Gatekeeper:
         )
         return made
 
+    def _make_parts(self) -> GateParts:
+        """Name the parts for the products of this package. Not public."""
+        return GateParts(
+            clock=self._clock,
+            decider=self._decider,
+            scheduler=self._scheduler,
+            waits=self._waits,
+            storage=self._storage,
+            guard=self._guard,
+            resolver=self._dns or self._resolver,
+            url_cache=self._url_cache,
+            signer=self._signer,
+            middleware=self._deadline_middleware,
+            make_connector=self._connector,
+            opened=lambda: self._opened or self._open,
+        )
+
     # -- life ------------------------------------------------------------------------
 
     __enter__: AsyncOnly = AsyncOnly()
@@ -200,7 +190,7 @@ class Gatekeeper:
                 stack.push_async_callback(self._storage.close)
             if self._dns is not None:
                 stack.push_async_callback(self._dns.close)
-            if isinstance(self._ledger, FleetLedger):
+            if isinstance(self._ledger, SharingLedger):
                 self._ledger.overrides.follow(self._apply_rule)
             await self._scheduler.open()
             stack.callback(self._waits.close)
@@ -228,7 +218,7 @@ class Gatekeeper:
             )
             leases = LeaseManager(questions, self._scheduler, self._faults)
             stack.push_async_callback(leases.close)
-            self._opened = _Opened(own, fetcher, directory, questions, leases)
+            self._opened = OpenParts(own, fetcher, directory, questions, leases)
             stack.push_async_callback(self._stop_answering)
             await directory.open()
             self._stack = stack.pop_all()
@@ -459,8 +449,8 @@ class Gatekeeper:
     def ready(self) -> bool:
         """Whether leases can be granted: the gate is open, its own network seems to be up, the
         state file can be written, and the fleet's store, if any, answers."""
-        opened, failing = self._opened, getattr(self._storage, "failing", None)
-        if opened is None or not opened.directory.ready or failing is not None:
+        opened = self._opened
+        if opened is None or not opened.directory.ready or self.parts.storage_failing is not None:
             return False
         return bool(getattr(self._ledger, "ready", True))
 
@@ -509,13 +499,13 @@ class Gatekeeper:
             remedy = "write HostRule(match=HOST, ...)"
             raise TypeError(f"rule must be a HostRule, not {type(rule).__name__}; {remedy}")
         self._apply_rule(rule)
-        if isinstance(self._ledger, FleetLedger):
+        if isinstance(self._ledger, SharingLedger):
             self._ledger.overrides.say(rule)
 
     def _apply_rule(self, rule: HostRule) -> None:
         self._scheduler.add_rule(rule)
         self._decider.forget()
-        for follower in self._followers:
+        for follower in self.parts.followers:
             follower.rules_changed()
 
     def subscribe(
@@ -538,13 +528,13 @@ class Gatekeeper:
             directory=self._open.directory.stats(),
             pacing=self._scheduler.stats(),
             guard=None if self._guard is None else self._guard.stats(),
-            fleet=self._ledger.stats() if isinstance(self._ledger, FleetLedger) else None,
+            fleet=self._ledger.stats() if isinstance(self._ledger, SharingLedger) else None,
         )
 
     # -- inside ----------------------------------------------------------------------
 
     @property
-    def _open(self) -> _Opened:
+    def _open(self) -> OpenParts:
         if self._opened is None:
             raise GateClosed("the gate is not open; use it inside `async with Gatekeeper(...)`")
         return self._opened
@@ -573,11 +563,6 @@ class Gatekeeper:
     def _delay_setter(self) -> Callable[[DelayReason | None], None]:
         return self._open.directory.delay_setter()
 
-    def _apply_config(self, config: Config) -> None:
-        """Apply a changed configuration."""
-        self.config = config
-        self._decider.adjust(config)
-
     def _on_fault(self, on: bool) -> None:
         """Handle the beginning (`on`) or the end of a fault of our own network."""
         if on:
@@ -595,11 +580,11 @@ class Gatekeeper:
 
     def _on_learnt(self, record: Record) -> None:
         self._pacing.learnt(record)  # first, as it may extend the record's lifetime
-        for follower in self._followers:
+        for follower in self.parts.followers:
             follower.learnt(record)
 
     def _on_retrieval(self, origin: str, retrieval: Retrieval, seconds: float) -> None:
-        for listener in self._listeners:
+        for listener in self.parts.listeners:
             listener(origin, retrieval, seconds)
 
     def _fresh_retrieval(self, origin: str) -> Retrieval | None:
@@ -608,7 +593,7 @@ class Gatekeeper:
 
     def _robots_source(self, fetcher: Fetcher) -> RobotsSource:
         """Wrap the fetcher so that a fleet fetches each file once; alone, return it as it is."""
-        if not isinstance(self._ledger, FleetLedger):
+        if not isinstance(self._ledger, SharingLedger):
             return fetcher
         return self._ledger.sharing(
             fetcher,

@@ -506,7 +506,7 @@ class LeaseManager:
         lease = self.take(url, owner) if user_agent is None else None
         if lease is None:
             refuse_wildcard_agent(user_agent)
-            target, agent = urls.parse(url), self.questions.token(user_agent)
+            target, agent = urls.parse(url), self.decider.token(user_agent)
             decision = self.questions.peek(url, target, agent)
             if decision is None or (self._dns is not None and not self._dns.knows(target)):
                 return self._fetch_in_background(url, target, agent)
@@ -592,7 +592,7 @@ class LeaseManager:
 
         Raises Denied, Deferred, LeaseTimeout, BudgetSpent or LedgerLost if it rules out a turn.
         """
-        agent = self.questions.token(user_agent)
+        agent = self.decider.token(user_agent)
         decision = self.questions.decide(url, target, resolved, agent)
         if decision.reason is Reason.OWN_LEASE:
             raise LeaseTimeout(target.url, f"{urls.mask(target.url)}: {decision.note}")
@@ -615,7 +615,7 @@ class LeaseManager:
 
         Raises LeaseTimeout at the monotonic time `end`.
         """
-        agent = self.questions.token(user_agent)
+        agent = self.decider.token(user_agent)
         decision = self.decider.recall(url, agent, self.clock)
         if decision is not None:
             return decision

@@ -10,12 +10,15 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 
-from gatekeeper.config import Config
+from gatekeeper.config import CacheConfig, Config, HostRule
 from gatekeeper.decision import Decision, NotYet
+from gatekeeper.fetching.directory import Directory
+from gatekeeper.fetching.outcomes import RobotsSource
+from gatekeeper.pacing.ledger import FleetStats, Ledger
 
 
 class ConnectionInUse(Protocol):
@@ -134,6 +137,35 @@ class Gate(Protocol):
         self, url: str, *, priority: int = 0, user_agent: str | None = None, owned: bool = True
     ) -> HeldLease | NotYet:
         """Grant a lease if the host's turn is now; end it with `end`. Else return NotYet."""
+
+
+class SharedOverrides(Protocol):
+    """Overrides that operators set at run time, on any member of a fleet."""
+
+    def follow(self, follower: Callable[[HostRule], object]) -> None:
+        """Call `follower` with each override in force, and with each one that another member sets
+        later."""
+
+    def say(self, rule: HostRule) -> None:
+        """Set an override for every member, present and future."""
+
+
+@runtime_checkable
+class SharingLedger(Ledger, Protocol):
+    """A ledger whose members also share robots.txt files and overrides."""
+
+    @property
+    def overrides(self) -> SharedOverrides:
+        """The overrides, as this member follows and sets them."""
+
+    def sharing(
+        self, fetcher: RobotsSource, cache: CacheConfig, files: Callable[[], Directory | None]
+    ) -> RobotsSource:
+        """Return a source of robots.txt files that the fleet fetches once. `files()` returns the
+        files that this member has, None: not yet."""
+
+    def stats(self) -> FleetStats:
+        """Return the current state and the counters."""
 
 
 TakeLease = Callable[[str, "asyncio.Task[object] | None"], HeldLease | None]

@@ -16,7 +16,6 @@ from typing import Any, TypeVar, cast
 
 from gatekeeper import urls
 from gatekeeper.clock import Clock, refuse_unless_open, utc
-from gatekeeper.config import token_of
 from gatekeeper.decision import Decision, Reason, State, Verdict
 from gatekeeper.errors import GatekeeperError, InvalidURL, LeaseTimeout, refuse_single_text
 from gatekeeper.fetching.directory import Directory, DirectoryStats
@@ -24,10 +23,10 @@ from gatekeeper.fetching.guard import HostAddresses
 from gatekeeper.fetching.guard_policy import GuardStats
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Moment, Record
-from gatekeeper.fleet import FleetStats
 from gatekeeper.gate.decider import DENY_ALL, TRANSIT_SECONDS, Decider, TurnError, UnbuiltDecision
 from gatekeeper.gate.lease_base import inherited
 from gatekeeper.pacing.deadlock import TurnWait, WaitGraph, WaitsForItself
+from gatekeeper.pacing.ledger import FleetStats
 from gatekeeper.pacing.queues import REFETCH, Offer
 from gatekeeper.pacing.scheduler import PacingStats
 from gatekeeper.pacing.scopes import NO_RATE
@@ -90,10 +89,6 @@ class GateQuestions:
         """Return the current time, by both clocks. `transit` is that of the moment."""
         return Moment(self._monotonic(), self.clock.wall(), transit)
 
-    def token(self, user_agent: str | None) -> str:
-        """Return the product token of a name; None: the gate's own. Raises ConfigError."""
-        return self.decider.agent if user_agent is None else token_of(user_agent)
-
     # --- one URL ------------------------------------------------------------------------
 
     async def check(self, url: str, target: Target, agent: str) -> Decision:
@@ -139,7 +134,8 @@ class GateQuestions:
 
         REFETCH in place of the interval: the file has hard-expired and gets the turn. Never waits.
         """
-        agent, decider = self.token(user_agent), self.decider
+        decider = self.decider
+        agent = decider.token(user_agent)
         moment = self.moment(TRANSIT_SECONDS)
         found = decider.find(url, agent, moment.now)
         if found is not None and (interval := found[0].interval) is not None:
@@ -176,7 +172,8 @@ class GateQuestions:
         self, url: str, target: Target, user_agent: str | None, why: str | TurnError
     ) -> Decision:
         """Return DEFER, as the host grants no turn; see `Decider.no_turn`."""
-        return self.decider.no_turn(url, target, self.token(user_agent), why, self.moment())
+        decider = self.decider
+        return decider.no_turn(url, target, decider.token(user_agent), why, self.moment())
 
     # --- many URLs ----------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from gatekeeper.errors import (
     InvalidURL,
     LeaseTimeout,
 )
-from gatekeeper.gate import Gatekeeper, internals
+from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.protocols import config_of
 from gatekeeper.integrations.hops import (
     BodyInUse,
@@ -375,7 +375,7 @@ class PoliteHttpClient(HttpClient):
         if self._session is None:
             gate = self._gate
             if isinstance(gate, Gatekeeper) and self._resolver is None:
-                connector = internals(gate).guarded_connector()
+                connector = gate.parts.make_connector()
             else:
                 connector = guarded_connector(self._config, resolver=self._resolver)
             self._session = aiohttp.ClientSession(

@@ -32,11 +32,11 @@ from gatekeeper.errors import (
 )
 from gatekeeper.fetching.guard import GuardedResolver
 from gatekeeper.fetching.guard_policy import Guard
-from gatekeeper.gate import Gatekeeper, internals
+from gatekeeper.fetching.outcomes import RequestSigner
+from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.decider import refused_request
 from gatekeeper.gate.lease_base import adopt, enter_detached, judge_adopted, other_agent, unnamed
 from gatekeeper.gate.protocols import Gate, HeldLease
-from gatekeeper.signing import Signer
 from gatekeeper.sync import SyncGatekeeper, SyncLease
 
 Call = Callable[[Callable[[], object]], object]
@@ -139,7 +139,7 @@ class Hop:
     """Whether the lease was already open in this context."""
     unreached: Callable[[BaseException], object]
     """Called in the gate's loop with the reason why connecting failed."""
-    signer: Signer | None
+    signer: RequestSigner | None
     started: float = field(default_factory=time.monotonic)
 
     def headers(self, method: str, url: str) -> dict[str, str]:
@@ -314,12 +314,12 @@ def begin_sync(gate: SyncGatekeeper, url: str, sent: str | None, max_wait: float
 def _unreached(gate: Any, lease: object, error: BaseException) -> None:
     """Report a failure to connect. A sidecar has its own uplink, so it is not notified."""
     if isinstance(gate, Gatekeeper):
-        internals(gate).unreached(lease, error)
+        gate.parts.unreached(lease, error)
 
 
-def _signer(gate: Any) -> Signer | None:
+def _signer(gate: Any) -> RequestSigner | None:
     """Return the signer for requests of a gate. A sidecar's client has no key."""
-    return internals(gate).signer if isinstance(gate, Gatekeeper) else None
+    return gate.parts.signer if isinstance(gate, Gatekeeper) else None
 
 
 def name_to_send(lease: HeldLease, own: str | None, sent: str | None) -> str | None:
@@ -397,9 +397,9 @@ class GuardedNames:
         if self._guard is None or self._resolver is None:
             inner = self._given
             if isinstance(gate, Gatekeeper):
-                inside = internals(gate)
-                self._guard, self._deny = inside.guard, inside.refused
-                inner = inner or inside.resolver
+                parts = gate.parts
+                self._guard, self._deny = parts.guard, parts.decider.refused
+                inner = inner or parts.resolver
             self._guard = self._guard or Guard(self._config)
             self._resolver = GuardedResolver(self._guard, inner)
         return self._guard, self._resolver

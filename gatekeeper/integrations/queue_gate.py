@@ -20,7 +20,7 @@ from gatekeeper.client.client import RemoteGatekeeper
 from gatekeeper.clock import Clock, utc
 from gatekeeper.decision import Decision, Reason, Verdict
 from gatekeeper.errors import Denied, LeaseTimeout, SidecarError
-from gatekeeper.gate import Gatekeeper, internals
+from gatekeeper.gate import Gatekeeper
 from gatekeeper.split_dict import SplitDict
 
 MAX_WAIT: Final = 600.0
@@ -169,19 +169,20 @@ class NearGate(Refusals):
     """`Refusals` for a gate in this process."""
 
     def __init__(self, gate: Gatekeeper, max_wait: float) -> None:
-        self._inside = internals(gate)
-        self.held: Callable[[str], tuple[float, str] | None] = self._inside.held
-        super().__init__(self._inside.clock, max_wait)
+        self._gate = gate
+        self._scheduler = gate.parts.scheduler
+        self.held: Callable[[str], tuple[float, str] | None] = self._scheduler.held
+        super().__init__(gate.parts.clock, max_wait)
         self._given_up: LRUCache[str, Decision] = LRUCache(_MAX_GIVEN_UP)
         """Decisions for origins that defer for too long, by origin and by host."""
 
     def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
         """Return the decision if it is known without waiting, else None."""
-        return self._inside.peek(url, user_agent=user_agent)
+        return self._gate.peek(url, user_agent=user_agent)
 
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
         """Return the decision, with a deferral that exceeds the maximum wait as a denial."""
-        decision = await self._inside.check(url, user_agent=user_agent)
+        decision = await self._gate.check(url, user_agent=user_agent)
         if decision.verdict is not Verdict.DEFER or self.refusal(decision) is None:
             return decision
         self._given_up[decision.origin] = self._given_up[urls.parse(url).host] = decision
@@ -189,12 +190,13 @@ class NearGate(Refusals):
 
     def take(self, url: str) -> Any:
         """Return a lease or a refusal if that is possible without waiting, else None."""
-        lease = self._inside.take(url)
+        lease = self._gate.parts.leases.take(url, None)
         if lease is not None:
             return self._granted(lease)
         target = urls.parse(url)
-        if self._inside.robots_file(url) is None:
-            found = self._gave_up(target.origin) or self.refusal(self._inside.peek(url))
+        decider = self._gate.parts.decider
+        if decider.robots_file(url, target, decider.agent) is None:
+            found = self._gave_up(target.origin) or self.refusal(self._gate.peek(url))
             if found is not None:
                 return found
         return self._blocked(target)
@@ -207,7 +209,7 @@ class NearGate(Refusals):
         return None if passed else self.refusal(decision)  # once passed, the origin is asked again
 
     def _blocked(self, target: urls.Target) -> RefusedTurn | None:
-        held = self._inside.held(target.host)
+        held = self.held(target.host)
         if held is None or held[0] == inf:  # inf: paused until the operator resumes the host
             return None
         return self.too_late(target.origin, self.clock.wall() + held[0], held[1])
@@ -215,7 +217,7 @@ class NearGate(Refusals):
     async def acquire(self, url: str, *, timeout: float, **options: Any) -> Any:
         """Wait for a lease or a refusal."""
         seconds = min(timeout, self._max_wait)
-        return await self._or_refusal(url, self._inside.acquire(url, timeout=seconds, **options))
+        return await self._or_refusal(url, self._gate.acquire(url, timeout=seconds, **options))
 
     def _late(self, url: str, error: LeaseTimeout) -> RefusedTurn | None:
         del error
@@ -229,7 +231,7 @@ class NearGate(Refusals):
         if self._gave_up(host) is not None:
             callback()
             return lambda: None
-        return self._inside.when_due(host, callback, priority=priority, longest=self._max_wait)
+        return self._scheduler.when_due(host, callback, priority=priority, longest=self._max_wait)
 
 
 class FarGate(Refusals):

@@ -35,7 +35,7 @@ from gatekeeper.errors import (
     StorageError,
 )
 from gatekeeper.fetching.outcomes import Retrieval
-from gatekeeper.gate import Gatekeeper, internals
+from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.lease_base import other_agent, unnamed
 from gatekeeper.integrations.hops import GuardedNames, HopErrors, by_system, name_to_send
 from gatekeeper.integrations.queue_gate import MAX_WAIT, RefusedTurn
@@ -122,7 +122,7 @@ class ScrapyCrawl:
             gate = Gatekeeper(agent, config=self._config())
         self.gate = await gate.__aenter__()
         if isinstance(gate, Gatekeeper):
-            internals(gate).on_retrieval(self._retrieved)
+            gate.parts.listeners.append(self._retrieved)
         return gate
 
     def _config(self) -> Config:
@@ -322,7 +322,7 @@ class PoliteMiddleware:
         name = name_to_send(lease, gate.user_agent, crawl.sent_by(request))
         if name is not None:  # Scrapy's default User-Agent is replaced
             request.headers["User-Agent"] = name
-        if isinstance(gate, Gatekeeper) and (signer := internals(gate).signer) is not None:
+        if isinstance(gate, Gatekeeper) and (signer := gate.parts.signer) is not None:
             request.headers.update(signer.headers(request.method, request.url))
 
     async def _acquire(self, gate: Gatekeeper | RemoteGatekeeper, request: Request) -> Any:
@@ -330,7 +330,7 @@ class PoliteMiddleware:
         `engine.download_async()`. Like the scheduler, wait out deferrals of up to
         GATEKEEPER_MAX_WAIT seconds."""
         crawl = self._crawl
-        clock = internals(gate).clock if isinstance(gate, Gatekeeper) else gate.clock
+        clock = gate.parts.clock if isinstance(gate, Gatekeeper) else gate.clock
         end = clock.wall() + crawl.max_wait
         while True:
             left = max(0.0, end - clock.wall())
@@ -426,7 +426,7 @@ class PoliteMiddleware:
             except OSError as error:
                 why = error
         if why is not None:
-            internals(gate).unreached(lease, why)
+            gate.parts.unreached(lease, why)
 
     def _report(self, sending: _Sending, **told: Any) -> None:
         lease = sending.lease

@@ -209,6 +209,27 @@ class Ledger(Protocol):
         """Grant requests of these scopes again."""
 
 
+class FleetStats(msgspec.Struct, frozen=True):
+    """The state of a fleet's ledger, as this member sees it."""
+
+    state: str
+    """`connected`, `lost`, or `recovering`: the store is back, and members push what they know."""
+    members: int
+    """Number of members with a recent heartbeat, including this one."""
+    member: str
+    """The name of this member."""
+    calls: int
+    """Number of script calls since the start."""
+    requests: int
+    """Number of requests, heads and ends in those calls."""
+    failures: int
+    """Number of flights that failed."""
+    epochs: int
+    """How often this member declared a new epoch, since the store had lost its contents."""
+    dividing: bool
+    """Whether the store is lost and this member continues with its own share of the hosts."""
+
+
 # Internally, times and durations are whole microseconds, so that sums are exact and results can be
 # compared with those of a fleet's script number by number.
 

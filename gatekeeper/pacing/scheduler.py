@@ -727,9 +727,12 @@ class Scheduler:
         return self._engine.in_flight > 0
 
     async def look(self, host: str) -> list[ScopeView]:
-        """Return what the ledger knows of the host's scopes; empty without a ledger. May raise any
-        error of the ledger."""
-        return [] if self._remote is None else await self._remote.look(self._memory.names(host))
+        """Return what the ledger knows of the host's scopes; empty without a ledger, or while it is
+        lost. May raise any other error of the ledger."""
+        try:
+            return [] if self._remote is None else await self._remote.look(self._memory.names(host))
+        except LedgerLost:
+            return []
 
     def needs(self, host: str, near: Iterable[str] = ()) -> list[Need]:
         """Return the scopes of which a lease of the host takes a slot; see `waiting.needs`."""

@@ -16,15 +16,18 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, auto
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from gatekeeper.clock import Clock, SingleTimer, Timer
 from gatekeeper.decision import Decision
 from gatekeeper.errors import refuse_wrong_wait
-from gatekeeper.pacing.deadlock import Choice
+from gatekeeper.gate import Gatekeeper
+from gatekeeper.gate.leases import Lease
+from gatekeeper.pacing.deadlock import Choice, WaitGraph
 from gatekeeper.pacing.queues import Counters
 from gatekeeper.pacing.waiting import MAX_PER_ITERATION, CrowdFuture, Departures
 from gatekeeper.storage.sqlite import Entry, KeptEntries, OverflowFile
@@ -190,6 +193,34 @@ class QueueGate(GrantingGate, Protocol):
         self, host: str, callback: Callable[[], object], *, priority: float = 0
     ) -> Callable[[], None]:
         """Call back once when the host is due. Returns a function that cancels this."""
+
+
+class LocalGate:
+    """A gate of this process, as the queue asks it."""
+
+    def __init__(self, gate: Gatekeeper) -> None:
+        parts = gate.parts
+        self.clock: Clock = parts.clock
+        self.waits: WaitGraph[Lease] = parts.waits
+        # Methods of the gate and its scheduler, unchanged.
+        self.peek: Final = gate.peek
+        self.check: Final = gate.check
+        self.acquire: Final = gate.acquire
+        self.held: Final = parts.scheduler.held
+        self.when_due: Final = parts.scheduler.when_due
+        self._take_now = parts.scheduler.take
+        self._opened = parts.opened
+
+    def take(self, url: str) -> Lease | None:
+        """Grant the lease of `acquire(owned=False)` if that needs no waiting; else return None."""
+        return self._opened().leases.take(url, None)
+
+    def is_due(self, host: str) -> bool:
+        """Return True if `when_due` would call back immediately, as far as local data can tell."""
+        # `admit` is called only if a lease could be granted; that it returns None refuses it.
+        offered: list[None] = []
+        self._take_now("", host, None, admit=partial(offered.append, None))
+        return bool(offered)
 
 
 def is_distant(gate: object) -> bool:

@@ -23,7 +23,7 @@ from gatekeeper import urls
 from gatekeeper.clock import OwnedTasks
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.errors import AsyncOnly, Deferred, Denied, GateClosed, LeaseTimeout, StorageError
-from gatekeeper.gate import Gatekeeper, internals
+from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.lease_base import inherited
 from gatekeeper.pacing.deadlock import TurnWait, WaitGraph
 from gatekeeper.pacing.waiting import MAX_PER_ITERATION, Entrance
@@ -33,6 +33,7 @@ from gatekeeper.queue.origin_queues import (
     DistantGate,
     HeldTurn,
     Joiners,
+    LocalGate,
     OriginQueue,
     OriginQueues,
     QueueGate,
@@ -185,8 +186,7 @@ class PoliteQueue:
         in_memory: int = IN_MEMORY,
         keep: str | Path | None = None,
     ) -> None:
-        if isinstance(gate, Gatekeeper):
-            gate = internals(gate)
+        gate = LocalGate(gate) if isinstance(gate, Gatekeeper) else gate
         distant = is_distant(gate)
         self._local = None if distant else cast("QueueGate", gate)
         """The gate, if it is in this process and can answer without a round trip."""

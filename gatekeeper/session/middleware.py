@@ -24,6 +24,7 @@ from gatekeeper.clock import Deadline, SharedTimer
 from gatekeeper.descriptors import is_shortage
 from gatekeeper.errors import Denied, HoldLapsed
 from gatekeeper.fetching.guard import before_send
+from gatekeeper.fetching.outcomes import RequestSigner
 from gatekeeper.gate.lease_base import (
     adopt,
     enter_detached,
@@ -35,7 +36,6 @@ from gatekeeper.gate.lease_base import (
 from gatekeeper.gate.protocols import DeadlineMiddleware, Gate, HeldLease, TakeLease, WaitForLease
 from gatekeeper.http_fields import REDIRECTS, rate_limit_of
 from gatekeeper.robots import PageSignals, page_signals, product_token
-from gatekeeper.signing import Signer
 from gatekeeper.urls import UrlCache, sendable, url_of
 
 # --- the time a request may take ------------------------------------------------------------
@@ -170,7 +170,7 @@ def gate_middleware_with(
     url_cache: UrlCache | None = None,
     unreached: Callable[[HeldLease, BaseException], object] = _ignore_failure,
     lapsed: Callable[[HeldLease], bool] | None = None,
-    signer: Signer | None = None,
+    signer: RequestSigner | None = None,
 ) -> DeadlineMiddleware:
     """Make the middleware of `gate_middleware` for requests with deadlines of their own.
 
@@ -254,7 +254,7 @@ async def _send_while_held(
 
 
 def _identify(
-    request: ClientRequest, lease: HeldLease, gate: Gate | None, signer: Signer | None
+    request: ClientRequest, lease: HeldLease, gate: Gate | None, signer: RequestSigner | None
 ) -> None:
     """Set the request's User-Agent and sign it, just before it is sent.
 

@@ -24,11 +24,11 @@ from gatekeeper.errors import ConfigError, Denied, InvalidURL
 from gatekeeper.fetching.fetcher import FirstAnswer, send_once
 from gatekeeper.fetching.guard import GuardedConnector, refuse_proxy
 from gatekeeper.fetching.guard_policy import Guard, Refusal
-from gatekeeper.gate import Gatekeeper, internals
+from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.decider import refused_request
+from gatekeeper.gate.parts import configured_signer
 from gatekeeper.library_internals import HEAD_LIMITS, wrap_requests
 from gatekeeper.session.middleware import RequestDeadline
-from gatekeeper.signing import Signer
 from gatekeeper.storage.base import Storage
 from gatekeeper.urls import url_of
 
@@ -98,17 +98,16 @@ async def polite_session(
     headers = _session_headers(user_agent, session_arguments.pop("headers", None))
     outer = tuple(session_arguments.pop("middlewares", ()))
     gate = Gatekeeper(user_agent, config=config, storage=storage, clock=clock, resolver=resolver)
-    inside = internals(gate)
     async with gate:
         session = (session_factory or aiohttp.ClientSession)(
             # Shared, so that the connection that fetched robots.txt also fetches pages.
-            connector=inside.connector,
+            connector=gate.parts.connector,
             connector_owner=False,
             headers=headers,
             middlewares=(*outer, gate.middleware),
             **{**HEAD_LIMITS, **session_arguments},
         )
-        await _refuse_other_session(session, inside.connector)
+        await _refuse_other_session(session, gate.parts.connector)
         timer = SharedTimer(clock)
         _gate_requests(session, gate, timer, outer, base)
         vars(session)[_GATE] = gate
@@ -174,7 +173,7 @@ def plain_session(
     _refuse_bypass(config, session_arguments)
     headers = _session_headers(user_agent, session_arguments.pop("headers", None))
     outer = tuple(session_arguments.pop("middlewares", ()))
-    signer = Signer.of(config.identity, SystemClock())
+    signer = configured_signer(config.identity, SystemClock())
     signing = () if signer is None else (signer.middleware,)
     connector: aiohttp.BaseConnector
     if gate is None:
@@ -182,7 +181,7 @@ def plain_session(
     elif resolver is not None:
         raise ConfigError("a gate's connections have its own resolver: give that to the gate")
     else:
-        connector = internals(gate).connector
+        connector = gate.parts.connector
     if config.guard.mode == "url-only" or "response_class" in session_arguments:
         outer = (*outer, *signing, send_once)
     else:  # cheaper, and equivalent unless a proxy answers first
@@ -268,8 +267,7 @@ def _gate_requests(
     """
     default, default_without_total = session.timeout, _without_total(session.timeout)
     default_total = default.total or None  # 0 means no limit, too
-    inside = internals(gate)
-    read, decide = inside.url_cache.read, inside.deadline_middleware
+    read, decide = gate.parts.url_cache.read, gate.parts.middleware
 
     def gated(send: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(send)

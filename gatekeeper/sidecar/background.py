@@ -15,7 +15,7 @@ from gatekeeper.errors import ConfigError, GateClosed
 from gatekeeper.sidecar.metrics import Samples
 
 if TYPE_CHECKING:
-    from gatekeeper.gate import GateInternals
+    from gatekeeper.gate import Gatekeeper
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ MAX_ORIGINS = 1000
 class OriginLearner:
     """Makes the gate fetch the robots.txt of origins in the background."""
 
-    def __init__(self, gate: GateInternals, clock: Clock) -> None:
+    def __init__(self, gate: Gatekeeper, clock: Clock) -> None:
         self._gate = gate
         self._clock = clock
         self._tasks = OwnedTasks()
@@ -112,7 +112,7 @@ class OriginLearner:
         try:
             with contextlib.suppress(TimeoutError, GateClosed):
                 async with deadline(self._clock, _LEARN_SECONDS):
-                    await self._gate.learn(origin)
+                    await self._gate.parts.questions.learn(origin)
         except Exception as error:  # noqa: BLE001 - nobody awaits it; the next question tries again
             _log.warning("%s could not be learnt: %s", origin, error)
 

@@ -57,7 +57,7 @@ class HandOver(_TaggedMessage, frozen=True):
 
 
 class SharedRecord(_TaggedMessage, frozen=True):
-    """To a worker: the record of an origin; see `GateInternals.shared_record`."""
+    """To a worker: the record of an origin; see `shared_record`."""
 
     origin: str
     record: bytes

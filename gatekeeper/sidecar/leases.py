@@ -47,14 +47,13 @@ from gatekeeper.client.wire import LeaseReport, LeaseRequestBody
 from gatekeeper.clock import Clock, DueHeap, SingleTimer, Stamp, boot_of, utc
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import GatekeeperError, StorageError
-from gatekeeper.gate import internals
 from gatekeeper.gate.leases import Lease
 from gatekeeper.sidecar.exchange import Problem
 from gatekeeper.sidecar.waiting import LeaseWaiters, draining, full
 from gatekeeper.storage.base import NO_SPACE
 
 if TYPE_CHECKING:
-    from gatekeeper.gate import GateInternals, Gatekeeper
+    from gatekeeper.gate import Gatekeeper
     from gatekeeper.sidecar.metrics import Samples
 
 _T = TypeVar("_T")
@@ -170,13 +169,13 @@ class LeaseTable:
             if problem.kind == _STORAGE:
                 # The decision is the one for a state file that can't be written.
                 target, why = urls.parse(wanted.url), "the journal of leases can't be written"
-                problem.decision = internals(gate).no_turn(
+                problem.decision = gate.parts.questions.no_turn(
                     wanted.url, target, wanted.user_agent, why
                 )
             raise
 
     def acquire_nowait(
-        self, gate: GateInternals, url: str, ttl: float, client: str, lease_id: str | None = None
+        self, gate: Gatekeeper, url: str, ttl: float, client: str, lease_id: str | None = None
     ) -> ClientLease | None:
         """Grant a lease without waiting. Return None if that may take waiting: use `acquire`."""
         if self.waiters.closed or self._journal_failed:
@@ -185,10 +184,10 @@ class LeaseTable:
             return None
         if self._by_client.get(client, 0) >= self._client_leases:
             return None
-        lease = gate.take(url)
+        lease = gate.parts.leases.take(url, None)
         return None if lease is None else self._grant(lease, ttl, client, None, lease_id)
 
-    async def restore(self, gate: GateInternals) -> None:
+    async def restore(self, gate: Gatekeeper) -> None:
         """Hold the leases again that an earlier process left open, so that their hosts stay busy.
 
         A lease that can't be held (no room for the host) is remembered: its report is
@@ -197,20 +196,20 @@ class LeaseTable:
         async with asyncio.TaskGroup() as tasks:
             for earlier in list(self._left_over.values()):
                 tasks.create_task(self._restore_one(gate, earlier))
-        if self._left_over and gate.storage_failing is not None:
+        if self._left_over and gate.parts.storage_failing is not None:
             self._restoring = asyncio.create_task(self._restore_later(gate))
 
-    async def _restore_later(self, gate: GateInternals) -> None:
+    async def _restore_later(self, gate: Gatekeeper) -> None:
         """Call `restore` again once the state file can be read."""
-        while gate.storage_failing is not None:
+        while gate.parts.storage_failing is not None:
             await self._clock.sleep(_RETRY_SECONDS)
         await self.restore(gate)
         _log.info("%d leases of an earlier process are held again", len(self._held))
 
-    async def _restore_one(self, gate: GateInternals, earlier: OpenLease) -> None:
+    async def _restore_one(self, gate: Gatekeeper, earlier: OpenLease) -> None:
         seconds = earlier.remaining(self._clock)
         try:
-            lease = await gate.hold(earlier.url, seconds, user_agent=earlier.agent)
+            lease = await gate.parts.leases.hold(earlier.url, seconds, earlier.agent)
         except (GatekeeperError, OSError):
             return
         self._left_over.pop(earlier.id, None)

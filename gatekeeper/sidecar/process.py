@@ -30,7 +30,7 @@ from gatekeeper import __version__
 from gatekeeper.clock import Clock, SingleTimer, SystemClock
 from gatekeeper.config import MEMORY, Config
 from gatekeeper.errors import ConfigError, StorageError
-from gatekeeper.gate import Gatekeeper, internals
+from gatekeeper.gate import Gatekeeper
 from gatekeeper.sidecar.leases import LeaseJournal
 from gatekeeper.sidecar.listening import (
     Acceptor,
@@ -181,7 +181,7 @@ def _make_service(
         # T5: a socket from the service manager listens wherever that put it.
         demand_credentials(config.server, tokens, where=exposed)
     for address, port in names + proxies:
-        if (guard := internals(gate).guard) is not None:
+        if (guard := gate.parts.guard) is not None:
             guard.listens_on(address, port)  # T3: refused even within an allowed range
     return Service(
         gate,
@@ -247,7 +247,7 @@ async def _listening(
         sites += [Acceptor(one, take, backlog=files.backlog) for one in sockets]
         # Before any site starts, so no lease is granted until the old ones are held again.
         # Requests wait in the backlog meanwhile.
-        await service.leases.restore(service.internals)
+        await service.leases.restore(service.gate)
         async with contextlib.AsyncExitStack() as stack:
             if workers is not None:
                 await stack.enter_async_context(workers.serving(server))

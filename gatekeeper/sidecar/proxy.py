@@ -124,17 +124,17 @@ class Proxy:
 
         The lease holds its slot while the connection is open.
         """
-        internals, began = self._service.internals, time.monotonic()
-        guard = internals.guard or Guard(self._service.config)
+        parts, began = self._service.gate.parts, time.monotonic()
+        guard = parts.guard or Guard(self._service.config)
         try:
             async with asyncio.timeout(_CONNECT_SECONDS):
-                resolver = GuardedResolver(guard, internals.resolver)
+                resolver = GuardedResolver(guard, parts.resolver)
                 tunnel = _Tunnel(*await _connect(guard, resolver, url), lease)
         except AddressRefused as error:
             lease.give_back()
             raise Problem(403, "blocked", "blocked") from error  # T2: this one word
         except OSError as error:
-            internals.unreached(lease, error)
+            parts.unreached(lease, error)
             lease.report(elapsed=time.monotonic() - began)
             raise Problem(502, "no-answer", "the site could not be reached") from error
         lease.ends_with(tunnel)

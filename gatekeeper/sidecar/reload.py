@@ -11,6 +11,7 @@ import msgspec
 
 from gatekeeper.config import Config, values_of
 from gatekeeper.errors import ConfigError
+from gatekeeper.fetching.guard_policy import Guard
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.sidecar.security import (
     Certificates,
@@ -164,9 +165,32 @@ def _put_in_force(service: Service, plan: _Plan) -> Reloaded:
     if service.certificates is not None and plan.certificates is not None:
         own_applied, own_restart = service.certificates.apply(plan.certificates)
         applied, restart = [*applied, *own_applied], [*restart, *own_restart]
-    service.internals.adjust(plan.merged)
+    _adjust(service.gate, plan.merged)
     service.apply_config(plan.merged, plan.tokens, restart_required=restart)
     return Reloaded(applied=applied, needs_restart=restart)
+
+
+def _adjust(gate: Gatekeeper, config: Config) -> None:
+    """Apply the `[guard]`, `[pacing]` and `[[host]]` tables of another configuration together.
+
+    Its other settings must equal the gate's, and so must `pacing.lease_ttl`, `address_interval` and
+    `domain_interval`. Raises ConfigError, and changes nothing, for an invalid setting.
+    """
+    old, parts, opened = gate.config, gate.parts, gate.parts.opened()
+    guard = parts.guard if config.guard != old.guard else None
+    if guard is not None:
+        Guard(config)  # validates, so that nothing below can raise
+    if config.host != old.host:
+        parts.scheduler.replace_rules(config.host)
+    if config.pacing != old.pacing:
+        parts.scheduler.adjust(config.pacing)
+        parts.waits.adjust(config.pacing.own_wait)
+        opened.fetcher.adjust(config.pacing)
+    if guard is not None:
+        guard.adjust(config.guard)
+        opened.directory.void_refusals()
+    gate.config = config
+    parts.decider.adjust(config)
 
 
 def _refuse_new_groups(old: Config, new: Config) -> None:

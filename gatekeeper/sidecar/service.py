@@ -33,7 +33,6 @@ from gatekeeper.errors import (
     LeaseTimeout,
     StorageError,
 )
-from gatekeeper.gate import GateInternals, internals
 from gatekeeper.gate.decision_cache import WrittenDecision
 from gatekeeper.library_internals import HEAD_LIMITS, Octets
 from gatekeeper.pacing.waiting import Entrance
@@ -59,6 +58,7 @@ from gatekeeper.sidecar.metrics import Metrics, gate_samples
 from gatekeeper.sidecar.pages.feeds import DecisionFeed
 from gatekeeper.sidecar.pages.shell import Sessions
 from gatekeeper.sidecar.pages.state import OperatorState
+from gatekeeper.sidecar.replica import GateAnswers
 from gatekeeper.sidecar.security import Admission, ClientLimits, Networks, Tokens, accepted_hosts
 from gatekeeper.sidecar.waiting import OpenStreams
 from gatekeeper.sidecar.workers import Owner
@@ -93,7 +93,7 @@ class Service:
         config: Config,
         routes: tuple[Route[Service], ...],
         *,
-        gate_internals: GateInternals | None = None,
+        answers: GateAnswers | None = None,
         tokens: Tokens | None = None,
         clock: Clock | None = None,
         version: str = "0",
@@ -105,14 +105,14 @@ class Service:
         sources: Callable[[], Mapping[str, str]] = dict,
         workers: Workers | None = None,
     ) -> None:
-        """`routes` are those of `routes.table`. `gate_internals` replaces `internals(gate)`.
+        """`routes` are those of `routes.table`. `answers` are a worker's.
 
         `addresses` are those of the TCP listeners, from which the accepted Host headers follow; a
         unix socket has none, and takes any (T4). `sources` returns where the settings came from.
         `workers` answer questions.
         """
         self.gate = gate
-        self.internals: GateInternals = gate_internals or internals(gate)
+        self.answers: GateAnswers = answers or GateAnswers(gate)
         self.version = version
         self.clock: Clock = clock or SystemClock()
         self.phase: str = "starting"
@@ -124,7 +124,7 @@ class Service:
         )
         self.streams: OpenStreams = OpenStreams()
         """Pages being fetched and passed on."""
-        self.learner: OriginLearner = OriginLearner(self.internals, self.clock)
+        self.learner: OriginLearner = OriginLearner(gate, self.clock)
         self.router: Router[Service] = Router(routes)
         self.reread = reread
         self.file_reader: FileReader = FileReader(self.clock)
@@ -145,7 +145,7 @@ class Service:
         self.apply_config(config, tokens or Tokens())
         self.metrics.add_source(self._samples)
         self._hosts_by_state: Mapping[str, int] = {}
-        self.internals.on_retrieval(self._retrieved)
+        gate.parts.listeners.append(self._retrieved)
 
     def _prepare_accounts(self, config: Config, feed: DecisionFeed) -> None:
         """Make what keeps account of clients and decisions, for operators and for workers."""
@@ -153,12 +153,12 @@ class Service:
         on_limit = None if self.workers is None else self.workers.client_at_limit
         self.clients: ClientLimits = ClientLimits(config.server, self.clock, on_limit)
         self.operators: OperatorState = OperatorState(
-            self.gate, self.internals, self.clock, self.leases, self.metrics, feed
+            self.gate, self.clock, self.leases, self.metrics, feed
         )
         """The state that the pages for operators show."""
         if self.workers is not None:
             self.workers.owner = Owner(
-                self.internals, self.clients, self.metrics, feed, self.log, self._for_workers
+                self.gate, self.clients, self.metrics, feed, self.log, self._for_workers
             )
         self.sessions: Sessions = Sessions(self.clock)
 
@@ -209,7 +209,7 @@ class Service:
         return Configure(
             config=self.config,
             tokens=self.admission.tokens.tokens,
-            rules=self.internals.rules(),
+            rules=self.gate.parts.scheduler.host_rules.entries(),
             identity=self.gate.user_agent,
             version=self.version,
             addresses=list(self.addresses),
@@ -238,7 +238,7 @@ class Service:
         """Return the text that Prometheus scrapes."""
         await self.settle()
         # In a thread, since this iterates over every host, and there may be a million.
-        self._hosts_by_state = await asyncio.to_thread(self.internals.holdups.count)
+        self._hosts_by_state = await asyncio.to_thread(self.gate.parts.scheduler.holdups.count)
         return self.metrics.render()
 
     @property
@@ -251,7 +251,7 @@ class Service:
         """Why new questions are not accepted, for people."""
         if self.phase != "serving":
             return self.phase
-        if (why := self.internals.storage_failing) is not None:
+        if (why := self.gate.parts.storage_failing) is not None:
             return f"promises can't be kept: {why} (storage)"
         fleet = self.gate.stats().fleet
         if fleet is not None and fleet.state == "lost" and not fleet.dividing:
@@ -268,7 +268,7 @@ class Service:
         """
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=self.internals.guarded_connector(),
+                connector=self.gate.parts.make_connector(),
                 middlewares=(self.gate.middleware,),
                 headers={"User-Agent": self.gate.user_agent},
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -473,7 +473,7 @@ class Service:
         return response_octets(route.status, response, call.id)
 
     def _samples(self) -> Samples:
-        failing = self.internals.storage_failing is not None or not self.leases.writable
+        failing = self.gate.parts.storage_failing is not None or not self.leases.writable
         return {
             **gate_samples(self.gate.stats(), self._hosts_by_state),
             **self.leases.samples(),
@@ -532,7 +532,7 @@ class Service:
         except InvalidURL:
             host = ""
         holder = await self._holder(host, call)
-        why, until = self.internals.held_up(host)
+        why, until = self.gate.parts.scheduler.held_up(host)
         retry_at = error.retry_at or (utc(until) if until else None)
         return Problem(
             429,
@@ -555,7 +555,7 @@ class Service:
         views: list[ScopeView] = []
         with contextlib.suppress(TimeoutError):  # a store that hangs holds up no response
             async with deadline(self.clock, _LOOK_SECONDS):
-                views = await self.internals.look(host)
+                views = await self.gate.parts.scheduler.look(host)
         if not views or not views[0].holds:
             return Holder()
         hold, wall = views[0].holds[0], self.clock.wall()

@@ -26,7 +26,6 @@ from gatekeeper.clock import Clock, deadline
 from gatekeeper.config import ServerConfig
 from gatekeeper.decision import Reason, refuse
 from gatekeeper.errors import LeaseTimeout
-from gatekeeper.gate import internals
 from gatekeeper.gate.leases import Lease
 from gatekeeper.sidecar.exchange import Problem
 
@@ -232,12 +231,12 @@ class LeaseWaiters:
         except LeaseTimeout:
             raise
         except TimeoutError:
-            gate_internals, target = internals(gate), urls.parse(wanted.url)
-            elsewhere = gate_internals.holdups.served_elsewhere(target.host)
-            if (why := gate_internals.storage_failing or elsewhere) is not None:
-                refuse(gate_internals.no_turn(wanted.url, target, wanted.user_agent, why))
+            parts, target = gate.parts, urls.parse(wanted.url)
+            elsewhere = parts.scheduler.holdups.served_elsewhere(target.host)
+            if (why := parts.storage_failing or elsewhere) is not None:
+                refuse(parts.questions.no_turn(wanted.url, target, wanted.user_agent, why))
             text = f"its robots.txt was not fetched within {wanted.wait:g} s"
-            raise gate_internals.timeout_error(wanted.url, target.host, text) from None
+            raise parts.scheduler.timeout_error(wanted.url, target.host, text) from None
 
     async def _wait_in_queue(
         self, gate: Gatekeeper, wanted: LeaseRequestBody, waiter: LeaseWaiter, end: float

@@ -361,13 +361,13 @@ class _WorkerProcess:
         set_up_logging(config.server)
         self._replica = Replica(message.identity, config, wanted=self._request_record)
         for address, port in message.addresses:
-            if self._replica.guard is not None:
-                self._replica.guard.listens_on(address, port)  # T3
+            if (guard := self._replica.gate.parts.guard) is not None:
+                guard.listens_on(address, port)  # T3
         self._service = Service(
             self._replica.gate,
             config,
             ROUTES,
-            gate_internals=self._replica,
+            answers=self._replica,
             tokens=tokens,
             addresses=message.addresses,
             version=message.version,

@@ -52,10 +52,11 @@ from gatekeeper.sidecar.channel import (
     Synced,
     WorkerCounts,
 )
+from gatekeeper.sidecar.replica import shared_record
 
 if TYPE_CHECKING:
     from gatekeeper.config import ServerConfig
-    from gatekeeper.gate import GateInternals
+    from gatekeeper.gate import Gatekeeper
     from gatekeeper.sidecar.listening import Server
     from gatekeeper.sidecar.logs import DecisionLog
     from gatekeeper.sidecar.metrics import Metrics, Samples
@@ -143,7 +144,7 @@ class _Worker:
 class Owner:
     """The parts of the owner process that its workers follow, and to which they report."""
 
-    internals: GateInternals
+    gate: Gatekeeper
     clients: ClientLimits
     metrics: Metrics
     feed: DecisionFeed
@@ -175,7 +176,7 @@ class Workers:
     async def serving(self, server: Server) -> AsyncIterator[None]:
         """Run the workers inside the context. On exit they pass their connections back."""
         self._server = server
-        self.owner.internals.follow(self)
+        self.owner.gate.parts.followers.append(self)
         self.owner.metrics.add_source(self._samples)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(self._run(n)) for n in range(1, self._count + 1)]
@@ -315,7 +316,7 @@ class Workers:
 
     def rules_changed(self) -> None:
         """Send every worker the operator's rules about hosts, which changed."""
-        self._broadcast(OperatorRules(self.owner.internals.rules()))
+        self._broadcast(OperatorRules(self.owner.gate.parts.scheduler.host_rules.entries()))
 
     def client_at_limit(self, client: str, at_limit: bool) -> None:
         """Tell every worker that a client reached its limit, or fell below it again."""
@@ -331,7 +332,7 @@ class Workers:
 
     def _send_record(self, origin: str, numbers: Iterable[int]) -> bool:
         """Send the record of an origin to those workers. Return False if there is none to share."""
-        record = self.owner.internals.shared_record(origin)
+        record = shared_record(self.owner.gate, origin)
         if record is None:
             return False
         self._requested.pop(origin, None)
@@ -406,10 +407,12 @@ class Workers:
         owner = self.owner
         for route, method, status, count in added.requests:
             owner.metrics.count_response(route, method, status, count)
-        owner.internals.count(
-            {(Verdict(v), Reason(reason)): count for v, reason, count in added.decisions},
-            added.refused,
+        parts = owner.gate.parts
+        parts.decider.count(
+            {(Verdict(v), Reason(reason)): count for v, reason, count in added.decisions}
         )
+        if parts.guard is not None:
+            parts.guard.count(added.refused)
         feed = owner.feed
         for origin, allow, deny, defer in added.origins:
             counts = feed.count_of(origin)

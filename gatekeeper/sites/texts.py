@@ -131,13 +131,12 @@ def parse_text(settings: CallSettings, name: str, body: bytes) -> Text:
 async def _fetch_robots(settings: CallSettings, origin: str) -> Text:
     """Fetch the file of an origin."""
     from gatekeeper.decision import Reason, State  # noqa: PLC0415
-    from gatekeeper.gate import internals  # noqa: PLC0415
 
     name = f"{origin}/robots.txt"
     async with open_gate(settings.without_overrides()) as gate:
         robots = await gate.robots(name)
         if robots is not None:
-            body, coding = robots.octets.encode("latin-1"), internals(gate).coding(origin)
+            body, coding = robots.octets.encode("latin-1"), gate.parts.directory.coding(origin)
             return Text(name=name, body=body, robots=robots, coding=coding)
         # Another path than /robots.txt, which may always be requested (RFC 9309 section 2.2.2,
         # RFC-20).

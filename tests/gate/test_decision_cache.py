@@ -16,9 +16,10 @@ from gatekeeper.client.wire import Decisions
 from gatekeeper.config import CacheConfig, Config, GuardConfig
 from gatekeeper.decision import Decision
 from gatekeeper.fetching.records import Moment
-from gatekeeper.gate import decision_cache, internals
+from gatekeeper.gate import decision_cache
 from gatekeeper.robots import RobotsTxt
 from gatekeeper.robots.flat import FlatRules
+from gatekeeper.sidecar.replica import GateAnswers
 from tests.internet import FakeInternet
 
 pytestmark = pytest.mark.usefixtures("speedups_on", "kept_at_once")
@@ -65,7 +66,7 @@ async def test_the_same_rule_gives_the_same_answer(
     virtual_internet: FakeInternet, gate: Gatekeeper, first: str, second: str
 ) -> None:
     built = await asked(virtual_internet, gate, first)
-    recalled = internals(gate).recall(f"http://a.test{second}")
+    recalled = GateAnswers(gate).recall(f"http://a.test{second}")
 
     assert recalled is not None
     assert common(recalled) == common(built)
@@ -80,7 +81,7 @@ async def test_a_rule_not_met_before_gives_the_decision_of_a_cold_origin(
     virtual_internet.site("b.test").robots(ROBOTS)
     cold = common(await asked(virtual_internet, gate, path, "b.test"))
     await asked(virtual_internet, gate, "/a")
-    recalled = internals(gate).recall(f"http://a.test{path}")
+    recalled = GateAnswers(gate).recall(f"http://a.test{path}")
 
     assert recalled is not None
     own = ("origin", "fetched_at", "expires_at")
@@ -106,7 +107,7 @@ async def test_anything_odd_is_left_to_check(
 ) -> None:
     await asked(virtual_internet, gate, "/a")
 
-    assert internals(gate).recall(url) is None
+    assert GateAnswers(gate).recall(url) is None
 
 
 async def test_an_expired_record_answers_nothing(
@@ -117,7 +118,7 @@ async def test_an_expired_record_answers_nothing(
     assert isinstance(clock, VirtualClock)
     clock.advance(86_400.0)
 
-    assert internals(gate).recall("http://a.test/a") is None
+    assert GateAnswers(gate).recall("http://a.test/a") is None
 
 
 @pytest.mark.parametrize("often", [1, 1_000])
@@ -144,10 +145,10 @@ async def test_agents_have_answers_of_their_own(
     virtual_internet.site("b.test").robots("User-agent: otherbot\nDisallow: /\n")
     await asked(virtual_internet, gate, "/a", "b.test")
 
-    assert internals(gate).recall("http://b.test/a", user_agent="otherbot") is None
+    assert GateAnswers(gate).recall("http://b.test/a", user_agent="otherbot") is None
     decision = await gate.check("http://b.test/a", user_agent="otherbot")
     assert decision.verdict is Verdict.DENY
-    assert internals(gate).recall("http://b.test/x", user_agent="otherbot/2.0") is not None
+    assert GateAnswers(gate).recall("http://b.test/x", user_agent="otherbot/2.0") is not None
 
 
 async def test_a_file_with_visit_times_is_asked_each_time(
@@ -156,7 +157,7 @@ async def test_a_file_with_visit_times_is_asked_each_time(
     virtual_internet.site("b.test").robots("User-agent: *\nVisit-time: 0600-0845\n")
     await asked(virtual_internet, gate, "/a", "b.test")
 
-    assert internals(gate).recall("http://b.test/b") is None
+    assert GateAnswers(gate).recall("http://b.test/b") is None
 
 
 async def test_recalled_decisions_are_counted(
@@ -202,7 +203,7 @@ async def test_a_lease_had_at_once_has_the_decision_of_a_check(
     for path in ("/b?c", "/private/open/x"):
         url = f"http://a.test{path}"
         await virtual_internet.clock.elapse(1.0)
-        lease = internals(gate).take(url)
+        lease = gate.parts.leases.take(url, None)
         assert lease is not None
         lease.give_back()
         decision = await asked(virtual_internet, gate, path)
@@ -232,7 +233,7 @@ async def test_what_is_not_plainly_welcome_is_not_leased_at_once(
 ) -> None:
     await asked(virtual_internet, gate, "/a")
 
-    assert internals(gate).take(url) is None
+    assert gate.parts.leases.take(url, None) is None
     assert gate.stats().pacing.in_flight == 0
 
 
@@ -241,10 +242,10 @@ async def test_a_turn_that_is_not_free_is_not_had_at_once(
 ) -> None:
     await asked(virtual_internet, gate, "/a")
     await virtual_internet.clock.elapse(1.0)
-    held = internals(gate).take("http://a.test/a")
+    held = gate.parts.leases.take("http://a.test/a", None)
     assert held is not None
 
-    assert internals(gate).take("http://a.test/b") is None
+    assert gate.parts.leases.take("http://a.test/b", None) is None
     held.end()
 
 
@@ -278,12 +279,12 @@ def test_what_is_written_are_the_octets_of_the_decision(raws: list[str]) -> None
                 for path in ("/", "/b", '/ß"', '/"id":"'):
                     await gate.check(f"http://a.test{path}")
                 both = ["http://a.test/%C3%9F%22", "http://a.test/b"]
-                assert internals(gate).write_many(both).missing() == []
-                written = internals(gate).write_many(raws)
+                assert GateAnswers(gate).write_many(both).missing() == []
+                written = GateAnswers(gate).write_many(raws)
                 missing = written.missing()
                 for place, raw in enumerate(raws):
                     if place not in missing:
-                        told, text = internals(gate).recall(raw), written[place]
+                        told, text = GateAnswers(gate).recall(raw), written[place]
                         assert told is not None
                         told = msgspec.structs.replace(told, id=msgspec.json.decode(text)["id"])
                         assert text.encode() == msgspec.json.encode(told)
@@ -306,8 +307,8 @@ async def test_ordinary_urls_are_written_whatever_stands_beside_them(
     odd = ["nonsense", "http://a.test/ä", "http://a.test/x/../private", "http://A.test/b"]
     late = ["http://c.test/", "http://a.test/robots.txt", "http://a.test/new.pdf", ""]
 
-    assert internals(gate).write_many(ordinary).missing() == []
-    written = internals(gate).write_many([*ordinary, *odd, *late])
+    assert GateAnswers(gate).write_many(ordinary).missing() == []
+    written = GateAnswers(gate).write_many([*ordinary, *odd, *late])
     assert written.missing() == list(range(2, 10))
 
 
@@ -317,7 +318,7 @@ async def test_what_is_written_is_counted_told_and_numbered(
     for path in ("/a", "/private"):
         await asked(virtual_internet, gate, path)
     raws = ["http://a.test/b", "nonsense", "http://a.test/private/c"] * 2
-    batch = internals(gate).write_many(raws)
+    batch = GateAnswers(gate).write_many(raws)
     given, written = batch.written(), [batch[place] for place in (0, 2, 3, -1)]
 
     assert gate.stats().decisions[Verdict.DENY, Reason.RULE] == 1
@@ -337,7 +338,7 @@ async def test_nothing_is_written_of_an_expired_record(
     assert isinstance(clock, VirtualClock)
     clock.advance(86_400.0)
 
-    assert internals(gate).write_many(["http://a.test/a"]).missing() == [0]
+    assert GateAnswers(gate).write_many(["http://a.test/a"]).missing() == [0]
 
 
 async def test_what_is_written_is_the_agents_own(
@@ -345,7 +346,7 @@ async def test_what_is_written_is_the_agents_own(
 ) -> None:
     await asked(virtual_internet, gate, "/private")
     await gate.check("http://a.test/private", user_agent="otherbot")
-    [text] = internals(gate).write_many(["http://a.test/private/x"], user_agent="otherbot/1.0")
+    [text] = GateAnswers(gate).write_many(["http://a.test/private/x"], user_agent="otherbot/1.0")
 
     assert msgspec.json.decode(text)["user_agent"] == "otherbot"
 
@@ -375,7 +376,7 @@ async def test_leases_of_a_file_with_two_readings_have_each_its_own_decision(
 
 
 def kept_of(gate: Gatekeeper) -> set[str]:
-    return {origin for origin, record in gate._decider.records.items() if record.cached}
+    return {origin for origin, record in gate.parts.decider.records.items() if record.cached}
 
 
 async def test_decisions_are_kept_of_origins_that_are_asked_about_often(
@@ -383,7 +384,7 @@ async def test_decisions_are_kept_of_origins_that_are_asked_about_often(
 ) -> None:
     monkeypatch.setattr(decision_cache, "_CACHE_AFTER", 3)
     monkeypatch.setattr(decision_cache, "_QUESTIONS_PER_ERA", 1)
-    gate._decider._cache._left_in_era = 1
+    gate.parts.decider._cache._left_in_era = 1
     hosts = [f"h{number}.test" for number in range(4)]
     for host in hosts:
         virtual_internet.site(host).robots(ROBOTS)
@@ -439,7 +440,7 @@ async def test_every_way_gives_one_verdict(
     virtual_internet: FakeInternet, gate: Gatekeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await asked(virtual_internet, gate, "/a")
-    (record,) = gate._decider.records.values()
+    (record,) = gate.parts.decider.records.values()
     for path in PATHS:
         url = f"http://a.test{path}"
 
@@ -479,7 +480,7 @@ async def test_a_text_at_rest_gives_the_decision_that_it_gives_awake(
     virtual_internet.site("a.test").robots(ROBOTS + "Crawl-delay: 1\n")
     await asked(virtual_internet, gate, "/b")
     awake = await asked(virtual_internet, gate, path)
-    (record,) = gate._decider.records.values()
+    (record,) = gate.parts.decider.records.values()
     assert record.text is not None
     for _ in range(2):
         record.text.rest()
@@ -493,7 +494,7 @@ async def test_a_text_at_rest_wakes_for_an_origin_that_is_asked_about_again(
 ) -> None:
     monkeypatch.setattr(decision_cache, "_CACHE_AFTER", 4)
     await asked(virtual_internet, gate, "/b")
-    (record,) = gate._decider.records.values()
+    (record,) = gate.parts.decider.records.values()
     assert record.text is not None
     record.text.rest()
     record.drop_cached()
@@ -515,7 +516,7 @@ async def test_what_a_text_at_rest_asks_for_is_known_without_reading_it_again(
     text = "User-agent: *\nCrawl-delay: 7\n" + "Disallow: /private\n" * rules
     virtual_internet.site("b.test").robots(text)
     await asked(virtual_internet, gate, "/a", "b.test")
-    (record,) = gate._decider.records.values()
+    (record,) = gate.parts.decider.records.values()
     assert record.text is not None
     record.text.rest()
 
@@ -523,8 +524,8 @@ async def test_what_a_text_at_rest_asks_for_is_known_without_reading_it_again(
         raise AssertionError("read again")
 
     monkeypatch.setattr(RobotsTxt, "parse", parse)
-    moment = Moment(gate._clock.monotonic(), gate._clock.wall())
-    assert gate._decider.interval(record, "testbot", moment).seconds == 7.0
+    moment = Moment(gate.parts.clock.monotonic(), gate.parts.clock.wall())
+    assert gate.parts.decider.interval(record, "testbot", moment).seconds == 7.0
 
 
 async def test_the_first_check_spares_the_next_question_a_look_at_the_text(
@@ -532,7 +533,7 @@ async def test_the_first_check_spares_the_next_question_a_look_at_the_text(
 ) -> None:
     monkeypatch.setattr(decision_cache, "_CACHE_AFTER", 1_000)
     await asked(virtual_internet, gate, "/a")
-    (record,) = gate._decider.records.values()
+    (record,) = gate.parts.decider.records.values()
     assert record.text is not None
     assert isinstance(record.rules, FlatRules)
     assert record.rules is record.text.ready

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gatekeeper import Config, Decision, Denied, Gatekeeper, VirtualClock, speedups
 from gatekeeper.client.wire import Decisions
-from gatekeeper.gate import internals
 from gatekeeper.robots import RobotsTxt
+from gatekeeper.sidecar.replica import GateAnswers
 from tests.internet import FakeInternet
 
 FILES = st.lists(
@@ -66,7 +66,7 @@ async def leased(gate: Gatekeeper, url: str) -> Decision:
 
 def rest(gate: Gatekeeper) -> None:
     """Pack every text, as if many other origins had been asked about since."""
-    for record in gate._decider.records.values():
+    for record in gate.parts.decider.records.values():
         record.drop_cached()
         record.questions = 0
         if record.text is not None:
@@ -74,7 +74,7 @@ def rest(gate: Gatekeeper) -> None:
 
 
 async def every_way(gate: Gatekeeper, url: str, *, resting: bool) -> list[dict[str, object]]:
-    inside = internals(gate)
+    inside = GateAnswers(gate)
 
     def at_rest() -> Gatekeeper:
         if resting:

@@ -34,7 +34,6 @@ from gatekeeper.fetching.guard_policy import (
     PORT_NOTE,
     USERINFO_NOTE,
 )
-from gatekeeper.gate import internals
 from gatekeeper.testing import ScriptedGate
 from tests.internet import FakeInternet, Hold, Page
 
@@ -283,8 +282,8 @@ async def test_a_refusal_by_the_guard_says_what_the_url_itself_shows(
     lists = {"allow": ["127.0.0.1/32"], "deny": ["8.8.8.8", "denied.test", "denied.internal"]}
     config = Config.from_dict({"guard": lists})
     async with Gatekeeper(AGENT, config=config, resolver=internet.resolver) as gate:
-        assert internals(gate).guard is not None
-        internals(gate).guard.listens_on("127.0.0.1", 8750)
+        assert gate.parts.guard is not None
+        gate.parts.guard.listens_on("127.0.0.1", 8750)
         decision = await gate.check(raw)
         with pytest.raises(Denied) as caught:
             await gate.acquire(raw)
@@ -324,8 +323,8 @@ async def test_t2_what_a_name_leads_to_changes_no_word_of_a_refusal(
     internet.dns("in.test", *answers)
     config = Config.from_dict({"guard": {"deny": ["8.8.8.8"]}})
     async with Gatekeeper(AGENT, config=config, resolver=internet.resolver) as gate:
-        assert internals(gate).guard is not None
-        internals(gate).guard.listens_on("127.0.0.1", 80)
+        assert gate.parts.guard is not None
+        gate.parts.guard.listens_on("127.0.0.1", 80)
         decision = await gate.check("http://in.test/")
         with pytest.raises(Denied) as caught:
             await gate.acquire("http://in.test/")

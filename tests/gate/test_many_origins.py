@@ -58,6 +58,6 @@ async def test_nothing_grows_as_one_piece_with_the_number_of_origins(
         known = {id(said), id(gate._faults.answered_at)}
         large = [one for one in hashed(gate) if len(one) > ORIGINS // 4 and id(one) not in known]
         # The containers with an entry per origin are among those that were found.
-        scopes = {id(part) for part in gate._scheduler._memory.scopes.parts}
+        scopes = {id(part) for part in gate.parts.scheduler._memory.scopes.parts}
         assert scopes <= {id(one) for one in hashed(gate)}
         assert [(len(one), [*one][:3]) for one in large] == []

@@ -11,9 +11,8 @@ import pytest
 from gatekeeper import Gatekeeper
 from gatekeeper.config import Config, GuardConfig, HostRule, ServerConfig
 from gatekeeper.decision import Decision, Verdict
-from gatekeeper.gate import GateInternals, internals
 from gatekeeper.sidecar.channel import Configure
-from gatekeeper.sidecar.replica import Replica
+from gatekeeper.sidecar.replica import Replica, shared_record
 from tests.internet import FakeInternet
 
 CONFIG = Config(guard=GuardConfig(allow=("127.0.0.0/8", "*.test")))
@@ -67,7 +66,7 @@ async def test_it_decides_as_the_gate_does_whose_record_it_has(
     assert other.decide(URLS[0], user_agent=agent) is None
     assert wanted == ["http://a.test"]
     await gate.check(URLS[0])
-    record = internals(gate).shared_record("http://a.test")
+    record = shared_record(gate, "http://a.test")
     assert record is not None
     other.take_in("http://a.test", record)
     for _ in range(6):  # from the text, from its rules, from the decision cache
@@ -82,17 +81,16 @@ async def test_it_decides_as_the_gate_does_whose_record_it_has(
 
 
 async def test_only_what_a_text_alone_decides_is_shared(gate: Gatekeeper) -> None:
-    inside = internals(gate)
     for name, shared in (("none", True), ("large", False), ("down", False)):
         await gate.check(f"http://{name}.test/")
-        assert (inside.shared_record(f"http://{name}.test") is not None) is shared
-    assert inside.shared_record("http://unheard.test") is None
+        assert (shared_record(gate, f"http://{name}.test") is not None) is shared
+    assert shared_record(gate, "http://unheard.test") is None
 
 
 async def test_what_it_is_told_to_forget_or_to_obey_counts_at_once(gate: Gatekeeper) -> None:
     other, url = replica([]), "http://a.test/x"
     await gate.check(url)
-    record = internals(gate).shared_record("http://a.test")
+    record = shared_record(gate, "http://a.test")
     assert record is not None
 
     def verdict() -> Verdict | None:
@@ -126,14 +124,13 @@ async def test_a_follower_hears_of_each_record_and_each_rule(gate: Gatekeeper) -
         def rules_changed(self) -> None:
             heard.append("rules")
 
-    inside: GateInternals = internals(gate)
-    inside.follow(Follower())
+    gate.parts.followers.append(Follower())
     await gate.check("http://a.test/")
     await gate.refresh("http://a.test")
     gate.override(HostRule(match="a.test", robots="deny"))
 
     assert heard == ["http://a.test", "http://a.test", "rules"]
-    assert [rule.match for rule in inside.rules()] == ["a.test"]
+    assert [rule.match for rule in gate.parts.scheduler.host_rules.entries()] == ["a.test"]
 
 
 def test_a_configuration_goes_from_process_to_process_as_it_is() -> None:

@@ -320,7 +320,7 @@ async def test_a_request_of_which_nothing_is_heard_is_looked_at(
     ):
         asked = asyncio.create_task(client.get("http://a.test/x"))
         await hold.waiting.acquire()
-        [lease] = gate._open.leases.holdings.everybody()
+        [lease] = gate.parts.leases.holdings.everybody()
         assert lease.awaits_head
         hold.release()
         assert (await asked).text == "late"

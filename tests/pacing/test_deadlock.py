@@ -23,7 +23,6 @@ from gatekeeper import (
     session_gate,
 )
 from gatekeeper.clock import VirtualClock
-from gatekeeper.gate import internals
 from gatekeeper.pacing.deadlock import WaitGraph, WaitsForItself
 from gatekeeper.pacing.waiting import Need
 from tests.internet import Drip, FakeInternet, Stall, redirect
@@ -598,7 +597,7 @@ async def test_a_cancelled_child_is_cancelled_and_not_refused(
             net.clock.call_at(net.clock.monotonic() + 30.0, task.cancel)
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert len(gate._waits) == 0
+            assert len(gate.parts.waits) == 0
 
     await net.drive(run())
 
@@ -638,7 +637,7 @@ async def test_a_file_that_is_redirected_to_a_host_of_the_askers_is_own_lease(
                 is_own_lease(answers[0], "http://a.test/x")
                 for method in ("robots", "policy", "source", "refresh"):
                     with pytest.raises(LeaseTimeout, match=r"http://a\.test/x"):
-                        await getattr(internals(gate) if method == "source" else gate, method)(
+                        await getattr(gate.parts.questions if method == "source" else gate, method)(
                             "http://c.test/y"
                         )
                 with pytest.raises(LeaseTimeout, match=r"http://a\.test/x"):
@@ -793,14 +792,14 @@ async def test_a_great_many_children_of_one_cost_the_same_each(
 
     async def run(count: int) -> float:
         async with make_gate() as gate, gate.lease("http://a.test/parent"):
-            needs, asked = gate._waits._needs, 0
+            needs, asked = gate.parts.waits._needs, 0
 
             def counted(host: str, near: tuple[str, ...]) -> Any:
                 nonlocal asked
                 asked += 1
                 return needs(host, near)
 
-            gate._waits._needs = counted
+            gate.parts.waits._needs = counted
 
             async def child(number: int) -> None:
                 with pytest.raises(LeaseTimeout):
@@ -808,9 +807,9 @@ async def test_a_great_many_children_of_one_cost_the_same_each(
                         pass
 
             await asyncio.gather(*(child(number) for number in range(count)))
-            assert len(gate._waits) == 0
-            assert not gate._waits._by_lease
-            assert not gate._waits._by_scope
+            assert len(gate.parts.waits) == 0
+            assert not gate.parts.waits._by_lease
+            assert not gate.parts.waits._by_scope
             return asked / count
 
     few = await net.drive(run(20))

@@ -11,7 +11,6 @@ from aiohttp.abc import AbstractResolver
 
 from gatekeeper import Deferred, Denied, Gatekeeper, polite_session
 from gatekeeper.clock import Clock
-from gatekeeper.gate import internals
 from gatekeeper.storage.base import Storage
 from tests.politeness.world import AGENT, config
 
@@ -64,5 +63,5 @@ async def crawl(fetch: Fetch, urls: Iterable[str], clock: Clock) -> None:
 async def visit(gate: Gatekeeper, url: str, log: list[tuple[str, float]]) -> None:
     """Take a lease, use it immediately and report success."""
     async with gate.lease(url) as lease:
-        log.append((url, internals(gate).clock.monotonic()))
+        log.append((url, gate.parts.clock.monotonic()))
         lease.report(status=200)

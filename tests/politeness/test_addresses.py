@@ -340,9 +340,9 @@ async def visit_anyhow(gate: Gatekeeper, host: str, session: aiohttp.ClientSessi
         except Deferred as refusal:
             at = refusal.retry_at
             assert at is not None
-            await gate._clock.sleep(max(0.5, at.timestamp() - gate._clock.wall()))
+            await gate.parts.clock.sleep(max(0.5, at.timestamp() - gate.parts.clock.wall()))
         except aiohttp.ClientError:
-            await gate._clock.sleep(2.0)
+            await gate.parts.clock.sleep(2.0)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)

@@ -11,7 +11,6 @@ import pytest
 
 from gatekeeper import Gatekeeper, GateStats, PoliteQueue
 from gatekeeper.clock import VirtualClock
-from gatekeeper.gate import internals
 from tests.internet import Drip, FakeInternet, Page, redirect
 from tests.politeness.conftest import MakeGate
 from tests.politeness.judge import Manners, judge
@@ -84,7 +83,7 @@ async def test_a_cancelled_request_leaves_its_turn_to_the_next(
         async with (
             make_gate() as gate,
             aiohttp.ClientSession(
-                connector=internals(gate).guarded_connector(), middlewares=(gate.middleware,)
+                connector=gate.parts.make_connector(), middlewares=(gate.middleware,)
             ) as session,
         ):
             return await cancelled(gate, get(session, FIRST), get(session, SECOND), turns)

@@ -21,7 +21,6 @@ from gatekeeper import (
     Verdict,
 )
 from gatekeeper.clock import VirtualClock
-from gatekeeper.gate import internals
 from tests.internet import Fail, FakeInternet, Page, redirect
 from tests.politeness.conftest import MakeGate
 from tests.politeness.crawling import visit
@@ -314,7 +313,7 @@ async def test_an_adopted_lease_ends_with_a_redirect(
         async with (
             make_gate() as gate,
             aiohttp.ClientSession(
-                connector=internals(gate).guarded_connector(), middlewares=(gate.middleware,)
+                connector=gate.parts.make_connector(), middlewares=(gate.middleware,)
             ) as session,
         ):
             crossing = (get(gate, session, f"http://{host}.test/go") for host in "ab")
@@ -333,7 +332,7 @@ async def test_hosts_that_break_connections_are_asked_less_often(
         async with (
             make_gate() as gate,
             aiohttp.ClientSession(
-                connector=internals(gate).guarded_connector(), middlewares=(gate.middleware,)
+                connector=gate.parts.make_connector(), middlewares=(gate.middleware,)
             ) as session,
         ):
             await gate.check(f"{A}/")

@@ -18,7 +18,6 @@ from gatekeeper import (
     Verdict,
 )
 from gatekeeper.clock import VirtualClock
-from gatekeeper.gate import internals
 from gatekeeper.gate.robots_pacing import PARKED
 from gatekeeper.storage.memory import MemoryStorage
 from tests.internet import CloseSilently, Fail, FakeInternet, Hold, Page
@@ -116,8 +115,8 @@ async def test_hosts_that_failed_wait_while_our_own_network_is_down_and_probes_g
             await clock.sleep(1.0)
             assert gate.ready
             internet.dns("known.test", Fail.SERVFAIL)
-            assert isinstance(internals(gate).connector, aiohttp.TCPConnector)
-            internals(gate).connector.clear_dns_cache()
+            assert isinstance(gate.parts.connector, aiohttp.TCPConnector)
+            gate.parts.connector.clear_dns_cache()
             await cut_off(gate, but="known.test")
             waiting = asyncio.create_task(visit(gate, "http://known.test/x", log))
             queries = len(internet.resolver.queries)
@@ -179,7 +178,7 @@ async def test_those_who_wait_can_leave_and_close_during_a_fault(
             await clock.sleep(1.0)
             # A probe that connects would end the fault.
             internet.dns("known.test", Fail.SERVFAIL)
-            connector = internals(gate).connector
+            connector = gate.parts.connector
             assert isinstance(connector, TCPConnector)
             connector.clear_dns_cache()
             await cut_off(gate, but="known.test")
@@ -275,7 +274,7 @@ async def test_at_retry_at_a_site_that_was_overloaded_is_asked_again(
 
 async def test_a_block_until_no_moment_lifts_none(clock: VirtualClock, make_gate: MakeGate) -> None:
     async with make_gate() as gate:
-        gate._scheduler.block("a.test", clock.wall() + 60, PARKED)
+        gate.parts.scheduler.block("a.test", clock.wall() + 60, PARKED)
         with pytest.raises(ConfigError, match="is not a moment"):
             await gate.block("a.test", float("nan"))
-        assert gate._scheduler.blocked("a.test") is not None
+        assert gate.parts.scheduler.blocked("a.test") is not None

@@ -8,7 +8,6 @@ import pytest
 
 from gatekeeper import ConfigError, Gatekeeper, HostRule, LeaseTimeout, Verdict
 from gatekeeper.clock import VirtualClock
-from gatekeeper.gate import internals
 from tests.internet import FakeInternet
 from tests.politeness.conftest import MakeGate
 
@@ -49,7 +48,7 @@ async def test_pause_and_block_hold_the_host_that_is_meant(
             assert not await held(gate)
             await gate.block(spelling, clock.wall() + 100.0)
             assert await held(gate)
-            assert list(internals(gate).watch_hosts()[0]) == ["a.test"]
+            assert list(gate.parts.scheduler.watch()[0]) == ["a.test"]
             assert await gate.why(spelling) == await gate.why("a.test") != ()
 
     await internet.drive(run())

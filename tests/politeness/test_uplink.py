@@ -135,7 +135,7 @@ async def test_a_lost_uplink_is_told_soon_held_against_nobody_and_over_at_once(
             gate = crawl.gate
             for host in HOSTS[:hosts]:
                 assert {view.kind for view in await gate.why(host)} <= KINDS
-                scope = gate._scheduler._memory.find(host)
+                scope = gate.parts.scheduler._memory.find(host)
                 assert scope is not None
                 assert scope.history is None or not scope.history.errors
             stored = [await storage.load_origin(f"http://new{n}.test") for n in range(700)]

@@ -26,7 +26,6 @@ from gatekeeper import (
     signals,
 )
 from gatekeeper.clock import VirtualClock
-from gatekeeper.gate import internals
 from gatekeeper.session import plain_session
 from tests.internet import Drip, FakeInternet, Hold, Page, Reset, Stall, Truncated, redirect
 
@@ -215,7 +214,7 @@ async def test_a_place_that_passed_the_guard_is_judged_anew_when_its_rules_chang
     for name in "xyx":
         async with session.get(f"http://127.0.0.1:{port}/{name}") as response:
             await response.read()
-    guard = internals(session_gate(session)).guard
+    guard = session_gate(session).parts.guard
     assert guard is not None
     guard.listens_on("127.0.0.1", port)
     with pytest.raises(Denied):

@@ -46,15 +46,11 @@ class ScriptedGate:
         """Return stats without any decision."""
         return SimpleNamespace(fleet=None, decisions={}, directory=SimpleNamespace(outcomes={}))
 
-    def on_retrieval(self, callback: object) -> None:
-        """Do nothing, since nothing is fetched."""
-
-    def watch_hosts(self) -> tuple[dict[str, object], list[object]]:
-        """Return no hosts."""
-        return {}, []
-
-    async def learn(self, origin: str) -> None:
-        """Do nothing, since every answer is scripted."""
+    parts = SimpleNamespace(
+        listeners=[],
+        scheduler=SimpleNamespace(watch=lambda: ({}, []), holdups=SimpleNamespace(state=None)),
+    )
+    """No hosts; nothing is fetched."""
 
     def recall(self, url: str, *, user_agent: str | None = None) -> Decision | None:
         return None
@@ -90,7 +86,7 @@ def config() -> Config:
 
 @pytest.fixture
 async def service(gate: ScriptedGate, config: Config) -> Service:
-    service = Service(gate, config, ROUTES, gate_internals=gate, addresses=[("0.0.0.0", 0)])  # type: ignore[arg-type]
+    service = Service(gate, config, ROUTES, answers=gate, addresses=[("0.0.0.0", 0)])  # type: ignore[arg-type]
     service.serve()
     return service
 

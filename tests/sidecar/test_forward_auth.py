@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -149,11 +150,11 @@ async def test_t8_origins_that_do_not_answer_hold_up_neither_others_nor_the_oper
 async def test_t8_an_origin_is_followed_for_a_bounded_time(virtual_internet: FakeInternet) -> None:
     clock: Any = virtual_internet.clock
 
-    class Silent:
-        async def learn(self, _origin: str) -> None:
-            await asyncio.Event().wait()
+    async def silent(_origin: str) -> None:
+        await asyncio.Event().wait()
 
-    learner = background.OriginLearner(Silent(), clock)
+    gate: Any = SimpleNamespace(parts=SimpleNamespace(questions=SimpleNamespace(learn=silent)))
+    learner = background.OriginLearner(gate, clock)
     task = learner.learn("http://a.test")
     assert task is learner.learn("http://a.test")
     await clock.elapse(11.0)

@@ -68,7 +68,7 @@ async def test_a_store_that_hangs_holds_up_no_refusal(
     async def hang(*_: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(type(asked.service.internals), "look", hang)
+    monkeypatch.setattr(type(asked.service.gate.parts.scheduler), "look", hang)
     monkeypatch.setattr(service_module, "_LOOK_SECONDS", 0.0)
     await asked.service.gate.block("a.test", asked.service.clock.wall() + 60)
     async with asyncio.timeout(20.0):

@@ -350,7 +350,7 @@ async def test_an_error_of_ours_goes_the_usual_way_and_is_logged(
 ) -> None:
     both = await doors()
     for name in ("recall", "write"):
-        monkeypatch.setattr(both.service.gate._decider, name, lambda *_, **__: 1 / 0)
+        monkeypatch.setattr(both.service.gate.parts.decider, name, lambda *_, **__: 1 / 0)
     connection = await both.connect()
 
     assert (await connection.ask(CHECK)).split()[1] == b"500"

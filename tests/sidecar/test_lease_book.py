@@ -13,7 +13,6 @@ import pytest
 from gatekeeper.client.wire import LeaseReport, LeaseRequestBody
 from gatekeeper.clock import VirtualClock, boot_of
 from gatekeeper.config import ServerConfig
-from gatekeeper.gate import internals
 from gatekeeper.sidecar.exchange import Problem
 from gatekeeper.sidecar.leases import LeaseJournal, LeaseTable, OpenLease
 from tests.internet import FakeInternet
@@ -257,7 +256,7 @@ async def kept(door: Any, internet: FakeInternet, path: Path) -> AsyncIterator[K
 async def test_a_full_disk_leaks_no_turn_and_says_what_helps(kept: Kept, at_once: bool) -> None:
     async def take() -> None:
         if at_once:
-            kept.table.acquire_nowait(internals(kept.gate), URL, 60.0, "client")
+            kept.table.acquire_nowait(kept.gate, URL, 60.0, "client")
         else:
             await kept.take()
 
@@ -280,7 +279,7 @@ async def test_while_the_disk_is_full_no_turn_is_taken_at_all(
         for _ in range(3):
             assert (
                 kept.table._journal_failed is False
-                or kept.table.acquire_nowait(internals(kept.gate), URL, 1, "c") is None
+                or kept.table.acquire_nowait(kept.gate, URL, 1, "c") is None
             )
             with pytest.raises(Problem, match="storage"):
                 await kept.take()
@@ -342,7 +341,7 @@ async def restarted(kept: Kept, path: Path, seconds: float) -> LeaseTable:
     kept.table.close()
     kept.clock.advance(seconds)
     table = LeaseTable(ServerConfig(), kept.clock, LeaseJournal(path, clock=kept.clock))
-    await table.restore(internals(kept.gate))
+    await table.restore(kept.gate)
     return table
 
 
@@ -353,15 +352,15 @@ async def test_a_report_of_a_lease_that_ran_out_meanwhile_counts(
     lease_id = await kept.take(ttl=30.0)
     table = await restarted(kept, path, 45.0)
     assert (len(table), kept.in_flight) == (0, 0)
-    assert kept.gate._scheduler.blocked("a.test") is None
+    assert kept.gate.parts.scheduler.blocked("a.test") is None
 
     told = LeaseReport(status=status, retry_after="600")
     assert table.report(lease_id, told) is None
-    blocked = kept.gate._scheduler.blocked("a.test")
+    blocked = kept.gate.parts.scheduler.blocked("a.test")
     assert blocked is not None
-    assert blocked[0] - internals(kept.gate).clock.wall() == pytest.approx(600.0, abs=1.0)
+    assert blocked[0] - kept.gate.parts.clock.wall() == pytest.approx(600.0, abs=1.0)
     table.report(lease_id, LeaseReport(status=status, retry_after="9000"))
-    assert kept.gate._scheduler.blocked("a.test")[0] == pytest.approx(blocked[0], abs=1.0)
+    assert kept.gate.parts.scheduler.blocked("a.test")[0] == pytest.approx(blocked[0], abs=1.0)
 
     table.close()
     again = LeaseTable(ServerConfig(), kept.clock, LeaseJournal(path, clock=kept.clock))
@@ -386,7 +385,7 @@ async def test_a_lease_that_had_run_out_before_the_end_of_the_process_is_reporta
     assert len(kept.table) == 0
     table = await restarted(kept, path, 20.0)
     table.report(lease_id, LeaseReport(status=429, retry_after=600.0))
-    assert kept.gate._scheduler.blocked("a.test") is not None
+    assert kept.gate.parts.scheduler.blocked("a.test") is not None
     table.close()
 
 
@@ -404,10 +403,10 @@ def test_a_journal_that_was_removed_is_written_again_with_all_that_is_open(path:
 @pytest.mark.usefixtures("speedups_on")
 async def test_a_client_may_name_its_lease_unless_the_name_is_taken(kept: Kept) -> None:
     mine = "client-made-id-0"
-    one = kept.table.acquire_nowait(internals(kept.gate), URL, 60.0, "client", mine)
+    one = kept.table.acquire_nowait(kept.gate, URL, 60.0, "client", mine)
     assert one is not None
     assert one.id == mine
     kept.table.give_back(mine)
-    other = kept.table.acquire_nowait(internals(kept.gate), URL, 60.0, "another", mine)
+    other = kept.table.acquire_nowait(kept.gate, URL, 60.0, "another", mine)
     assert other is not None
     assert other.id != mine  # the former holder may still report it

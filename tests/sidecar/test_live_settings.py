@@ -262,7 +262,9 @@ async def test_the_search_for_stale_values_finds_them_where_they_hide(service: A
     hidden.kept = {"deep": [partial(max, MARK)]}
     service.somewhere = lambda: hidden
     assert any(found == MARK for _, found in reachable(service))
-    assert any(found is service.gate._scheduler._engine.pacing for _, found in reachable(service))
+    assert any(
+        found is service.gate.parts.scheduler._engine.pacing for _, found in reachable(service)
+    )
 
 
 # -- behaviour: a few of each kind, as a client sees them
@@ -323,15 +325,15 @@ async def test_another_default_interval_holds_for_hosts_in_memory(service: Any) 
         shown = [one.seconds for one in await gate.why("a.test") if one.kind == "interval"]
         assert shown == [seconds]
         await gate.block("a.test", 0)
-        gate._scheduler._memory.host("a.test").interval = 0.0  # no wait between the rounds
+        gate.parts.scheduler._memory.host("a.test").interval = 0.0  # no wait between the rounds
 
 
 async def test_more_leases_at_once_are_granted_to_those_who_wait(service: Any) -> None:
     await reread(service, changed(service.config, "pacing.max_in_flight", 1))
     first = await service.gate.acquire("http://a.test/page")
-    assert service.gate._scheduler._engine._capacity == 1
+    assert service.gate.parts.scheduler._engine._capacity == 1
     await reread(service, changed(service.config, "pacing.max_in_flight", 5))
-    assert service.gate._scheduler._engine._capacity == 5
+    assert service.gate.parts.scheduler._engine._capacity == 5
     first.end()
 
 

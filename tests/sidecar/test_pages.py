@@ -398,16 +398,16 @@ async def test_a_form_acts_only_with_its_word(internet: FakeInternet) -> None:
         crossing = {"Origin": "http://evil.test"}
         answer, _ = await post(shop.base, "hosts/shop.test/pause", {"form": word}, headers=crossing)
         assert answer.status == 403
-        assert not is_paused(shop.service.internals._scheduler, "shop.test")
+        assert not is_paused(shop.service.gate.parts.scheduler, "shop.test")
 
         answer, _ = await post(shop.base, "hosts/shop.test/pause", {"form": word})
         assert (answer.status, answer.headers["Location"]) == (303, "../shop.test")
-        assert is_paused(shop.service.internals._scheduler, "shop.test")
+        assert is_paused(shop.service.gate.parts.scheduler, "shop.test")
         await post(shop.base, "hosts/shop.test/resume", {"form": word})
-        assert not is_paused(shop.service.internals._scheduler, "shop.test")
+        assert not is_paused(shop.service.gate.parts.scheduler, "shop.test")
         block = {"form": word, "seconds": "600", "reason": "calm"}
         await post(shop.base, "hosts/shop.test/block", block)
-        assert shop.service.internals._scheduler.blocked("shop.test")[1] == "calm"  # type: ignore[index]
+        assert shop.service.gate.parts.scheduler.blocked("shop.test")[1] == "calm"  # type: ignore[index]
         for seconds in ("-1", "nan", "inf", "x", ""):
             answer, _ = await post(
                 shop.base, "hosts/shop.test/block", {"form": word, "seconds": seconds}

@@ -192,7 +192,7 @@ async def test_everything_is_reached_by_the_keyboard(
         await page.keyboard.press("Tab")
         await page.keyboard.press("Enter")
         await page.wait_for_selector("#main .badge:has-text('paused')")
-        assert is_paused(shop.service.internals._scheduler, "shop.test")
+        assert is_paused(shop.service.gate.parts.scheduler, "shop.test")
 
 
 async def test_a_page_keeps_up_and_keeps_what_was_opened(
@@ -233,7 +233,7 @@ async def test_many_hosts_and_many_events_cost_a_browser_little(
     """
     monkeypatch.setattr(operators, "TICK", 0.02)
     async with furnished(internet) as shop, browsing() as page:
-        scopes, changes = shop.service.internals.watch_hosts()
+        scopes, changes = shop.service.gate.parts.scheduler.watch()
         plain = ScopeSettings()
         for n in range(MANY):
             scopes[f"h{n:05d}.test"] = Scope(f"h{n:05d}.test", plain)  # type: ignore[index]

@@ -69,7 +69,7 @@ async def test_a_file_that_no_start_would_take_changes_nothing(
         await reread(service, **changes)
 
     assert service.config is before
-    assert service.gate._overrides.find("a.test") is None
+    assert service.gate.parts.scheduler.host_rules.find("a.test") is None
     assert (service.metrics.reloads["failure"], service.metrics.last_reload_ok) == (1, False)
     [line] = [one.getMessage() for one in caplog.records]
     assert line.startswith("the configuration was not applied")

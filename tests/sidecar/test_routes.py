@@ -420,7 +420,7 @@ async def test_metrics_say_what_holds_hosts_up(door: Any, site: Any) -> None:
     gate = service.service.gate
     for name in ("a.test", "b.test", "c.test"):
         await gate.block(name, 0)  # so that the host is known
-    await gate.block("a.test", gate._clock.wall() + 60)
+    await gate.block("a.test", gate.parts.clock.wall() + 60)
     await gate.pause("b.test")
     async with service.session.get(service.base + "/metrics") as response:
         text = await response.text()

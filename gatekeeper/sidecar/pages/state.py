@@ -21,7 +21,7 @@ from gatekeeper.sidecar.pages.host_index import HostIndex, HostOrder
 if TYPE_CHECKING:
     from gatekeeper.clock import Clock
     from gatekeeper.fetching.records import Record
-    from gatekeeper.gate import GateInternals, Gatekeeper
+    from gatekeeper.gate import Gatekeeper
     from gatekeeper.pacing.ledger import ScopeView
     from gatekeeper.pacing.scopes import Scope
     from gatekeeper.pacing.waiting import HostHoldups
@@ -117,13 +117,12 @@ class OperatorState:
     def __init__(
         self,
         gate: Gatekeeper,
-        gate_internals: GateInternals,
         clock: Clock,
         leases: LeaseTable,
         metrics: Metrics,
         feed: DecisionFeed,
     ) -> None:
-        self._internals = gate_internals
+        self._parts = gate.parts
         self._leases = leases
         self.clock = clock
         self.started: float = self.clock.wall()
@@ -163,7 +162,7 @@ class OperatorState:
     def hosts(self) -> HostIndex:
         """The index of the hosts in memory."""
         if self._hosts is None:
-            scopes, changes = self._internals.watch_hosts()
+            scopes, changes = self._parts.scheduler.watch()
             state_of = self.holdups.state
             self._hosts = HostIndex(scopes, changes, self.clock, state_of, shared=SHARED_PREFIXES)
         return self._hosts
@@ -173,11 +172,11 @@ class OperatorState:
     @property
     def holdups(self) -> HostHoldups:
         """What keeps each host from being asked."""
-        return self._internals.holdups
+        return self._parts.scheduler.holdups
 
     def scope(self, host: str) -> Scope | None:
         """Return the scope of a host, or None if it is not in memory."""
-        return self._internals.watch_hosts()[0].get(host)
+        return self._parts.scheduler.watch()[0].get(host)
 
     def order(self, name: str) -> HostOrder | None:
         """Return the sort order with a name; None for "host", the order by name."""
@@ -208,7 +207,8 @@ class OperatorState:
         """Return the known origins of a host, https first."""
         shown = f"[{host}]" if ":" in host else host
         usual = [f"https://{shown}", f"http://{shown}"]
-        found = [one for one in usual if self._internals.record(one) is not None]
+        recall = self._parts.directory.recall
+        found = [one for one in usual if recall(one) is not None]
         return list(dict.fromkeys((*found, *sorted(self.feed.counts(host).origins))))
 
     def record(self, host: str) -> Record | None:
@@ -216,7 +216,7 @@ class OperatorState:
 
         It is the record of https at the default port, else of http, else of another port.
         """
-        recall = self._internals.record
+        recall = self._parts.directory.recall
         return next(filter(None, map(recall, self.origins(host))), None)
 
     # --- leases -------------------------------------------------------------------------

@@ -477,7 +477,7 @@ def _origins(service: Service, host: str, now: datetime) -> Html:
     rows = []
     clock = service.clock
     for origin in service.operators.origins(host):
-        record = service.internals.record(origin)
+        record = service.gate.parts.directory.recall(origin)
         if record is None:
             rows.append(row(tag("th", origin, scope="row"), state_badge(None), *([None] * 5)))
             continue
@@ -490,7 +490,7 @@ def _origins(service: Service, host: str, now: datetime) -> Html:
         ]
         findings = 0
         if text is not None:
-            findings = bool(service.internals.coding(origin)) + len(text.findings)
+            findings = bool(service.gate.parts.directory.coding(origin)) + len(text.findings)
         rows.append(
             row(
                 tag("th", origin, scope="row"),

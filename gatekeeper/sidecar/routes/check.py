@@ -62,11 +62,11 @@ async def check_url(service: Service, call: Call) -> web.StreamResponse:
 def check_url_inline(service: Service, call: InlineCall) -> bytes | None:
     """`check_url`, if the file is cached. Return None otherwise."""
     query = _read_question(call.query)
-    written = service.internals.write(query.url, user_agent=query.user_agent)
+    written = service.answers.write(query.url, user_agent=query.user_agent)
     if written is not None:
         service.decided(written.cached.decision, call, written)
         return written.json()
-    decision = service.internals.recall(query.url, user_agent=query.user_agent)
+    decision = service.answers.recall(query.url, user_agent=query.user_agent)
     if decision is None:
         return None
     service.decided(decision, call)
@@ -88,7 +88,7 @@ async def check_urls(service: Service, call: Call) -> web.StreamResponse:
         raise Problem(
             413, "too-large", f"a batch may have {max_batch} URLs at most", most=max_batch
         )
-    decisions = service.internals.write_many(batch.urls, user_agent=batch.user_agent)
+    decisions = service.answers.write_many(batch.urls, user_agent=batch.user_agent)
     decided: list[Decision] = []
     if missing := decisions.missing():
         missing_urls = [batch.urls[place] for place in missing]
@@ -101,15 +101,15 @@ def check_urls_inline(service: Service, call: InlineCall) -> list[bytes] | None:
     batch = read_inline_body(call, Batch, limit=service.config.server.max_body)
     if batch is None or len(batch.urls) > service.config.server.max_batch:
         return None
-    internals, agent = service.internals, batch.user_agent
-    decisions = internals.write_many(batch.urls, user_agent=agent)
+    answers, agent = service.answers, batch.user_agent
+    decisions = answers.write_many(batch.urls, user_agent=agent)
     decided: list[Decision] = []
     if missing := decisions.missing():
         missing_urls = [batch.urls[place] for place in missing]
         # Asked for all before the first is decided, since each decision is counted.
-        if not all(internals.knows(url, user_agent=agent) for url in missing_urls):
+        if not all(answers.knows(url, user_agent=agent) for url in missing_urls):
             return None
-        found = (internals.decide(url, user_agent=agent) for url in missing_urls)
+        found = (answers.decide(url, user_agent=agent) for url in missing_urls)
         decided = [decision for decision in found if decision is not None]
     return _finish_batch(service, call, decisions, decided)
 
@@ -218,7 +218,7 @@ async def explanation(service: Service, query: CheckQuery, call: Call) -> Explan
         return Explanation(decision=decision, robots_txt=None, candidates=(), fetch=None)
     robots = await gate.robots(query.url)
     policy = await gate.policy(query.url, user_agent=agent)
-    body = await service.internals.source(query.url)
+    body = await gate.parts.questions.source(query.url)
     return Explanation(
         decision=decision,
         robots_txt=None if body is None else body.decode("utf-8", "replace"),
@@ -230,7 +230,7 @@ async def explanation(service: Service, query: CheckQuery, call: Call) -> Explan
             hops=decision.hops,
             size=robots.size if robots is not None else None,
             truncated=robots.truncated if robots is not None else False,
-            ignored_coding=service.internals.coding(decision.origin) or None,
+            ignored_coding=gate.parts.directory.coding(decision.origin) or None,
         ),
     )
 
@@ -254,9 +254,10 @@ def what_if_explanation(service: Service, question: WhatIf) -> Explanation:
     if not is_binary(body):
         outcome = classify_body(Outcome.RULES, body[: limit + 1], truncated=len(body) > limit)
     text = as_read(service, body)
-    decision, policy = service.internals.what_if(
-        question.url, text, outcome.row, user_agent=question.user_agent
-    )
+    target, agent = urls.parse(question.url), token_of(question.user_agent)
+    parts = service.gate.parts
+    policy, wall = parts.decider.policy_of(text, agent), parts.clock.wall()
+    decision = parts.decider.what_if(question.url, target, agent, policy, outcome.row, wall)
     candidates = policy.match(question.url).candidates if outcome.row.verdict is None else ()
     return Explanation(
         decision=decision, robots_txt=question.robots_txt, candidates=candidates, fetch=None
@@ -281,7 +282,7 @@ async def get_robots(service: Service, call: Call) -> web.StreamResponse:
     answer = _describe_file(
         found,
         policy,
-        coding_findings(service.internals.coding(target.origin)),
+        coding_findings(gate.parts.directory.coding(target.origin)),
         origin=target.origin,
         user_agent=decision.user_agent,
         state=decision.state,
@@ -317,7 +318,7 @@ async def past_version(service: Service, origin: str, query: RobotsQuery) -> Rob
     entries = await service.gate.history(origin)
     digest = bytes.fromhex(query.version or "")
     entry = next((one for one in reversed(entries) if one.body_hash == digest), None)
-    body = None if entry is None else await service.internals.text_of(digest)
+    body = None if entry is None else await text_of(service, digest)
     if entry is None or body is None:
         raise Problem(404, "not-found", f"no such version of {origin} is stored; see /v1/history")
     robots = as_read(service, body)
@@ -334,6 +335,12 @@ async def past_version(service: Service, origin: str, query: RobotsQuery) -> Rob
         version=query.version,
         robots_txt=body.decode("utf-8", "replace"),
     )
+
+
+async def text_of(service: Service, digest: bytes) -> bytes | None:
+    """Return the text with that hash in `Gatekeeper.history`; None if it is not stored."""
+    storage = service.gate.parts.storage
+    return None if storage is None else await storage.body(digest)
 
 
 def as_read(service: Service, body: bytes) -> RobotsTxt:

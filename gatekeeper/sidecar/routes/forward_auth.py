@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from gatekeeper import urls
+from gatekeeper.config import token_of
 from gatekeeper.decision import Decision, State
 from gatekeeper.errors import InvalidURL
 from gatekeeper.robots import product_token
@@ -96,7 +97,8 @@ async def _decide(service: Service, call: Call) -> Decision:
     target = urls.parse(url)
     sent = call.request.headers.get("User-Agent", "")[:512]
     agent = sent if product_token(sent) else _ANY_AGENT
-    robots_file = service.internals.robots_file(url, user_agent=agent)
+    parts, token = service.gate.parts, token_of(agent)
+    robots_file = parts.decider.robots_file(url, target, token)
     if robots_file is not None:
         # Also for an origin without a record: our own request for its robots.txt may come
         # through this proxy, and a 403 would make it look as if there were no file.
@@ -113,7 +115,7 @@ async def _decide(service: Service, call: Call) -> Decision:
         # Decided by the file: this makes the gate refresh it in time.
         service.learner.learn(target.origin)
     if decision is None:
-        decision = service.internals.unknown(url, user_agent=agent)
+        decision = parts.decider.unknown(url, target, token, parts.questions.moment())
     return decision
 
 

@@ -179,7 +179,7 @@ def _host_in_path(call: Call) -> str:
 async def host_of(service: Service, host: str) -> HostBody:
     """Describe one host, including what the fleet's store knows. Raises ConfigError."""
     state, wall = service.operators, service.clock.wall()
-    views = await service.internals.look(host)
+    views = await service.gate.parts.scheduler.look(host)
     waiting = state.waiting_by_host()[host]
     body = host_body(state, host, waiting=waiting, fleet=views)
     found = tuple(fleet_scope(view, wall) for view in views)

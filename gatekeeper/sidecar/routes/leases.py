@@ -60,9 +60,7 @@ def acquire_lease_inline(service: Service, call: InlineCall) -> bytes | None:
     body = read_inline_body(call, LeaseRequestBody, limit=server.max_body)
     if body is None or body.user_agent is not None or body.wait > server.max_wait:
         return None
-    held = service.leases.acquire_nowait(
-        service.internals, body.url, body.ttl, call.client, body.id
-    )
+    held = service.leases.acquire_nowait(service.gate, body.url, body.ttl, call.client, body.id)
     if held is None:
         return None
     service.metrics.queue_wait.observe(0.0)

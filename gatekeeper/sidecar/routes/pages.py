@@ -43,6 +43,7 @@ from gatekeeper.sidecar.routes.check import (
     WhatIf,
     as_read,
     explanation,
+    text_of,
     what_if_explanation,
 )
 from gatekeeper.sidecar.routes.hosts import HostQuery, host_list, host_of
@@ -340,7 +341,7 @@ async def _versions(
 ) -> decision_pages.VersionDiff:
     bodies = []
     for entry in (entries[old], entries[new]):
-        body = await service.internals.text_of(entry.body_hash) if entry.body_hash else b""
+        body = await text_of(service, entry.body_hash) if entry.body_hash else b""
         bodies.append(body or b"")
     asked = service.operators.feed.urls_of(origin, _MAX_COMPARED)
 
