@@ -78,6 +78,12 @@ def test_a_parser_brings_in_no_http_client() -> None:
     assert brought_in(code, *HEAVY, "gatekeeper.gate", "gatekeeper.sites") == []
 
 
+def test_a_gate_alone_brings_in_no_product_but_the_middleware() -> None:
+    products = "cli client crawl fleet queue sidecar signing sites sync terminal testing"
+    code = "import gatekeeper\ngatekeeper.Gatekeeper('testbot/1.0')"
+    assert brought_in(code, *(f"gatekeeper.{name}" for name in products.split())) == []
+
+
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
 def test_every_name_of_a_package_can_be_had(package: object) -> None:
     names = package.__all__  # type: ignore[attr-defined]

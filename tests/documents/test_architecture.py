@@ -7,6 +7,7 @@ import importlib.util
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from tests.documents.blocks import documents
 
@@ -30,12 +31,45 @@ def test_every_module_stands_once_on_the_map() -> None:
     assert structure.check_map() == []
 
 
-def test_the_layers_are_those_that_are_held() -> None:
+def contracts(kind: str) -> list[dict[str, Any]]:
+    """Return import-linter's contracts of a type."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    contracts = settings["tool"]["importlinter"]["contracts"]
-    (layers,) = (one["layers"] for one in contracts if one["type"] == "layers")
+    every = settings["tool"]["importlinter"]["contracts"]
+    return [one for one in every if one["type"] == kind]
+
+
+def test_the_layers_are_those_that_are_held() -> None:
+    (layers,) = (one["layers"] for one in contracts("layers"))
     held = [re.findall(r"\w+", layer) for layer in layers if layer != "__main__"]
     assert [re.findall(r"\w+", line.partition("  ")[0]) for line in block("cli")] == held
+
+
+def test_each_product_imports_what_the_page_says() -> None:
+    (core,) = contracts("forbidden")[:1]
+    held = {name: set[str]() for name in core["forbidden_modules"]}
+    for contract in contracts("protected"):
+        for user in set(contract["allowed_importers"]) & held.keys():
+            held[user] |= set(contract["protected_modules"])
+    rows = re.findall(r"^\| `(\w+)` \| (`[\w`, ]+) \|$", PAGE, re.MULTILINE)
+    page = {f"gatekeeper.{name}": re.findall(r"\w+", names) for name, names in rows}
+    assert page == {
+        name: sorted(one.removeprefix("gatekeeper.") for one in names)
+        for name, names in held.items()
+        if names
+    }
+
+
+def test_every_module_is_of_the_core_or_of_one_product() -> None:
+    (core,) = contracts("forbidden")[:1]
+    named = [*core["source_modules"], *core["forbidden_modules"]]
+    there = {
+        f"gatekeeper.{one.stem}"
+        for one in (ROOT / "gatekeeper").iterdir()
+        if one.suffix == ".py" or (one / "__init__.py").exists()
+    }
+    assert sorted(named) == sorted(there - {"gatekeeper.__init__", "gatekeeper.__main__"})
+    protected = [one for each in contracts("protected") for one in each["protected_modules"]]
+    assert sorted(protected) == sorted(set(core["forbidden_modules"]) - {"gatekeeper.cli"})
 
 
 def test_no_page_has_a_section_twice() -> None:
