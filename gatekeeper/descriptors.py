@@ -12,6 +12,7 @@ import asyncio
 import errno
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -64,10 +65,10 @@ def close_idle() -> bool:
 
 def open_files_limit() -> int | None:
     """Return how many files this process may have open; None: any number."""
-    try:
-        import resource  # noqa: PLC0415 - not on every system
-    except ImportError:
+    if sys.platform == "win32":
         return None
+    import resource  # noqa: PLC0415 - not on every system
+
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if files == resource.RLIM_INFINITY else files
 

@@ -100,15 +100,15 @@ class _Automaton:
             self._anchored = False  # a star at the end matches any continuation
         self._borders: dict[int, list[int]] = {}
         self._memory: dict[tuple[int, str], int] = {}
-        self._starts = []
+        self._starts: list[int] = []
         """For each piece the state in which none of it was read. Each octet read adds one."""
         state = 0
         for piece in self._pieces:
             self._starts.append(state)
             state += len(piece) + 1
-        self.min_length = sum(map(len, self._pieces))
+        self.min_length: int = sum(map(len, self._pieces))
         """Number of octets of the shortest path that matches."""
-        self.initial = self._skip_completed(0, 0)
+        self.initial: int = self._skip_completed(0, 0)
 
     def _skip_completed(self, place: int, read: int) -> int:
         """Return the state after everything that needs no further octet: completed and empty
