@@ -49,7 +49,7 @@ async def until_201(door: Any, page: str) -> str:
 
 async def until_unready(door: Any) -> Any:
     """Return the answer of `/readyz` once the service has noticed that its store is gone."""
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(60.0):
         while (answer := await door.get("/readyz"))[0] != 503:
             pass
     return answer[1]
@@ -219,7 +219,7 @@ async def test_a_lease_of_a_host_that_another_member_serves_is_deferred_with_its
     fleet = {"url": store.url, "hold": 1.0, "when_lost": "divide"}
     one, other = await door(fleet=fleet), await door(fleet=fleet)
     member = other.service.gate.stats().fleet.member
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(60.0):
         while one.service.gate.stats().fleet.members < 2:
             await asyncio.sleep(0.05)
         store.kill()
