@@ -17,7 +17,7 @@ from gatekeeper import ConfigError, Gatekeeper
 from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.proxy import Proxy
 from tests.conformance.ways import AGENT, Sidecar, settings
-from tests.effort import some_of
+from tests.effort import LONG, some_of
 from tests.integrations import test_conformance as suite
 from tests.integrations.browsers import CHROMIUM, browser, context_of
 from tests.integrations.rigs import Answer, Rig
@@ -374,7 +374,7 @@ async def test_a_closed_context_is_freed_and_so_is_its_gate(
             await context.close()
             closed.extend(map(weakref.ref, (gate, context, routes)))
 
-    for _ in range(3):
+    for _ in range(50 if LONG else 3):
         await asyncio.create_task(use())
     gc.collect()
     assert [one() for one in closed if one() is not None] == []

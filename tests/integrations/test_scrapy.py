@@ -23,6 +23,7 @@ from gatekeeper.testing import ScriptedGate, drive
 from tests.conformance.conftest import short, sidecar_on
 from tests.conformance.ways import settings
 from tests.documents.blocks import SITE
+from tests.effort import LONG
 from tests.integrations.rigs import SCRAPY_PYTHON, ScrapyDownloads
 from tests.integrations.rigs import Scrapy as Rig
 from tests.integrations.scrapy_worker import WorkerFailed
@@ -517,7 +518,7 @@ async def test_a_crawl_that_has_ended_is_freed(internet: FakeInternet) -> None:
         await observer.close()
         return found
 
-    before, rounds = await crawls(2), 4
+    before, rounds = await crawls(2), 50 if LONG else 4
     left = await crawls(rounds) - before
     assert not {name: count for name, count in left.items() if count >= rounds}
 
