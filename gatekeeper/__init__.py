@@ -73,6 +73,11 @@ if TYPE_CHECKING:  # `as` marks the names that the package exports
         polite_session as polite_session,
         session_gate as session_gate,
     )
+    from gatekeeper.sitemaps import (
+        SitemapEntry as SitemapEntry,
+        SitemapFinding as SitemapFinding,
+        Sitemaps as Sitemaps,
+    )
     from gatekeeper.sync import SyncGatekeeper as SyncGatekeeper
     from gatekeeper.urls import Target as Target
 else:  # imported on first use: a program that only parses files does not load an HTTP client
@@ -101,6 +106,7 @@ else:  # imported on first use: a program that only parses files does not load a
                 "Severity Window product_token"
             ),
             "gatekeeper.session": "Guard Refusal guarded_connector polite_session session_gate",
+            "gatekeeper.sitemaps": "SitemapEntry SitemapFinding Sitemaps",
             "gatekeeper.sync": "SyncGatekeeper",
             "gatekeeper.urls": "Target",
         },

@@ -28,6 +28,7 @@ LATE: Mapping[str, Mapping[str, str]] = {
         "gatekeeper.session.middleware": "gate_middleware_with",
         "gatekeeper.signing": "Signer",
     },
+    "gatekeeper.gate.gatekeeper": {"gatekeeper.sitemaps": "Sitemaps sitemaps_of"},
 }
 """For each module of the core: where its late names are defined, and which those are."""
 

@@ -12,9 +12,9 @@ import random
 import warnings
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
-from datetime import datetime
+from datetime import date, datetime
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 from aiohttp import ClientMiddlewareType
@@ -51,6 +51,9 @@ from gatekeeper.split_dict import MASK
 from gatekeeper.storage.base import HistoryEntry, Storage
 from gatekeeper.storage.sqlite import SqliteStorage
 from gatekeeper.urls import UrlCache, not_text
+
+if TYPE_CHECKING:
+    from gatekeeper.sitemaps import Sitemaps
 
 _log = logging.getLogger(__name__)
 
@@ -218,7 +221,7 @@ class Gatekeeper:
             )
             leases = LeaseManager(questions, self._scheduler, self._faults)
             stack.push_async_callback(leases.close)
-            self._opened = OpenParts(own, fetcher, directory, questions, leases)
+            self._opened = OpenParts(own, session, fetcher, directory, questions, leases)
             stack.push_async_callback(self._stop_answering)
             await directory.open()
             self._stack = stack.pop_all()
@@ -364,6 +367,34 @@ class Gatekeeper:
         """
         agent = self._agent if user_agent is None else token_of(user_agent)
         return await self._open.questions.policy(url, agent)
+
+    def sitemaps(
+        self,
+        origin: str,
+        *,
+        since: datetime | date | None = None,
+        guess: bool = False,
+        max_entries: int | None = None,
+    ) -> Sitemaps:
+        """Iterate over the pages that the origin's sitemaps list: `.url`, `.lastmod`, `.source`.
+
+        The files are those that its robots.txt names, with `guess` also /sitemap.xml, and the files
+        that these name (sitemaps.org). Each is fetched in its host's turn, if its own robots.txt
+        allows it; the `findings` of the result say which could not be read, and why. With `since`,
+        an aware datetime or a date, pages and files that were certainly not modified since are
+        left out. `origin` may be any URL of it.
+
+        Iterating raises Denied, or Deferred if robots.txt can't be fetched now. Raises InvalidURL,
+        and ConfigError for another argument that is invalid.
+
+        >>> async def main(gate) -> None:
+        ...     async for entry in gate.sitemaps("https://example.org", since=date(2026, 11, 1)):
+        ...         print(entry.url, entry.lastmod)
+        """
+        found: Sitemaps = late("gatekeeper.gate.gatekeeper", "sitemaps_of")(
+            self, origin, since=since, guess=guess, max_entries=max_entries
+        )
+        return found
 
     async def history(self, origin: str) -> list[HistoryEntry]:
         """Return the versions of the origin's robots.txt, oldest first; empty without a storage.

@@ -47,6 +47,8 @@ class OpenParts:
 
     session: aiohttp.ClientSession | None
     """The gate's own session; None if the caller passed one."""
+    requests: aiohttp.ClientSession
+    """The gate's own session, or the caller's: robots.txt is fetched over its connections."""
     fetcher: Fetcher
     directory: Directory
     questions: GateQuestions

@@ -4,13 +4,10 @@ and URLs, and sitemaps."""
 from __future__ import annotations
 
 import os
-import zlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-from xml.parsers import expat
 
 import msgspec
 
@@ -28,7 +25,7 @@ from gatekeeper.terminal import (
 from gatekeeper.urls import parse, printable
 
 if TYPE_CHECKING:
-    from aiohttp import ClientSession
+    from gatekeeper.sitemaps import SitemapFinding
 
 
 class Text(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,134 +164,62 @@ def replace_file(path: Path, body: bytes) -> None:
         raise
 
 
-# --- sitemaps (sitemaps.org): XML, an index of other sitemaps, or plain text; gzipped or not.
+# --- sitemaps
 
 
-MAX_SITEMAP_BYTES = 52_428_800
-"""Maximum bytes of one sitemap after decompression, as sitemaps.org allows."""
-MAX_SITEMAPS = 1_000
+_PIECE = 65_536
 MAX_URLS = 1_000_000
-
-
-class SitemapText:
-    """The URLs in one sitemap."""
-
-    __slots__ = ("pages", "sitemaps")
-
-    def __init__(self, name: str, body: bytes) -> None:
-        self.pages: list[str] = []
-        self.sitemaps: list[str] = []
-        """The URLs of other sitemaps, if this is an index."""
-        body = _decompressed(name, body)
-        if body.removeprefix(BOM).lstrip().startswith(b"<"):
-            self._read_xml(name, body)
-        else:
-            self.pages = urls_in(body)
-
-    def _read_xml(self, name: str, body: bytes) -> None:
-        path: list[str] = []
-        text: list[str] = []
-
-        def start(tag: str, _: object) -> None:
-            path.append(tag.rpartition(" ")[2])
-            text.clear()
-
-        def end(_: str) -> None:
-            into = {("url", "loc"): self.pages, ("sitemap", "loc"): self.sitemaps}
-            found = into.get((path[-2], path[-1])) if len(path) > 1 else None
-            if found is not None:
-                found.append("".join(text).strip())
-            path.pop()
-
-        def entity(*_: object) -> None:
-            raise GatekeeperError(f"{name}: a sitemap must not declare entities")
-
-        parser = expat.ParserCreate(namespace_separator=" ")
-        parser.StartElementHandler, parser.EndElementHandler = start, end
-        parser.CharacterDataHandler = text.append
-        parser.EntityDeclHandler = entity  # the expansion of entities has no bound
-        try:
-            parser.Parse(body, True)
-        except expat.ExpatError as error:
-            raise GatekeeperError(f"{name}: not a sitemap: {error}") from error
-
-
-def _decompressed(name: str, body: bytes) -> bytes:
-    if body.startswith(b"\x1f\x8b"):
-        reader = zlib.decompressobj(wbits=31)
-        try:
-            body = reader.decompress(body, MAX_SITEMAP_BYTES + 1)
-        except zlib.error as error:
-            raise GatekeeperError(f"{name}: invalid gzip data: {error}") from error
-    if len(body) > MAX_SITEMAP_BYTES:
-        raise GatekeeperError(f"{name}: longer than the 50 MiB that a sitemap may have")
-    return body
 
 
 def read_sitemap(settings: CallSettings, source: str) -> list[str]:
     """Return the URLs of a sitemap and, if it is an index, of the sitemaps that it lists.
 
     Sitemaps at URLs are fetched politely: robots.txt is obeyed, and each host is paced. Raises
-    GatekeeperError for one that can't be fetched or is not a sitemap, OSError for a file that can't
-    be read.
+    GatekeeperError for one that can't be fetched or is not valid, OSError for a file that can't be
+    read.
     """
-    body = None if is_url(source) else read_bounded(source)
-    if body is not None:
-        text = SitemapText(source, body)
-        if not text.sitemaps:
-            return text.pages
-    warn_if_anonymous(settings)
-    import asyncio  # noqa: PLC0415 - reading a file does not need it
+    import asyncio  # noqa: PLC0415 - `lint` and `diff` do not need it
 
-    return asyncio.run(_read_remote(settings, source, body))
+    from gatekeeper import sitemaps  # noqa: PLC0415 - it loads an HTTP client
 
-
-async def _read_remote(settings: CallSettings, source: str, body: bytes | None) -> list[str]:
-    from gatekeeper.session.polite import polite_session  # noqa: PLC0415
-
-    async with polite_session(settings.identity(), config=settings.config) as session:
-        fetch = partial(_fetch_body, session)
-        return await sitemap_urls(source, await fetch(source) if body is None else body, fetch)
-
-
-async def _fetch_body(session: ClientSession, url: str) -> bytes:
-    from aiohttp import ClientError  # noqa: PLC0415
-
-    body = bytearray()
-    try:
-        async with session.get(url) as response:
-            if response.status != 200:
-                raise GatekeeperError(f"{url}: status {response.status} instead of a sitemap")
-            async for chunk in response.content.iter_chunked(65_536):
-                body += chunk
-                if len(body) > MAX_SITEMAP_BYTES:
-                    break  # SitemapText refuses it for its length
-    except (ClientError, TimeoutError) as error:
-        if isinstance(error, GatekeeperError):
-            raise
-        raise GatekeeperError(f"{url}: not fetched: {error or type(error).__name__}") from error
-    return bytes(body)
-
-
-async def sitemap_urls(
-    source: str, body: bytes, fetch: Callable[[str], Awaitable[bytes]]
-) -> list[str]:
-    """Return the pages listed in a sitemap with this body and in the sitemaps that it lists.
-
-    `fetch` returns the body of another sitemap. An index may list sitemaps, but no other index
-    (sitemaps.org).
-    """
-    first = SitemapText(source, body)
-    pages = first.pages
-    if len(first.sitemaps) > MAX_SITEMAPS:
-        raise GatekeeperError(f"{source}: an index of more than {MAX_SITEMAPS} sitemaps")
-    for url in first.sitemaps:
-        if not is_url(url):
-            raise GatekeeperError(f"{source}: {url!r} is not the URL of a sitemap")
-        text = SitemapText(url, await fetch(url))
-        if text.sitemaps:
-            raise GatekeeperError(f"{url}: an index within an index (sitemaps.org forbids it)")
-        pages += text.pages
-        if len(pages) > MAX_URLS:
-            raise GatekeeperError(f"{source}: more than {MAX_URLS} URLs; test them in parts")
+    pages: list[str] = []
+    files, level = [source], 1
+    if not is_url(source):
+        findings: list[sitemaps.SitemapFinding] = []
+        body = memoryview(read_bounded(source))
+        pieces = (bytes(body[at : at + _PIECE]) for at in range(0, len(body), _PIECE))
+        found = [
+            one
+            for part in sitemaps.read_sitemap(pieces, sitemaps.Reporter(findings, source))
+            for one in part
+        ]
+        _refuse_findings(findings)
+        pages = [one.url for one in found if not one.is_file]
+        files, level = [one.url for one in found if one.is_file], 2
+    if files:
+        warn_if_anonymous(settings)
+        pages += asyncio.run(_read_remote(settings, files, level))
+    if len(pages) > MAX_URLS:
+        raise GatekeeperError(f"{source}: more than {MAX_URLS} URLs; test them in parts")
     return pages
+
+
+async def _read_remote(settings: CallSettings, files: list[str], level: int) -> list[str]:
+    from gatekeeper.sitemaps import sitemaps_at  # noqa: PLC0415
+
+    async with open_gate(settings) as gate:
+        found = sitemaps_at(gate, files, level=level, max_entries=MAX_URLS + 1)
+        pages = []
+        async for entry in found:
+            pages.append(entry.url)
+            _refuse_findings(found.findings)
+        _refuse_findings(found.findings)
+        return pages
+
+
+def _refuse_findings(findings: Iterable[SitemapFinding]) -> None:
+    """Raise GatekeeperError if an entry is missing, or its URL is none."""
+    for finding in findings:
+        if finding.code != "invalid-lastmod":
+            where = f"{finding.source}:{finding.line}" if finding.line else finding.source
+            raise GatekeeperError(f"{where}: {finding.message}")

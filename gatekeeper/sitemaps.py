@@ -1,0 +1,741 @@
+"""What a site lists: the URLs in its sitemaps and feeds, fetched politely, in bounded memory.
+
+`Gatekeeper.sitemaps` returns `Sitemaps`. Each file is requested in its host's turn, by the rules of
+the origin that it is on, through the guard. It is written to a temporary file first and read from
+there: nobody who takes its entries slowly keeps a server, or the host's slot, waiting.
+
+The formats are those of sitemaps.org: `urlset`, `sitemapindex`, a list of URLs as plain text, RSS
+and Atom; each may be gzipped. Elements of extensions (images, videos, news, alternates) are
+skipped. XML is read by expat, event by event. What a file may contain is limited where expat or
+Python would need memory or time for it: see the constants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import logging
+import re
+import zlib
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from datetime import UTC, date, datetime, time, timedelta
+from email.utils import parsedate_to_datetime
+from functools import partial
+from itertools import chain
+from tempfile import SpooledTemporaryFile
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self, TypeAlias
+from xml.parsers import expat
+
+import aiohttp
+import msgspec
+
+from gatekeeper import urls
+from gatekeeper.clock import SharedTimer
+from gatekeeper.decision import refuse
+from gatekeeper.errors import (
+    ConfigError,
+    Deferred,
+    Denied,
+    GateClosed,
+    InvalidURL,
+    LeaseTimeout,
+    StorageError,
+)
+from gatekeeper.http_fields import unreadable
+from gatekeeper.robots.model import Severity
+from gatekeeper.session.middleware import RequestDeadline
+
+if TYPE_CHECKING:
+    from gatekeeper.gate import Gatekeeper
+
+_log = logging.getLogger(__name__)
+
+MAX_OCTETS: Final = 52_428_800
+"""Octets read of one file, decoded (sitemaps.org: 50 MB, uncompressed)."""
+MAX_ENTRIES: Final = 50_000
+"""Entries read of one file (sitemaps.org)."""
+MAX_LEVELS: Final = 3
+"""A file that robots.txt names is on level 1; an index on this level is not followed."""
+MAX_FILES: Final = 50_000
+"""Files read for one call."""
+_MAX_NAMED: Final = 16_777_216
+"""Characters of the URLs of all these files, which are kept so that none is read twice."""
+_MAX_FINDINGS: Final = 1_000
+_MAX_REDIRECTS: Final = 5  # T9
+_SECONDS: Final = 300.0
+"""Network time for one file, its redirects included."""
+_READ_SECONDS: Final = 60.0
+"""Network time without a single octet."""
+_IN_MEMORY: Final = 1_048_576
+"""Octets of a file as it was sent that are kept in memory; of a longer one all are on disk."""
+_PIECE: Final = 16_384
+"""Octets parsed at a time. Others have a turn of the event loop after each."""
+_MAX_TOKEN: Final = 262_144
+"""Octets of one tag, comment or instruction, which expat collects until it has all of it."""
+_MAX_DEPTH: Final = 256
+_MAX_NAMES: Final = 262_144
+"""Characters of all different names of elements and attributes, which expat keeps."""
+_MAX_ELEMENTS: Final = 2_000_000
+_MAX_DATE: Final = 64
+
+
+class SitemapEntry(msgspec.Struct, frozen=True):
+    """One page that a site lists."""
+
+    url: str
+    """An absolute URL as it was written, not necessarily of the same site."""
+    lastmod: datetime | None
+    """When the page was last modified (aware, UTC): the beginning of the year, month or day if no
+    more was written. None: not known."""
+    source: str
+    """The URL of the sitemap or feed that lists it."""
+
+
+class SitemapFinding(msgspec.Struct, frozen=True):
+    """Something that is wrong with a sitemap. With severity `error`, some entries are missing."""
+
+    source: str
+    """The URL of the file, or the origin."""
+    code: str
+    severity: Severity
+    message: str
+    line: int = 0
+    """The line of the file, counting from 1; 0 for the file as a whole."""
+    retry_at: datetime | None = None
+    """When a deferred file may be asked for again."""
+
+
+Walk: TypeAlias = "Callable[[list[SitemapFinding]], AsyncGenerator[SitemapEntry]]"
+
+
+class Sitemaps(AsyncIterator[SitemapEntry]):
+    """The entries of a site's sitemaps, in order, as `Gatekeeper.sitemaps` returns them.
+
+    An asynchronous iterator. It requests one file after another, each when its first entry is asked
+    for, and holds no lease in between. `findings` grows meanwhile.
+    """
+
+    def __init__(self, walk: Walk) -> None:
+        self.findings: list[SitemapFinding] = []
+        """What is wrong with the files read so far, at most 1,000 findings."""
+        self._entries = walk(self.findings)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def __anext__(self) -> Coroutine[Any, Any, SitemapEntry]:
+        return anext(self._entries)
+
+    async def aclose(self) -> None:
+        """Read no further. Idempotent."""
+        await self._entries.aclose()
+
+    @property
+    def complete(self) -> bool:
+        """Whether no finding so far says that entries are missing."""
+        return all(finding.severity is not Severity.ERROR for finding in self.findings)
+
+
+def sitemaps_of(
+    gate: Gatekeeper,
+    origin: str,
+    *,
+    since: datetime | date | None = None,
+    guess: bool = False,
+    max_entries: int | None = None,
+) -> Sitemaps:
+    """Return the entries of an origin's sitemaps: see `Gatekeeper.sitemaps`."""
+    origin = urls.parse(origin).origin
+    return Sitemaps(_Walker(gate, since_when(since), limit_of(max_entries)).of(origin, guess=guess))
+
+
+def sitemaps_at(
+    gate: Gatekeeper, files: Sequence[str], *, level: int = 1, max_entries: int | None = None
+) -> Sitemaps:
+    """Return the entries of the sitemaps at these URLs, which are on `level`."""
+    walker = _Walker(gate, None, limit_of(max_entries))
+    return Sitemaps(lambda findings: walker.walk(findings, files, level=level))
+
+
+def since_when(since: object) -> datetime | None:
+    """Return the moment that `since` means. Raises ConfigError unless it is an aware datetime, a
+    date (UTC), or None."""
+    if since is None:
+        return None
+    if isinstance(since, datetime):
+        if since.tzinfo is not None:
+            return since.astimezone(UTC)
+    elif isinstance(since, date):
+        return datetime.combine(since, time(), UTC)
+    raise ConfigError(f"since={since!r}: give a date, or a datetime with a time zone")
+
+
+def limit_of(max_entries: int | None) -> int | None:
+    """Return `max_entries`. Raises ConfigError unless it is a number from 0, or None."""
+    if max_entries is None or (isinstance(max_entries, int) and max_entries >= 0):
+        return max_entries
+    raise ConfigError(f"max_entries={max_entries!r}: give a number from 0, or None for no limit")
+
+
+# --- from file to file ----------------------------------------------------------------------
+
+
+class _Walker:
+    """Fetches and reads one file after another, each once."""
+
+    def __init__(self, gate: Gatekeeper, since: datetime | None, most: int | None) -> None:
+        self._gate = gate
+        self._since = since
+        self._most = most
+        self._timer = SharedTimer(gate.parts.clock)
+        self._named: set[str] = set()
+        self._named_size = 0
+
+    def of(self, origin: str, *, guess: bool) -> Walk:
+        """Return the walk over what the origin's robots.txt names."""
+
+        async def walk(findings: list[SitemapFinding]) -> AsyncGenerator[SitemapEntry]:
+            robots = await self._gate.robots(origin)
+            if robots is None:  # no file, or it can't be fetched, or the operator decides
+                refuse(await self._gate.check(origin + "/"))
+            files = [] if robots is None else list(robots.sitemaps)
+            guessed = f"{origin}/sitemap.xml" if guess else None
+            if guessed is not None and guessed not in files:
+                files.append(guessed)
+            if not files:
+                text = "robots.txt names no sitemap (guess=True tries /sitemap.xml)"
+                Reporter(findings, origin)("no-sitemap", text)
+            async for entry in self.walk(findings, files, guessed=guessed):
+                yield entry
+
+        return walk
+
+    async def walk(
+        self,
+        findings: list[SitemapFinding],
+        files: Sequence[str],
+        *,
+        level: int = 1,
+        guessed: str | None = None,
+    ) -> AsyncGenerator[SitemapEntry]:
+        """Yield the entries of the files and of those that they name, in order."""
+        given = 0
+        waiting = [(url, level) for url in reversed(self._new(files, findings))]
+        try:
+            while waiting and given != self._most:
+                url, level = waiting.pop()
+                report = Reporter(findings, url)
+                inner: list[str] = []
+                async for listed in self._listed(url, report, guessed=url == guessed):
+                    if listed.is_file:
+                        inner.append(listed.url)
+                        continue
+                    yield SitemapEntry(listed.url, listed.lastmod, url)
+                    given += 1
+                    if given == self._most:
+                        return
+                if inner and level >= MAX_LEVELS:
+                    report("too-deep", f"an index on level {level}, which is not followed")
+                else:
+                    named = self._new(inner, findings)
+                    waiting += [(one, level + 1) for one in reversed(named)]
+        finally:
+            self._timer.cancel()
+
+    async def _listed(self, url: str, report: Reporter, *, guessed: bool) -> AsyncGenerator[Listed]:
+        """Fetch one file, then yield what it lists, without what is too old."""
+        with SpooledTemporaryFile(_IN_MEMORY) as body:
+            base = await self._fetch(url, body, report, guessed=guessed)
+            body.seek(0)
+            for found in read_sitemap(iter(partial(body.read, _PIECE), b""), report, base):
+                for listed in found:
+                    if self._since is None or not listed.before(self._since):
+                        yield listed
+                await asyncio.sleep(0)
+
+    def _new(self, files: Iterable[str], findings: list[SitemapFinding]) -> list[str]:
+        """Return the files that were not named before, as far as there is room for their names."""
+        new = []
+        for url in files:
+            if url in self._named:
+                continue
+            if len(self._named) >= MAX_FILES or self._named_size + len(url) > _MAX_NAMED:
+                Reporter(findings, url)("too-many-files", f"more than {MAX_FILES} files are named")
+                break
+            self._named.add(url)
+            self._named_size += len(url)
+            new.append(url)
+        return new
+
+    async def _fetch(self, url: str, body: IO[bytes], report: Reporter, *, guessed: bool) -> str:
+        """Write what the URL leads to into `body`, and return the URL of the response.
+
+        The middleware decides each hop, and acquires its lease. A body that breaks off is read as
+        far as it came.
+        """
+        gate, deadline = self._gate, RequestDeadline(self._timer, _SECONDS)
+        base, answered = url, False
+        try:
+            async with gate.parts.opened().requests.get(
+                url,
+                headers={"User-Agent": gate.user_agent, "Accept-Encoding": "gzip, deflate"},
+                max_redirects=_MAX_REDIRECTS,
+                middlewares=(partial(gate.parts.middleware, deadline),),
+                timeout=aiohttp.ClientTimeout(
+                    total=None,
+                    sock_connect=gate.config.fetch.connect_timeout,
+                    sock_read=_READ_SECONDS,
+                ),
+            ) as response:
+                if response.status == 200:
+                    base, answered, size = str(response.url), True, 0
+                    async for piece in response.content.iter_chunked(65_536):
+                        body.write(piece)
+                        size += len(piece)
+                        if size > MAX_OCTETS:  # `read_sitemap` reports it
+                            break
+                elif guessed and response.status in {404, 410}:
+                    report("no-sitemap", "robots.txt names no sitemap, and there is none here")
+                else:
+                    report("not-fetched", f"status {response.status} instead of a sitemap")
+        except (GateClosed, StorageError, LeaseTimeout):
+            raise
+        except Deferred as error:
+            report("deferred", error.decision.explain(), retry_at=error.retry_at)
+        except Denied as error:
+            report("denied", error.decision.explain())
+        except aiohttp.ClientResponseError as error:
+            report("not-fetched", _unreadable(error))
+        except (aiohttp.ClientError, OSError, InvalidURL) as error:
+            code = "incomplete" if answered else "not-fetched"
+            report(code, f"{type(error).__name__}: {error}".rstrip(": "))
+        return base
+
+
+def _unreadable(error: aiohttp.ClientResponseError) -> str:
+    if isinstance(error, aiohttp.TooManyRedirects):
+        return f"more than {_MAX_REDIRECTS} redirects"
+    return unreadable(error.message)
+
+
+# --- one file -------------------------------------------------------------------------------
+
+
+class Reporter:
+    """Adds findings about one file: of each kind the first."""
+
+    def __init__(self, findings: list[SitemapFinding], source: str) -> None:
+        self._findings = findings
+        self._source = source
+        self.told: set[str] = set()
+        """The codes of its findings."""
+
+    def __call__(
+        self, code: str, message: str, *, line: int = 0, retry_at: datetime | None = None
+    ) -> None:
+        """Add a finding, unless the file has one with this code."""
+        if code in self.told or len(self._findings) >= _MAX_FINDINGS:
+            return
+        self.told.add(code)
+        severity = _SEVERITIES.get(code, Severity.ERROR)
+        finding = SitemapFinding(self._source, code, severity, message, line, retry_at)
+        self._findings.append(finding)
+        _log.info("%s: %s", urls.mask(self._source), message)
+
+
+_SEVERITIES = {
+    "no-sitemap": Severity.INFO,
+    "invalid-lastmod": Severity.WARNING,
+    "invalid-url": Severity.WARNING,
+}
+
+
+class Modified(NamedTuple):
+    """When something was modified, as precisely as it was written (aware, UTC)."""
+
+    start: datetime
+    end: datetime
+    """The end of the year, month or day; without a time zone, of that in the last zone."""
+
+
+class Listed(NamedTuple):
+    """What a sitemap lists: a page, or another sitemap."""
+
+    url: str
+    modified: Modified | None
+    is_file: bool
+
+    @property
+    def lastmod(self) -> datetime | None:
+        """See `SitemapEntry.lastmod`."""
+        return None if self.modified is None else self.modified.start
+
+    def before(self, moment: datetime) -> bool:
+        """Return True if it was certainly not modified since."""
+        return self.modified is not None and self.modified.end < moment
+
+
+class _Enough(Exception):
+    """The file is read no further: code, message and line of the finding."""
+
+
+def read_sitemap(
+    pieces: Iterator[bytes], report: Reporter, base: str | None = None
+) -> Iterator[list[Listed]]:
+    """Read a sitemap or feed of any format, and yield what each piece of it lists.
+
+    Reading ends where a file is broken or exceeds a limit, with a finding. URLs that start with `/`
+    are resolved by `base`, if it is given.
+    """
+    listing = _Listing(report, base)
+    parser: _Xml | _Lines | None = None
+    try:
+        for text in _texts(_inflated(pieces, report)):
+            if parser is None and text:
+                parser = _Xml(listing) if text.startswith("<") else _Lines(listing)
+            if parser is not None:
+                parser.feed(text)
+            yield listing.take()
+        if parser is not None and report.told.isdisjoint(_CUT):
+            parser.close()
+    except _Enough as end:
+        code, message, line = end.args
+        report(code, message, line=line)
+    yield listing.take()
+    if parser is None and not report.told:
+        report("not-a-sitemap", "it is empty")
+
+
+_CUT = frozenset({"broken-gzip", "incomplete", "too-large"})
+"""Findings after which the end of the text is not that of the file."""
+
+
+def _inflated(pieces: Iterator[bytes], report: Reporter) -> Iterator[bytes]:
+    """Yield the decoded file, at most `MAX_OCTETS`, in pieces of at most `_PIECE` octets."""
+    octets = 0
+    unpacker, gzipped = None, False
+    for number, piece in enumerate(chain(pieces, [b""])):  # at the end, for what zlib still has
+        gzipped = gzipped or (number == 0 and piece.startswith(b"\x1f\x8b"))
+        out, rest, more = piece, b"", True
+        while more:
+            if gzipped:
+                rest = rest or piece
+                if unpacker is None and not rest.startswith(b"\x1f"):
+                    return  # what follows the last member is padding
+                try:
+                    unpacker = unpacker or zlib.decompressobj(wbits=31)
+                    out = unpacker.decompress(rest, _PIECE)
+                except zlib.error as error:
+                    report("broken-gzip", f"its gzip data is broken: {error}")
+                    return
+                rest = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
+                unpacker = None if unpacker.eof else unpacker
+            octets += len(out)
+            if octets > MAX_OCTETS:
+                report("too-large", f"longer than {MAX_OCTETS} octets")
+                return
+            yield out
+            more = bool(rest)
+    if unpacker is not None:
+        report("broken-gzip", "its gzip data is incomplete")
+
+
+_SNIFFED = 1_024
+"""Octets after which the encoding of a file is known."""
+_DECLARED = re.compile(rb"\s*<\?xml[^>]*?encoding\s*=\s*[\"']([A-Za-z0-9._:-]{1,40})")
+_ENCODINGS = re.compile(
+    r"iso8859-\d+|cp125\d|koi8-[ru]|gb2312|gbk|gb18030|big5|big5hkscs|euc_jp|euc_kr|shift_jis|cp949"
+)
+"""The encodings that a declaration may name. Others of Python's are slow, or no encodings."""
+
+
+def _texts(pieces: Iterator[bytes]) -> Iterator[str]:
+    """Yield the text, without the blanks before it. What can't be decoded is U+FFFD."""
+    first, decoder, begun = b"", None, False
+    for piece in chain(pieces, [None]):
+        octets = piece or b""
+        if decoder is None:
+            octets = first = first + octets
+            if piece is not None and len(first) < _SNIFFED:
+                yield ""
+                continue
+            decoder = codecs.getincrementaldecoder(_encoding(first))("replace")
+        text = decoder.decode(octets, piece is None)
+        if not begun:
+            text = text.lstrip("\ufeff \t\r\n")
+            begun = bool(text)
+        yield text
+
+
+def _encoding(first: bytes) -> str:
+    """Return the encoding of a file that starts like this (XML 1.0, appendix F)."""
+    if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    if first.startswith((b"<\0", b"\0<")):
+        return "utf-16-le" if first[1] == 0 else "utf-16-be"
+    if declared := _DECLARED.match(first):
+        try:
+            name = codecs.lookup(declared[1].decode()).name
+        except LookupError:
+            return "utf-8"
+        if _ENCODINGS.fullmatch(name):
+            return name
+    return "utf-8"
+
+
+class _Listing:
+    """Collects what one file lists."""
+
+    def __init__(self, report: Reporter, base: str | None) -> None:
+        self.report = report
+        self.count: int = 0
+        self._base = None if base is None else urls.parse(base)
+        self._found: list[Listed] = []
+
+    def take(self) -> list[Listed]:
+        """Return what was added since the last call."""
+        found, self._found = self._found, []
+        return found
+
+    def add(self, url: str, lastmod: str = "", *, is_file: bool = False, line: int) -> bool:
+        """Add an entry. Return False if its URL is none; raises _Enough if there are too many."""
+        if self.count >= MAX_ENTRIES:
+            raise _Enough("too-many-entries", f"it has more than {MAX_ENTRIES} entries", line)
+        self.count += 1
+        url, lastmod = url.strip(), lastmod.strip()
+        try:
+            if self._base is not None and url.startswith("/"):
+                url = urls.join(self._base, url).url
+            else:
+                urls.split(url)
+        except InvalidURL as error:
+            self.report("invalid-url", f"not the URL of a page: {error}", line=line)
+            return False
+        modified = parse_modified(lastmod) if lastmod else None
+        if lastmod and modified is None:
+            shown = urls.printable(lastmod, _MAX_DATE)
+            self.report("invalid-lastmod", f"not a date of W3C or RFC 822: {shown}", line=line)
+        self._found.append(Listed(url, modified, is_file))
+        return True
+
+
+class _Lines:
+    """Reads a list of URLs, one a line. Lines that start with `#` are comments."""
+
+    def __init__(self, listing: _Listing) -> None:
+        self._listing = listing
+        self._rest = ""
+        self._line = 0
+        self._any = False
+
+    def feed(self, text: str) -> None:
+        """Read the next piece."""
+        *lines, rest = (self._rest + text).replace("\r", "\n").split("\n")
+        self._rest = rest[: urls.MAX_URL + 1]  # one that is cut is too long for a URL
+        for line in lines:
+            self._line += 1
+            url = line.strip()
+            if url and not url.startswith("#"):
+                self._any |= self._listing.add(url, line=self._line)
+
+    def close(self) -> None:
+        """Read the last line."""
+        self.feed("\n")
+        if not self._any:
+            raise _Enough("not-a-sitemap", "neither XML nor a list of URLs", 0)
+
+
+_ROOTS = frozenset({"urlset", "sitemapindex", "rss", "RDF", "feed"})
+_ITEMS = {"url": False, "sitemap": True, "item": False, "entry": False}
+"""The elements that stand for a page, or (True) for another sitemap."""
+_PARENTS = frozenset({"urlset", "sitemapindex", "channel", "RDF", "feed"})
+"""The elements that these stand in; an `image` of RSS, for example, has a `url` of its own."""
+_URLS = frozenset({("url", "loc"), ("sitemap", "loc"), ("item", "link")})
+_DATES = {
+    ("url", "lastmod"): 1,
+    ("sitemap", "lastmod"): 1,
+    ("item", "pubDate"): 1,
+    ("entry", "updated"): 3,
+    ("entry", "modified"): 2,  # Atom 0.3
+    ("entry", "published"): 1,
+}
+"""The elements that hold a date; of several in one item the one with the highest number counts."""
+
+
+class _Xml:
+    """Reads XML, of which only a few elements matter.
+
+    Names with another prefix than the root's are those of extensions, so none of them is in the
+    tables above. Namespaces are not resolved: a prefix that nobody declared is no reason to stop.
+    """
+
+    def __init__(self, listing: _Listing) -> None:
+        self._listing = listing
+        self._parser = parser = expat.ParserCreate("utf-8")
+        parser.buffer_text = True
+        parser.ordered_attributes = True
+        parser.StartElementHandler = self._start
+        parser.EndElementHandler = self._end
+        parser.StartDoctypeDeclHandler = self._doctype
+        self._prefix = ""
+        self._path: list[str] = []
+        self._octets = self._elements = self._names_size = 0
+        self._names: set[str] = set()
+        self._field = 0
+        """The depth of the element whose text is collected; 0: none."""
+        self._text: list[str] = []
+        self._text_size = 0
+        self._url = self._date = ""
+        self._rank = 0
+
+    def feed(self, text: str) -> None:
+        """Read the next piece. Raises _Enough."""
+        octets = text.encode()
+        self._parse(octets, False)
+        self._octets += len(octets)
+        if self._octets - self._parser.CurrentByteIndex > _MAX_TOKEN:
+            self._stop("too-large", f"a tag or comment of more than {_MAX_TOKEN} octets")
+
+    def close(self) -> None:
+        """Read to the end. Raises _Enough if the file is not complete."""
+        self._parse(b"", True)
+
+    def _parse(self, octets: bytes, final: bool) -> None:
+        try:
+            self._parser.Parse(octets, final)
+        except expat.ExpatError as error:
+            problem = expat.ErrorString(error.code)
+            raise _Enough("broken-xml", f"broken XML: {problem}", error.lineno) from None
+
+    def _stop(self, code: str, message: str) -> NoReturn:
+        raise _Enough(code, message, self._parser.CurrentLineNumber)
+
+    def _doctype(self, _name: str, _system: object, _public: object, internal: int) -> None:
+        # Declared entities and attributes would be expanded, without any bound.
+        if internal:
+            self._stop("entities", "its DOCTYPE declares entities or attributes, which are refused")
+
+    def _start(self, name: str, attributes: list[str]) -> None:
+        path = self._path
+        self._elements += 1
+        if self._elements > _MAX_ELEMENTS or len(path) >= _MAX_DEPTH:
+            self._stop("too-large", "too many elements, or too many inside each other")
+        self._count_names(name, attributes)
+        if not path:
+            self._prefix, colon, name = name.rpartition(":")
+            self._prefix += colon
+            if name not in _ROOTS:
+                shown = urls.printable(name, 40)
+                self._stop("not-a-sitemap", f"not a sitemap: its root element is {shown}")
+        name = name.removeprefix(self._prefix)
+        parent = path[-1] if path else ""
+        field = (parent, name)
+        path.append(name)
+        if name in _ITEMS and parent in _PARENTS:
+            self._url, self._date, self._rank = "", "", 0
+        elif field == ("entry", "link"):
+            self._follow(dict(zip(attributes[::2], attributes[1::2], strict=True)))
+        elif field in _URLS or field in _DATES:
+            self._field, self._text, self._text_size = len(path), [], 0
+            self._parser.CharacterDataHandler = self._characters
+
+    def _count_names(self, name: str, attributes: list[str]) -> None:
+        for one in (name, *attributes[::2]):
+            if one not in self._names:
+                self._names.add(one)
+                self._names_size += len(one)
+                if self._names_size > _MAX_NAMES:
+                    self._stop("too-large", "too many names of elements and attributes")
+
+    def _follow(self, attributes: dict[str, str]) -> None:
+        if attributes.get("rel", "alternate") == "alternate" and not self._url:
+            self._url = attributes.get("href", "")
+
+    def _characters(self, text: str) -> None:
+        room = urls.MAX_URL + 1 - self._text_size  # what is cut is too long for a URL
+        if room > 0:
+            self._text.append(text[:room])
+            self._text_size += len(text)
+
+    def _end(self, _name: str) -> None:
+        path = self._path
+        depth, name = len(path), path.pop()
+        if depth == self._field:
+            self._field = 0
+            self._parser.CharacterDataHandler = None
+            field, text = (path[-1], name), "".join(self._text)
+            if field in _URLS:
+                self._url = text
+            elif _DATES[field] > self._rank:
+                self._date, self._rank = text, _DATES[field]
+        elif name in _ITEMS and path and path[-1] in _PARENTS:
+            line = self._parser.CurrentLineNumber
+            self._listing.add(self._url, self._date, is_file=_ITEMS[name], line=line)
+
+
+_W3C = re.compile(
+    r"(\d{4})(?:-(\d\d)(?:-(\d\d)(?:[Tt ]+(\d\d):(\d\d)(?::(\d\d)(?:[.,](\d{1,12}))?)?"
+    r" ?([Zz]|[+-]\d\d:?\d\d)?)?)?)?",
+    re.ASCII,
+)
+_ZONES = timedelta(hours=12)
+"""How much later than in UTC a day ends in the last zone."""
+
+
+def parse_modified(text: str) -> Modified | None:
+    """Parse a date of W3C's profile of ISO 8601, or of RFC 822. None: it is neither.
+
+    >>> str(parse_modified("2026-11").end), parse_modified("yesterday")
+    ('2026-12-01 12:00:00+00:00', None)
+    """
+    try:
+        if (found := _W3C.fullmatch(text)) is not None:
+            return _w3c_date(found)
+        moment = parsedate_to_datetime(text[: _MAX_DATE + 1]) if len(text) <= _MAX_DATE else None
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+    if moment is None:
+        return None
+    try:
+        moment = moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC)
+    except OverflowError:
+        return None
+    return Modified(moment, moment)
+
+
+def _w3c_date(found: re.Match[str]) -> Modified:
+    """Raises ValueError or OverflowError for a date that no calendar has."""
+    year, month, day, hour, minute, second, fraction, zone = found.groups()
+    start = datetime(
+        int(year),
+        int(month or 1),
+        int(day or 1),
+        int(hour or 0),
+        int(minute or 0),
+        min(59, int(second or 0)),  # a leap second
+        int((fraction or "0")[:6].ljust(6, "0")),
+        tzinfo=UTC,
+    )
+    if month is None:
+        end = start.replace(year=start.year + 1)
+    elif day is None:
+        end = (start + timedelta(days=31)).replace(day=1)
+    else:
+        end = start + (timedelta(days=1) if hour is None else timedelta(minutes=second is None))
+    if zone is None:
+        return Modified(start, end + _ZONES)
+    if zone not in "Zz":
+        ahead = timedelta(hours=int(zone[1:3]), minutes=int(zone[-2:]))
+        if ahead >= timedelta(days=1):
+            raise ValueError("no such time zone")
+        ahead = -ahead if zone[0] == "-" else ahead
+        start, end = start - ahead, end - ahead
+    return Modified(start, end)
