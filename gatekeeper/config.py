@@ -219,7 +219,7 @@ class ServerConfig(_Section, frozen=True):
     client_rate: PositiveNumber | None = None
     """Requests per second from one client; None: no limit."""
     max_streams: Count = 64
-    """Streams of `/v1/events` that may be open at the same time; each open Live page has one."""
+    """Streams of `/v1/events` (each open Live page has one) and `/v1/sitemaps` that may be open."""
     client_streams: Count | None = None
     """Streams that one client (token, or address) may have open; None: half of max_streams."""
     fetch_max_body: Size = 104_857_600

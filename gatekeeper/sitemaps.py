@@ -178,6 +178,14 @@ def since_when(since: object) -> datetime | None:
     raise ConfigError(f"since={since!r}: give a date, or a datetime with a time zone")
 
 
+def parse_since(text: str) -> datetime:
+    """Return the moment that a text means, such as 2026-11-01. Raises ConfigError."""
+    found = parse_modified(text)
+    if found is None:
+        raise ConfigError(f"since {text[:_MAX_DATE]!r}: give 2026-11-01 or 2026-11-01T12:00:00Z")
+    return found.start
+
+
 def limit_of(max_entries: int | None) -> int | None:
     """Return `max_entries`. Raises ConfigError unless it is a number from 0, or None."""
     if max_entries is None or (isinstance(max_entries, int) and max_entries >= 0):

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
-from datetime import datetime
+from datetime import date, datetime
 from functools import partial
 from typing import Any, Generic, Self, TypeVar, cast
 
@@ -35,8 +35,9 @@ from gatekeeper.gate.leases import Lease
 from gatekeeper.gate.protocols import ConnectionInUse
 from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.robots import Policy, RobotsTxt
+from gatekeeper.sitemaps import SitemapEntry, SitemapFinding, Sitemaps
 
-__all__ = ["SyncGatekeeper", "SyncLease"]
+__all__ = ["SyncGatekeeper", "SyncLease", "SyncSitemaps"]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -286,19 +287,34 @@ class SyncGatekeeper:
             lambda gate: gate.check_many(urls, user_agent=user_agent)
         )
 
-        def decisions() -> Iterator[Decision]:
-            try:
-                while True:
-                    try:
-                        decision = self.wait(lambda _: _next(found))
-                    except _Exhausted:
-                        return
-                    yield decision
-            finally:
-                with suppress(GateClosed):
-                    self.wait(lambda _: _close(found))
+        return self._iterate(found)
 
-        return decisions()
+    def _iterate(self, found: AsyncIterator[_T]) -> Iterator[_T]:
+        """Iterate in this thread over what an asynchronous iterator yields in the gate's loop."""
+        try:
+            while True:
+                try:
+                    one = self.wait(lambda _: _next(found))
+                except _Exhausted:
+                    return
+                yield one
+        finally:
+            with suppress(GateClosed):
+                self.wait(lambda _: _close(found))
+
+    def sitemaps(
+        self,
+        origin: str,
+        *,
+        since: datetime | date | None = None,
+        guess: bool = False,
+        max_entries: int | None = None,
+    ) -> SyncSitemaps:
+        """Iterate over the pages that the origin's sitemaps list. See `Gatekeeper.sitemaps`."""
+        found: Sitemaps = self.do(
+            lambda gate: gate.sitemaps(origin, since=since, guess=guess, max_entries=max_entries)
+        )
+        return SyncSitemaps(found, self._iterate(found))
 
     def peek(self, url: str, *, user_agent: str | None = None) -> Decision | None:
         """Decide from cached data, without fetching. None if it does not suffice.
@@ -475,6 +491,27 @@ class SyncGatekeeper:
             return self._gate_thread
 
 
+class SyncSitemaps(Iterator[SitemapEntry]):
+    """The entries of a site's sitemaps, for blocking code: see `Sitemaps`."""
+
+    def __init__(self, found: Sitemaps, entries: Iterator[SitemapEntry]) -> None:
+        self._found = found
+        self._entries = entries
+
+    def __next__(self) -> SitemapEntry:
+        return next(self._entries)
+
+    @property
+    def findings(self) -> list[SitemapFinding]:
+        """What is wrong with the files read so far."""
+        return list(self._found.findings)
+
+    @property
+    def complete(self) -> bool:
+        """Whether no finding so far says that entries are missing."""
+        return self._found.complete
+
+
 class SyncLease:
     """The right to send one request to `url`: a lease of the gate, for blocking code.
 
@@ -610,15 +647,15 @@ class _Exhausted(Exception):
     """An async generator ended (a coroutine can't raise StopAsyncIteration)."""
 
 
-async def _next(found: AsyncIterator[Decision]) -> Decision:
+async def _next(found: AsyncIterator[_T]) -> _T:
     try:
         return await anext(found)
     except StopAsyncIteration:
         raise _Exhausted from None
 
 
-async def _close(found: AsyncIterator[Decision]) -> None:
-    if isinstance(found, AsyncGenerator):
+async def _close(found: AsyncIterator[object]) -> None:
+    if isinstance(found, AsyncGenerator | Sitemaps):
         await found.aclose()
 
 

@@ -86,6 +86,34 @@ async def test_questions_are_answered(internet: FakeInternet, made: Made) -> Non
     await asyncio.to_thread(ask, await made(internet))
 
 
+async def test_sitemaps_are_iterated(internet: FakeInternet, made: Made) -> None:
+    site = internet.site("a.test").robots("Sitemap: http://a.test/s\nSitemap: http://a.test/t\n")
+    site.page("/s", "http://a.test/1\nhttp://a.test/2\n")
+    internet.site("b.test").robots(Page("", status=503))
+
+    def ask(gate: SyncGatekeeper) -> None:
+        with gate:
+            found = gate.sitemaps("http://a.test")
+            assert next(found).url == "http://a.test/1"
+            assert found.complete
+            with gate.lease("http://a.test/1"):  # no lease is held in between
+                pass
+            assert [entry.url for entry in found] == ["http://a.test/2"]
+            assert [finding.code for finding in found.findings] == ["not-fetched"]
+            assert not found.complete
+            for _ in gate.sitemaps("http://a.test", max_entries=1):
+                break  # abandoned
+            with pytest.raises(Deferred):
+                next(gate.sitemaps("http://b.test"))
+            with pytest.raises(InvalidURL):
+                gate.sitemaps("a.test")
+            left = gate.sitemaps("http://a.test")
+        with pytest.raises(GateClosed):
+            next(left)
+
+    await asyncio.to_thread(ask, await made(internet))
+
+
 async def test_leases_are_refused_as_everywhere(internet: FakeInternet, made: Made) -> None:
     internet.site("a.test").robots(DENYING)
     internet.site("b.test").robots(Page("", status=503))

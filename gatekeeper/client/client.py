@@ -20,11 +20,12 @@ import secrets
 import ssl
 import warnings
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
+from functools import partial
 from typing import Literal, Self
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from aiohttp import ClientMiddlewareType
 
@@ -35,10 +36,19 @@ from gatekeeper.client.connection import (
     SidecarResponse,
     SidecarUnreachable,
     read,
+    read_line,
 )
 from gatekeeper.client.leases import RemoteLease, RemoteLeaseRequest, RemoteLeases
 from gatekeeper.client.questions import Question, Questions, RememberedDecisions
-from gatekeeper.client.wire import Alive, BlockBody, Explanation, HostBody, RefreshBody, encode
+from gatekeeper.client.wire import (
+    Alive,
+    BlockBody,
+    Explanation,
+    HostBody,
+    RefreshBody,
+    SitemapLine,
+    encode,
+)
 from gatekeeper.clock import Clock, OwnedTasks, SystemClock, block_end, refuse_unless_open, utc
 from gatekeeper.config import (
     Config,
@@ -64,6 +74,7 @@ from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.robots.parser import token_warning
 from gatekeeper.session.middleware import gate_middleware
+from gatekeeper.sitemaps import SitemapEntry, SitemapFinding, Sitemaps, limit_of, since_when
 
 _log = logging.getLogger(__name__)
 
@@ -303,6 +314,37 @@ class RemoteGatekeeper:
         settings = self.config.robots
         robots = await robots_of(explanation, settings)
         return policy_of(explanation, robots, agent or explanation.decision.user_agent, settings)
+
+    def sitemaps(
+        self,
+        origin: str,
+        *,
+        since: datetime | date | None = None,
+        guess: bool = False,
+        max_entries: int | None = None,
+    ) -> Sitemaps:
+        """Iterate over the pages that the origin's sitemaps list. See `Gatekeeper.sitemaps`.
+
+        The sidecar fetches them, under its own name. Iterating also raises SidecarError, if the
+        connection breaks off for example: then the entries are not complete.
+        """
+        query = {"origin": urls.parse(origin).origin, "guess": str(bool(guess)).lower()}
+        if (moment := since_when(since)) is not None:
+            query["since"] = moment.isoformat()
+        if (most := limit_of(max_entries)) is not None:
+            query["max_entries"] = str(most)
+        return Sitemaps(partial(self._sitemaps, f"/v1/sitemaps?{urlencode(query)}", origin))
+
+    async def _sitemaps(
+        self, path: str, origin: str, findings: list[SitemapFinding]
+    ) -> AsyncGenerator[SitemapEntry]:
+        self._check_usable(None)
+        async for text in self._connection.lines(path, origin):
+            line = read_line(text, SitemapLine)
+            if line.finding is not None:
+                findings.append(line.finding)
+            elif line.url is not None:
+                yield SitemapEntry(line.url, line.lastmod, line.source or "")
 
     async def why(self, host: str) -> tuple[ClockView, ...]:
         """Return every clock of the host, each with its source.

@@ -12,6 +12,7 @@ import os
 import random
 import ssl
 from collections import deque
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -42,6 +43,8 @@ _log = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 5.0
 """Seconds in which a sidecar must accept the connection."""
+_LINE_OCTETS = 1_048_576
+"""More octets than a line has, which may hold two of the longest URLs."""
 _JSON = {"Content-Type": "application/json"}
 _FIRST_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.05, 2.0
 """The first and the longest retry delay, in seconds."""
@@ -182,6 +185,35 @@ class SidecarConnection:
         retry_after = delta_seconds(response.headers.get("Retry-After", ""))
         return SidecarResponse(response.status, data, retry_after, token=bool(self._headers))
 
+    async def lines(self, path: str, url: str) -> AsyncGenerator[bytes]:
+        """Request JSON lines, and yield them as they come, however long that takes.
+
+        Raises the error of `problem` for a response of another status, and SidecarError if there is
+        none or it breaks off.
+        """
+        session = self._session
+        if session is None:
+            raise GateClosed("the gate was closed meanwhile")
+        self.requests += 1
+        try:
+            async with session.get(
+                URL(self.base + path, encoded=True),
+                allow_redirects=False,
+                read_bufsize=_LINE_OCTETS,
+            ) as response:
+                if response.status != 200:
+                    body = await response.content.read(_LINE_OCTETS)
+                    raise problem(
+                        SidecarResponse(response.status, body, None, bool(self._headers)), url
+                    )
+                async for line in response.content:
+                    yield line
+        except (aiohttp.ClientError, OSError) as error:
+            if isinstance(error, GatekeeperError):
+                raise
+            failure = self._failure(self._description(error))
+            raise SidecarError(503, "unreachable", str(failure)) from None
+
     def _description(self, error: Exception) -> str:
         """Describe an error for people; aiohttp's own message prints its TLS context."""
         where = f"no connection to {self._socket or self.base}"
@@ -287,12 +319,16 @@ def read(answer: SidecarResponse, kind: type[_T]) -> _T:
     """Decode the body of a successful response. Raises the error of `problem` for any other."""
     if answer.status not in (200, 201, 202):
         raise problem(answer)
+    return read_line(answer.body, kind, answer.status)
+
+
+def read_line(body: bytes, kind: type[_T], status: int = 200) -> _T:
+    """Decode JSON of the sidecar. Raises SidecarError."""
     try:
-        return msgspec.json.decode(answer.body, type=kind)
+        return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SidecarError(
-            answer.status, "unreadable", f"this client can't read the response: {error}"
-        ) from None
+        detail = f"this client can't read the response: {error}"
+        raise SidecarError(status, "unreadable", detail) from None
 
 
 def limit_in(answer: SidecarResponse) -> float | None:

@@ -8,6 +8,7 @@ durations are seconds.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import Annotated
 
 import msgspec
@@ -16,6 +17,7 @@ from gatekeeper.clock import UtcTime
 from gatekeeper.decision import Decision
 from gatekeeper.pacing.waiting import ClockView, HostState
 from gatekeeper.robots import Candidate, Policy
+from gatekeeper.sitemaps import SitemapFinding
 
 MAX_BATCH = 1000
 """The most URLs that one `POST /v1/check` may have."""
@@ -271,3 +273,12 @@ class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     member of the fleet, shown to `admin`."""
     why: str | None = None
     """`host_blocked` or `host_paused` if that kept the turn from coming in time."""
+
+
+class SitemapLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A line of `GET /v1/sitemaps`: a page that a site lists, or a finding about a sitemap."""
+
+    url: str | None = None
+    lastmod: datetime | None = None
+    source: str | None = None
+    finding: SitemapFinding | None = None

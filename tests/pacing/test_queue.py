@@ -169,7 +169,7 @@ async def test_not_everybody_is_asked_for_robots_at_once(
     clock: VirtualClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gatekeeper.queue.polite.MAX_ASKING", 100)
+    monkeypatch.setattr("gatekeeper.queue.waits.MAX_ASKING", 100)
     gate.cold = {f"https://h{number}.example": 1.0 for number in range(500)}
     for number in range(500):
         await queue.put(page(f"h{number}", 0))

@@ -11,7 +11,8 @@ import pytest
 
 from gatekeeper.clock import VirtualClock
 from gatekeeper.errors import LeaseTimeout
-from gatekeeper.queue.polite import HOLD, LAST_PAUSE, PoliteQueue
+from gatekeeper.queue.polite import PoliteQueue
+from gatekeeper.queue.waits import HOLD, LAST_PAUSE
 from tests.queue_support import Crawl, FakeGate, FakeLease, page
 
 Others = Callable[..., None]
@@ -200,7 +201,7 @@ async def test_more_lanes_than_may_stand_in_line_are_served_as_well(
     others: Others,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gatekeeper.queue.polite.MAX_WAITING", 2)
+    monkeypatch.setattr("gatekeeper.queue.waits.MAX_WAITING", 2)
     for number in range(6):
         others(f"h{number}", 1, hold=1.0, times=20)
     await clock.settle()

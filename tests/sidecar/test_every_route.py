@@ -18,11 +18,15 @@ QUESTIONS = {
     "/v1/fetch": "url=http://a.test/page",
     "/v1/robots": "origin=http://a.test",
     "/v1/history": "origin=http://a.test",
+    "/v1/sitemaps": "origin=http://a.test",
 }
 ASKED = [route for route in ROUTES if route.method != ANY]
 UNDER_V1 = [route for route in ASKED if route.path.startswith("/v1/")]
 READ = [route for route in ASKED if route.method == "GET" and not route.path.endswith("/events")]
-VARYING = {"date", "x-request-id", "content-length", "last-modified", "x-gatekeeper-decision-id"}
+VARYING = {
+    *("date", "x-request-id", "content-length", "last-modified", "x-gatekeeper-decision-id"),
+    "transfer-encoding",  # of a body that a HEAD does not get (RFC 9110 section 9.3.2)
+}
 JSON = {"Content-Type": "application/json"}
 
 

@@ -41,7 +41,8 @@ def test_no_operation_changes_its_name() -> None:
         acquireLease blockHost checkUrl checkUrls dropLease explainText explainUrl fetchPage
         getConfiguration getContract getDecision getHistory getHost getMetrics getOverview
         getRobots getSeries giveBackLease isAlive isReady listEndpoints listHosts listLeases
-        pauseHost refreshHost reloadConfiguration renewLease reportLease resumeHost streamDecisions
+        listSitemaps pauseHost refreshHost reloadConfiguration renewLease reportLease resumeHost
+        streamDecisions
     """
     assert sorted(one["operationId"] for one in OPERATIONS) == names.split()
 
@@ -56,6 +57,7 @@ def test_every_endpoint_is_told_of() -> None:
         "get /v1/robots",
         "get /v1/history",
         "get /v1/fetch",
+        "get /v1/sitemaps",
         "get /v1/leases",
         "post /v1/leases",
         "post /v1/leases/{id}/renew",

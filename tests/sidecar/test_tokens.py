@@ -147,6 +147,7 @@ def test_every_route_that_is_no_probe_needs_a_role() -> None:
         ("POST", "/v1/leases/{id}/report"),
         ("DELETE", "/v1/leases/{id}"),
         ("GET", "/v1/fetch"),
+        ("GET", "/v1/sitemaps"),
         ("GET", "/v1/hosts"),
         ("GET", "/v1/hosts/{host}"),
         ("GET", "/v1/overview"),

@@ -1,4 +1,4 @@
-"""`GET /v1/fetch`: the service fetches a page politely and streams it to the client."""
+"""`GET /v1/fetch`, `GET /v1/sitemaps`: what the service fetches politely and streams to clients."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import contextlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import aiohttp
 import msgspec
 from aiohttp import web
 
 from gatekeeper import urls
-from gatekeeper.client.wire import LeaseRequestBody
+from gatekeeper.client.wire import LeaseRequestBody, SitemapLine, encode
 from gatekeeper.clock import deadline
 from gatekeeper.decision import Decision, refuse
 from gatekeeper.descriptors import describe_shortage, is_shortage
@@ -23,6 +23,9 @@ from gatekeeper.http_fields import REDIRECTS, unreadable
 from gatekeeper.robots.signals import parse_challenges
 from gatekeeper.session.middleware import counting_bytes
 from gatekeeper.sidecar.exchange import CRAWL, OCTETS, SANDBOXED, Call, Problem, Route, read_query
+from gatekeeper.sidecar.routes.operators import open_stream
+from gatekeeper.sidecar.waiting import draining
+from gatekeeper.sitemaps import SitemapEntry, Sitemaps, parse_since
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
@@ -292,7 +295,83 @@ def _usage_fields(page: aiohttp.ClientResponse) -> dict[str, str]:
     }
 
 
+# --- `/v1/sitemaps`
+
+JSON_LINES: Final = "text/plain"
+"""JSON lines have no registered type, and generators of clients know no other type for them."""
+
+
+class SitemapsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The query of `GET /v1/sitemaps`. Files are fetched only under the service's own name."""
+
+    origin: str
+    since: str | None = None
+    guess: bool = False
+    max_entries: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+
+async def list_sitemaps(service: Service, call: Call) -> web.StreamResponse:
+    """List the pages that an origin's sitemaps name, one JSON object a line, as they are read.
+
+    A line has `url`, `lastmod` and `source`, or a `finding`: what is wrong with a sitemap. If the
+    connection breaks off, the list is not complete.
+    """
+    query = read_query(call.query, SitemapsQuery)
+    found = service.gate.sitemaps(
+        query.origin,
+        since=None if query.since is None else parse_since(query.since),
+        guess=query.guess,
+        max_entries=query.max_entries,
+    )
+    with open_stream(service, call.client), service.streams:
+        async with contextlib.aclosing(found):
+            entry = await _next_entry(service, found)  # an error before it has its own status
+            response = web.StreamResponse(
+                headers={
+                    "Content-Type": f"{JSON_LINES}; charset=utf-8",
+                    "Cache-Control": "no-store",
+                    "X-Accel-Buffering": "no",  # otherwise nginx would buffer lines
+                    "X-Content-Type-Options": "nosniff",
+                    "X-Request-Id": call.id,
+                    "Server": "gatekeeper",
+                }
+            )
+            await response.prepare(call.request)
+            if call.request.method == "HEAD":
+                return response
+            told = 0
+            while entry is not None:
+                await response.write(encode(entry) + b"\n")
+                told = await _write_findings(response, found, told)
+                entry = await _next_entry(service, found)
+            await _write_findings(response, found, told)
+    return response
+
+
+async def _next_entry(service: Service, found: Sitemaps) -> SitemapEntry | None:
+    """Return the next entry, or None. Raises Problem 503 while the service drains (T16)."""
+    if service.phase != "serving":
+        raise draining()
+    return await anext(found, None)
+
+
+async def _write_findings(response: web.StreamResponse, found: Sitemaps, told: int) -> int:
+    """Write the findings that were not written before. Return how many there are."""
+    for finding in found.findings[told:]:
+        await response.write(encode(SitemapLine(finding=finding)) + b"\n")
+    return len(found.findings)
+
+
 ROUTES = (
+    Route(
+        "GET",
+        "/v1/sitemaps",
+        list_sitemaps,
+        query=SitemapsQuery,
+        answers={200: JSON_LINES},
+        needs=CRAWL,
+        problems=(403, 429, 503),
+    ),
     Route(
         "GET",
         "/v1/fetch",

@@ -249,7 +249,7 @@ async def stream_decisions(service: Service, call: Call) -> web.StreamResponse:
             "Server": "gatekeeper",
         }
     )
-    with _open_stream(service, call.client), service.streams, contextlib.suppress(ConnectionError):
+    with open_stream(service, call.client), service.streams, contextlib.suppress(ConnectionError):
         await response.prepare(request)
         if request.method == "HEAD":
             return response
@@ -272,7 +272,7 @@ async def stream_decisions(service: Service, call: Call) -> web.StreamResponse:
 
 
 @contextlib.contextmanager
-def _open_stream(service: Service, client: str) -> Iterator[None]:
+def open_stream(service: Service, client: str) -> Iterator[None]:
     """Count a stream of a client while it is open.
 
     Raises Problem 429 if the client has too many streams, 503 if all clients together have (T15).
@@ -284,13 +284,13 @@ def _open_stream(service: Service, client: str) -> Iterator[None]:
         raise Problem(
             429,
             "too-many-streams",
-            f"{most} streams of events are open to one client (server.client_streams): close a "
-            "page that has one, or ask again in 5 seconds",
+            f"{most} streams are open to one client (server.client_streams): close one, or a page "
+            "that has one, or ask again in 5 seconds",
             wait=5,
             most=most,
         )
     if streams.total() >= server.max_streams:
-        raise full("streams of events are open already (server.max_streams)", server.max_streams)
+        raise full("streams are open already (server.max_streams)", server.max_streams)
     streams[client] += 1
     try:
         yield
