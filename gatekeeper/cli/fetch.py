@@ -6,6 +6,7 @@ import argparse
 import asyncio
 from pathlib import Path
 
+from gatekeeper import urls
 from gatekeeper.cli import load, positive, seconds
 from gatekeeper.crawl.sources import MANIFEST, Limits
 from gatekeeper.errors import ConfigError
@@ -16,7 +17,8 @@ _JSON_HELP = (
     f"stdout: one entry per line, as in {MANIFEST}. stderr: the last line is the summary, "
     '{"fetched", "denied", "failed", "skipped", "refused_before", "bytes", "unfinished", '
     '"complete", "stopped": "max_wait" or "interrupted" or null, "held_up": [{"origin", "urls", '
-    '"reason", "why", "retry_at"}, ...]}; unfinished URLs have no entry, and held_up says why'
+    '"reason", "why", "retry_at"}, ...], "sitemap_findings": [{"source", "code", "severity", '
+    '"message", "line", "retry_at"}, ...]}; unfinished URLs have no entry, and held_up says why'
 )
 
 
@@ -28,6 +30,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("urls", nargs="*", metavar="URL", help="`-` reads standard input")
     parser.add_argument(
         "-i", "--input", metavar="FILE", type=_path, help="URLs, one per line; # starts a comment"
+    )
+    parser.add_argument(
+        "--sitemap",
+        metavar="ORIGIN",
+        action="append",
+        default=[],
+        help="every page that the sitemaps of its robots.txt list (repeatable)",
+    )
+    parser.add_argument(
+        "--since",
+        metavar="DATE",
+        help="of --sitemap, no page that was certainly not modified since, such as 2026-11-01",
     )
     parser.add_argument(
         "-o",
@@ -112,11 +126,16 @@ def run(args: argparse.Namespace) -> int:
         raise_file_limit,
         rare_collections,
     )
+    from gatekeeper.sitemaps import parse_since  # noqa: PLC0415
 
     raise_file_limit()  # each silent host occupies one socket until its request times out
     log_to_stderr()
-    if not args.urls and args.input is None:
-        raise ConfigError("no URLs; give some, or -i FILE, or `-` for standard input")
+    if not args.urls and args.input is None and not args.sitemap:
+        raise ConfigError(
+            "no URLs; give some, or -i FILE, or `-` for standard input, or --sitemap ORIGIN"
+        )
+    if args.since is not None and not args.sitemap:
+        raise ConfigError("--since is about --sitemap ORIGIN, which is missing")
     settings = load(args)
     warn_if_anonymous(settings)
     job = Job(
@@ -124,6 +143,8 @@ def run(args: argparse.Namespace) -> int:
         config=settings.config,
         urls=tuple(args.urls),
         input=args.input,
+        sitemaps=tuple(urls.parse(origin).origin for origin in args.sitemap),
+        since=None if args.since is None else parse_since(args.since),
         output=Path(args.output) if args.output is not None else None,
         warc=Path(args.warc) if args.warc is not None else None,
         limits=Limits(concurrency=args.concurrency, max_body=args.max_body, tries=args.tries),

@@ -18,7 +18,10 @@ from gatekeeper.crawl.manifest import Entry, Result
 from gatekeeper.decision import Decision, Reason, State, Verdict
 from gatekeeper.errors import InvalidURL, StorageError, quoted
 from gatekeeper.pacing.waiting import ClockView
+from gatekeeper.robots import Severity
+from gatekeeper.sitemaps import SitemapFinding
 from gatekeeper.terminal import paint
+from gatekeeper.urls import mask
 
 if TYPE_CHECKING:
     from gatekeeper.gate import Gatekeeper
@@ -108,6 +111,8 @@ class Tally:
     """Bytes of all bodies."""
     outcomes: Counter[Result] = field(default_factory=Counter)
     statuses: Counter[int] = field(default_factory=Counter)
+    sitemaps: list[SitemapFinding] = field(default_factory=list)
+    """What is wrong with sitemaps, at most 1,000 findings for each of the given origins."""
     causes: dict[Result, Counter[tuple[str, str]]] = field(default_factory=dict)
     """Counts of (host, reason) for each outcome except fetched."""
 
@@ -118,8 +123,15 @@ class Tally:
 
     @property
     def clean(self) -> bool:
-        """True if every URL was fetched, by this run or an earlier one."""
-        return self.done == self.total == self.outcomes[Result.FETCHED] and not self.refused
+        """True if every URL was fetched, by this run or an earlier one, and every sitemap read."""
+        fetched = self.done == self.total == self.outcomes[Result.FETCHED] and not self.refused
+        return fetched and not self.unread
+
+    @property
+    def unread(self) -> int:
+        """The number of sitemaps that could not be read completely."""
+        errors = (one.source for one in self.sitemaps if one.severity is Severity.ERROR)
+        return len(set(errors))
 
     def skip(self, *, unarchived: bool, refused: bool) -> None:
         """Count a URL that need not be fetched; see the attributes `unarchived` and `refused`."""
@@ -154,6 +166,10 @@ class Tally:
                 f"not fetched: {self.refused:,} of the skipped URLs, which were denied or are not "
                 "URLs; --retry-denied asks again about denied ones"
             )
+        if self.unread:
+            lines.append(f"not read completely: {self.unread:,} sitemaps")
+            errors = [one for one in self.sitemaps if one.severity is Severity.ERROR]
+            lines += [f"          {mask(one.source)}  {one.message}" for one in errors[:most]]
         for outcome in (Result.DENIED, Result.FAILED):
             causes = self.causes.get(outcome, Counter())
             if not causes:

@@ -32,11 +32,21 @@ from gatekeeper.crawl.progress import (
     Tally,
     WaitingHosts,
 )
-from gatekeeper.crawl.sources import MANIFEST, STATE, Limits, URLList, open_list, read_urls
+from gatekeeper.crawl.sources import (
+    MANIFEST,
+    STATE,
+    GivenURL,
+    Limits,
+    URLList,
+    open_list,
+    read_sitemaps,
+    read_urls,
+)
 from gatekeeper.decision import Decision
 from gatekeeper.errors import ConfigError, StorageError
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.session.polite import polite_session, session_gate
+from gatekeeper.sitemaps import SitemapFinding
 from gatekeeper.storage.journal import FileLock
 from gatekeeper.terminal import DENIED, OK, json_text
 from gatekeeper.urls import mask
@@ -79,6 +89,8 @@ class CrawlSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Why the crawl ended early: `max_wait` or `interrupted`; else None."""
     held_up: tuple[HeldUpHost, ...]
     """The origins with the most unfinished URLs."""
+    sitemap_findings: tuple[SitemapFinding, ...] = ()
+    """What is wrong with the sitemaps of --sitemap."""
 
     def lines(self, *, max_wait: float, resumes: bool, most: int = 20) -> list[str]:
         """Return the lines about unfinished URLs, for people; none if the crawl is complete."""
@@ -129,6 +141,7 @@ async def summarize(
         complete=tally.complete,
         stopped=stopped,
         held_up=tuple(sorted(held_up, key=lambda one: (-one.urls, one.origin))),
+        sitemap_findings=tuple(tally.sitemaps),
     )
 
 
@@ -150,6 +163,10 @@ class Job:
     config: Config
     urls: tuple[str, ...] = ()
     input: str | None = None
+    sitemaps: tuple[str, ...] = ()
+    """Origins whose sitemaps list further URLs."""
+    since: datetime | None = None
+    """Leave out pages of sitemaps that were not modified since."""
     output: Path | None = None
     warc: Path | None = None
     limits: Limits = field(default_factory=Limits)
@@ -397,11 +414,28 @@ async def _run(
     try:
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(_watch(work, gate, progress, clock, speed, job.max_wait))
-            await work.run(read_urls(job.urls, urls))
+            await work.run(_sources(job, urls, gate, work.tally, clock))
             watching.cancel()
             progress.show(work.tally, (), speed.read(clock.monotonic(), work.tally, ()))
     except BaseExceptionGroup as errors:
         raise _first_error(errors) from None
+
+
+async def _sources(
+    job: Job, listed: URLList | None, gate: Gatekeeper, tally: Tally, clock: Clock
+) -> AsyncIterator[GivenURL]:
+    """Yield the URLs of all sources: arguments, the list, and the sitemaps."""
+    async for given in read_urls(job.urls, listed):
+        yield given
+    async for given in read_sitemaps(
+        gate,
+        job.sitemaps,
+        job.since,
+        clock=clock,
+        max_wait=job.max_wait,
+        tell=tally.sitemaps.append,
+    ):
+        yield given
 
 
 def _first_error(error: BaseException) -> BaseException:

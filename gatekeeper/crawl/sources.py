@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from gatekeeper.errors import ConfigError
+from gatekeeper.clock import Clock, deadline
+from gatekeeper.errors import ConfigError, Deferred, Denied, LeaseTimeout
+from gatekeeper.robots import Severity
+from gatekeeper.sitemaps import SitemapFinding
 from gatekeeper.terminal import BOM, standard_input, url_of_line
 from gatekeeper.urls import MAX_URL
+
+if TYPE_CHECKING:
+    from gatekeeper.gate import Gatekeeper
 
 _BLOCK = 65_536
 _MAX_URL_BYTES = 4 * MAX_URL
@@ -171,6 +178,52 @@ class _LineSplitter:
         self._dropped += len(piece[room:])
         if self._dropped > _MAX_LINE_BYTES:
             raise ConfigError(f"{self._name}: a line is too long; one URL per line is expected")
+
+
+# --- sitemaps --------------------------------------------------------------------------------
+
+
+async def read_sitemaps(
+    gate: Gatekeeper,
+    origins: Iterable[str],
+    since: datetime | None,
+    *,
+    clock: Clock,
+    max_wait: float,
+    tell: Callable[[SitemapFinding], object],
+) -> AsyncIterator[GivenURL]:
+    """Yield every page that the sitemaps of these origins list, and tell what is missing.
+
+    An origin whose next page does not come within `max_wait` seconds is left.
+    """
+    for origin in origins:
+        found, told = gate.sitemaps(origin, since=since), 0
+        async with aclosing(found):
+            while True:
+                entry = None
+                try:
+                    async with deadline(clock, max_wait):
+                        entry = await anext(found, None)
+                except Denied as error:
+                    code = "deferred" if isinstance(error, Deferred) else "denied"
+                    tell(_missing(origin, code, error.decision.explain(), error.decision.retry_at))
+                except LeaseTimeout as error:
+                    tell(_missing(origin, "deferred", str(error), error.retry_at))
+                except TimeoutError:
+                    text = f"its sitemaps did not come within --max-wait {max_wait:g} s"
+                    tell(_missing(origin, "deferred", text))
+                for finding in found.findings[told:]:
+                    tell(finding)
+                told = len(found.findings)
+                if entry is None:
+                    break
+                yield GivenURL(entry.url)
+
+
+def _missing(
+    origin: str, code: str, message: str, retry_at: datetime | None = None
+) -> SitemapFinding:
+    return SitemapFinding(origin, code, Severity.ERROR, message, retry_at=retry_at)
 
 
 # --- limits ----------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ async def test_machines_read_entries_on_stdout_and_the_rest_in_the_last_line_of_
     (held,) = end.pop("held_up")
     assert end == {
         "fetched": 1, "denied": 0, "failed": 0, "skipped": 0, "refused_before": 0, "bytes": 5,
-        "unfinished": 2, "complete": True, "stopped": "max_wait",
+        "unfinished": 2, "complete": True, "stopped": "max_wait", "sitemap_findings": [],
     }  # fmt: skip
     assert held.pop("retry_at").endswith("Z")
     assert held == {

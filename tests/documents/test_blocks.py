@@ -72,7 +72,7 @@ class Surroundings:
 async def surroundings(internet: FakeInternet, tmp_path: Path) -> AsyncIterator[Surroundings]:
     for name in NAMES:
         site = internet.site(name).robots(f"{ROBOTS}Sitemap: https://{name}/sitemap.txt\n")
-        site.page("/sitemap.txt", f"https://{name}/a\nhttps://{name}/private\n")
+        site.page("/sitemap.txt", f"https://{name}/a\nhttps://{name}/b\n")
         for path in ("/", "/a", "/b", "/page", "/about", "/w/index.php"):
             site.page(path, "<p>hello</p>")
     ports = {"80": internet.port_of("127.0.0.1", 80), "443": internet.port_of("127.0.0.1", 443)}
