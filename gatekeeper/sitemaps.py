@@ -26,6 +26,7 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
+from contextlib import suppress
 from datetime import UTC, date, datetime, time, timedelta
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -400,8 +401,8 @@ def read_sitemap(
 ) -> Iterator[list[Listed]]:
     """Read a sitemap or feed of any format, and yield what each piece of it lists.
 
-    Reading ends where a file is broken or exceeds a limit, with a finding. URLs that start with `/`
-    are resolved by `base`, if it is given.
+    Reading ends where a file is broken or exceeds a limit, with a finding. Relative URLs in XML are
+    resolved by `base`, if it is given.
     """
     listing = _Listing(report, base)
     parser: _Xml | _Lines | None = None
@@ -499,13 +500,19 @@ def _encoding(first: bytes) -> str:
     return "utf-8"
 
 
+_RELATIVE = re.compile(r"\.{0,2}/\S*|[^\s.:/?#]+/\S*|(?!www\.)[^\s:/?#]+(?:[?#]\S*)?")
+"""A reference that is no URL without its scheme, such as www.example.org/page."""
+
+
 class _Listing:
     """Collects what one file lists."""
 
     def __init__(self, report: Reporter, base: str | None) -> None:
         self.report = report
         self.count: int = 0
-        self._base = None if base is None else urls.parse(base)
+        self._base: urls.Target | None = None
+        with suppress(InvalidURL):  # what aiohttp can request, `urls` may refuse
+            self._base = None if base is None else urls.parse(base)
         self._found: list[Listed] = []
 
     def take(self) -> list[Listed]:
@@ -513,14 +520,25 @@ class _Listing:
         found, self._found = self._found, []
         return found
 
-    def add(self, url: str, lastmod: str = "", *, is_file: bool = False, line: int) -> bool:
-        """Add an entry. Return False if its URL is none; raises _Enough if there are too many."""
+    def add(
+        self,
+        url: str,
+        lastmod: str = "",
+        *,
+        is_file: bool = False,
+        line: int,
+        relative: bool = False,
+    ) -> bool:
+        """Add an entry. Return False if its URL is none; raises _Enough if there are too many.
+
+        `relative`: the URL may be relative to that of the file, against sitemaps.org.
+        """
         if self.count >= MAX_ENTRIES:
             raise _Enough("too-many-entries", f"it has more than {MAX_ENTRIES} entries", line)
         self.count += 1
         url, lastmod = url.strip(), lastmod.strip()
         try:
-            if self._base is not None and url.startswith("/"):
+            if self._base is not None and relative and _RELATIVE.fullmatch(url):
                 url = urls.join(self._base, url).url
             else:
                 urls.split(url)
@@ -686,7 +704,7 @@ class _Xml:
                 self._date, self._rank = text, _DATES[field]
         elif name in _ITEMS and path and path[-1] in _PARENTS:
             line = self._parser.CurrentLineNumber
-            self._listing.add(self._url, self._date, is_file=_ITEMS[name], line=line)
+            self._listing.add(self._url, self._date, is_file=_ITEMS[name], line=line, relative=True)
 
 
 _W3C = re.compile(

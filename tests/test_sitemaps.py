@@ -12,6 +12,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gatekeeper import (
     ConfigError,
@@ -159,13 +161,27 @@ def test_octets_of_another_encoding_cost_no_other_entry() -> None:
     assert read(urlset("https://x.test/\u00fc", ONE).encode("latin-1"))[0][1] == ONE
 
 
-def test_a_url_from_the_root_is_completed_and_nothing_else() -> None:
-    text = urlset(
-        "/a?b", "//other.test/c", "www.x.test/d", "e.html", "", "ftp://x.test/", "http:///"
+def test_relative_urls_are_completed() -> None:
+    """They are against the protocol, but generators of static sites write them."""
+    text = urlset("/a?b", "//other.test/c", "post.xml", "blog/post.html", "../up", "x?y=z:1")
+    base = "https://x.test/"
+    assert read(text) == (
+        [
+            *(f"{base}a?b", "https://other.test/c", f"{base}dir/post.xml"),
+            *(f"{base}dir/blog/post.html", f"{base}up", f"{base}dir/x?y=z:1"),
+        ],
+        [],
     )
-    found = ["https://x.test/a?b", "https://other.test/c"]
-    assert read(text) == (found, ["invalid-url"])
     assert read(text, base=None) == ([], ["invalid-url"])
+    assert read(index("post-sitemap.xml")) == ([f"{base}dir/post-sitemap.xml"], [])
+
+
+def test_what_lacks_its_scheme_or_is_no_url_is_not_completed() -> None:
+    text = urlset(
+        "www.x.test/d", "www.x.test", "x.test/a", "", "a page", "ftp://x.test/", "http:///"
+    )
+    assert read(text) == ([], ["invalid-url"])
+    assert read("Forbidden\n/x\n") == ([], ["invalid-url", "not-a-sitemap"])
 
 
 def test_urls_of_other_hosts_are_given() -> None:
@@ -296,6 +312,26 @@ def test_many_small_gzip_members_yield_to_others() -> None:
     assert [one.url for found in parts for one in found] == [ONE, TWO]
     assert len(parts) > len(body) / 16_384
     assert not findings
+
+
+WORDS = [
+    *(b"<", b">", b"&", b"]]>", b"<!--", b"<![CDATA[", b"<?xml", b"encoding='big5'", b"<url>"),
+    *(b"</url>", b"<loc>", b"</loc>", b"<!DOCTYPE a [", b"\x1f\x8b", b"\xff\xfe", b"\n", b"\0"),
+]
+
+
+@given(
+    st.sampled_from([SITEMAP, ATOM, RSS, PLAIN, ""]),
+    st.lists(st.tuples(st.integers(0, 400), st.sampled_from(WORDS) | st.binary(max_size=5))),
+    st.booleans(),
+)
+def test_no_text_raises(text: str, edits: list[tuple[int, bytes]], packed: bool) -> None:
+    body = text.encode()
+    for at, octets in edits:
+        body = body[:at] + octets + body[at + len(octets) :]
+    found, codes = read(gzip.compress(body) if packed else body)
+    assert len(codes) == len(set(codes))
+    assert all(url.startswith("http") for url in found)
 
 
 # --- dates ----------------------------------------------------------------------------------
@@ -662,9 +698,9 @@ async def test_a_task_that_holds_the_host_is_told(net: FakeInternet) -> None:
 
 async def test_mistakes_are_named(net: FakeInternet) -> None:
     gate = await gate_on(net)
-    for given in ({"since": datetime(2026, 1, 1)}, {"since": "2026"}, {"max_entries": -1}):
-        with pytest.raises(ConfigError, match=next(iter(given))):
-            gate.sitemaps("http://a.test", **given)
+    for wrong in ({"since": datetime(2026, 1, 1)}, {"since": "2026"}, {"max_entries": -1}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            gate.sitemaps("http://a.test", **wrong)
     with pytest.raises(InvalidURL):
         gate.sitemaps("a.test")
     with pytest.raises(GateClosed):
