@@ -64,6 +64,7 @@ if TYPE_CHECKING:  # `as` marks the names that the package exports
         Rule as Rule,
         Severity as Severity,
         Window as Window,
+        page_signals as page_signals,
         product_token as product_token,
     )
     from gatekeeper.session.polite import (
@@ -103,7 +104,7 @@ else:  # imported on first use: a program that only parses files does not load a
             "gatekeeper.robots": (
                 "Candidate CleanParam Dialect Finding Group Match "
                 "PageRules PageSignals Policy RequestRate RobotsTxt Rule "
-                "Severity Window product_token"
+                "Severity Window page_signals product_token"
             ),
             "gatekeeper.session": "Guard Refusal guarded_connector polite_session session_gate",
             "gatekeeper.sitemaps": "SitemapEntry SitemapFinding Sitemaps",

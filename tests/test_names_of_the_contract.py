@@ -62,7 +62,7 @@ CLASSES = [
     "ClockView",
 ]
 ENUMS = ["Verdict", "Reason", "State", "Severity", "Dialect"]
-FUNCTIONS = ["polite_session", "session_gate", "guarded_connector"]
+FUNCTIONS = ["polite_session", "session_gate", "guarded_connector", "page_signals"]
 
 
 @pytest.mark.parametrize("name", [*CLASSES, *ENUMS])

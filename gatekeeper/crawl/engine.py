@@ -31,7 +31,7 @@ from gatekeeper.fetching.guard import connecting
 from gatekeeper.fetching.limits import within_open_files
 from gatekeeper.http_fields import REDIRECTS, unreadable
 from gatekeeper.queue.polite import PoliteQueue, Turn
-from gatekeeper.robots.signals import PAGE_FIELDS, page_signals
+from gatekeeper.robots.signals import PAGE_FIELDS, html_in, page_signals
 from gatekeeper.session.middleware import signals
 from gatekeeper.urls import mask
 
@@ -165,7 +165,7 @@ async def exchange(
             elapsed=elapsed,
             took=clock.monotonic() - started,
             location=location,
-            signals=_signals_of(response),
+            signals=_signals_of(response, bytes(body.start)),
             warc=head,
         )
 
@@ -183,15 +183,18 @@ async def _receive_redirect_body(body: Body, content: aiohttp.StreamReader) -> N
 _NO_SIGNALS = page_signals({}, "")
 
 
-def _signals_of(response: aiohttp.ClientResponse) -> dict[str, Any] | None:
-    """Return what the response header says about the use of the page; None if nothing."""
-    if response.status != 402 and PAGE_FIELDS.isdisjoint(map(str.lower, response.headers)):
+def _signals_of(response: aiohttp.ClientResponse, start: bytes) -> dict[str, Any] | None:
+    """Return what header and page say about the use of the page; None if nothing."""
+    headers = response.headers
+    html = b"" if response.status in REDIRECTS else html_in(headers.get(hdrs.CONTENT_TYPE), start)
+    silent = response.status != 402 and PAGE_FIELDS.isdisjoint(map(str.lower, headers))
+    if silent and not html:
         return None
     try:
-        page = signals(response)
+        page = signals(response, html=html)
     except Exception:  # noqa: BLE001 - an error of one URL must not end the crawl
-        # The page is stored even if one of its header fields can't be read.
-        _log.exception("%s: its header fields can't be read", mask(str(response.url), query=False))
+        # The page is stored even if its signals can't be read.
+        _log.exception("%s: its signals can't be read", mask(str(response.url), query=False))
         return None
     if page == _NO_SIGNALS:
         return None

@@ -26,6 +26,7 @@ from gatekeeper.clock import Clock, SystemClock
 from gatekeeper.crawl.manifest import Folder, WarcPlace
 from gatekeeper.descriptors import is_shortage, with_descriptor
 from gatekeeper.errors import ConfigError, StorageError, needs_extra
+from gatekeeper.robots.meta_tags import MAX_HTML
 
 # --- waiting for a file descriptor -----------------------------------------------------------
 
@@ -127,6 +128,8 @@ class Body:
         self.size: int = 0
         self.cut: str | None = None
         """Why the body is incomplete, as a value of WARC-Truncated; None if it is complete."""
+        self.start: bytearray = bytearray()
+        """The first 64 KiB of the body, for its signals."""
         self._url = url
         self._folder = folder
         self._name = "" if folder is None else _digest(url)
@@ -173,6 +176,8 @@ class Body:
     def _write(self, piece: bytes) -> None:
         self.size += len(piece)
         self._hash.update(piece)
+        if len(self.start) < MAX_HTML:
+            self.start += piece[: MAX_HTML - len(self.start)]
         if self._file is not None:
             self._append(self._file, piece)
         elif self._folder is not None:

@@ -6,12 +6,13 @@ import asyncio
 import logging
 import ssl
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from typing import Any, Final
 
 import aiohttp
+import msgspec
 from aiohttp.abc import AbstractResolver
 from crawlee import HttpHeaders, Request, RequestState
 from crawlee.errors import (
@@ -43,6 +44,8 @@ from gatekeeper.integrations.hops import (
     usual_names,
 )
 from gatekeeper.library_internals import HEAD_LIMITS
+from gatekeeper.robots import product_token
+from gatekeeper.robots.signals import html_in, page_signals
 from gatekeeper.session.polite import guarded_connector, send_once
 from gatekeeper.urls import url_of
 
@@ -178,7 +181,22 @@ class PoliteHttpClient(HttpClient):
         if statistics is not None:
             statistics.register_status_code(page.response.status_code)
         request.loaded_url = wanted.url
+        request.user_data["gatekeeper_signals"] = await self._signals(page.response, wanted)
         return HttpCrawlingResult(http_response=page.response)
+
+    async def _signals(self, response: Any, wanted: _PendingRequest) -> dict[str, Any]:
+        """Return what the header and the page say about themselves, as plain values."""
+        named = wanted.headers.get("user-agent") or self._gate.user_agent or ""
+        headers = response.fields if isinstance(response, _Response) else response.headers
+        found = page_signals(
+            headers,
+            product_token(named) or "*",
+            html_in(response.headers.get("content-type"), await response.read()),
+            url=wanted.url,
+            status=response.status_code,
+        )
+        plain: dict[str, Any] = msgspec.to_builtins(found)
+        return plain
 
     async def send_request(
         self,
@@ -476,6 +494,11 @@ class _Response:
     def headers(self) -> HttpHeaders:
         """The header fields."""
         return self._headers
+
+    @property
+    def fields(self) -> Mapping[str, str]:
+        """The header fields with each of their lines, which `headers` can't hold."""
+        return self._answer.headers
 
     async def load(self) -> None:
         """Read the body, for `read`."""

@@ -6,10 +6,10 @@ import asyncio
 import logging
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 from msgspec.structs import replace
 from scrapy import Request, Spider, signals
@@ -41,6 +41,8 @@ from gatekeeper.integrations.hops import GuardedNames, HopErrors, by_system, nam
 from gatekeeper.integrations.queue_gate import MAX_WAIT, RefusedTurn
 from gatekeeper.library_internals import is_scrapy_closing, wake_scrapy
 from gatekeeper.queue.polite import Turn
+from gatekeeper.robots import product_token
+from gatekeeper.robots.signals import html_in, page_signals
 
 _log = logging.getLogger("gatekeeper.integrations.scrapy")
 
@@ -282,6 +284,7 @@ class PoliteMiddleware:
         self._names = GuardedNames(as_config(None))
         self._under_way: weakref.WeakKeyDictionary[Request, _Sending] = weakref.WeakKeyDictionary()
         crawler.signals.connect(self._left_downloader, signal=signals.request_left_downloader)
+        crawler.signals.connect(self._received, signal=signals.response_received)
 
     @classmethod
     def from_crawler(cls, crawler: Crawler) -> Self:
@@ -380,6 +383,20 @@ class PoliteMiddleware:
             self._answered(sending, request, response)
         return response
 
+    def _received(self, response: Response, request: Request) -> None:
+        """Put what the header and the page say about themselves into the response's meta. It is
+        decoded by now, which it is not yet in `process_response`."""
+        gate = self._crawl.gate
+        sent = self._crawl.sent_by(request)
+        named = sent or (gate.user_agent if gate is not None else None) or ""
+        request.meta["gatekeeper_signals"] = page_signals(
+            cast("Mapping[str, str]", _Fields(response)),
+            product_token(named) or "*",
+            html_in(_field(response, "Content-Type"), response.body),
+            url=response.url,
+            status=response.status,
+        )
+
     def _answered(self, sending: _Sending, request: Request, response: Response) -> None:
         self._report(
             sending,
@@ -452,6 +469,17 @@ def _latency(request: Request) -> float | None:
 def _is_about_its_name(error: BaseException) -> bool:
     """Return True if Twisted could not resolve the host's name."""
     return isinstance(error, DNSLookupError) or isinstance(error.__cause__, DNSLookupError)
+
+
+class _Fields:
+    """The header of a response, for `page_signals`."""
+
+    def __init__(self, response: Response) -> None:
+        self._headers = response.headers
+
+    def getall(self, name: str, default: object = ()) -> list[str]:
+        """Return the value of each line of a field."""
+        return [value.decode("latin-1") for value in self._headers.getlist(name)]
 
 
 _LIMITS = ("RateLimit", "Age")

@@ -1,11 +1,11 @@
-"""Signals about use, indexing and licences, in robots.txt and in response headers.
+"""Signals about use, indexing and licences, in robots.txt, in response headers and in pages.
 
 They are parsed and passed on; none of them changes which URLs may be fetched. In robots.txt:
 Content-Usage (draft-ietf-aipref-attach), Content-Signal, Clean-param, Host, License. In a response:
 Content-Usage (SIG-03), X-Robots-Tag (SIG-20), Robots-Tag (SIG-21), tdm-reservation (SIG-19), Link
-rel="license" (SIG-15). `parse_dictionary` and `parse_list` parse structured fields (RFC 9651) and
-raise FieldError. The functions for header fields never raise: a field that cannot be parsed is
-ignored.
+rel="license" (SIG-15). In a page: meta robots (SIG-20). `parse_dictionary` and `parse_list` parse
+structured fields (RFC 9651) and raise FieldError. The functions for header fields and pages never
+raise: what cannot be parsed is ignored.
 """
 
 from __future__ import annotations
@@ -450,7 +450,7 @@ _QUOTED_PAIR = re.compile(r"\\(.)")
 
 
 class PageSignals(msgspec.Struct, frozen=True, kw_only=True):
-    """All signals in the header of a response.
+    """All signals in the header of a response, and in the page's meta robots.
 
     >>> page_signals({"X-Robots-Tag": "noindex", "Content-Usage": "train-ai=n"}, "bot").rules.index
     False
@@ -459,7 +459,7 @@ class PageSignals(msgspec.Struct, frozen=True, kw_only=True):
     content_usage: dict[str, str]
     """Category to `y` or `n`; a missing category is unknown (SIG-02)."""
     rules: PageRules
-    """X-Robots-Tag and Robots-Tag combined."""
+    """X-Robots-Tag, Robots-Tag and meta robots combined."""
     tdm_reserved: bool | None
     """Whether text and data mining is reserved; None if not specified (SIG-18)."""
     tdm_policy: str | None
@@ -489,18 +489,28 @@ PAGE_FIELDS = frozenset(
         "x-robots-tag",
     ]
 )
-"""The fields that `page_signals` reads, in lower case. Without any of them only the status is a
-signal."""
+"""The fields that `page_signals` reads, in lower case. Without any of them only the status and the
+page itself are signals."""
 
 
 def page_signals(
-    headers: Mapping[str, str], agent: str, *, url: str | None = None, status: int | None = None
+    headers: Mapping[str, str],
+    agent: str,
+    html: bytes | str = b"",
+    *,
+    url: str | None = None,
+    status: int | None = None,
 ) -> PageSignals:
-    """Parse the header fields of a response for one agent (a product token).
+    """Parse the header fields of a response, and its page, for one agent (a product token).
 
     `headers` is a case-insensitive mapping, with `getall` if a field may occur several times (as in
-    aiohttp), or any mapping with the usual spelling of names. `url`, the page's own URL, is the
+    aiohttp), or any mapping with the usual spelling of names. `html` is the beginning of the page,
+    of which 64 KiB are read: its meta elements named `robots`, or like the agent, count as
+    X-Robots-Tag does; of several rules the strictest applies. `url`, the page's own URL, is the
     base of relative licence URLs. `status` is the status of the response.
+
+    >>> page_signals({}, "bot", b'<meta name="bot" content="noindex">').rules.index
+    False
     """
     links = parse_license_links(field_values(headers, "Link"), url=url)
     policy = field_values(headers, "tdm-policy")
@@ -512,6 +522,7 @@ def page_signals(
             [
                 parse_x_robots_tag(field_values(headers, "X-Robots-Tag"), agent),
                 parse_robots_tag(field_values(headers, "Robots-Tag"), agent),
+                parse_meta_robots(html, agent),
             ]
         ),
         tdm_reserved=parse_tdm_reservation(field_values(headers, "tdm-reservation")),
@@ -522,6 +533,16 @@ def page_signals(
         price=price[0].strip()[:_LONGEST_PRICE] if price and price[0].isprintable() else None,
         challenges=challenges,
     )
+
+
+def html_in(content_type: str | None, body: bytes) -> bytes:
+    """Return the beginning of a body for `page_signals`, if its Content-Type is that of a page.
+
+    >>> html_in("text/html; charset=utf-8", b"<p>"), html_in("image/png", b"...")
+    (b'<p>', b'')
+    """
+    kind = (content_type or "").partition(";")[0].strip().lower()
+    return body[:_LIMIT] if kind in {"text/html", "application/xhtml+xml"} else b""
 
 
 def payment_asked(
@@ -610,6 +631,30 @@ def parse_robots_tag(values: Iterable[str], agent: str) -> PageRules:
     return _strictest(rules)
 
 
+def parse_meta_robots(html: bytes | str, agent: str) -> PageRules:
+    """Return the rules of a page's meta elements for `agent` and for all agents (SIG-20).
+
+    >>> rules = parse_meta_robots('<meta name="bot" content="none, max-snippet:5">', "bot")
+    >>> sorted(rules.names), rules.max_snippet
+    (['nofollow', 'noindex'], 5)
+    """
+    if not html:
+        return PageRules()
+    from gatekeeper.robots.meta_tags import meta_contents  # noqa: PLC0415 - a slow import
+
+    rules: list[PageRules] = []
+    for content in meta_contents(html, {"robots", agent.lower()}):
+        parts = iter(content.split(","))
+        for part in parts:
+            head, colon, rest = part.partition(":")
+            if colon:
+                name = head.strip().lower()
+                rules.append(_parse_page_rule(name, _argument(name, rest, parts)))
+            else:  # some authors leave the commas out
+                rules += [_parse_page_rule(word.lower(), "") for word in part.split()]
+    return _strictest(rules)
+
+
 def parse_tdm_reservation(values: Iterable[str]) -> bool | None:
     """Return True for `1` (reserved), False for `0`, None for anything else (SIG-18). Reserved
     takes precedence: several fields may have been joined with commas (RFC 9110 section 5.3)."""
@@ -657,10 +702,15 @@ def _iter_x_robots_rules(value: str) -> Iterator[tuple[str | None, str]]:
             yield None, name if _AGENT.match(name) else ""
             head, _, rest = rest.partition(":")
             name = head.strip().lower()
-        argument = rest.strip()
-        if name == "unavailable_after" and _WEEKDAY.match(argument.lower()):
-            argument = f"{argument},{next(parts, '')}"  # `Fri, 25 Jun 2027`: a date with a comma
-        yield name, argument
+        yield name, _argument(name, rest, parts)
+
+
+def _argument(name: str, rest: str, parts: Iterator[str]) -> str:
+    """Return the argument of a rule; a date such as `Fri, 25 Jun 2027` takes the next part, too."""
+    argument = rest.strip()
+    if name == "unavailable_after" and _WEEKDAY.match(argument.lower()):
+        argument = f"{argument},{next(parts, '')}"
+    return argument
 
 
 def _parse_page_rule(name: str, argument: str) -> PageRules:

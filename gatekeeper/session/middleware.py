@@ -360,13 +360,16 @@ def _report_failure(
     return late
 
 
-def signals(response: ClientResponse, *, user_agent: str | None = None) -> PageSignals:
-    """Read a response's header fields about use, indexing and licences.
+def signals(
+    response: ClientResponse, *, user_agent: str | None = None, html: bytes = b""
+) -> PageSignals:
+    """Read what a response says about use, indexing and licences.
 
-    X-Robots-Tag, Robots-Tag, Content-Usage, TDM fields, licence links, and whether a licence or a
-    payment is required (SIG-03, SIG-15, SIG-16, SIG-18 to SIG-21). They are read for `user_agent`;
-    the default is the request's User-Agent. They restrict what may be done with the page, never
-    whether it may be fetched.
+    Its header fields: X-Robots-Tag, Robots-Tag, Content-Usage, TDM fields, licence links, and
+    whether a licence or a payment is required (SIG-03, SIG-15, SIG-16, SIG-18 to SIG-21); and its
+    meta robots, if `html` is the beginning of the page, of which 64 KiB are read. They are read for
+    `user_agent`; the default is the request's User-Agent. They restrict what may be done with the
+    page, never whether it may be fetched.
 
     >>> async def main(session) -> None:
     ...     async with session.get("https://example.org/") as response:
@@ -375,4 +378,4 @@ def signals(response: ClientResponse, *, user_agent: str | None = None) -> PageS
     """
     named = user_agent or response.request_info.headers.get(USER_AGENT) or ""
     agent, url = product_token(named) or "*", str(response.url)
-    return page_signals(response.headers, agent, url=url, status=response.status)
+    return page_signals(response.headers, agent, html, url=url, status=response.status)

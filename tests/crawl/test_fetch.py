@@ -68,6 +68,26 @@ async def test_json_is_one_entry_a_line(
     assert {entry["outcome"] for entry in entries} == {"denied", "fetched"}
 
 
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [("text/html", ["noai", "noarchive"]), ("text/plain", ["noarchive"]), (None, ["noarchive"])],
+)
+async def test_signals_of_the_page_are_noted(
+    internet: FakeInternet, folder: Path, kind: str | None, names: list[str]
+) -> None:
+    body = '<meta name="robots" content="noai">' + "x" * 200_000
+    headers = {"X-Robots-Tag": "noarchive"}
+    internet.site("a.test").robots(OPEN).page("/x", body, content_type=kind, headers=headers)
+    assert await fetch(internet, "http://a.test/x", output=folder) == 0
+    assert sorted(manifest(folder)["http://a.test/x"]["signals"]["rules"]["names"]) == names
+
+
+async def test_a_page_without_signals_has_none(internet: FakeInternet, folder: Path) -> None:
+    internet.site("a.test").robots(OPEN).page("/x", "<p>robots", content_type="text/html")
+    assert await fetch(internet, "http://a.test/x", output=folder) == 0
+    assert manifest(folder)["http://a.test/x"].get("signals") is None
+
+
 async def test_signals_of_the_response_are_noted(internet: FakeInternet, folder: Path) -> None:
     headers = {"X-Robots-Tag": "noarchive", "Content-Usage": "train-ai=n"}
     internet.site("a.test").robots(OPEN).page("/x", headers=headers)

@@ -137,6 +137,25 @@ async def test_a_crawl_is_decided_paced_and_reported(internet: FakeInternet, gat
     assert {one.headers["User-Agent"] for one in internet.requests} == {AGENT}
 
 
+async def test_what_a_page_says_is_in_its_user_data(internet: FakeInternet, gate: Any) -> None:
+    tags = [("X-Robots-Tag", "noarchive"), ("X-Robots-Tag", "otherbot: nosnippet")]
+    page = '<meta name="examplebot" content="noai"><meta name="robots" content="max-snippet:5">'
+    site = internet.site("a.test").robots("")
+    site.on("/", html(page, headers=tags)).page("/plain", page).redirect("/to", "/plain")
+    found: dict[str, Any] = {}
+
+    async def handle(context: Any) -> None:
+        rules = context.request.user_data["gatekeeper_signals"]["rules"]
+        found[context.request.url] = sorted(rules["names"]), rules["max_snippet"]
+
+    crawl = await crawl_of(internet, gate, request_handler=handle)
+    await crawl.crawler.run(["http://a.test/", "http://a.test/to"])
+    assert found == {
+        "http://a.test/": (["noai", "noarchive"], 5),
+        "http://a.test/to": ([], None),
+    }
+
+
 async def test_a_free_host_waits_for_no_slow_one(internet: FakeInternet, gate: Any) -> None:
     """There are as many slow hosts as workers, which waiting requests would occupy."""
     for number in range(4):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import signal
@@ -216,6 +217,25 @@ async def test_a_crawl_is_decided_paced_and_reported(
     assert run.stats["scheduler/dequeued"] == run.stats["scheduler/enqueued"]
     assert run.stats["robotstxt/request_count"] == 3
     assert run.stats["robotstxt/response_status_count/200"] == 3
+
+
+async def test_what_a_page_says_is_in_its_meta(internet: FakeInternet, scrapy: Scrapy) -> None:
+    page = gzip.compress(
+        b'<meta name="examplebot" content="noai"><meta name="robots" content="none">'
+    )
+    tags = [("X-Robots-Tag", "noarchive"), ("X-Robots-Tag", "otherbot: nosnippet")]
+    coded = [("Content-Encoding", "gzip"), ("Content-Type", "text/html"), *tags]
+    site = internet.site("a.test").robots("")
+    site.on("/", Page(page, headers=coded)).page("/plain", "noai").redirect("/to", "/plain")
+    extra = (
+        'self.say("signals", response.url, sorted(response.meta["gatekeeper_signals"].rules.names))'
+    )
+    urls = [scrapy.url("a"), scrapy.url("a", "/to")]
+    run = await scrapy.run(urls, extra=extra)
+    assert {line[1]: line[2] for line in run.lines if line[0] == "signals"} == {
+        scrapy.url("a"): ["noai", "noarchive", "nofollow", "noindex"],
+        scrapy.url("a", "/plain"): [],
+    }
 
 
 async def test_a_malformed_url_fails_alone(internet: FakeInternet, scrapy: Scrapy) -> None:

@@ -1,8 +1,9 @@
-"""What a site says beside Allow and Disallow: read from a line, or from a response's header."""
+"""What a site says beside Allow and Disallow: in a line, a response's header, or a page."""
 
 from __future__ import annotations
 
 import re
+import time
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from gatekeeper.robots.signals import (
     parse_content_usage_header,
     parse_host,
     parse_license_links,
+    parse_meta_robots,
     parse_preferences,
     parse_robots_tag,
     parse_tdm_reservation,
@@ -245,6 +247,108 @@ def test_rules_answer_the_two_common_questions() -> None:
     rules = parse_x_robots_tag(["none"], "bot")
     assert (rules.index, rules.follow) == (False, False)
     assert (PageRules().index, PageRules().follow) == (True, True)
+
+
+# --- the page --------------------------------------------------------------------------
+
+
+def names_in(html: bytes | str) -> set[str]:
+    return set(parse_meta_robots(html, "ExampleBot").names)
+
+
+@pytest.mark.parametrize(
+    ("html", "names"),
+    [
+        ('<meta name="robots" content="noindex, nofollow">', {"noindex", "nofollow"}),
+        ("<META NAME=ROBOTS CONTENT=NOINDEX />", {"noindex"}),
+        (
+            "<meta content='NoArchive,noai , noimageai' name=' Robots '>",
+            {"noarchive", "noai", "noimageai"},
+        ),
+        ('<meta name="robots" content="none">', {"noindex", "nofollow"}),
+        ('<meta name="robots" content="noindex nofollow">', {"noindex", "nofollow"}),
+        ('<meta name="robots" content="all, index, follow, ,">', {"index", "follow"}),
+        ('<meta name="examplebot" content="noindex">', {"noindex"}),
+        ('<meta name="otherbot" content="noindex">', set()),
+        ('<meta name="googlebot" content="noindex"><meta name=robots content=noai>', {"noai"}),
+        ('<meta name="robots" content="no&#105;ndex">', {"noindex"}),
+        ('<meta name="robots" content="noindex" content="all">', {"noindex"}),
+        ('<meta name="robots" content="otherbot: noindex">', set()),
+        ('<meta name="robots">', set()),
+        ('<meta property="robots" content="noindex">', set()),
+        ("<p>robots, content noindex</p>", set()),
+        ('<!-- <meta name="robots" content="noindex"> -->', set()),
+        ('<script>"<meta name=robots content=noindex>"</script>', set()),
+        ('<style></style><!--x--><meta name="robots" content="noindex">', {"noindex"}),
+        ('<![if IE]><![endif]><![foo[><meta name="robots" content="noindex">', {"noindex"}),
+        ('<!doctype html><?x?><a href="x>y"><meta name="robots" content="noindex">', {"noindex"}),
+        ('<p title=\'"\'>&<<meta name="robots" content="noindex">', {"noindex"}),
+    ],
+)
+def test_meta_robots(html: str, names: set[str]) -> None:
+    assert names_in(html) == names
+    assert names_in(html.encode()) == names
+    assert names_in(html.encode("utf-16")) == names
+
+
+def test_meta_robots_with_values() -> None:
+    html = (
+        '<meta name="robots" content="max-snippet:50, max-image-preview: Large">'
+        '<meta name="bot" content="max-snippet:20, max-video-preview:-1">'
+        '<meta name="robots" content="unavailable_after: Fri, 25 Jun 2027 15:00:00 GMT, noai">'
+    )
+    assert parse_meta_robots(html, "bot") == PageRules(
+        names=frozenset({"noai"}),
+        max_snippet=20,
+        max_image_preview="large",
+        max_video_preview=-1,
+        unavailable_after=JUNE,
+    )
+
+
+def test_of_header_and_page_the_stricter_wins() -> None:
+    html = b'<meta name="robots" content="noindex, max-snippet:50">'
+    rules = page_signals({"X-Robots-Tag": "noarchive, max-snippet:9"}, "bot", html).rules
+    assert rules == PageRules(names=frozenset({"noindex", "noarchive"}), max_snippet=9)
+    assert page_signals({"X-Robots-Tag": "max-snippet:-1"}, "bot", html).rules.max_snippet == 50
+
+
+def test_only_the_beginning_of_a_page_is_read() -> None:
+    meta = b'<meta name="robots" content="noindex">'
+    assert names_in(b"<p>".ljust(65_536 - len(meta)) + meta) == {"noindex"}
+    assert names_in(b"<p>".ljust(65_536) + meta) == set()
+    assert names_in(b"<p>".ljust(65_530) + meta) == set()
+    assert names_in(meta + b"<p>" * 50_000) == {"noindex"}
+
+
+_BROKEN = ["<", "<!--", "<![", "<!", "</", "<a ", "<a x='", '<a x="y" ', "<?", "<script>", "&"]
+_BROKEN += [
+    "-->",
+    "<meta name=robots ",
+    "<textarea>",
+    "]]>",
+    "<a =",
+    "<a/",
+    "<meta name='",
+    "robots",
+]
+
+
+@pytest.mark.parametrize("piece", _BROKEN)
+@pytest.mark.parametrize("other", ["", *_BROKEN[:6]])
+def test_the_cost_of_a_page_is_linear(piece: str, other: str) -> None:
+    """The worst pieces take a tenth of a second; in quadratic time 64 KiB would take minutes."""
+    body = ((piece + other) * 65_536)[:65_530]
+    began = time.process_time()
+    parse_meta_robots(body + "robots", "bot")
+    assert time.process_time() - began < 5
+
+
+@given(st.lists(st.sampled_from([*_BROKEN, '<meta name="robots" content="none">'])), st.text())
+def test_no_page_raises(pieces: list[str], text: str) -> None:
+    broken = "".join(pieces)
+    for html in (broken, text, broken.encode() + b"\xff\x00", text.encode("utf-16", "replace")):
+        page_signals({}, "bot", html)
 
 
 # --- the whole header ------------------------------------------------------------------
