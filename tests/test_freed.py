@@ -46,7 +46,7 @@ FIRST = 5 if LONG else 1
 """Rounds that fill what is filled once."""
 BLOCKS = 100 if LONG else 400
 """Blocks of memory per round that caches of libraries may take; a closed gate has a thousand."""
-ROBOTS = "User-agent: *\nDisallow: /private\n"
+ROBOTS = "User-agent: *\nDisallow: /private\nSitemap: http://a.test/s.txt\n"
 A, B, DEAD = "http://a.test", "http://b.test", "http://dead.test"
 
 
@@ -78,6 +78,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         for name in ("a.test", "b.test"):
             site = net.site(name).robots(ROBOTS).page("/a", body=b"page")
             site.redirect("/moved", f"{B}/a").on("/broken", Reset())
+            site.page("/s.txt", f"{A}/a\n{B}/a\n")
         net.site("dead.test").on("/robots.txt", Page(status=503))
         connector = aiohttp.TCPConnector(resolver=net.resolver)
         async with aiohttp.ClientSession(connector=connector) as session:
@@ -121,9 +122,19 @@ async def ask(gate: Any) -> None:
     gate.stats()
 
 
+async def read_sitemaps(gate: Any) -> None:
+    """Read the sitemaps to their end, and a part of them."""
+    assert len([entry async for entry in gate.sitemaps(A)]) == 2
+    found = gate.sitemaps(A)
+    await anext(found)
+    await found.aclose()
+    await anext(gate.sitemaps(A))  # abandoned
+
+
 async def gate(world: World) -> None:
     async with world.gate() as gate:
         await ask(gate)
+        await read_sitemaps(gate)
 
 
 async def gate_with_a_file(world: World) -> None:
@@ -134,6 +145,7 @@ async def gate_with_a_file(world: World) -> None:
 async def gate_of_a_session_that_lasts(world: World) -> None:
     async with world.gate(session=world.session) as gate:
         await ask(gate)
+        await read_sitemaps(gate)
         async with gate.lease(f"{A}/a") as lease, world.session.get(lease.url) as response:
             await response.read()
 
@@ -188,6 +200,7 @@ async def queue(world: World) -> None:
             for _ in range(2):
                 async with await queue.get() as lease:
                     lease.report(status=200)
+            await queue.put_sitemap(A)
         async with PoliteQueue(gate) as queue:
             for path in ("/a", "/b"):
                 await queue.put(A + path, data=queue)
@@ -204,6 +217,8 @@ async def sync(world: World) -> None:
                 gate.allowed(A + path)
                 gate.check(A + path)
             list(gate.check_many([f"{A}/a", f"{B}/a"]))
+            list(gate.sitemaps(A))
+            next(gate.sitemaps(A))
             with gate.lease(f"{A}/a") as lease:
                 lease.report(status=200)
 
@@ -217,6 +232,7 @@ async def sidecar_and_client(world: World) -> None:
         stack.push_async_callback(sidecar.stop)
         async with RemoteGatekeeper(sidecar.where, AGENT, config=world.config) as gate:
             await ask(gate)
+            await read_sitemaps(gate)
             async with PoliteQueue(gate) as queue:
                 await queue.put(f"{A}/a")
                 async with await queue.get() as lease:

@@ -195,8 +195,8 @@ class PoliteHttpClient(HttpClient):
             url=wanted.url,
             status=response.status_code,
         )
-        plain: dict[str, Any] = msgspec.to_builtins(found)
-        return plain
+        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(found))
+        return plain  # a stored request holds nothing but JSON
 
     async def send_request(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -145,7 +146,9 @@ async def test_what_a_page_says_is_in_its_user_data(internet: FakeInternet, gate
     found: dict[str, Any] = {}
 
     async def handle(context: Any) -> None:
-        rules = context.request.user_data["gatekeeper_signals"]["rules"]
+        signals = context.request.user_data["gatekeeper_signals"]
+        assert json.loads(json.dumps(signals)) == signals
+        rules = signals["rules"]
         found[context.request.url] = sorted(rules["names"]), rules["max_snippet"]
 
     crawl = await crawl_of(internet, gate, request_handler=handle)

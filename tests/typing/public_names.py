@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from datetime import datetime, time
+from datetime import date, datetime, time
 from typing import assert_type
 
 import aiohttp
@@ -31,6 +31,9 @@ from gatekeeper import (
     RemoteGatekeeper,
     RobotsTxt,
     Rule,
+    SitemapEntry,
+    SitemapFinding,
+    Sitemaps,
     Verdict,
     Window,
     guarded_connector,
@@ -72,6 +75,12 @@ async def the_gate() -> None:
         assert_type(bool(decision), bool)
         async for one in gate.check_many(["https://example.org/"]):
             assert_type(one, Decision)
+        found = gate.sitemaps("https://example.org", since=date(2026, 11, 1), guess=True)
+        assert_type(found, Sitemaps)
+        async for entry in found:
+            assert_type(entry, SitemapEntry)
+            assert_type(entry.lastmod, datetime | None)
+        assert_type(found.findings, list[SitemapFinding])
         assert_type(gate.peek("https://example.org/"), Decision | None)
         assert_type(await gate.robots("https://example.org/"), RobotsTxt | None)
         assert_type(await gate.policy("https://example.org/"), Policy)
@@ -98,6 +107,7 @@ async def errors(gate: Gatekeeper) -> None:
 async def the_queue(gate: Gatekeeper) -> None:
     queue = PoliteQueue(gate, maxsize=10, on_denied=print)
     await queue.put("https://example.org/", priority=1, data={"depth": 0})
+    assert_type(await queue.put_sitemap("https://example.org"), Sitemaps)
     async with await queue.get() as lease:
         print(lease.data)
     await queue.join()
