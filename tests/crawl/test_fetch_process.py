@@ -111,7 +111,10 @@ async def test_the_same_command_goes_on_where_it_was_stopped(
 async def test_a_mistake_is_one_line(tmp_path: Path) -> None:
     code, out, err = await finish(await start())
     assert (code, out) == (2, "")
-    assert err == "gatekeeper fetch: no URLs; give some, or -i FILE, or `-` for standard input\n"
+    assert err == (
+        "gatekeeper fetch: no URLs; give some, or -i FILE, or `-` for standard input, or "
+        "--sitemap ORIGIN\n"
+    )
 
 
 async def test_a_list_that_is_not_there_is_one_line() -> None:
