@@ -22,7 +22,6 @@ from collections.abc import (
     AsyncIterator,
     Callable,
     Coroutine,
-    Iterable,
     Iterator,
     Sequence,
 )
@@ -37,6 +36,8 @@ from xml.parsers import expat
 
 import aiohttp
 import msgspec
+from aiohttp.hdrs import LOCATION
+from yarl import URL
 
 from gatekeeper import urls
 from gatekeeper.clock import SharedTimer
@@ -50,12 +51,15 @@ from gatekeeper.errors import (
     LeaseTimeout,
     StorageError,
 )
-from gatekeeper.http_fields import unreadable
+from gatekeeper.http_fields import REDIRECTS, unreadable
 from gatekeeper.robots.model import Severity
 from gatekeeper.session.middleware import RequestDeadline
 
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
     from gatekeeper.gate import Gatekeeper
+    from gatekeeper.gate.leases import Lease
 
 _log = logging.getLogger(__name__)
 
@@ -115,6 +119,7 @@ class SitemapFinding(msgspec.Struct, frozen=True):
 
 
 Walk: TypeAlias = "Callable[[list[SitemapFinding]], AsyncGenerator[SitemapEntry]]"
+Take: TypeAlias = "Callable[[str], Coroutine[Any, Any, Lease]]"
 
 
 class Sitemaps(AsyncIterator[SitemapEntry]):
@@ -152,10 +157,16 @@ def sitemaps_of(
     since: datetime | date | None = None,
     guess: bool = False,
     max_entries: int | None = None,
+    take: Take | None = None,
 ) -> Sitemaps:
-    """Return the entries of an origin's sitemaps: see `Gatekeeper.sitemaps`."""
+    """Return the entries of an origin's sitemaps: see `Gatekeeper.sitemaps`.
+
+    `take` acquires a lease in place of `gate.acquire`, for a sidecar; a LeaseTimeout of it is a
+    finding.
+    """
     origin = urls.parse(origin).origin
-    return Sitemaps(_Walker(gate, since_when(since), limit_of(max_entries)).of(origin, guess=guess))
+    walker = _Walker(gate, since_when(since), limit_of(max_entries), take)
+    return Sitemaps(partial(walker.walk, origin=origin, guess=guess))
 
 
 def sitemaps_at(
@@ -163,7 +174,7 @@ def sitemaps_at(
 ) -> Sitemaps:
     """Return the entries of the sitemaps at these URLs, which are on `level`."""
     walker = _Walker(gate, None, limit_of(max_entries))
-    return Sitemaps(lambda findings: walker.walk(findings, files, level=level))
+    return Sitemaps(partial(walker.walk, files=files, level=level))
 
 
 def since_when(since: object) -> datetime | None:
@@ -200,139 +211,151 @@ def limit_of(max_entries: int | None) -> int | None:
 class _Walker:
     """Fetches and reads one file after another, each once."""
 
-    def __init__(self, gate: Gatekeeper, since: datetime | None, most: int | None) -> None:
+    def __init__(
+        self, gate: Gatekeeper, since: datetime | None, most: int | None, take: Take | None = None
+    ) -> None:
         self._gate = gate
+        self._take: Take = take or gate.acquire
+        self._own = take is None
         self._since = since
         self._most = most
         self._timer = SharedTimer(gate.parts.clock)
         self._named: set[str] = set()
         self._named_size = 0
 
-    def of(self, origin: str, *, guess: bool) -> Walk:
-        """Return the walk over what the origin's robots.txt names."""
-
-        async def walk(findings: list[SitemapFinding]) -> AsyncGenerator[SitemapEntry]:
-            robots = await self._gate.robots(origin)
-            if robots is None:  # no file, or it can't be fetched, or the operator decides
-                refuse(await self._gate.check(origin + "/"))
-            files = [] if robots is None else list(robots.sitemaps)
-            guessed = f"{origin}/sitemap.xml" if guess else None
-            if guessed is not None and guessed not in files:
-                files.append(guessed)
-            if not files:
-                text = "robots.txt names no sitemap (guess=True tries /sitemap.xml)"
-                Reporter(findings, origin)("no-sitemap", text)
-            async for entry in self.walk(findings, files, guessed=guessed):
-                yield entry
-
-        return walk
-
     async def walk(
         self,
         findings: list[SitemapFinding],
-        files: Sequence[str],
+        files: Sequence[str] = (),
         *,
         level: int = 1,
-        guessed: str | None = None,
+        origin: str | None = None,
+        guess: bool = False,
     ) -> AsyncGenerator[SitemapEntry]:
-        """Yield the entries of the files and of those that they name, in order."""
-        given = 0
-        waiting = [(url, level) for url in reversed(self._new(files, findings))]
+        """Yield the entries of the files, or else of those of the origin, and of the files that
+        they name, in order."""
+        guessed = f"{origin}/sitemap.xml" if guess else None
+        if origin is not None:
+            files = await self._named_by(origin, guessed, Reporter(findings, origin))
+        files = [url for url in files if self._is_new(url, Reporter(findings, url))]
+        waiting, given = [(url, level) for url in reversed(files)], 0
         try:
             while waiting and given != self._most:
                 url, level = waiting.pop()
-                report = Reporter(findings, url)
-                inner: list[str] = []
-                async for listed in self._listed(url, report, guessed=url == guessed):
-                    if listed.is_file:
-                        inner.append(listed.url)
-                        continue
-                    yield SitemapEntry(listed.url, listed.lastmod, url)
-                    given += 1
-                    if given == self._most:
-                        return
-                if inner and level >= MAX_LEVELS:
-                    report("too-deep", f"an index on level {level}, which is not followed")
-                else:
-                    named = self._new(inner, findings)
-                    waiting += [(one, level + 1) for one in reversed(named)]
+                report, inner = Reporter(findings, url), list[str]()
+                with SpooledTemporaryFile(_IN_MEMORY) as body:
+                    base = await self._fetch(url, body, report, guessed=url == guessed)
+                    body.seek(0)
+                    for found in read_sitemap(iter(partial(body.read, _PIECE), b""), report, base):
+                        for listed in found:
+                            if self._since is not None and listed.before(self._since):
+                                continue
+                            if listed.is_file:
+                                if level >= MAX_LEVELS:
+                                    report("too-deep", f"an index on level {level}: not followed")
+                                elif self._is_new(listed.url, report):
+                                    inner.append(listed.url)
+                                continue
+                            yield SitemapEntry(listed.url, listed.lastmod, url)
+                            given += 1
+                            if given == self._most:
+                                return
+                        await asyncio.sleep(0)
+                waiting += [(one, level + 1) for one in reversed(inner)]
         finally:
             self._timer.cancel()
 
-    async def _listed(self, url: str, report: Reporter, *, guessed: bool) -> AsyncGenerator[Listed]:
-        """Fetch one file, then yield what it lists, without what is too old."""
-        with SpooledTemporaryFile(_IN_MEMORY) as body:
-            base = await self._fetch(url, body, report, guessed=guessed)
-            body.seek(0)
-            for found in read_sitemap(iter(partial(body.read, _PIECE), b""), report, base):
-                for listed in found:
-                    if self._since is None or not listed.before(self._since):
-                        yield listed
-                await asyncio.sleep(0)
+    async def _named_by(self, origin: str, guessed: str | None, report: Reporter) -> list[str]:
+        """Return the files that the origin's robots.txt names, and the guessed one."""
+        robots = await self._gate.robots(origin)
+        if robots is None:  # no file, or it can't be fetched, or the operator decides
+            refuse(await self._gate.check(origin + "/"))
+        files = [] if robots is None else list(robots.sitemaps)
+        if guessed is not None:
+            files.append(guessed)
+        if not files:
+            report("no-sitemap", "robots.txt names no sitemap (guess=True tries /sitemap.xml)")
+        return files
 
-    def _new(self, files: Iterable[str], findings: list[SitemapFinding]) -> list[str]:
-        """Return the files that were not named before, as far as there is room for their names."""
-        new = []
-        for url in files:
-            if url in self._named:
-                continue
-            if len(self._named) >= MAX_FILES or self._named_size + len(url) > _MAX_NAMED:
-                Reporter(findings, url)("too-many-files", f"more than {MAX_FILES} files are named")
-                break
-            self._named.add(url)
-            self._named_size += len(url)
-            new.append(url)
-        return new
+    def _is_new(self, url: str, report: Reporter) -> bool:
+        """Return True if the file was not named before, and there is room for its name."""
+        if url in self._named:
+            return False
+        if len(self._named) >= MAX_FILES or self._named_size + len(url) > _MAX_NAMED:
+            report("too-many-files", f"more than {MAX_FILES} files are named")
+            return False
+        self._named.add(url)
+        self._named_size += len(url)
+        return True
 
     async def _fetch(self, url: str, body: IO[bytes], report: Reporter, *, guessed: bool) -> str:
         """Write what the URL leads to into `body`, and return the URL of the response.
 
-        The middleware decides each hop, and acquires its lease. A body that breaks off is read as
-        far as it came.
+        Each hop is decided, and sent under a lease. A body that breaks off is read as far as it
+        came.
         """
-        gate, deadline = self._gate, RequestDeadline(self._timer, _SECONDS)
-        base, answered = url, False
+        deadline, answered = RequestDeadline(self._timer, _SECONDS), False
         try:
-            async with gate.parts.opened().requests.get(
-                url,
-                headers={"User-Agent": gate.user_agent, "Accept-Encoding": "gzip, deflate"},
-                max_redirects=_MAX_REDIRECTS,
-                middlewares=(partial(gate.parts.middleware, deadline),),
-                timeout=aiohttp.ClientTimeout(
-                    total=None,
-                    sock_connect=gate.config.fetch.connect_timeout,
-                    sock_read=_READ_SECONDS,
-                ),
-            ) as response:
-                if response.status == 200:
-                    base, answered, size = str(response.url), True, 0
-                    async for piece in response.content.iter_chunked(65_536):
-                        body.write(piece)
-                        size += len(piece)
-                        if size > MAX_OCTETS:  # `read_sitemap` reports it
-                            break
-                elif guessed and response.status in {404, 410}:
-                    report("no-sitemap", "robots.txt names no sitemap, and there is none here")
-                else:
-                    report("not-fetched", f"status {response.status} instead of a sitemap")
-        except (GateClosed, StorageError, LeaseTimeout):
+            for _ in range(1 + _MAX_REDIRECTS):
+                async with (
+                    await self._take(url) as lease,
+                    self._request(lease.url, deadline) as response,
+                ):
+                    location = response.headers.get(LOCATION)
+                    if response.status not in REDIRECTS or location is None:
+                        if response.status == 200:
+                            answered = True
+                            await _receive(response, body)
+                        elif guessed and response.status in {404, 410}:
+                            report("no-sitemap", "robots.txt names none, and there is none here")
+                        else:
+                            report("not-fetched", f"status {response.status} instead of a sitemap")
+                        return url
+                url = urls.redirected(url, location)
+            report("not-fetched", f"more than {_MAX_REDIRECTS} redirects")
+        except (GateClosed, StorageError):
             raise
-        except Deferred as error:
-            report("deferred", error.decision.explain(), retry_at=error.retry_at)
+        except LeaseTimeout as error:
+            if self._own:
+                raise  # by a mistake of its caller, who holds a lease of the host
+            report("deferred", str(error), retry_at=error.retry_at)
         except Denied as error:
-            report("denied", error.decision.explain())
+            code = "deferred" if isinstance(error, Deferred) else "denied"
+            report(code, error.decision.explain(), retry_at=error.decision.retry_at)
         except aiohttp.ClientResponseError as error:
-            report("not-fetched", _unreadable(error))
+            report("not-fetched", unreadable(error.message))
         except (aiohttp.ClientError, OSError, InvalidURL) as error:
             code = "incomplete" if answered else "not-fetched"
             report(code, f"{type(error).__name__}: {error}".rstrip(": "))
-        return base
+        return url
+
+    def _request(
+        self, url: str, deadline: RequestDeadline
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Send the request of one hop; the middleware finds its lease, and reports to it."""
+        gate = self._gate
+        return gate.parts.opened().requests.get(
+            URL(url, encoded=True),
+            headers={"User-Agent": gate.user_agent, "Accept-Encoding": "gzip, deflate"},
+            allow_redirects=False,
+            middlewares=(partial(gate.parts.middleware, deadline),),
+            timeout=aiohttp.ClientTimeout(
+                total=None,
+                sock_connect=gate.config.fetch.connect_timeout,
+                sock_read=_READ_SECONDS,
+            ),
+        )
 
 
-def _unreadable(error: aiohttp.ClientResponseError) -> str:
-    if isinstance(error, aiohttp.TooManyRedirects):
-        return f"more than {_MAX_REDIRECTS} redirects"
-    return unreadable(error.message)
+async def _receive(response: aiohttp.ClientResponse, body: IO[bytes]) -> None:
+    """Write the decoded body, as far as `read_sitemap` would read it and a piece more."""
+    size = 0
+    async for piece in response.content.iter_chunked(65_536):
+        body.write(piece)
+        size += len(piece)
+        if size > MAX_OCTETS:
+            response.close()
+            return
 
 
 # --- one file -------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import aiohttp
@@ -106,3 +107,42 @@ async def test_a_client_that_goes_ends_the_reading(door: Any, site: Any) -> None
         await response.content.readline()
         await hold.waiting.acquire()
     await service.service.streams.drained()
+
+
+async def test_decisions_about_the_files_are_shown(door: Any, site: Any) -> None:
+    service = await door()
+    await lines(service, "origin=http://a.test")
+    shown = [
+        (str(one.decision.verdict), one.decision.url)
+        for one in service.service.operators.feed.since(0)
+    ]
+    assert sorted(shown) == [
+        ("allow", "http://a.test/s"),
+        ("allow", "http://a.test/u"),
+        ("deny", "http://a.test/private/t"),
+    ]
+
+
+async def test_nobody_waits_for_the_end_of_a_block(door: Any, site: Any) -> None:
+    service = await door()
+    await service.service.gate.check("http://a.test/")
+    await service.service.gate.block("a.test", time.time() + 3600)
+    status, found = await lines(service, "origin=http://a.test")
+    assert status == 200
+    codes = {one["finding"]["source"]: one["finding"]["code"] for one in found}
+    assert codes == {
+        "http://a.test/s": "deferred",
+        "http://a.test/private/t": "denied",
+        "http://a.test/u": "deferred",
+    }
+    assert found[0]["finding"]["retry_at"] is not None
+
+
+async def test_a_list_waits_among_the_requests_of_its_client(door: Any, site: Any) -> None:
+    service = await door(pacing={"default_interval": 1000.0})
+    waiting = asyncio.create_task(lines(service, "origin=http://a.test"))
+    while not service.service.leases.waiters:
+        await asyncio.sleep(0)
+    assert [one.client for one in service.service.leases.waiters] == ["127.0.0.1"]
+    service.service.leases.drain()
+    assert (await waiting)[0] == 503

@@ -25,7 +25,7 @@ from gatekeeper.session.middleware import counting_bytes
 from gatekeeper.sidecar.exchange import CRAWL, OCTETS, SANDBOXED, Call, Problem, Route, read_query
 from gatekeeper.sidecar.routes.operators import open_stream
 from gatekeeper.sidecar.waiting import draining
-from gatekeeper.sitemaps import SitemapEntry, Sitemaps, parse_since
+from gatekeeper.sitemaps import SitemapEntry, Sitemaps, parse_since, sitemaps_of
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service
@@ -297,6 +297,8 @@ def _usage_fields(page: aiohttp.ClientResponse) -> dict[str, str]:
 
 # --- `/v1/sitemaps`
 
+_LIST_WAIT = 3_600.0
+"""Seconds that one sitemap waits for its turn at most, by `_TURN_SHARE` less."""
 JSON_LINES: Final = "text/plain"
 """JSON lines have no registered type, and generators of clients know no other type for them."""
 
@@ -317,11 +319,13 @@ async def list_sitemaps(service: Service, call: Call) -> web.StreamResponse:
     connection breaks off, the list is not complete.
     """
     query = read_query(call.query, SitemapsQuery)
-    found = service.gate.sitemaps(
+    found = sitemaps_of(
+        service.gate,
         query.origin,
         since=None if query.since is None else parse_since(query.since),
         guess=query.guess,
         max_entries=query.max_entries,
+        take=partial(_turn_of_list, service, call),
     )
     with open_stream(service, call.client), service.streams:
         async with contextlib.aclosing(found):
@@ -346,6 +350,17 @@ async def list_sitemaps(service: Service, call: Call) -> web.StreamResponse:
                 entry = await _next_entry(service, found)
             await _write_findings(response, found, told)
     return response
+
+
+async def _turn_of_list(service: Service, call: Call, url: str) -> Lease:
+    """Wait for a turn for one sitemap, as any client does (T15). The decision is logged (T20)."""
+    try:
+        lease = await _turn(service, call, url, service.clock.monotonic() + _LIST_WAIT)
+    except Denied as error:
+        service.decided(error.decision, call)
+        raise
+    service.decided(lease.decision, call)
+    return lease
 
 
 async def _next_entry(service: Service, found: Sitemaps) -> SitemapEntry | None:
