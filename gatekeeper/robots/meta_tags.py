@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from html.parser import HTMLParser
 
 MAX_HTML = 65_536
 """Octets of a page that are read; its head is at the beginning."""
-_MAX_TAG = 8_192
+_MAX_TAG = 2_048
 """Characters after the last name that are read, for the rest of its tag."""
 
 
@@ -22,9 +23,12 @@ def meta_contents(html: bytes | str, names: Iterable[str]) -> list[str]:
     """
     wanted = frozenset(names)
     text = _text(html)
-    lower = text.lower()
-    last = max(lower.rfind(name) for name in wanted)
-    if last < 0:  # most pages
+    # Most pages have none, and the others have them at the beginning: the tokenizer takes ten
+    # milliseconds for 64 KiB.
+    alternatives = "|".join(map(re.escape, sorted(wanted)))
+    named = rf"name\s*+=\s*+[\"']?\s*+(?:{alternatives})"
+    last = max((found.end() for found in re.finditer(named, text.lower())), default=None)
+    if last is None:
         return []
     reader = _MetaReader(wanted)
     # Not closed afterwards: the text may end in the middle of a tag or a comment, and some versions
