@@ -14,7 +14,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-MODULES = ("compiled", "groups", "longest", "parser", "patterns", "policy", "rules")
+MODULES = ("groups", "longest", "parser", "patterns", "policy", "rules")
 """Of `gatekeeper.robots`: where rules are chosen and answers found."""
 OPTIONS = ("--ignore-missing-imports", "--follow-imports=silent", "--config-file=")
 

@@ -56,7 +56,7 @@ def _table(name: str, factory: LoopFactory, options: Options) -> Table:
         f"A question to the gate ({name})",
         ("", "a question", "questions", "share of the empty coroutine's rate (p10 to p90)"),
         rows,
-        "allowed(): at least 1/8 (0.125) of the rate of an empty coroutine",
+        "allowed(): 2 µs",
         (
             "Warm origins on loopback with real files; every URL is asked about once, over "
             "all rounds, in random order of origins: a file, a policy and a memory line that "

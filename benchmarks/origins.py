@@ -162,6 +162,9 @@ class _Files:
     async def reach(self, origin: str) -> bool | None:
         return None
 
+    def close(self) -> None:
+        """Do nothing: there is no connection."""
+
 
 def _gate(files: _Files, **settings: Any) -> Any:
     from gatekeeper import Config

@@ -79,7 +79,7 @@ def _table(loop: str, options: Options) -> Table:
         ("", "server time each", "each/s of one core", "share of the constant's rate"),
         rows,
         "GET /v1/check at least 1.0; a lease and its report at least 0.75 a request; "
-        "POST /v1/check at least 700 k decisions/s; with workers at least 0.85 of one process",
+        "POST /v1/check at least 150 k decisions/s; with workers at least 0.85 of one process",
         (
             f"{CONNECTIONS} connections, {ORIGINS} warm origins on loopback; batches of {BATCH}; "
             f"{rounds} rounds: median (p10 to p90).",

@@ -70,6 +70,9 @@ async def _stops(body: bytes, rounds: int) -> dict[str, float]:
         async def reach(self, origin: str) -> bool | None:
             return None
 
+        def close(self) -> None:
+            """Do nothing: there is no connection."""
+
     stops: dict[str, list[float]] = {what: [] for what in _WHAT}
     scripted: Any = ScriptedGate(AGENT, clock=VirtualClock())
     scripted.robots_files = Files()

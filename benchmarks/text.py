@@ -2,13 +2,14 @@
 
 A crawl usually asks only a few questions about an origin. So each file is parsed and asked 1, 2, 10
 and 100 times. Later answers are measured for URLs as they come, for new paths, and for new queries.
-Every second file is asked for the first robot that it names.
+Every second file is asked for the first robot that it names. Most files of the web are small, so
+the figures are also reported by size of file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import cycle, islice
+from itertools import cycle, islice, pairwise
 
 from benchmarks.corpus import Site
 from benchmarks.options import Options
@@ -19,12 +20,14 @@ from benchmarks.timing import Contender, Sample, compete
 __all__ = ["run"]
 
 _QUESTIONS = (1, 2, 10, 100)
+_SIZES = (300, 1_000, 3_000, 10_000)
 Ask = Callable[[str], bool]
 Fresh = Callable[[str, int], str]
 
 
 def run(options: Options) -> list[Table]:
-    """Return two tables: parsing with the first answers, and later answers."""
+    """Return three tables: parsing with the first answers, later answers, and both by size of
+    file."""
     sites, peers = [site for site in options.sites() if site.urls], installed()
     rounds = options.rounds(quick=5, full=15)
     notes = tuple(f"{name}: not installed here" for name in missing())
@@ -41,7 +44,7 @@ def run(options: Options) -> list[Table]:
     return [
         _table(
             "A file and its first questions",
-            "pure Python: parse and 1 question 4.5x, and 2, 10, 100 questions 4x",
+            "pure Python: parse and 1 question 4.5x, 2 questions 4x, 10 3.5x, 100 3x",
             peers,
             asked,
             (
@@ -52,7 +55,7 @@ def run(options: Options) -> list[Table]:
         ),
         _table(
             "Match a URL",
-            "pure Python: 5x, and 8x with a fresh query",
+            "pure Python: 3x, and 6x with a fresh query",
             peers,
             later,
             (
@@ -63,7 +66,36 @@ def run(options: Options) -> list[Table]:
             ),
             extra=("same verdict", _agreement(peers, sites)),
         ),
+        _by_size([peer for peer in peers if peer.name in {OURS, BASELINE}], sites, rounds),
     ]
+
+
+def _by_size(peers: Sequence[Peer], sites: Sequence[Site], rounds: int) -> Table:
+    rows: list[tuple[str, ...]] = []
+    figures: dict[str, dict[str, float]] = {}
+    for low, high in pairwise((0, *_SIZES, 1 << 40)):
+        name = f"{low:,} to {high - 1:,}" if high <= _SIZES[-1] else f"{low:,} or more"
+        some = [site for site in sites if low <= len(site.body) < high]
+        if not some:
+            continue
+        taken = {
+            f"+ {number}": compete(
+                {peer.name: _answering(peer, some, number) for peer in peers}, rounds=rounds
+            )
+            for number in _QUESTIONS
+        }
+        fresh = _FRESH["as they come"]
+        contenders = {peer.name: _matching(peer, some, fresh) for peer in peers}
+        taken["match"] = compete(contenders, rounds=rounds)
+        ratios = {each: of[OURS].faster_than(of[BASELINE]) for each, of in taken.items()}
+        cells = [
+            f"{ratios[each].shown(times)}, {seconds(taken[each][OURS].each)}" for each in taken
+        ]
+        rows.append((name, str(len(some)), *cells))
+        figures[name] = {each: ratio.median for each, ratio in ratios.items()}
+    columns = ("octets of a file", "files", *(f"+ {number}" for number in _QUESTIONS), "match")
+    notes = ("As in the tables above: gatekeeper against Protego, and gatekeeper's time.", _RATIOS)
+    return Table("By size of file", columns, rows, "", notes, figures)
 
 
 def _parsing(peer: Peer, sites: Sequence[Site]) -> Contender:

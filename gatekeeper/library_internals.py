@@ -1,14 +1,15 @@
 """Every private name of aiohttp, redis-py and Scrapy's engine that the package uses.
 
 No library guarantees these names. Each function documents what happens if a name is missing.
-`read_inline` and `start_connection` exist for speed alone and are also off if `speedups` are: the
-public way remains, with the same answers. The others provide what no public name does.
+`idle_transport`, `plain_head` and `start_connection` exist for speed alone: the public way remains,
+with the same answers. The others provide what no public name does.
 
 ===================  ========================================  =====================================
 function             purpose                                   if its names are missing
 ===================  ========================================  =====================================
-read_inline          a warm check of the sidecar costs half    aiohttp's usual way: a task, a
-                     the CPU time: 34 us instead of 70         request and a writer per request
+idle_transport,      a warm check of the sidecar costs a       aiohttp's usual way: a task, a
+plain_head           third of the CPU time: 24 us, not 70      request and a writer per request;
+                                                               workers pass all to the owner
 DialConnector        bounds the heads of each connection, and   nothing is bounded but by aiohttp's
                      idle connections; reports which           keep-alive (15 s); the guard still
                      connection was refused                    judges addresses
@@ -22,8 +23,6 @@ default_proxy        robots.txt is fetched through the         no proxy: the req
                      session's proxy, as the pages are         is needed
 wrap_requests        reads a request's own `timeout` and       ConfigError: use the middleware
                      `middlewares`
-request_parser       a worker parses requests as the sidecar   workers answer nothing: they pass
-                     does, and can still hand them over        each connection on to the owner
 fail_broken_body     400 immediately for a malformed body      408 when the body's timeout ends
 is_answering,        a stop ends a connection after the last   answers under way have a second
 has_queued_request   of the requests that it has brought
@@ -39,17 +38,18 @@ from __future__ import annotations
 import asyncio
 import operator
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final
 
 import aiohttp
 from aiohttp import web
+from aiohttp.base_protocol import BaseProtocol
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.http_exceptions import HttpProcessingError
 
-from gatekeeper import descriptors, speedups
+from gatekeeper import descriptors
 from gatekeeper.errors import ConfigError
 
 # --- aiohttp's client -----------------------------------------------------------------------
@@ -148,10 +148,8 @@ Dial = Callable[..., Coroutine[Any, Any, socket.socket]]
 def start_connection() -> Dial | None:
     """Return aiohttp's function that connects a socket (racing a name's addresses as in RFC 8305).
 
-    Return None if it is not found, or `speedups` are off.
+    Return None if it is not found.
     """
-    if not speedups.ON:
-        return None
     found: Dial | None = getattr(
         getattr(aiohttp.connector, "aiohappyeyeballs", None), "start_connection", None
     )
@@ -272,155 +270,47 @@ class _BoundedProtocol(ResponseHandler):
 # --- aiohttp's server -----------------------------------------------------------------------
 
 
-Octets = bytes | list[bytes]
-"""The octets of an HTTP response; a large one comes in pieces."""
+def plain_head(head: bytes) -> tuple[Mapping[str, str], int] | None:
+    """Return the header that aiohttp's server parses from the head of a request, and the length of
+    the body in octets.
 
-
-def write_octets(transport: asyncio.WriteTransport, answer: Octets) -> None:
-    """Write a response."""
-    if isinstance(answer, bytes):
-        transport.write(answer)
-    else:  # not `writelines`, which joins the pieces before Python 3.12
-        for piece in answer:
-            transport.write(piece)
-
-
-class InlineReader(Protocol):
-    """Answers the requests of a connection as soon as they are parsed: see `read_inline`."""
-
-    def answer(self, message: Any, payload: Any, transport: asyncio.Transport) -> Octets | None:
-        """Return the response to a parsed request, or None to have aiohttp handle it."""
-
-    def answer_octets(self, data: bytes, transport: asyncio.Transport) -> Octets | None:
-        """Return the response to octets recognised as one whole request without aiohttp's parser.
-
-        Return None if they have to be parsed.
-        """
-
-    def learn(self, data: bytes, message: Any, length: int) -> None:
-        """Remember that `data` is exactly one request, parsed as `message`, with a body of
-        `length` octets."""
-
-
-def read_inline(connection: web.RequestHandler, reader: InlineReader, *, keepalive: float) -> bool:
-    """Let `reader` answer requests of a connection as they are parsed, without a task.
-
-    aiohttp creates a future, a task, a writer and a request for each one, which is half the cost
-    of a warm check. `keepalive`: seconds that the connection may idle after an answer. Return
-    False, and change nothing, if this aiohttp lacks the names or `speedups` are off.
-    """
-    required = ("_parser", "_waiter", "_paused", "_request_count", "_next_keepalive_close_time")
-    if not speedups.ON or not all(hasattr(connection, name) for name in required):
-        return False
-    parser = _InlineParser(connection, reader, keepalive)
-    connection._parser = cast("Any", parser)
-    return True
-
-
-class _InlineParser:
-    """Replaces the parser of one connection; requests that `reader` answers are not passed on."""
-
-    def __init__(
-        self, connection: web.RequestHandler, reader: InlineReader, keepalive: float
-    ) -> None:
-        parser: Any = connection._parser
-        self._connection = connection
-        self._reader = reader
-        self._keepalive = keepalive
-        self._parser = parser
-        self._feed = parser.feed_data
-        self._between_requests = True
-        """aiohttp's parser is between requests: it has seen no octet of the next one."""
-        self.message_consumed: Callable[[], None] = parser.message_consumed
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._parser, name)
-
-    def feed_data(self, data: bytes) -> Any:
-        """Return the requests that `data` completes, except one that was answered inline."""
-        if self._between_requests and (transport := self._idle_transport()) is not None:
-            answer = self._reader.answer_octets(data, transport)
-            if answer is not None:
-                self._write(transport, answer)
-                return _NO_MESSAGES
-        self._between_requests = False
-        found = self._feed(data)
-        messages, upgraded, _ = found
-        # Several together are pipelined: aiohttp's queue keeps their answers in order.
-        if len(messages) == 1 and not upgraded:
-            message, payload = messages[0]
-            length = whole_request(data, payload)
-            if length >= 0:
-                self._between_requests = True
-                self._reader.learn(data, message, length)
-            transport = self._idle_transport()
-            answer = None if transport is None else self._reader.answer(message, payload, transport)
-            if transport is not None and answer is not None:
-                self._write(transport, answer)
-                self.message_consumed()
-                return _NO_MESSAGES
-        return found
-
-    def _idle_transport(self) -> asyncio.Transport | None:
-        """Return the transport if no earlier request is pending and the client is reading."""
-        connection = self._connection
-        waiter, transport = connection._waiter, connection.transport
-        if waiter is None or waiter.done() or connection._paused:
-            return None
-        return None if transport is None or transport.is_closing() else transport
-
-    def _write(self, transport: asyncio.Transport, answer: Octets) -> None:
-        write_octets(transport, answer)
-        # aiohttp's own loop does the following after a response.
-        connection = self._connection
-        connection._request_count += 1
-        connection._next_keepalive_close_time = connection._loop.time() + self._keepalive
-
-
-_NO_MESSAGES: Final[tuple[tuple[()], bool, bytes]] = ((), False, b"")
-
-
-def body_read(payload: Any) -> bytes | None:
-    """Return the body of a request as far as it has arrived, without consuming it.
-
-    Return None if this aiohttp stores it differently.
-    """
-    if type(payload) is not aiohttp.StreamReader:
-        return b""  # aiohttp's placeholder for an empty body
-    parts = getattr(payload, "_buffer", None)
-    if parts is None:
-        return None
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def whole_request(data: bytes, payload: Any) -> int:
-    """Return the body's length in octets if `data` is exactly one request with this payload,
-    else -1."""
-    body = body_read(payload) if payload.is_eof() else None
-    if body is None or len(data) != data.find(b"\r\n\r\n") + 4 + len(body):
-        return -1
-    return len(body)
-
-
-def request_parser(protocol: object, loop: asyncio.AbstractEventLoop, *, header: int) -> Any:
-    """Return a parser as aiohttp's server uses it, or None if this aiohttp has none.
-
-    Its `feed_data(octets)` returns the complete messages, each with its payload, and raises for
-    malformed HTTP. It calls `protocol` to pause and resume reading; `header` is the maximum length
-    of a line in octets.
+    None if the head is malformed, if the connection does not stay open, if the body is not plain,
+    or if this aiohttp has no such parser.
     """
     parser = getattr(aiohttp.http, "HttpRequestParser", None)
     if parser is None:
         return None
-    return parser(
-        protocol,
-        loop,
-        1 << 20,
-        max_line_size=header,
-        max_field_size=header,
-        payload_exception=web.RequestPayloadError,
-        auto_decompress=False,
-    )
+    loop = asyncio.get_running_loop()
+    try:
+        messages, _, _ = parser(BaseProtocol(loop), loop, 1 << 16).feed_data(head)
+    except HttpProcessingError:
+        return None
+    if len(messages) != 1:
+        return None
+    message = messages[0][0]
+    if message.version != aiohttp.HttpVersion11 or "Transfer-Encoding" in message.headers:
+        return None
+    if message.should_close or message.upgrade or message.compression or message.chunked:
+        return None
+    return message.headers, int(message.headers.get("Content-Length", 0))
+
+
+def idle_transport(connection: web.RequestHandler, *, keepalive: float) -> asyncio.Transport | None:
+    """Return the transport of a connection that a response may be written to now, after which it
+    may idle for `keepalive` seconds.
+
+    None if an earlier request is not answered yet, if the client does not read, if the connection
+    is closing, or if this aiohttp lacks the names.
+    """
+    if not hasattr(connection, "_waiter") or not hasattr(connection, "_next_keepalive_close_time"):
+        return None
+    waiter, transport = connection._waiter, connection.transport
+    if waiter is None or waiter.done() or connection.writing_paused:
+        return None
+    if transport is None or transport.is_closing():
+        return None
+    connection._next_keepalive_close_time = connection._loop.time() + keepalive
+    return transport
 
 
 def fail_broken_body(connection: web.RequestHandler) -> None:

@@ -17,15 +17,14 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from gatekeeper import speedups
 from gatekeeper.errors import InvalidURL
-from gatekeeper.speedups import possessive
+from gatekeeper.possessive import possessive
 
 if TYPE_CHECKING:
     from yarl import URL
@@ -276,28 +275,6 @@ def is_sent_as_written(path: str) -> bool:
     )
 
 
-def plain_octets(raws: Sequence[str]) -> list[bytes] | None:
-    """Return each text as octets, if the path of each is sent as written.
-
-    For such texts `split_ordinary` returns the path unchanged, provided that it knows the
-    authority. None means that this may or may not be so. Checking many texts together is several
-    times as fast as checking each.
-
-    >>> plain_octets(["https://example.com/a", "https://example.com/b?c"])
-    [b'https://example.com/a', b'https://example.com/b?c']
-    >>> plain_octets(["https://example.com/a/../b"]) is None
-    True
-    """
-    text = "\n".join(raws)
-    if not text.isascii() or "/." in text:
-        return None
-    if len(text) > MAX_URL and max(map(len, raws)) > MAX_URL:
-        return None
-    octets = text.encode()
-    # Only the line feeds between the texts may be left.
-    return octets.split(b"\n") if len(octets.translate(None, _PLAIN)) == len(raws) - 1 else None
-
-
 def host_of(origin: str) -> str:
     """Return the host of an origin in the form of `Target.origin`; an IPv6 address without
     brackets.
@@ -325,6 +302,8 @@ class _Authority(msgspec.Struct, frozen=True, gc=False):
 # used would need a write for every question. The garbage collector has to traverse none of the
 # entries.
 _seen: dict[str, _Authority] = {}
+is_known_authority: Callable[[object], bool] = _seen.__contains__
+"""Whether a text from the scheme to the slash after the authority is one that was parsed."""
 
 
 def _parse_plain(raw: str) -> tuple[_Authority, str] | None:
@@ -659,10 +638,9 @@ class UrlCache:
     ...     assert (cache.origin, cache.text) == ("https://example.com", "https://example.com/b")
     """
 
-    __slots__ = ("_authorities", "_on", "last", "origin", "text")
+    __slots__ = ("_authorities", "last", "origin", "text")
 
     def __init__(self) -> None:
-        self._on = speedups.ON
         self._authorities: dict[str, tuple[str, URL]] = {}
         """By scheme, host and port with a slash, as in texts: the same without the slash, and its
         URL."""
@@ -695,7 +673,7 @@ class UrlCache:
         """Have yarl parse the text, and cache the authority if yarl leaves it unchanged."""
         url = url_of(text)
         root = text[: cut + 1]
-        if self._on and _ROOT.fullmatch(root) and f"{url.scheme}://{url.raw_authority}/" == root:
+        if _ROOT.fullmatch(root) and f"{url.scheme}://{url.raw_authority}/" == root:
             make_room(self._authorities, _MAX_ROOTS)
             self._authorities[root] = text[:cut], url.with_path("/")
             return self.read(text)  # sets `last`

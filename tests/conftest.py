@@ -21,7 +21,6 @@ from aiohttp.client_proto import ResponseHandler
 from aioresponses import aioresponses as Mocked
 from hypothesis import HealthCheck, settings
 
-from gatekeeper import speedups
 from tests.effort import LONG
 from tests.internet.fixtures import internet, virtual_internet
 
@@ -38,7 +37,7 @@ settings.register_profile(
 )
 settings.load_profile("patient")
 
-__all__ = ["internet", "mocked", "speedups_on", "virtual_internet"]
+__all__ = ["internet", "mocked", "virtual_internet"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     _keep_bytecode(config)
 
 
-_OURS = (speedups.VARIABLE, "GATEKEEPER_LONG_TESTS")
+_OURS = ("GATEKEEPER_LONG_TESTS",)
 _SURROUNDINGS = (
     *("http_proxy", "https_proxy", "ws_proxy", "wss_proxy", "all_proxy", "no_proxy"),
     *("force_color", "no_color"),
@@ -167,12 +166,6 @@ class _CompatResponse(ClientResponse):
     def __init__(self, method: str, url: Any, **options: Any) -> None:
         options.setdefault("stream_writer", Mock(output_size=0))
         super().__init__(method.upper(), url, **options)
-
-
-@pytest.fixture
-def speedups_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Switch optional speed-ups on, whatever the environment says, for tests of them."""
-    monkeypatch.setattr(speedups, "ON", True)
 
 
 @pytest.fixture

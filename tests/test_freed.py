@@ -35,6 +35,7 @@ from gatekeeper import (
     SyncGatekeeper,
 )
 from gatekeeper.session import plain_session, polite_session, session_gate
+from gatekeeper.sidecar import inline
 from gatekeeper.testing import ScriptedGate
 from tests.conformance.ways import AGENT, Sidecar, settings
 from tests.effort import LONG
@@ -46,6 +47,8 @@ FIRST = 5 if LONG else 1
 """Rounds that fill what is filled once."""
 BLOCKS = 100 if LONG else 400
 """Blocks of memory per round that caches of libraries may take; a closed gate has a thousand."""
+MOST_FORGETS = 20
+"""On a busy machine a thread that was told to end may take a moment longer."""
 ROBOTS = "User-agent: *\nDisallow: /private\nSitemap: http://a.test/s.txt\n"
 A, B, DEAD = "http://a.test", "http://b.test", "http://dead.test"
 
@@ -271,10 +274,13 @@ async def test_nothing_is_left_of_what_was_closed(
     before, blocks = ours(), sys.getallocatedblocks()
     for _ in range(ROUNDS):
         await use(world)
-    await forget(world)
-    more = sys.getallocatedblocks() - blocks
-
-    assert not {name: count for name, count in (ours() - before).items() if count >= ROUNDS}
+    for _ in range(MOST_FORGETS):
+        await forget(world)
+        more = sys.getallocatedblocks() - blocks
+        left = {name: count for name, count in (ours() - before).items() if count >= ROUNDS}
+        if not left and more < BLOCKS * ROUNDS:
+            break
+    assert not left
     assert more < BLOCKS * ROUNDS
 
 
@@ -285,6 +291,7 @@ async def forget(world: World) -> None:
         seen.requests.clear()
     net.connections.clear()
     net.resolver.queries.clear()
+    inline._fields.cache_clear()  # of heads that clients sent, bounded
     loop = asyncio.get_running_loop()
     for _ in range(1_000):  # a loop drops its cancelled timers when they are many
         loop.call_later(3_600, int).cancel()
@@ -309,10 +316,11 @@ VALUES = (str, int, float, bool, bytes, type(None), datetime, Enum, msgspec.Raw)
 """Classes whose objects hold no others, or only such as they do."""
 CONTAINERS = (tuple, dict, Mapping, Union, UnionType)
 SEEN_IN_USE = {
-    *("RobotsTxt", "Policy", "CachedDecision", "ScopeRequest", "FetchConfig", "Window", "Any"),
+    *("RobotsTxt", "Policy", "LongestMatch", "ScopeRequest", "FetchConfig", "Window", "Any"),
+    "Request",
 }
 """Classes of what untracked structs hold besides: `test_untracked_objects_in_use_lead_back_to_none`
-looks at their objects. `Any` is the cached decisions of a record."""
+looks at their objects."""
 
 
 def untracked(kind: type[msgspec.Struct] = msgspec.Struct) -> Iterator[type[msgspec.Struct]]:

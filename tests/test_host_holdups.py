@@ -15,6 +15,7 @@ from gatekeeper import (
     Decision,
     Deferred,
     Gatekeeper,
+    LeaseTimeout,
     MemoryLedger,
     NotYet,
     PoliteQueue,
@@ -22,7 +23,14 @@ from gatekeeper import (
     Verdict,
 )
 from gatekeeper.clock import VirtualClock, utc
-from gatekeeper.pacing.ledger import Granted, NotBefore, TakeRequest, Withheld
+from gatekeeper.pacing.ledger import (
+    Granted,
+    NotBefore,
+    ScopeClock,
+    ScopeView,
+    TakeRequest,
+    Withheld,
+)
 from gatekeeper.pacing.waiting import HostStatus
 from tests.internet import FakeInternet, Page
 
@@ -305,6 +313,90 @@ async def test_a_queue_does_not_wait_for_hosts_that_others_serve(
     assert "Decision(" not in caplog.text
 
 
+class Endless:
+    """A source of robots.txt files that waits for the store, as that of a fleet does."""
+
+    asked = 0
+
+    async def fetch(self, *_: object) -> Any:
+        self.asked += 1
+        return await asyncio.get_running_loop().create_future()
+
+    async def reach(self, _: str) -> None:
+        return None
+
+
+async def test_no_lease_waits_for_the_robots_txt_of_a_host_that_another_member_serves(
+    make: Open, clock: VirtualClock, ledger: Divided, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, source = make(ledger=ledger), Endless()
+    monkeypatch.setattr(gate, "_robots_source", lambda _: source)
+    async with gate:
+        for begin in (
+            lambda: gate.acquire(URL),
+            lambda: gate.lease(URL).__aenter__(),
+            lambda: gate._wait(URL, None),
+        ):
+            with pytest.raises(Deferred) as caught:
+                await asyncio.wait_for(begin(), 30.0)
+            is_refused(caught.value.decision, clock)
+        assert source.asked == 0
+        asking = asyncio.create_task(gate.acquire("http://b.test/", owned=False))
+        while not source.asked:
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_a_question_about_a_host_that_another_member_serves_names_the_member(
+    make: Open, clock: VirtualClock, ledger: Divided
+) -> None:
+    async with make(ledger=ledger) as gate:
+        decision = await gate.check(URL)
+        is_refused(decision, clock)
+        with pytest.raises(Deferred) as caught:
+            await gate.acquire(URL)
+        refusal = caught.value.decision
+        assert (decision.note, decision.retry_at) == (refusal.note, refusal.retry_at)
+
+
+class DividedByGroup(Divided):
+    """Another member serves the hosts of the group alone."""
+
+    def withheld(self, scopes: Sequence[str], interval: float) -> Withheld | None:
+        return Withheld(math.inf, "host-2b") if self.lost and scopes[-1] == "group:g" else None
+
+
+async def test_the_group_of_an_unknown_host_says_who_serves_it(
+    internet: FakeInternet, make: Open, clock: VirtualClock
+) -> None:
+    settings = {
+        "group": [{"name": "g", "interval": 1.0}],
+        "host": [{"match": "a.test", "group": "g"}],
+    }
+    internet.site("b.test").robots("")
+    async with make(ledger=DividedByGroup(clock), settings=settings) as gate:
+        (view,) = await views_of(gate, "fleet")
+        assert "host-2b" in view.source
+        with pytest.raises(Deferred) as caught:
+            await gate.acquire(URL)
+        is_refused(caught.value.decision, clock)
+        assert not await views_of(gate, "fleet", "b.test")
+        assert await gate.check("http://b.test/x")
+
+
+def test_a_budget_that_another_member_spent_defers_the_host(make: Open) -> None:
+    gate = make(settings={"host": [{"match": "a.test", "max_pages_per_day": 1}]})
+    holdups, day = gate.parts.scheduler.holdups, 100.0
+    spent = ScopeView(ScopeClock("a.test", day=day, pages=1), (), 0)
+    status = holdups.status("a.test", fleet=[spent])
+    assert status.state == "deferred"
+    assert "1 of 1 pages in 24 hours" in (status.why or "")
+    assert status.due == gate.parts.clock.monotonic() + 86_400.0 - day
+    over = ScopeView(ScopeClock("a.test", day=86_401.0, pages=1), (), 0)
+    assert holdups.status("a.test", fleet=[over]).state == "free"
+
+
 class Closed(Divided):
     """A ledger that grants nothing, and can be lost."""
 
@@ -336,3 +428,22 @@ async def test_a_loss_of_the_store_is_not_logged_for_each_waiting_host(
         getting.cancel()
         await asyncio.gather(getting, return_exceptions=True)
     assert [one.getMessage() for one in caplog.records if ".test" in one.getMessage()] == []
+
+
+class Restoring(Closed):
+    """A ledger whose store is back, and whose data is being restored."""
+
+    state = "recovering"
+
+
+async def test_a_turn_that_did_not_come_while_the_store_is_restored_says_so(
+    internet: FakeInternet, make: Open, clock: VirtualClock
+) -> None:
+    settings = {"host": [{"match": "*.test", "robots": "allow"}]}
+    async with make(ledger=Restoring(clock), settings=settings) as gate:
+        (view,) = await views_of(gate, "fleet")
+        answer = await gate.try_acquire(URL)
+        assert isinstance(answer, NotYet)
+        assert answer.why == view.kind == "fleet"
+        with pytest.raises(LeaseTimeout, match=view.source):
+            await gate.acquire(URL, timeout=0.0)

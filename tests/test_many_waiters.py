@@ -118,7 +118,6 @@ async def test_tasks_that_join_in_one_turn_of_the_loop_let_others_in_between(
         assert gate.stats().pacing.waiting == 0
 
 
-@pytest.mark.usefixtures("speedups_on")
 @pytest.mark.parametrize("wait", [lease, patient_lease, acquire, acquire_unowned])
 async def test_the_first_step_of_each_of_many_is_a_few_calls(gate: Gatekeeper, wait: Wait) -> None:
     """All of them take it in one iteration of the loop, which nobody can cut in pieces."""

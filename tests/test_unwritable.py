@@ -247,6 +247,9 @@ async def test_a_host_of_unknown_pace_is_not_asked_for_it(
                 await refused(it.lease(SLOW))  # so that it is known
                 before = it.asked("/robots.txt")
                 decision = await it.gate.check(COLD)
+                unlike = await refused(it.lease(COLD))
+                assert (decision.note, decision.retry_at) == (unlike.note, unlike.retry_at)
+                assert "the clock of cold.test can't be saved: " in (decision.note or "")
                 assert (decision.verdict, decision.reason) == (Verdict.DEFER, Reason.STORAGE)
                 await refused(it.lease(COLD))
                 assert it.asked("/robots.txt") == before

@@ -433,7 +433,6 @@ def _sent(raw: str) -> object:
 
 _BASES = [parse("https://example.com/a/b?c"), parse("http://[::1]:8080"), parse("http://a@b/..")]
 _READERS: dict[str, Callable[[str], object]] = {
-    "plain_octets": lambda raw: urls.plain_octets([raw, raw]),
     "host_of": host_of,
     "is_sent_as_written": urls.is_sent_as_written,
     "join": lambda raw: [join(base, raw) for base in _BASES[:1]],
@@ -547,7 +546,7 @@ def test_no_text_raises_anything_else(raw: str, known: bool) -> None:
         except InvalidURL as error:
             message = str(error)
         assert message.isprintable()
-        assert not message or name not in {"plain_octets", "host_of", "mask", "split_ordinary"}
+        assert not message or name not in {"host_of", "mask", "split_ordinary"}
 
 
 @given(st.sampled_from(_BASES), _any_text)

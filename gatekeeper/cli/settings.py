@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from gatekeeper import speedups
 from gatekeeper.config import (
     Config,
     GuardConfig,
@@ -218,7 +217,7 @@ def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
     Kubernetes and Docker announce a service called gatekeeper are left out.
     """
     links = (f"{PREFIX}PORT", f"{PREFIX}SERVICE_")
-    known = (*_variables(), f"{PREFIX}CONFIG", f"{PREFIX}TOKEN", speedups.VARIABLE)
+    known = (*_variables(), f"{PREFIX}CONFIG", f"{PREFIX}TOKEN")
     for variable in sorted(environ.keys() - known):
         if variable.startswith(PREFIX) and not variable.startswith(links):
             yield variable

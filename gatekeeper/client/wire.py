@@ -272,7 +272,7 @@ class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """The client that holds the lease, shown to that client and to the role `admin`; or another
     member of the fleet, shown to `admin`."""
     why: str | None = None
-    """`host_blocked` or `host_paused` if that kept the turn from coming in time."""
+    """`host_blocked`, `host_paused` or `fleet` if that kept the turn from coming in time."""
 
 
 class SitemapLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

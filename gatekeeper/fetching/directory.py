@@ -159,7 +159,7 @@ class Directory:
             config,
             stored=storage is not None,
             expiry=self._soft_expiry,
-            texts=texts,
+            texts=texts or FileTexts(config, agent),
             uptime=self._faults.uptime,
         )
         self._updates = RecordUpdates(

@@ -15,14 +15,13 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
-from gatekeeper import speedups
 from gatekeeper.clock import Clock, Stamp, stamp
 from gatekeeper.config import Config, FetchConfig
-from gatekeeper.decision import Reason, State, Verdict
+from gatekeeper.decision import Decision, Reason, State, Verdict
 from gatekeeper.fetching.faults import Uptime
 from gatekeeper.fetching.outcomes import (
     DAY,
@@ -36,6 +35,7 @@ from gatekeeper.fetching.outcomes import (
 )
 from gatekeeper.robots import Policy, RobotsTxt
 from gatekeeper.robots.flat import FlatRules
+from gatekeeper.robots.longest import LongestMatch
 from gatekeeper.robots.timing import RobotsInterval, Window
 from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage.base import OriginRecord, pack_body, unpack_body
@@ -96,28 +96,32 @@ def inflate(packed: bytes) -> bytes:
 class FileText(msgspec.Struct, gc=False, eq=False):
     """One distinct robots.txt text. Created by `FileTexts`.
 
-    It is *awake*: parsed, with the policies made so far; or *at rest*: compressed, with only what
-    answers simple questions about the gate's own agent. The garbage collector does not track it,
-    nor anything that it holds at rest. While awake it keeps the original octets, because the
-    parsed text does not preserve all of them.
+    It is *awake*: parsed, with the policies made so far; or *at rest*: compressed, with the rules
+    of the gate's own agent in flat form. The garbage collector does not track it, nor anything
+    that it holds at rest. While awake it keeps the original octets, because the parsed text does
+    not preserve all of them.
     """
 
     size: int
     """Octets of the body."""
-    options: tuple[str, int]
-    """How to parse it: the dialect, and the number of octets to read."""
+    options: tuple[str, int, str]
+    """How to read it: the dialect, the number of octets to read, and the gate's own agent."""
     parsed: RobotsTxt | None
     """None while it is at rest."""
     compressed: bytes | None = None
     """The compressed body; None: the body is in `uncompressed`."""
     uncompressed: bytes = b""
     """The body, if it is not compressed; at rest that is so for short ones only."""
-    policy: Policy | None = None
-    """The policy of the first agent that asked."""
-    other_policies: dict[str, Policy] | None = None
-    """The policies of other agents, by product token."""
-    ready: Policy | FlatRules | None = None
-    """Answers about simple paths for the gate's own agent; None: the text has to be woken."""
+    own: Policy | None = None
+    """The policy of the gate's own agent; None at rest."""
+    policies: dict[str, Policy] | None = None
+    """The policies of other agents, by product token; None at rest."""
+    flat: FlatRules | None = None
+    """The rules of the gate's own agent in the form at rest, made with its first policy; None if
+    they have no such form."""
+    rules: LongestMatch | FlatRules | None = None
+    """The rules of the gate's own agent, in the form that answers at the moment. None before its
+    first policy was made, or if they do not decide alone."""
     interval: RobotsInterval | None = None
     """The interval for the gate's own agent, if it is the same at any time of day."""
     windows: tuple[Window, ...] = ()
@@ -134,18 +138,21 @@ class FileText(msgspec.Struct, gc=False, eq=False):
         """The parsed text. A text at rest is parsed for each access."""
         if self.parsed is not None:
             return self.parsed
-        dialect, limit = self.options
+        dialect, limit, _ = self.options
         return RobotsTxt.parse(parser_input(self.body()), dialect=dialect, limit=limit)
 
     def rest(self) -> None:
         """Put the text to rest: keep only the body, compressed unless it is short, and the rules
-        of the gate's own agent in their smallest form."""
-        ready = self.ready
+        of the gate's own agent in flat form."""
+        self.rules = self.flat
+        self.parsed = self.own = self.policies = None
         if self.size > _MAX_PLAIN_OCTETS:
             self.packed()
-        if isinstance(ready, Policy):
-            self.ready = ready.flat() if speedups.ON else None
-        self.parsed = self.policy = self.other_policies = None
+
+    def match_fast(self) -> None:
+        """Answer by the matcher, while the text is awake: its origin is asked about often."""
+        if self.own is not None:
+            self.rules = self.own.plain
 
     def packed(self) -> bytes:
         """Return the compressed body; it is compressed once."""
@@ -164,24 +171,26 @@ class FileText(msgspec.Struct, gc=False, eq=False):
     def policy_for(self, agent: str) -> Policy | None:
         """Return the policy made for a product token, or None. Marks the text as used."""
         self.used = True
-        first = self.policy
-        if first is not None and first.agent == agent:
-            return first
-        return None if self.other_policies is None else self.other_policies.get(agent)
+        if agent == self.options[2]:
+            return self.own
+        return None if self.policies is None else self.policies.get(agent)
 
     def add_policy(self, policy: Policy, max_policies: int) -> None:
-        """Cache a policy while the text is awake; beyond `max_policies` the oldest is evicted."""
+        """Keep a policy while the text is awake; beyond `max_policies` the oldest is evicted."""
+        own = policy.agent == self.options[2]
+        if own and self.rules is None:
+            self.flat = policy.flat() if self.size < LARGE else None
+            self.rules = self.flat if self.parsed is None else self.flat or policy.plain
         if self.parsed is None:
             return
-        if self.policy is None or self.policy.agent == policy.agent:
-            self.policy = policy
+        if own:
+            self.own = policy
             return
-        others = self.other_policies
-        if others is None:
-            others = self.other_policies = {}
-        others[policy.agent] = policy
-        while len(others) >= max_policies:
-            self.policy = others.pop(next(iter(others)))
+        if self.policies is None:
+            self.policies = {}
+        self.policies[policy.agent] = policy
+        while len(self.policies) > max_policies:
+            del self.policies[next(iter(self.policies))]
 
 
 class FileTexts:
@@ -191,8 +200,9 @@ class FileTexts:
     awake: at most `_MAX_AWAKE`, and an eighth of `cache.max_bytes` by an estimate.
     """
 
-    def __init__(self, config: Config) -> None:
-        self._options = config.robots.dialect, config.fetch.max_body
+    def __init__(self, config: Config, agent: str = "") -> None:
+        """`agent`: the gate's own, whose rules a text at rest keeps."""
+        self._options = config.robots.dialect, config.fetch.max_body, agent
         self._texts: SplitDict[int, FileText] = SplitDict()
         self._awake: deque[FileText] = deque()
         self._max_awake_bytes = config.cache.max_bytes // 8
@@ -222,7 +232,7 @@ class FileTexts:
 
     def read(self, body: bytes) -> FileText:
         """Parse a body. It changes no shared state, so it may run in a thread."""
-        dialect, limit = self._options
+        dialect, limit, _ = self._options
         robots = RobotsTxt.parse(parser_input(body), dialect=dialect, limit=limit)
         key = hash(body) & _KEY_MASK
         text = FileText(len(body), self._options, robots, uncompressed=body, key=key)
@@ -362,6 +372,17 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return NO_TEXT if self.text is None else self.text.robots
 
 
+class Frame(msgspec.Struct, frozen=True, gc=False):
+    """What the decisions about one origin have in common, for the gate's own agent, while nothing
+    but the path makes a difference."""
+
+    decision: Decision
+    """The decision about a path that no rule matches. `url` and `id` are empty."""
+    host: str
+    interval: RobotsInterval | None
+    """The file's interval; None if it changes with the hour."""
+
+
 class _RecordHead(msgspec.Struct, gc=False, eq=False):
     origin: str
     config: FetchConfig
@@ -373,30 +394,21 @@ class _RecordInUse(_RecordHead, kw_only=True, gc=False, eq=False):
 
     questions: int = 0
     """Recent questions; reset by the search for the least used records."""
-    last_era: int = 0
-    """The era of the latest question; see `DecisionCache.count_question`."""
+    asked: int = 0
+    """The number of the last question that `Decider.asked_lately` counted; 0: none yet."""
     ready: int = 0
     """If it equals the number of the operator's latest change (`Decider.forget`), the text alone
     decides for the gate's own agent while the record is `warm`: neither the guard nor an
     operator's rule applies to the origin, and the text has no Visit-time."""
-    rules: FlatRules | None = None
-    """`text.ready`, available without accessing the text; None: look there."""
-    cached: dict[str, Any] | None = None
-    """The decision cache's entries for this record, by agent; dropped together with `ready`."""
+    frame: Frame | None = None
+    """Belongs to `ready`. None if the text was at rest, or if a decision depends on the hour."""
     warm: bool = False
     """The record is in memory, fresh, and answers by the policy of its text alone. A timer ends
     that after `fresh_until`."""
 
     def retire(self) -> None:
         """Mark the record as no longer warm: its users have to check the clock."""
-        self.warm, self.ready, self.rules = False, 0, None
-        self.drop_cached()
-
-    def drop_cached(self) -> None:
-        """Discard the cached decisions."""
-        cached, self.cached = self.cached, None
-        for origin in (cached or {}).values():
-            origin.retire()
+        self.warm, self.ready, self.frame = False, 0, None
 
 
 class Record(_RecordInUse, kw_only=True, gc=False, eq=False):

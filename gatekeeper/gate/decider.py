@@ -1,8 +1,13 @@
 """`Decider`: makes the `Decision` about a URL from what is cached about its origin.
 
-`Decider.decide` is the only place that turns a robots.txt, or the lack of one, and a URL into a
-decision: every question and every lease calls it. It reads no clock, never waits and does no I/O;
-the moment is an argument. Inside it, a `DecisionCache` answers what was decided before.
+`rule_on` is the only function that turns the rules of a file and a path into a ruling, and `_told`
+the only one that makes a `Decision` of one: every question and every lease comes to them. Nothing
+here reads a clock, waits or does I/O; the moment is an argument.
+
+There are two roads to them. The long one (`decide_by`) asks the guard, the operator's rules and the
+record. On a warm origin their answers do not change, so the long road leaves a `Frame` in the
+record, the decision without its path; the short road (`recall`) fills in the frame. `verdict`
+answers `allowed`, which needs no decision, by the rules alone.
 """
 
 from __future__ import annotations
@@ -25,32 +30,24 @@ from gatekeeper.errors import InvalidURL, LedgerLost
 from gatekeeper.fetching.guard_policy import Guard
 from gatekeeper.fetching.outcomes import Outcome, OutcomeRow
 from gatekeeper.fetching.records import (
-    LARGE,
     FileText,
     FileTexts,
+    Frame,
     Moment,
     Record,
     Standing,
     TwoClocks,
 )
-from gatekeeper.gate.decision_cache import (
-    CachedDecision,
-    CachedOrigin,
-    DecisionBatch,
-    DecisionCache,
-    WrittenDecision,
-)
 from gatekeeper.http_fields import utc
 from gatekeeper.pacing.rules import BudgetSpent, HostRules
 from gatekeeper.pacing.scopes import NO_RATE, UNKNOWN
 from gatekeeper.pacing.waiting import HostHoldup
-from gatekeeper.robots import Match, Policy, RobotsTxt, Rule, product_token
-from gatekeeper.robots.compiled import ROBOTS_FILE
-from gatekeeper.robots.flat import NO_RULE, FlatRules
+from gatekeeper.robots import Policy, RobotsTxt, Rule, product_token
+from gatekeeper.robots.flat import NO_RULE
 from gatekeeper.robots.patterns import is_robots_txt
 from gatekeeper.robots.timing import RobotsInterval, may_visit, next_visit
-from gatekeeper.split_dict import SplitDict
-from gatekeeper.urls import Target, host_of, mask, parse
+from gatekeeper.split_dict import MASK, SplitDict
+from gatekeeper.urls import MAX_URL, Target, host_of, is_sent_as_written, mask, not_text, parse
 
 _log = logging.getLogger(__name__)
 
@@ -63,10 +60,8 @@ _RETRY_SECONDS = 1.0
 _ERROR_RETRY_SECONDS = 60.0
 """Retry delay in seconds after an internal error."""
 
-_STORAGE_RETRY_SECONDS = 5.0
-"""Retry delay in seconds while the state file can't be written."""
-_FLEET_RETRY_SECONDS = 2.0
-"""Retry delay in seconds while the fleet's store can't be reached."""
+_TURN_RETRY_SECONDS = {Reason.STORAGE: 5.0, Reason.FLEET: 2.0}
+"""Retry delay in seconds while the state file can't be written, or the fleet grants no lease."""
 
 TurnError = LedgerLost | BudgetSpent
 """Errors, beside a state file that can't be written, for which no page of a host gets a turn."""
@@ -76,76 +71,104 @@ DENY_ALL = RobotsTxt.parse("User-agent: *\nDisallow: /\n")
 RFC-37)."""
 
 
-class _Ruling(msgspec.Struct, frozen=True, gc=False):
-    """What a record says about a path at one moment: the verdict, with what explains it."""
+class PathRuling(msgspec.Struct, frozen=True, gc=False):
+    """What is said about a path at one moment: the verdict, with what explains it."""
 
     verdict: Verdict
     reason: Reason
     rule: Rule | None = None
     conflict: bool = False
     retry_at: datetime | None = None
-    crawl_delay: float | None = None
-    clamped: str | None = None
-    """Describes how `pacing.max_interval` shortens the file's interval; None if it does not."""
+    note: str | None = None
 
 
-_ROBOTS_FILE = _Ruling(Verdict.ALLOW, Reason.ROBOTS_FILE)
+_ALLOW, _DENY, _DEFER = Verdict.ALLOW, Verdict.DENY, Verdict.DEFER
+_RULE = Reason.RULE
+_ROBOTS_FILE = PathRuling(_ALLOW, Reason.ROBOTS_FILE)
+""""/robots.txt" is implicitly allowed (RFC 9309 section 2.2.2, RFC-20; the drafts of 1996 and 2.0,
+R96-16 and V2-34)."""
+_LATELY = 1_000
+"""A text at rest wakes if its origin was asked about lately: if no more than so many questions on
+the long road lie between. A crawl that asks a hundred thousand origins in turn wakes none."""
 _MAX_NOTED_HOSTS = 100_000
 _MAX_NOTED_ORIGINS = 16
 """The most hosts, and origins of each, that `Decider.note` keeps; beyond, the oldest are dropped:
 their clocks alone tell the state of the host then."""
 
 
-def _judge(
-    policy: Policy, match: Match, otherwise: Reason, walls: Sequence[float], clamped: str | None
-) -> _Ruling:
-    """Turn a match into a verdict.
+def rule_on(
+    policy: Policy, path: str, origin: str, otherwise: Reason, walls: Sequence[float] = ()
+) -> PathRuling:
+    """Return the ruling of a file on a path.
 
-    `otherwise` is the reason if no rule matched: that of the file, such as no_file, empty_file
-    or soft_404. `walls` are the times at which Visit-time must admit a visit; empty if the
-    policy has no Visit-time. `clamped` is that of the ruling.
+    `otherwise` is the reason if no rule matches: that of the file, such as no_file, empty_file or
+    soft_404. `walls` are the times at which Visit-time must admit a visit; empty if the policy has
+    no Visit-time.
     """
-    verdict, retry_at = Verdict.ALLOW if match.allowed else Verdict.DENY, None
-    reason = otherwise if match.rule is None else Reason.RULE
-    if match.allowed and walls and policy.timed:
+    match = policy.match_path(path, origin)
+    rule = match.rule
+    if not match.allowed:
+        return PathRuling(_DENY, otherwise if rule is None else _RULE, rule, match.conflict)
+    if rule is None and is_robots_txt(path):
+        return _ROBOTS_FILE
+    if walls and policy.timed:
         closed = [at for at in map(utc, walls) if not policy.may_visit(at)]
         if closed:  # Robot Exclusion Standard 2.0, Visit-time (V2-24)
-            verdict, reason = Verdict.DEFER, Reason.OUTSIDE_VISIT_TIME
-            retry_at = policy.next_visit(closed[0])
-    return _Ruling(
-        verdict, reason, match.rule, match.conflict, retry_at, policy.crawl_delay, clamped
-    )
+            outside, then = Reason.OUTSIDE_VISIT_TIME, policy.next_visit(closed[0])
+            return PathRuling(_DEFER, outside, rule, match.conflict, then)
+    return PathRuling(_ALLOW, otherwise if rule is None else _RULE, rule, match.conflict)
 
 
-def _for_all(standing: Standing) -> _Ruling | None:
+def _for_all(standing: Standing, record: Record) -> PathRuling | None:
     """Return the ruling about every URL of an origin without a text that applies, else None."""
-    if standing.verdict is None and standing.applies:
+    verdict, reason = standing.verdict, standing.reason
+    if verdict is None and standing.applies:
         return None
-    # T2: everything that the guard refused is shown with the same reason.
-    refused = standing.reason is Reason.EGRESS_POLICY
-    return _Ruling(
-        standing.verdict or Verdict.DEFER,
-        Reason.BLOCKED if refused else standing.reason,
-        retry_at=_utc_or_none(standing.retry_at),
+    note = None
+    if reason in (Reason.EGRESS_POLICY, Reason.BLOCKED):
+        # T2: everything that the guard refused is shown with the same reason.
+        reason, note = Reason.BLOCKED, BLOCKED_NOTE
+    elif reason is Reason.OVERLOADED and record.current.outcome is Outcome.NO_DESCRIPTORS:
+        note = describe_shortage()
+    retry_at = _utc_or_none(standing.retry_at)
+    return PathRuling(verdict or _DEFER, reason, retry_at=retry_at, note=note)
+
+
+def _told(frame: Decision, ruling: PathRuling, url: str, decision_id: str = "") -> Decision:
+    """Return the decision about a URL: the frame with what the ruling says."""
+    if ruling is _ROBOTS_FILE:  # what the file asks for does not concern itself
+        frame = replace(frame, crawl_delay=None, clamped=False, note=None)
+    return replace(
+        frame,
+        verdict=ruling.verdict,
+        reason=ruling.reason,
+        url=url,
+        rule=ruling.rule,
+        retry_at=ruling.retry_at,
+        conflict=ruling.conflict,
+        note=ruling.note or frame.note,
+        id=decision_id,
     )
 
 
-def _note_of(ruling: _Ruling, record: Record) -> str | None:
-    """Return the remedy that a decision by a record names, or how its interval is clamped."""
-    if ruling.reason is Reason.BLOCKED:
-        return BLOCKED_NOTE
-    if ruling.reason is Reason.OVERLOADED and record.current.outcome is Outcome.NO_DESCRIPTORS:
-        return describe_shortage()
-    return ruling.clamped
+def _frame(origin: str, agent: str, state: State | None = None) -> Decision:
+    """Return a decision without a ruling."""
+    return Decision(
+        verdict=_ALLOW, reason=_RULE, url="", origin=origin, user_agent=agent, state=state
+    )
 
 
-def _outside_visit_time(standing: Standing, at: datetime) -> _Ruling | None:
+def _turn_note(reason: Reason, host: str, why: str) -> str:
+    return f"the clock of {host} can't be saved: {why}" if reason is Reason.STORAGE else why
+
+
+def _outside_visit_time(standing: Standing, at: datetime) -> PathRuling | None:
     """Return the deferral of every URL that the text allows, if `at` is outside its Visit-time."""
     windows = () if standing.text is None else standing.text.windows
     if not windows or may_visit(windows, at):
         return None
     retry_at = next_visit(windows, at)
-    return _Ruling(Verdict.DEFER, Reason.OUTSIDE_VISIT_TIME, retry_at=retry_at)
+    return PathRuling(Verdict.DEFER, Reason.OUTSIDE_VISIT_TIME, retry_at=retry_at)
 
 
 def _usual_origins(host: str) -> tuple[str, str]:
@@ -163,44 +186,14 @@ def refused_request(url: str, header: str, note: str, decision_id: str = "") -> 
         origin = parse(url).origin
     except InvalidURL:
         origin = ""
-    return Decision(
-        verdict=Verdict.DENY,
-        reason=Reason.BLOCKED,
-        url=mask(url),
-        origin=origin,
-        user_agent=product_token(header) or header,
-        note=note,
-        id=decision_id,
-    )
-
-
-class UnbuiltDecision(msgspec.Struct, frozen=True):
-    """Inputs of an ALLOW decision by an origin's file, which is built when it is first read.
-
-    Few callers read the decision of a lease.
-    """
-
-    decider: Decider
-    record: Record
-    url: str
-    target: Target
-    moment: Moment
-
-    @property
-    def origin(self) -> str:
-        """Origin of the file."""
-        return self.target.origin
-
-    def build(self) -> Decision:
-        """Build the decision as of its moment."""
-        decider = self.decider
-        return decider.decide_by(self.record, self.url, self.target, decider.agent, self.moment)
+    frame = _frame(origin, product_token(header) or header)
+    return _told(frame, PathRuling(_DENY, Reason.BLOCKED, note=note), mask(url), decision_id)
 
 
 class Decider:
     """Builds every decision of a gate.
 
-    Its state is the counts of decisions and the decision cache.
+    Its state is the counts of decisions.
     """
 
     def __init__(
@@ -210,9 +203,10 @@ class Decider:
         agent: str,
         guard: Guard | None,
         overrides: HostRules,
+        cause: Callable[[str, str], str | None] = lambda _host, _kind: None,
     ) -> None:
         """`agent` is the product token of the gate's own name; `overrides` are the operator's
-        `[[host]]` rules."""
+        `[[host]]` rules; `cause(host, "fleet" or "storage")` returns why the host gets no lease."""
         self._config = config
         self.agent: str = agent
         self._max_interval = config.pacing.max_interval
@@ -221,30 +215,28 @@ class Decider:
         self._prefix = f"{os.getpid():x}{secrets.token_hex(4)}-"
         self._guard = guard
         self._overrides = overrides
+        self._cause = cause
         self.records: SplitDict[str, Record] = SplitDict()
         """Hot records by origin; the directory adds and removes them. A `warm` record answers by
         the policy of its text alone."""
-        self.texts: FileTexts = FileTexts(config)
+        self.texts: FileTexts = FileTexts(config, agent)
         """The texts of all records."""
         self._counts: Counter[tuple[Verdict, Reason]] = Counter()
         self._no_text = self.texts.read(b"")
+        self.policy(self._no_text, agent)
         """Has the policies of all origins without a file."""
         self.noted: SplitDict[str, dict[str, None]] = SplitDict()
         """By host, its origins for `file_holdups` (each a dictionary as ordered set)."""
-        self._cache = DecisionCache(
-            self.records, self._prefix, agent=agent, max_agents=config.cache.max_agents
-        )
-        self.numbers: itertools.count[int] = itertools.count(1)
+        self._first, self._table = self.records.first, self.records.table
+        self._numbers = itertools.count(1)
         """The numbers in the decision ids."""
-        self.recall_allowed: Callable[[str], CachedOrigin | None] = self._cache.allowed_origin
-        """Return the cache entry of a URL's origin if the gate's own agent may fetch the URL. None
-        if the URL is not plain text or not allowed."""
-        self.verdict: Callable[[Record, str], bool | None] = self._cache.verdict
-        """Decide the part of a URL after its authority, for the gate's own agent, by the warm
-        record of its origin. None: `check` has to decide."""
+        self._version = 1
+        """The number of the operator's latest change; see `Record.ready`."""
+        self._asked = 0
+        """Questions that took the long road."""
 
     def _next_id(self) -> str:
-        return f"{self._prefix}{next(self.numbers):x}"
+        return f"{self._prefix}{next(self._numbers):x}"
 
     def token(self, user_agent: str | None) -> str:
         """Return the product token of a name; None: the gate's own. Raises ConfigError."""
@@ -257,12 +249,12 @@ class Decider:
         self.forget()
 
     def forget(self) -> None:
-        """Clear the decision cache: the operator's rules or the configuration changed."""
-        self._cache.forget()
+        """Prepare every record anew: the operator's rules or the configuration changed."""
+        self._version += 1
 
     def counts(self) -> dict[tuple[Verdict, Reason], int]:
         """Count the decisions given so far, by verdict and reason."""
-        return dict(self._counts + self._cache.counts())
+        return dict(self._counts)
 
     def count(self, decisions: Mapping[tuple[Verdict, Reason], int]) -> None:
         """Add decisions that other processes gave on behalf of this decider, or with a negative
@@ -290,29 +282,18 @@ class Decider:
         decision = self.decide_without_file(raw, target, agent)
         if decision is not None:
             return decision
-        decision = self._by_record(raw, target.path, agent, record, moment)
-        if self._cache.on and record.warm and moment.now < record.fresh_until:
-            self._cache_decision(decision, target.path, record, agent, moment)
-        return decision
-
-    def steady_interval(
-        self, record: Record, raw: str, target: Target, moment: Moment
-    ) -> RobotsInterval | None:
-        """Return the file's interval if the file allows the URL to the gate's own agent at every
-        hour. None: `decide_by` has to decide. Optional speed."""
-        text = record.text
-        if (
-            not record.reachable
-            or moment.now >= record.fresh_until
-            or self._cache.count_question(record)  # its decisions are cached from now on
-            or (rules := self._flat(record, text, self.agent)) is None
-            or text is None
-            or text.interval is None
-            or self.decide_without_file(raw, target, self.agent) is not None
-        ):
-            return None
-        score = rules.score(target.path)
-        return text.interval if score is not None and score & 1 else None
+        path, standing = target.path, record.standing(moment)
+        frame, lately = self._frame_of(record, standing, agent), self._asked_lately(record)
+        if is_robots_txt(path):
+            return self.tell(frame, _ROBOTS_FILE, raw)
+        ruling = self._without_lease(record, moment, _for_all(standing, record))
+        if ruling is None:
+            ruling, frame = self._by_text(frame, path, record, standing, moment, lately=lately)
+        if agent == self.agent and record.warm and moment.now < record.fresh_until:
+            self._prepare(record, frame, moment, lately=lately)
+        if ruling.verdict is _DEFER:
+            self.note(record)
+        return self.tell(frame, ruling, raw)
 
     def decide_without_file(self, raw: str, target: Target, agent: str) -> Decision | None:
         """Decide by the guard and the operator's rules, without the file. None if neither does."""
@@ -327,72 +308,138 @@ class Decider:
             verdict, Reason.OPERATOR, raw, target, agent, state=State.OVERRIDE, note=rule.reason
         )
 
-    def _by_record(
-        self, raw: str, path: str, agent: str, record: Record, moment: Moment
-    ) -> Decision:
-        standing = record.standing(moment)
-        if is_robots_txt(path):
-            # "/robots.txt" is implicitly allowed (RFC 9309 section 2.2.2, RFC-20; the drafts of
-            # 1996 and 2.0, R96-16 and V2-34).
-            ruling = _ROBOTS_FILE
-        else:
-            ruling = _for_all(standing) or self._by_text(path, agent, record, standing, moment)
-            if ruling.verdict is Verdict.DEFER:
-                self.note(record)
-        self._counts[ruling.verdict, ruling.reason] += 1
-        return Decision(
-            verdict=ruling.verdict,
-            reason=ruling.reason,
-            url=_masked(raw),
-            origin=record.origin,
-            user_agent=agent,
-            state=standing.state,
-            rule=ruling.rule,
-            retry_at=ruling.retry_at,
+    @staticmethod
+    def _frame_of(record: Record, standing: Standing, agent: str) -> Decision:
+        return replace(
+            _frame(record.origin, agent, standing.state),
+            reason=standing.reason,
             robots_status=standing.status,
             fetched_at=_utc_or_none(standing.fetched_at),
             expires_at=_utc_or_none(standing.expires_at),
             hops=standing.hops,
-            crawl_delay=ruling.crawl_delay,
-            conflict=ruling.conflict,
-            clamped=ruling.clamped is not None,
-            note=_note_of(ruling, record),
-            id=self._next_id(),
         )
 
-    def _by_text(
-        self, path: str, agent: str, record: Record, standing: Standing, moment: Moment
-    ) -> _Ruling:
-        text = standing.text
-        rules = self._flat(record, text, agent)
-        score = None if rules is None else rules.score(path)
-        if rules is not None and score == NO_RULE:
-            return _Ruling(Verdict.ALLOW, standing.reason, crawl_delay=rules.crawl_delay)
-        policy = self.policy(record, text, agent)
-        if text is not None and agent == self.agent:
-            text.windows = policy.visit_times
-        rule = None if rules is None or score is None else policy.rule_by(rules, path, score)
-        if rules is not None and score is not None and rule is not None:
-            verdict = Verdict.ALLOW if score & 1 else Verdict.DENY
-            return _Ruling(verdict, Reason.RULE, rule, crawl_delay=rules.crawl_delay)
-        match = policy.match_path(path, record.origin)
-        walls = (moment.wall_time, moment.wall_time + moment.transit)
-        clamped = self._clamped(policy, standing, moment)
-        return _judge(policy, match, standing.reason, walls, clamped)
+    def _without_lease(
+        self, record: Record, moment: Moment, ruling: PathRuling | None
+    ) -> PathRuling | None:
+        """Say why the host grants no lease, if that is why there is no file."""
+        seconds = None if ruling is None else _TURN_RETRY_SECONDS.get(ruling.reason)
+        if ruling is None or seconds is None:
+            return ruling
+        host, retry_at = host_of(record.origin), utc(moment.wall_time + seconds)
+        why = self._cause(host, ruling.reason)
+        note = None if why is None else _turn_note(ruling.reason, host, why)
+        return replace(ruling, retry_at=retry_at, note=note)
 
-    def _flat(self, record: Record, text: FileText | None, agent: str) -> FlatRules | None:
-        """Return the flat rules that answer most questions of the gate's own agent without parsing
-        the text. None if there are none. Optional speed."""
-        if text is None or agent != self.agent or text.size >= LARGE or not self._cache.on:
+    def _by_text(
+        self,
+        frame: Decision,
+        path: str,
+        record: Record,
+        standing: Standing,
+        moment: Moment,
+        *,
+        lately: bool,
+    ) -> tuple[PathRuling, Decision]:
+        """Return the ruling of the text on a path, and the frame with what the text asks for."""
+        text, agent = standing.text, frame.user_agent
+        if text is not None and agent == self.agent and not lately and self._max_interval is None:
+            if text.rules is None:
+                self.policy(text, agent)
+            # The form at rest knows that no rule matches; to name the rule is too much for it.
+            flat = text.flat
+            if flat is not None and flat.score(path) == NO_RULE:
+                return PathRuling(_ALLOW, frame.reason), replace(
+                    frame, crawl_delay=flat.crawl_delay
+                )
+        policy = self.policy(text, agent, wake=lately)
+        walls = (moment.wall_time, moment.wall_time + moment.transit)
+        ruling = rule_on(policy, path, record.origin, frame.reason, walls)
+        clamped = self._clamped(policy, standing, moment)
+        return ruling, replace(
+            frame, crawl_delay=policy.crawl_delay, clamped=clamped is not None, note=clamped
+        )
+
+    # --- warm origins -------------------------------------------------------------------
+
+    def _asked_lately(self, record: Record) -> bool:
+        """Count a question that takes the long road. Return True if the last one about the record
+        was lately."""
+        self._asked += 1
+        lately = 0 < record.asked > self._asked - _LATELY
+        record.asked = self._asked
+        record.questions += 1
+        return lately
+
+    def _prepare(self, record: Record, frame: Decision, moment: Moment, *, lately: bool) -> None:
+        """Leave in a warm record what makes the next question about it cheaper."""
+        text, hourly = record.text or self._no_text, False
+        if text.parsed is not None:
+            policy = self.policy(text, self.agent)
+            text.windows, hourly = policy.visit_times, bool(policy.request_rates)
+        if text.windows:
+            return  # each decision depends on the clock
+        record.ready = self._version
+        if not lately or text.parsed is None:
+            return
+        text.match_fast()
+        # Whether the interval is clamped, which a frame holds, may depend on the hour.
+        if not (hourly and self._max_interval is not None):
+            interval = None if hourly else self.interval(record, self.agent, moment)
+            record.frame = Frame(frame, host_of(record.origin), interval)
+
+    def find(self, url: str) -> tuple[Record, str] | None:
+        """Return the record of a URL that is written with its origin's exact text, and the rest of
+        the URL; None unless the record is ready. Raises TypeError for what is not text.
+
+        No clock is read: a timer ends the time for which a record is warm.
+        """
+        try:
+            cut = url.find("/", 8)  # after `https://`
+        except (AttributeError, TypeError):
+            raise not_text(url) from None
+        origin = url[:cut]
+        record = self._first.get(origin) or self._table[hash(origin) & MASK].get(origin)
+        if record is None or cut < 0 or record.ready != self._version:
             return None
-        if self._max_interval is not None:
-            return None  # whether the interval is clamped depends on the hour
-        text.used = True
-        rules = text.ready
-        if rules is None and text.parsed is not None:
-            policy = self.policy(record, text, agent)
-            rules = text.ready = policy.flat() or policy
-        return rules if isinstance(rules, FlatRules) else None
+        return record, url[cut:]
+
+    def verdict(self, url: str) -> bool | None:
+        """Decide about a URL of a warm origin for the gate's own agent, without a decision. None:
+        `check` has to decide."""
+        found = self.find(url)
+        if found is None:
+            return None
+        rules = (found[0].text or self._no_text).rules
+        return None if rules is None else rules.allows_plain(found[1])
+
+    def recall(self, url: str, agent: str, clock: TwoClocks) -> Decision | None:
+        """Decide as `decide` does about a URL of a warm origin.
+
+        None if the record has no frame, for another agent than the gate's own, and if the URL is
+        not written as it is sent.
+        """
+        found = self.find(url) if agent == self.agent else None
+        if found is None or clock.monotonic() >= found[0].fresh_until:
+            return None
+        ruling, frame = self.ruling(*found), found[0].frame
+        return None if ruling is None or frame is None else self.tell(frame.decision, ruling, url)
+
+    def ruling(self, record: Record, path: str) -> PathRuling | None:
+        """Return the ruling on a path that `find` returned, by the frame of the record; `tell`
+        makes the decision of it. None as for `recall`."""
+        frame, policy = record.frame, (record.text or self._no_text).own
+        if frame is None or policy is None or len(record.origin) + len(path) > MAX_URL:
+            return None
+        if not is_sent_as_written(path):
+            return None
+        return rule_on(policy, path, record.origin, frame.decision.reason)
+
+    def tell(self, frame: Decision, ruling: PathRuling, url: str) -> Decision:
+        """Return the decision about a URL, counted and with an id."""
+        self._counts[ruling.verdict, ruling.reason] += 1
+        url = mask(url) if "@" in url else url  # only such a URL can have credentials
+        return _told(frame, ruling, url, f"{self._prefix}{next(self._numbers):x}")
 
     def _clamped(self, policy: Policy, standing: Standing, moment: Moment) -> str | None:
         """Describe how `pacing.max_interval` shortens the file's interval. None if it does not."""
@@ -407,17 +454,17 @@ class Decider:
 
     # --- the policy ---------------------------------------------------------------------
 
-    def policy(self, record: Record, text: FileText | None, agent: str) -> Policy:
-        """Return the policy of the record's text for one agent; without a text, that of no file.
+    def policy(self, text: FileText | None, agent: str, *, wake: bool = False) -> Policy:
+        """Return the policy of a text for one agent; without a text, that of no file.
 
-        A text in parsed form keeps its policies. A packed text is parsed for this question only,
-        unless its origin was asked about lately: then it stays parsed.
+        A text in parsed form keeps its policies. A text at rest is parsed for this question only,
+        or with `wake`, until it is put to rest again.
         """
         text = text or self._no_text
         policy = text.policy_for(agent)
         if policy is None:
             robots = text.robots
-            if text.parsed is None and self._cache.would_cache_next(record):
+            if wake:
                 self.texts.wake(text, robots)
             policy = self.policy_of(robots, agent)
             text.add_policy(policy, self._config.cache.max_agents)
@@ -452,7 +499,7 @@ class Decider:
         own_agent = agent == self.agent
         if text is not None and own_agent and text.interval is not None:
             return text.interval
-        policy = self.policy(record, text, agent)
+        policy = self.policy(text, agent)
         if text is not None and own_agent:
             text.windows = policy.visit_times
         steady = policy.asks_steadily
@@ -512,7 +559,7 @@ class Decider:
             if record is None or not record.usable(now):
                 continue  # its file is fetched for the next question
             standing = record.standing(clock)
-            ruling = _for_all(standing) or _outside_visit_time(standing, utc(wall))
+            ruling = _for_all(standing, record) or _outside_visit_time(standing, utc(wall))
             if ruling is None or ruling.verdict is Verdict.ALLOW:
                 answers = True
             elif ruling.retry_at is not None:
@@ -524,122 +571,6 @@ class Decider:
         for one in found:
             one.partly = answers
         return found
-
-    # --- the cache ----------------------------------------------------------------------
-
-    def recall(self, url: str, agent: str, clock: TwoClocks) -> Decision | None:
-        """Decide about a URL whose origin is warm, by the decision cache.
-
-        It gives the same answers as `decide`. None if the URL is not plain text, or if the guard
-        and the operator's rules have to be consulted.
-        """
-        now = clock.monotonic()
-        found = self._cache.warm_record(url, now)
-        if found is None:
-            return None
-        record, path = found
-        if (cached := record.cached) is not None:
-            origin: CachedOrigin | None = cached.get(agent)
-            if origin is not None and origin.cacheable:
-                return self.build_cached(origin, path, url, next(self.numbers))
-        if agent != self.agent or record.ready != self._cache.rules_version:
-            return None
-        text, moment = record.text, Moment(now, clock.wall())
-        if text is not None and text.parsed is None and text.size >= LARGE:
-            return None
-        decision = self._by_record(url, path, agent, record, moment)
-        self._cache_decision(decision, path, record, agent, moment)
-        return decision
-
-    def find(self, url: str, agent: str, now: float) -> tuple[CachedOrigin, str] | None:
-        """Return the cache entry of the URL's origin, and the URL's path, as `recall` uses them."""
-        return self._cache.find(url, agent, now)
-
-    def build_cached(self, origin: CachedOrigin, path: str, url: str, number: int) -> Decision:
-        """Build the decision about a URL from the cache entry of its origin; `number` becomes its
-        id."""
-        cached = self._cached_decision(origin, path)
-        return replace(cached.decision, url=url, id=f"{self._prefix}{number:x}")
-
-    def _cached_decision(self, origin: CachedOrigin, path: str) -> CachedDecision:
-        """Return the cached decision about a path, made first if need be, and count it."""
-        code = origin.rule_of(path)
-        cached = origin.decisions.get(code)
-        if cached is None:
-            cached = self._cache_rule(origin, code, path)
-        cached.counter[0] += 1
-        return cached
-
-    def _cache_rule(self, origin: CachedOrigin, code: int, path: str) -> CachedDecision:
-        """Cache the decision of a rule that no URL matched before."""
-        if code == ROBOTS_FILE:  # RFC 9309 section 2.2.2 (RFC-20)
-            ruling = _ROBOTS_FILE
-        else:
-            match = origin.policy.match_of(code, path, origin.origin)
-            ruling = _judge(origin.policy, match, origin.reason, (), origin.first_decision.note)
-        decision = replace(
-            origin.first_decision,
-            verdict=ruling.verdict,
-            reason=ruling.reason,
-            rule=ruling.rule,
-            crawl_delay=ruling.crawl_delay,
-            conflict=ruling.conflict,
-            clamped=ruling.clamped is not None,
-            note=ruling.clamped,
-        )
-        return self._cache.add_decision(origin, code, decision)
-
-    def write(self, url: str, agent: str, now: float) -> WrittenDecision | None:
-        """Recall a decision to be sent as JSON. None if the cache does not have it."""
-        found = self._cache.find(url, agent, now)
-        if found is None:
-            return None
-        return WrittenDecision(self._cached_decision(*found), url, next(self.numbers))
-
-    def write_many(self, urls: Sequence[str], agent: str, now: float) -> DecisionBatch:
-        """Recall decisions about many URLs, to be sent as JSON.
-
-        A decision is also missing if its rule decided no URL before. They are not yet counted.
-        """
-        return self._cache.write_many(urls, agent, now, self.numbers)
-
-    def _cache_decision(
-        self, decision: Decision, path: str, record: Record, agent: str, moment: Moment
-    ) -> None:
-        """Cache what makes the next questions about a warm record cheaper."""
-        origin = self._cache.entry(record, agent)
-        if origin is None:
-            text = record.text
-            # The decision about /robots.txt itself is not made by a rule of the file.
-            if not record.reachable or decision.reason is Reason.ROBOTS_FILE:
-                return
-            frequent, own = self._cache.count_question(record), agent == self.agent
-            if not frequent and (not own or record.ready == self._cache.rules_version):
-                return
-            rules = None if frequent else self._flat(record, text, agent)
-            if rules is None:
-                policy = self.policy(record, text, agent)
-                # With a Visit-time each decision depends on the clock: nothing can be cached.
-                if policy.timed:
-                    return
-                if own and text is not None and text.parsed is not None and text.ready is None:
-                    text.ready = policy
-            if own:
-                record.ready, record.rules = self._cache.rules_version, rules
-            if not frequent:
-                return
-            hourly = bool(policy.request_rates)
-            origin = self._cache.add_origin(
-                record,
-                policy,
-                agent,
-                decision,
-                interval=None if hourly else self.interval(record, agent, moment),
-                # Whether the interval is clamped, which a decision shows, depends on the hour.
-                cacheable=not (hourly and self._max_interval is not None),
-            )
-        if origin is not None and origin.cacheable:
-            self._cache.add_decision(origin, origin.rule_of(path), decision)
 
     # --- without a file -----------------------------------------------------------------
 
@@ -686,14 +617,12 @@ class Decider:
         `why` is the error: the fleet's ledger is lost, or the budget is spent; or a text: why the
         clock that a turn starts can't be written to the state file.
         """
-        note = str(why)
         if isinstance(why, BudgetSpent):
             reason, seconds = Reason.BUDGET, why.seconds
-        elif isinstance(why, LedgerLost):
-            reason, seconds = Reason.FLEET, _FLEET_RETRY_SECONDS
         else:
-            reason, seconds = Reason.STORAGE, _STORAGE_RETRY_SECONDS
-            note = f"the clock of {target.host} can't be saved: {why}"
+            reason = Reason.FLEET if isinstance(why, LedgerLost) else Reason.STORAGE
+            seconds = _TURN_RETRY_SECONDS[reason]
+        note = _turn_note(reason, target.host, str(why))
         return self._defer(reason, raw, target, agent, moment, seconds, note)
 
     def what_if(
@@ -701,25 +630,15 @@ class Decider:
     ) -> Decision:
         """Return the decision of a hypothetical file, fetched with the outcome of `row`, at that
         wall time. It is not counted and has no id."""
-        if is_robots_txt(target.path):  # RFC 9309 section 2.2.2 (RFC-20)
+        frame = _frame(target.origin, agent, row.state)
+        if is_robots_txt(target.path):
             ruling = _ROBOTS_FILE
         elif row.verdict is not None:
-            ruling = _Ruling(row.verdict, row.reason)
+            ruling = PathRuling(row.verdict, row.reason)
         else:
-            match = policy.match_path(target.path, target.origin)
-            ruling = _judge(policy, match, row.reason, (wall,), None)
-        return Decision(
-            verdict=ruling.verdict,
-            reason=ruling.reason,
-            url=mask(raw),
-            origin=target.origin,
-            user_agent=agent,
-            state=row.state,
-            rule=ruling.rule,
-            retry_at=ruling.retry_at,
-            crawl_delay=ruling.crawl_delay,
-            conflict=ruling.conflict,
-        )
+            ruling = rule_on(policy, target.path, target.origin, row.reason, (wall,))
+            frame = replace(frame, crawl_delay=policy.crawl_delay)
+        return _told(frame, ruling, mask(raw))
 
     def _defer(
         self,
@@ -747,23 +666,9 @@ class Decider:
         note: str | None = None,
         retry_at: datetime | None = None,
     ) -> Decision:
-        self._counts[verdict, reason] += 1
-        return Decision(
-            verdict=verdict,
-            reason=reason,
-            url=mask(raw) if target is None else _masked(raw),
-            origin="" if target is None else target.origin,
-            user_agent=agent,
-            state=state,
-            retry_at=retry_at,
-            note=note,
-            id=self._next_id(),
-        )
-
-
-def _masked(raw: str) -> str:
-    """Return the URL with credentials masked; only one with an `@` can have them."""
-    return mask(raw) if "@" in raw else raw
+        frame = _frame("" if target is None else target.origin, agent, state)
+        url = mask(raw) if target is None else raw
+        return self.tell(frame, PathRuling(verdict, reason, retry_at=retry_at, note=note), url)
 
 
 def _utc_or_none(wall: float | None) -> datetime | None:

@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack
 from datetime import date, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakMethod
 
 import aiohttp
 from aiohttp import ClientMiddlewareType
@@ -33,7 +34,6 @@ from gatekeeper.fetching.guard_policy import Guard
 from gatekeeper.fetching.outcomes import Retrieval, RobotsSource
 from gatekeeper.fetching.records import Record
 from gatekeeper.gate.decider import Decider
-from gatekeeper.gate.decision_cache import CachedOrigin
 from gatekeeper.gate.leases import Lease, LeaseManager, LeaseRequest
 from gatekeeper.gate.parts import GateParts, OpenParts, configured_signer
 from gatekeeper.gate.protocols import DeadlineMiddleware, SharingLedger
@@ -45,12 +45,10 @@ from gatekeeper.pacing.ledger import Ledger
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.pacing.waiting import ClockView, HostHoldup
 from gatekeeper.robots import Policy, RobotsTxt
-from gatekeeper.robots.longest import QuickAnswer
 from gatekeeper.robots.parser import token_warning
-from gatekeeper.split_dict import MASK
 from gatekeeper.storage.base import HistoryEntry, Storage
 from gatekeeper.storage.sqlite import SqliteStorage
-from gatekeeper.urls import UrlCache, not_text
+from gatekeeper.urls import UrlCache
 
 if TYPE_CHECKING:
     from gatekeeper.sitemaps import Sitemaps
@@ -122,10 +120,7 @@ class Gatekeeper:
             ledger=self._ledger,
             files=self._file_holdups,
         )
-        self._overrides = self._scheduler.host_rules
-        self._decider = Decider(
-            config, agent=self._agent, guard=self._guard, overrides=self._overrides
-        )
+        self._decider = self._make_decider()
         self._waits: WaitGraph[Lease] = WaitGraph(
             self._clock, config.pacing.own_wait, self._scheduler.needs
         )
@@ -137,12 +132,18 @@ class Gatekeeper:
         self._opened: OpenParts | None = None
         self.parts: GateParts = self._make_parts()
         self._stack = AsyncExitStack()
-        # Cache of the last `allowed` call: the URL up to the slash after its authority, that
-        # slash's index, and the origin's cache entry.
-        self._authority, self._path_start = "\n", 0
-        self._cached_origin: CachedOrigin | _NoCachedOrigin = _NoCachedOrigin()
         self._warm_allowed = self._warm_denied = 0
-        self._first, self._table = self._decider.records.first, self._decider.records.table
+
+    def _make_decider(self) -> Decider:
+        # A strong reference would close a cycle that the garbage collector can't see as a whole.
+        source = WeakMethod(self._scheduler.holdups.source)
+        return Decider(
+            self.config,
+            agent=self._agent,
+            guard=self._guard,
+            overrides=self._scheduler.host_rules,
+            cause=lambda host, kind: None if (find := source()) is None else find(host, kind),
+        )
 
     def _make_pacing(self) -> RobotsPacing:
         return RobotsPacing(
@@ -266,20 +267,9 @@ class Gatekeeper:
         `check` tells the two apart. `user_agent` is another name than the gate's own to ask for.
         Raises InvalidURL for a malformed URL.
         """
-        # The fast path builds no Decision, reads no clock and logs nothing. It looks into one
-        # dictionary, or none if the authority is that of the last call. Everything that it can't
-        # answer is left to `check`.
+        # The short road makes no Decision, reads no clock and logs nothing.
         if user_agent is None:
-            try:
-                if url.startswith(self._authority):
-                    ready = self._cached_origin.quick_answer
-                    verdict = None if ready is None else ready(url[self._path_start :])
-                else:
-                    verdict = self._verdict_elsewhere(url)
-            except (AttributeError, TypeError):
-                if isinstance(url, str):
-                    raise
-                raise not_text(url) from None
+            verdict = self._decider.verdict(url)
             if verdict:
                 self._warm_allowed += 1
                 return True
@@ -287,24 +277,6 @@ class Gatekeeper:
                 self._warm_denied += 1
                 return False
         return bool(await self.check(url, user_agent=user_agent))
-
-    def _verdict_elsewhere(self, url: str) -> bool | None:
-        """Decide about a URL whose authority is not that of the last call. None: `check` decides.
-
-        An origin with a cache entry becomes that of the last call.
-        """
-        cut = url.find("/", 8)  # after `https://`
-        origin = url[:cut]
-        record = self._first.get(origin) or self._table[hash(origin) & MASK].get(origin)
-        if cut < 0 or record is None:
-            return None
-        cached = record.cached
-        known: CachedOrigin | None = None if cached is None else cached.get(self._agent)
-        if known is None:
-            return self._decider.verdict(record, url[cut:])
-        self._authority, self._path_start, self._cached_origin = url[: cut + 1], cut, known
-        ready = known.quick_answer
-        return None if ready is None else ready(url[cut:])
 
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
         """Decide whether the URL may be fetched now, and why.
@@ -653,9 +625,3 @@ class Gatekeeper:
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,  # T19: a proxy from the environment would bypass the guard
         )
-
-
-class _NoCachedOrigin:
-    """Placeholder for the cache entry of the last `allowed` call: it answers nothing."""
-
-    quick_answer: QuickAnswer | None = None

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
@@ -20,7 +19,7 @@ import msgspec
 from gatekeeper import urls
 from gatekeeper.clock import Clock, OwnedTasks, deadline, number, refuse_unless_open, utc
 from gatekeeper.config import refuse_wildcard_agent
-from gatekeeper.decision import Decision, NotYet, Reason, not_yet, refuse
+from gatekeeper.decision import Decision, NotYet, Reason, State, Verdict, not_yet, refuse
 from gatekeeper.errors import (
     Deferred,
     GatekeeperError,
@@ -32,8 +31,7 @@ from gatekeeper.errors import (
 )
 from gatekeeper.fetching.faults import LocalFaults, Uplink
 from gatekeeper.fetching.records import Record
-from gatekeeper.gate.decider import Decider, UnbuiltDecision
-from gatekeeper.gate.decision_cache import CachedOrigin
+from gatekeeper.gate.decider import Decider
 from gatekeeper.gate.lease_base import LeaseBase, Unentered, hold_in_context, open_leases, unbind
 from gatekeeper.gate.protocols import ConnectionInUse
 from gatekeeper.gate.questions import GateQuestions
@@ -52,6 +50,9 @@ _DNS_SECONDS = 0.5
 _MAX_FETCHES: Final = 4_000
 """Origins whose files are fetched in the background at the same time: as many as a gate admits."""
 _log = logging.getLogger(__name__)
+_ALLOW: Final = Verdict.ALLOW
+_PARSED: Final = State.PARSED
+"""The state of a file that was reached: a page of its origin proves nothing new then."""
 _HOST_HELD = frozenset({Reason.HOST_BLOCKED, Reason.HOST_PAUSED})
 
 
@@ -77,28 +78,15 @@ class Lease(LeaseBase, eq=False):
 
     _manager: LeaseManager
     _grant: Grant
-    _source: Decision | CachedOrigin | UnbuiltDecision
-    """The decision, or what it is built from when it is first read: few callers read it."""
-    _number: int = 0
-    """Number in the id of a decision that is built later."""
+    decision: Decision
+    """The decision at the moment of the grant."""
     _sent_by_caller: bool = False
     """Whether the caller decides when the request is sent; False if the middleware sends it."""
 
     @property
-    def decision(self) -> Decision:
-        """The decision at the moment of the grant."""
-        answer = self._source
-        if isinstance(answer, UnbuiltDecision):
-            self._source = answer = answer.build()
-        elif not isinstance(answer, Decision):
-            path, decider = self.url[len(answer.origin) :], self._manager.decider
-            self._source = answer = decider.build_cached(answer, path, self.url, self._number)
-        return answer
-
-    @property
     def origin(self) -> str:
         """The origin whose robots.txt decided."""
-        return self._source.origin
+        return self.decision.origin
 
     @property
     def started_at(self) -> float:
@@ -166,7 +154,7 @@ class Lease(LeaseBase, eq=False):
         if self._head_at is None:
             manager = self._manager
             self._head_at = now = manager.now()
-            manager.faults.answered(self._source.origin, now)
+            manager.faults.answered(self.decision.origin, now)
             self._grant.head(now)
 
     def answered(
@@ -175,9 +163,10 @@ class Lease(LeaseBase, eq=False):
         """Call `head` and `report` in one: the head has arrived, with this status and fields."""
         grant, manager = self._grant, self._manager
         now = manager.now()
-        manager.faults.answered(self._source.origin, now)
-        if self._source.__class__ is Decision and not grant.reported:
-            manager.questions.note_page(self._source.origin, ok=200 <= status < 400)
+        decision = self.decision
+        manager.faults.answered(decision.origin, now)
+        if decision.state is not _PARSED and not grant.reported:
+            manager.questions.note_page(decision.origin, ok=200 <= status < 400)
         elapsed = (now if self._head_at is None else self._head_at) - grant.start_at
         grant.report(status, elapsed, retry_after, rate_limit, now)
 
@@ -216,13 +205,12 @@ class Lease(LeaseBase, eq=False):
             elapsed = self._head_at - grant.start_at
         now = None
         if status is not None:
-            answer, manager = self._source, self._manager
-            # Without a built decision the origin's file is fresh, and pages prove nothing new.
-            if answer.__class__ is Decision:
-                manager.questions.note_page(answer.origin, ok=200 <= status < 400)
+            decision, manager = self.decision, self._manager
+            if decision.state is not _PARSED:
+                manager.questions.note_page(decision.origin, ok=200 <= status < 400)
             if self._head_at is None:  # else `head` reported the answer
                 now = manager.now()
-                manager.faults.answered(answer.origin, now)
+                manager.faults.answered(decision.origin, now)
         grant.report(status, elapsed, retry_after, rate_limit, now)
         if status is None and elapsed is not None and self._head_at is None:
             self._manager.uplink.unanswered(self.origin, self.host, grant.url, grant.start_at)
@@ -375,8 +363,6 @@ class LeaseManager:
         self._scheduler = scheduler
         self._holdups = scheduler.holdups
         self._take = scheduler.take
-        self._recall = self.decider.recall_allowed
-        self._numbers = self.decider.numbers
         self._fetches = OwnedTasks()
         """The background fetches of `try_acquire`, by origin."""
 
@@ -392,48 +378,33 @@ class LeaseManager:
         # before the address is looked up.
         if self.entrance.crowded or self._dns is not None:
             return None
-        origin = self._recall(url)
-        if origin is None or (interval := origin.interval) is None:
-            return self._take_uncached(url, owner)
-        host = origin.host
+        decider = self.decider
+        found = decider.find(url)
+        if found is None or (frame := found[0].frame) is None or frame.interval is None:
+            return None
+        ruling = decider.ruling(*found)
+        if ruling is None or ruling.verdict is not _ALLOW:
+            return None
         try:
-            grant = self._take(url, host, interval)
+            grant = self._take(url, frame.host, frame.interval)
         except StorageError:
             return None  # `wait` raises the deferral
         if grant is None:
             return None
-        lease = Lease(url, host, owner, self, grant, origin, next(self._numbers))
+        decision = decider.tell(frame.decision, ruling, url)
+        lease = Lease(url, frame.host, owner, self, grant, decision)
         self.holdings.add(lease)
         return lease
-
-    def _take_uncached(
-        self, url: str, owner: asyncio.Task[object] | None, target: Target | None = None
-    ) -> Lease | None:
-        """Take a lease of an origin whose decisions are not cached yet: one is made, if it is the
-        host's turn. `target`: the parsed URL, of an origin with a record."""
-        if target is None:
-            ordinary = urls.split_ordinary(url)
-            record = None if ordinary is None else self.decider.records.get(ordinary[0])
-            if record is None or not record.warm or record.cached is not None:
-                return None
-            target = urls.parse(url)
-        sources: list[Decision | UnbuiltDecision] = []
-        admit = partial(self.questions.offer_allowed, url, target, sources)
-        try:
-            grant = self._take(target.url, target.host, None, admit=admit)
-        except StorageError:
-            return None  # as in `take`
-        return None if grant is None else self._lease(grant, target, owner, sources[0])
 
     def _lease(
         self,
         grant: Grant,
         target: Target,
         owner: asyncio.Task[object] | None,
-        source: Decision | UnbuiltDecision,
+        decision: Decision,
         agent: str | None = None,
     ) -> Lease:
-        lease = Lease(target.url, target.host, owner, self, grant, source, user_agent=agent)
+        lease = Lease(target.url, target.host, owner, self, grant, decision, user_agent=agent)
         self.holdings.add(lease)
         return lease
 
@@ -461,12 +432,6 @@ class LeaseManager:
         waiting = None if owner is None else await self.questions.begin_wait(target, owner)
         try:
             resolved = await self._resolve_within(url, target, end, user_agent)
-            unhindered = waiting is None and user_agent is None and self._dns is None
-            if unhindered and isinstance(resolved, Record):
-                lease = self._take_uncached(url, owner, target)
-                if lease is not None:
-                    self.uplink.wake()
-                    return lease
             decision = self._decide_before_turn(url, target, resolved, user_agent)
             scopes = () if self._dns is None else await self._locate(target, end)
             if waiting is not None:
@@ -598,8 +563,6 @@ class LeaseManager:
             raise LeaseTimeout(target.url, f"{urls.mask(target.url)}: {decision.note}")
         held = decision.reason in _HOST_HELD and self._scheduler.held(target.host) is not None
         if not held and not (decision.reason is Reason.FLEET and self._holdups.unavailable):
-            if decision.reason is Reason.FLEET:
-                self._holdups.refuse_unknown(target.host)  # says which member serves the host
             refuse(decision)
         # Otherwise the file waits for the host's block to end or the fleet's store, as this lease.
         if (why := self._holdups.unkept(target.host)) is not None:
@@ -618,6 +581,12 @@ class LeaseManager:
         agent = self.decider.token(user_agent)
         decision = self.decider.recall(url, agent, self.clock)
         if decision is not None:
+            return decision
+        try:
+            self._holdups.refuse_unknown(target.host)
+        except (LedgerLost, StorageError):  # no file can be fetched: what is cached decides
+            if (decision := self.questions.peek(url, target, agent)) is None:
+                raise
             return decision
         left = None if end is None else max(0.0, end - self.now())
         try:

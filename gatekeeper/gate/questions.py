@@ -23,7 +23,7 @@ from gatekeeper.fetching.guard import HostAddresses
 from gatekeeper.fetching.guard_policy import GuardStats
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Moment, Record
-from gatekeeper.gate.decider import DENY_ALL, TRANSIT_SECONDS, Decider, TurnError, UnbuiltDecision
+from gatekeeper.gate.decider import DENY_ALL, TRANSIT_SECONDS, Decider, TurnError
 from gatekeeper.gate.lease_base import inherited
 from gatekeeper.pacing.deadlock import TurnWait, WaitGraph, WaitsForItself
 from gatekeeper.pacing.ledger import FleetStats
@@ -137,36 +137,15 @@ class GateQuestions:
         decider = self.decider
         agent = decider.token(user_agent)
         moment = self.moment(TRANSIT_SECONDS)
-        found = decider.find(url, agent, moment.now)
-        if found is not None and (interval := found[0].interval) is not None:
-            return decider.build_cached(*found, url, next(decider.numbers)), interval
         record = self._directory.peek(target.origin)
-        decision = decider.decide(url, target, agent, record, moment)
+        decision = decider.recall(url, agent, moment)
+        if decision is None:
+            decision = decider.decide(url, target, agent, record, moment)
         if decision is None:
             return decider.unknown(url, target, agent, moment), REFETCH
         if record is None or decision.state in (None, State.OVERRIDE):
             return decision, NO_RATE
         return decision, decider.interval(record, agent, moment)
-
-    def offer_allowed(
-        self, url: str, target: Target, sources: list[Decision | UnbuiltDecision]
-    ) -> Offer:
-        """Return the interval as `offer` does if the URL is allowed, else REFETCH.
-
-        Such a decision, or the inputs to build it from, is appended to `sources`.
-        """
-        record, moment = self._directory.peek(target.origin), self.moment()
-        if record is not None:
-            asked = self.decider.steady_interval(record, url, target, moment)
-            if asked is not None:
-                sources.append(UnbuiltDecision(self.decider, record, url, target, moment))
-                return asked
-        decision, offer = self.offer(url, target, None)
-        if decision:
-            sources.append(decision)
-            return offer
-        self.decider.count({(decision.verdict, decision.reason): -1})  # The caller decides again.
-        return REFETCH
 
     def no_turn(
         self, url: str, target: Target, user_agent: str | None, why: str | TurnError
@@ -277,7 +256,7 @@ class GateQuestions:
         standing = record.standing(self.clock)
         if not standing.applies:
             return DENY_ALL.policy(agent)
-        return self.decider.policy(record, standing.text, agent)
+        return self.decider.policy(standing.text, agent)
 
     async def source(self, url: str) -> bytes | None:
         """Return the bytes that `robots` parses; None if there is no text. Raises InvalidURL."""

@@ -466,10 +466,11 @@ class ScopeMemory:
             self.promises.remember(scope, now)
         return scope if blocked else None
 
-    def names(self, host: str) -> tuple[str, ...]:
-        """Return the names of the host's scope and of the scopes that it is known to share."""
-        scope = self.find(host)
-        return (host, *(() if scope is None else (one.name for one in scope.shared)))
+    def names(self, host: str, scope: Scope | None) -> tuple[str, ...]:
+        """Return the names of the host's scope, which may not exist yet, and of those it shares."""
+        if scope is None:
+            return (host, *self.rules.shared_names(host))
+        return (host, *(one.name for one in scope.shared))
 
     def budget_spent(self, host: str) -> BudgetSpent | None:
         """Return why no page of the host may be requested today; None if it may, as far as this

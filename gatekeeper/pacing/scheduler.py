@@ -308,7 +308,7 @@ class Scheduler:
         now = self._clock.monotonic()
         if not lost:
             self._ask_again(now)
-        error = LedgerLost("the ledger can't be reached") if lost else None
+        error = LedgerLost(self.holdups.unavailable) if lost else None
         self._refuse_served_elsewhere(self._queues.waiters(), now, error)
 
     def _refuse_served_elsewhere(
@@ -462,7 +462,7 @@ class Scheduler:
         """Add a waiter for its host until `end`. Raises if waiting would be in vain."""
         self._check_open()
         if self._remote is not None and self._remote.away:
-            raise LedgerLost("the ledger can't be reached")
+            raise LedgerLost(self._remote.unavailable)
         if (elsewhere := self.holdups.served_elsewhere(waiter.scope.name)) is not None:
             raise elsewhere
         queues = self._queues
@@ -730,7 +730,9 @@ class Scheduler:
         """Return what the ledger knows of the host's scopes; empty without a ledger, or while it is
         lost. May raise any other error of the ledger."""
         try:
-            return [] if self._remote is None else await self._remote.look(self._memory.names(host))
+            if self._remote is None:
+                return []
+            return await self._remote.look(self._memory.names(host, self._memory.find(host)))
         except LedgerLost:
             return []
 
@@ -749,8 +751,10 @@ class Scheduler:
     def held_up(self, host: str) -> tuple[str, float | None]:
         """Return the `why` of a `NotYet` about the host, and until when (wall seconds) if known."""
         held = self.held(host)
-        if held is None or held[0] == INF:
-            return "turn" if held is None else "host_paused", None
+        if held is None:
+            return "turn" if self.holdups.source(host, "fleet") is None else "fleet", None
+        if held[0] == INF:
+            return "host_paused", None
         return "host_blocked", self._clock.wall() + held[0]
 
     def watch(self) -> tuple[Mapping[str, Scope], list[Scope]]:

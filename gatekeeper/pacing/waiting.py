@@ -28,7 +28,7 @@ from gatekeeper.pacing.ledger import ScopeView
 from gatekeeper.pacing.ledger_calls import LedgerCalls
 from gatekeeper.pacing.persistence import ScopeMemory
 from gatekeeper.pacing.queues import PASSED, Counters, Offer, Waiter
-from gatekeeper.pacing.rules import DAY, BudgetSpent
+from gatekeeper.pacing.rules import DAY, BudgetSpent, DailyBudget, Usage
 from gatekeeper.pacing.scopes import (
     DURABLE,
     INF,
@@ -388,16 +388,21 @@ def clock_holdups(scope: Scope, now: float) -> list[HostHoldup]:
             found.append(HostHoldup("in_flight", name, INF, "an open lease or response holds it"))
         if history is None:
             continue
-        budget, used = one.settings.budget, history.usage
-        day_ends = -INF if budget is None or used is None else used.began + DAY
-        if budget and used and now < day_ends and budget.spent(used.pages, used.bytes):
-            source = f"{budget.sentence(used)}; no more until then"
-            found.append(HostHoldup("budget", name, day_ends, source))
+        found += _spent_budget(name, one.settings.budget, history.usage, now)
         if history.blocked_until > now:
             found.append(HostHoldup("block", name, history.blocked_until, history.reason))
         if history.paused:
             found.append(HostHoldup("pause", name, INF, "operator"))
     return found
+
+
+def _spent_budget(
+    name: str, budget: DailyBudget | None, used: Usage | None, now: float
+) -> Iterator[HostHoldup]:
+    day_ends = -INF if used is None else used.began + DAY
+    if budget and used and now < day_ends and budget.spent(used.pages, used.bytes):
+        source = f"{budget.sentence(used)}; no more until then"
+        yield HostHoldup("budget", name, day_ends, source)
 
 
 def state_by(found: Iterable[HostHoldup]) -> HostState:
@@ -452,7 +457,7 @@ class HostHoldups:
             found.append(HostHoldup("storage", host, INF, unkept))
         if self._remote is not None:
             interval = 0.0 if scope is None else scope.interval
-            why, seconds = self._remote.withheld(_names(host, scope), interval)
+            why, seconds = self._remote.withheld(self._memory.names(host, scope), interval)
             if why:
                 found.append(HostHoldup("fleet", host, now + seconds, why))
         return found + clocks
@@ -483,7 +488,7 @@ class HostHoldups:
         scope, now, wall = self._memory.find(host), clock.monotonic(), clock.wall()
         mine = self.of(host, scope, now)
         known = {(one.scope, one.kind) for one in mine}
-        others = [one for one in _of_others(fleet, now) if (one.scope, one.kind) not in known]
+        others = [one for one in self._of_others(fleet, now) if (one.scope, one.kind) not in known]
         found = [one for one in (*mine, *others) if not one.partly]
         last = max((one for one in found if one.kind in _OF_GATE), key=_end, default=None)
         views = []
@@ -534,7 +539,10 @@ class HostHoldups:
         store is lost. None if this one does."""
         if self._remote is None:
             return None
-        return self._remote.served_elsewhere(_names(host, self._memory.scopes.get(host)))
+        scope = self._memory.scopes.get(host)
+        if scope is None and self._memory.rules.pacing.address_interval is not None:
+            return None  # the address decides, which is looked up later
+        return self._remote.served_elsewhere(self._memory.names(host, scope))
 
     def budget_spent(self, host: str) -> BudgetSpent | None:
         """Return why the host gets no lease for a page today, as far as this process knows."""
@@ -546,10 +554,12 @@ class HostHoldups:
         return "" if self._remote is None else self._remote.unavailable
 
     def refuse_unknown(self, host: str) -> None:
-        """Raise LedgerLost for a host that another member serves, and StorageError while no clock
-        can be stored: a host with an unknown interval must not be asked for its robots.txt then,
-        since the response would start a clock.
+        """Raise LedgerLost while the fleet's store is lost, unless this member serves the host, and
+        StorageError while no clock can be stored: a host with an unknown interval must not be asked
+        for its robots.txt then, since the response would start a clock.
         """
+        if self._remote is not None and self._remote.away:
+            raise LedgerLost(self.unavailable)
         if (elsewhere := self.served_elsewhere(host)) is not None:
             raise elsewhere
         promises = self._memory.promises
@@ -570,6 +580,25 @@ class HostHoldups:
             return None
         return why if any(map(self._memory.must_keep, (scope, *scope.shared))) else None
 
+    def source(self, host: str, kind: str) -> str | None:
+        """Return the source of the host's hold-up of that kind; None if there is none."""
+        found = self.of(host, self._memory.scopes.get(host), self._clock.monotonic())
+        return next((one.source for one in found if one.kind == kind), None)
+
+    def _of_others(self, fleet: Iterable[ScopeView], now: float) -> Iterator[HostHoldup]:
+        """Yield the hold-ups that the fleet's ledger knows of."""
+        for clock, holds, _ in fleet:
+            name = clock.scope
+            if holds:
+                yield HostHoldup("in_flight", name, INF, f"{len(holds)} of the fleet's members")
+            if clock.blocked:
+                yield HostHoldup("block", name, now + clock.blocked, clock.reason)
+            if clock.paused:
+                yield HostHoldup("pause", name, INF, "operator")
+            if clock.day is not None:
+                used = Usage(now - clock.day, clock.pages, clock.bytes)
+                yield from _spent_budget(name, self._memory.rules.for_host(name).budget, used, now)
+
     def count(self) -> Counter[str]:
         """Count the scopes that are paused, blocked or deferred, and of the others those that are
         "waiting" (they have waiters) or "idle". It reads every scope and changes nothing, so it may
@@ -581,21 +610,6 @@ class HostHoldups:
                 state = "idle" if scope.queue is None else "waiting"
             counts[state] += 1
         return counts
-
-
-def _names(host: str, scope: Scope | None) -> tuple[str, ...]:
-    return (host,) if scope is None else (host, *(one.name for one in scope.shared))
-
-
-def _of_others(fleet: Iterable[ScopeView], now: float) -> Iterator[HostHoldup]:
-    """Yield the hold-ups that the fleet's ledger knows of."""
-    for clock, holds, _ in fleet:
-        if holds:
-            yield HostHoldup("in_flight", clock.scope, INF, f"{len(holds)} of the fleet's members")
-        if clock.blocked:
-            yield HostHoldup("block", clock.scope, now + clock.blocked, clock.reason)
-        if clock.paused:
-            yield HostHoldup("pause", clock.scope, INF, "operator")
 
 
 def _due(found: Iterable[HostHoldup], now: float) -> float:

@@ -15,17 +15,18 @@ from typing import Final
 
 import msgspec
 
-from gatekeeper.robots.model import Rule, rule_at
-from gatekeeper.robots.parser import ALLOWED, DISALLOWED, RULE, Spans, in_pieces
+from gatekeeper.robots.parser import ALLOWED, DISALLOWED, Spans, in_pieces
 from gatekeeper.robots.patterns import (
     are_normal,
     is_normal_path,
+    is_robots_txt,
     query_form,
     rfc_path,
     rfc_patterns,
     squeeze,
     wild_match,
 )
+from gatekeeper.urls import is_sent_as_written
 
 NO_RULE: Final = 1
 """Score of a path that no rule matches: it is allowed (RFC 9309 section 2.2.2, RFC-19)."""
@@ -72,10 +73,20 @@ class FlatRules(msgspec.Struct, frozen=True, gc=False):
     queries: bool
     """Whether a rule contains a `?`: a path with escapes in its query may have to be compared in
     two forms (RFC 9309 section 2.2.2, RFC-25)."""
-    as_written: bool
-    """Whether every value is in the file exactly as here."""
     crawl_delay: float | None = None
     """Seconds of Crawl-delay."""
+
+    def allows_plain(self, path: str) -> bool | None:
+        """Return the verdict about the text after the authority in a URL, if it is sent as written
+        (`urls.is_sent_as_written`) and these rules can tell; else None: the policy has to be asked.
+
+        The text begins with `/`. `/robots.txt` is allowed (RFC 9309 section 2.2.2, RFC-20).
+        """
+        if "/." not in path and is_normal_path(path):
+            score = self._score_normal(path)
+        else:
+            score = self.score(path) if is_sent_as_written(path) else None
+        return None if score is None else score & 1 == 1 or is_robots_txt(path)
 
     def score(self, path: str) -> int | None:
         """Return the score of a path: twice the octets of the longest matching rule, plus one if it
@@ -84,10 +95,13 @@ class FlatRules(msgspec.Struct, frozen=True, gc=False):
         Return NO_RULE if no rule matches, and None if the policy has to be asked. The path begins
         with a slash and is not `/robots.txt` (RFC 9309 section 2.2.2, RFC-17 and RFC-18).
         """
-        compared = self._compared(path)
-        return None if compared is None else self.score_as_sent(compared)
+        if not is_normal_path(path):
+            path = rfc_path(path)
+            if self.queries and query_form(path) != path:
+                return None
+        return self._score_normal(path)
 
-    def score_as_sent(self, path: str) -> int | None:
+    def _score_normal(self, path: str) -> int | None:
         """Return the `score` of a path for which `is_normal_path` is True."""
         best, rules = self.slash_score, self.rules
         if len(path) > _MAX_PATH:
@@ -115,31 +129,6 @@ class FlatRules(msgspec.Struct, frozen=True, gc=False):
             if wild_match(squeeze(rule[1:]), path):
                 return score
         return best
-
-    def values(self, path: str, score: int) -> list[str]:
-        """Return the values, in normal form, of the rules that give a path that score."""
-        path, octets, sign = self._compared(path) or "", score >> 1, "+" if score & 1 else "-"
-        slash = ["/"] if score == self.slash_score else []
-        patterns = [
-            rule[1:]
-            for rule in self.patterns.split("\n")
-            if len(rule) == octets + 1 and rule[0] == sign and wild_match(squeeze(rule[1:]), path)
-        ]
-        rules = [
-            rule.rstrip(_MARKS)
-            for rule in self.rules.split("\n")
-            if octets <= len(rule) <= octets + 1 and _score(rule) == score and _matches(rule, path)
-        ]
-        return [*slash, *patterns, *rules]
-
-    def _compared(self, path: str) -> str | None:
-        """Return the path in the form that rules are compared with, or None if that is not possible
-        here."""
-        if not is_normal_path(path):
-            path = rfc_path(path)
-            if self.queries and query_form(path) != path:
-                return None
-        return path
 
 
 def _matches(rule: str, path: str) -> bool:
@@ -191,12 +180,10 @@ def flat_rules(text: str, spans: Spans, crawl_delay: float | None) -> FlatRules 
         joined = "\n".join(denied + allowed) + "\n"
     if len(joined) > _MAX_OCTETS:
         return None
-    as_written = True
     if not are_normal(joined):
         normal = rfc_patterns(joined)
         if "?" in normal and _TWO_FORMS.search(normal):
             return None
-        as_written = normal == joined
         joined, values = normal, normal.split("\n")
         denied, allowed = values[: len(denied)], values[len(denied) : -1]
     wild: set[str] = set()
@@ -230,7 +217,6 @@ def flat_rules(text: str, spans: Spans, crawl_delay: float | None) -> FlatRules 
         slash_score=3 if "/" in allowed else 2 if "/" in denied else NO_RULE,
         key_length=key_length,
         queries="?" in joined,
-        as_written=as_written,
         crawl_delay=crawl_delay,
     )
 
@@ -238,17 +224,3 @@ def flat_rules(text: str, spans: Spans, crawl_delay: float | None) -> FlatRules 
 def _trimmed(values: list[str]) -> list[str]:
     """Return the values without comments and trailing blanks."""
     return [value.partition("#")[0].rstrip(" \t") for value in values]
-
-
-def rule_with(value: str, text: str, spans: Spans, *, allow: bool) -> Rule | None:
-    """Return the first rule in the spans with exactly that value, or None."""
-    for low, high in spans:
-        place = text.find(value, low, high)
-        while place >= 0:
-            start = text.rfind("\n", low, place)
-            found = RULE.match(text, start, high) if start >= 0 else None
-            if found and (not found[1]) is allow and found[2].rstrip(" \t") == value:
-                return rule_at(text, start + 1, text.count("\n", 0, start + 1) + 1)
-            end = text.find("\n", place, high)
-            place = text.find(value, end, high) if end >= 0 else -1
-    return None

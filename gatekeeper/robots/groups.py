@@ -12,12 +12,12 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+from gatekeeper.possessive import possessive
 from gatekeeper.robots.longest import LongestMatch
 from gatekeeper.robots.parser import Dialect, Spans
-from gatekeeper.robots.rules import PrefixesInOrder, ShellRules, TextSource
-from gatekeeper.speedups import possessive
+from gatekeeper.robots.rules import PrefixesInOrder, ShellRules
 
 _RULE_LINE = possessive(r"^[ \t]*+(?:dis)?+allow[ \t]*+:", re.MULTILINE)
 _RULE_LETTERS = frozenset("AaDd")
@@ -25,6 +25,22 @@ _RULE_LETTERS = frozenset("AaDd")
 _IDENTIFIER = re.compile(r"[a-z_-]*+")  # RFC 9309 section 2.2 (RFC-03), RFC-15
 WORD_END = re.compile(r"[/ \t]")
 _VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})(?:\.[0-9]++)?\Z")  # the 2.0 draft (V2-08)
+
+
+class TextSource(Protocol):
+    """The text of a rule set, such as a `RobotsTxt`."""
+
+    @property
+    def size(self) -> int:
+        """Octets of the file."""
+
+    @property
+    def lines(self) -> str:
+        """The text to which spans refer."""
+
+    @property
+    def forced(self) -> Dialect | None:
+        """The dialect that was requested, or None if each rule set declares its own (DIA-13)."""
 
 
 RuleSet = LongestMatch | PrefixesInOrder | ShellRules
@@ -200,7 +216,7 @@ def choose(robots: TextSource, name: str, *, precedence: bool = False) -> tuple[
         # All groups of exactly that name, or else all of `*`, are merged (RFC 9309 section 2.2.1,
         # RFC-11 to RFC-14).
         groups = groups_named(lower, name, lines) or groups_named(lower, "*", lines)
-        return (LongestMatch(robots, groups),)
+        return (LongestMatch(text, groups),)
     records = records_of(text, allow_ends=dialect is not Dialect.R1994)
     if dialect is Dialect.R1996:
         # The first record with a value that contains the name, or else the first `*` (the 1996
@@ -287,16 +303,16 @@ def _auto_readings(
     if chosen := _newest(named)[:1]:
         first = _record_rules(text, chosen[0].dialect, chosen, precedence=precedence)
     elif named and exact and plain:
-        first = LongestMatch(robots, plain)  # its own rule set without a version
+        first = LongestMatch(text, plain)  # its own rule set without a version
     elif chosen := _newest(rest):
         first = _record_rules(text, chosen[0].dialect, chosen, precedence=precedence)
     elif named or rest:
         # Only experimental sets match: use the default group, if it has no version (the 2.0 draft,
         # V2-09, DIA-06).
         stars = groups_named(lower, "*", lines)
-        first = LongestMatch(robots, tuple([s for s in stars if s[0] not in versioned]))
+        first = LongestMatch(text, tuple([s for s in stars if s[0] not in versioned]))
     if first is None:
-        return (LongestMatch(robots, groups),)
+        return (LongestMatch(text, groups),)
     # Groups are never merged across versions (DIA-10).
     marked = tuple([span for span in groups if span[0] in versioned])
-    return (first, *(LongestMatch(robots, each) for each in (marked, plain) if each))
+    return (first, *(LongestMatch(text, each) for each in (marked, plain) if each))

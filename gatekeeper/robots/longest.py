@@ -1,386 +1,296 @@
 """RFC 9309 rule sets: of the rules that match a path the longest one decides.
 
-`LongestMatch.answer` is for hot paths: it takes the text after the authority of a URL and returns
-the verdict, or None if the whole URL has to be parsed first.
+Everything is compared in normal form (`patterns`): values are converted when a set is created, a
+path when it is asked about, unless it is in normal form as written, which most are.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
-from collections.abc import Callable
 from contextlib import suppress
-from itertools import compress, repeat
+from itertools import compress
 from operator import not_
 
-from gatekeeper import speedups
-from gatekeeper.robots import compiled
-from gatekeeper.robots.compiled import LIKE_AN_ESCAPE, QUERY_ESCAPE, ROBOTS_FILE, CompiledRules
-from gatekeeper.robots.parser import ALLOW, DISALLOWED, Dialect, Spans, in_pieces
+from gatekeeper.robots.model import DENIED, ROBOTS_FILE
+from gatekeeper.robots.parser import ALLOW, DISALLOWED, Dialect, RuleLines, Spans, in_pieces
 from gatekeeper.robots.patterns import (
     COMPARE_BITS,
-    COMPILED,
+    NORMAL,
+    QUERY_ESCAPE,
     ROBOTS_TXT,
+    CountedText,
+    PatternIndex,
     StepBudget,
     StepBudgetExceeded,
     are_normal,
-    has_normal_escapes,
     is_normal_path,
-    is_ordinary_path,
-    is_robots_txt,
     query_form,
     rfc_path,
     rfc_patterns,
+    split_url,
+    squeeze,
     wild_match,
 )
-from gatekeeper.robots.rules import (
-    DOT_SEGMENT,
-    RuleLines,
-    TextSource,
-    match_length,
-    rules_in,
-    split_url,
-)
-from gatekeeper.urls import ALWAYS_SENDABLE_LENGTH
+from gatekeeper.urls import ALWAYS_SENDABLE_LENGTH, is_known_authority, is_sent_as_written
 
-QuickAnswer = Callable[[str], bool | None]
-"""A function of the text after the authority in a URL, as written, beginning with `/`. Returns the
-verdict, or None if the whole URL has to be parsed, which may fail."""
-
-_MAX_LENGTH = ALWAYS_SENDABLE_LENGTH - 1
-"""Maximum length in characters of a text that is answered without parsing the URL; the URL parser
-checks the limit for longer ones."""
 # Finds the same lines as `parser.RULE`, faster, because comments are cut later.
 _RULE_LINES = re.compile(r"\n[ \t]*+(dis|)allow[ \t]*+:[ \t]*+(.*+)", re.IGNORECASE | re.ASCII)
 _NO_EFFECT = " "
-"""Value of a rule without effect: no text that reaches the rules contains a blank."""
-_ALL_PATHS: tuple[str, ...] = ("",)
-"""Placeholder for `_allow_heads`: every path starts with the empty string."""
-_NO_AUTHORITY = "\n"
-"""Sentinel: no URL starts with this string."""
-_MAX_LINEAR_RULES = 256
-"""Sets with more rules are compiled instead of searched from the longest rule down."""
-_COMPILE_AFTER = 8
-"""Number of questions about the deciding rule that cost about as much as compiling the rules."""
-_EAGER_OCTETS = 16_384
-"""Rule sets with more text are compiled before the first question."""
+"""Value of a rule without effect: no path in normal form contains a blank."""
+_TWO_FORMS = re.compile(r"\*[0-9A-F]|\A[^?]*%(?:3A|2F)")
+"""Matches a pattern with a `?` that may match a path as written and not in its query form: an octet
+that changes can be matched by one that does not."""
+_LARGE = 16_384
+"""Sets with more octets of values are prepared completely before the first question."""
+_MAX_LINEAR_PATTERNS = 512
+"""If there are more patterns, or more than `_LARGE` octets, they are looked up by their pieces."""
+_MAX_LINEAR_PAIRS = 1 << 21
+"""Maximum product of the octets of a path and of the patterns for which the patterns are tried one
+by one. It may be used up twice for an answer, which takes some 2 ms. Beyond that the work is
+counted, see `patterns`."""
 _MAX_MATCHING_STEPS = 500_000
-"""Maximum number of steps for listing all rules that match a path, in addition to looking at
-each."""
+"""Maximum number of steps for listing all rules that match a path, besides looking at each."""
+
+# An *entry* of a rule is a number that contains, from the high bits to the low ones, its length in
+# octets, whether it allows, and the complement of its number in the set. So the greatest entry
+# belongs to the longest match; of equally long ones to an Allow (RFC 9309 section 2.2.2, RFC-18);
+# and of these to the first in the file.
+_LAST = (1 << 32) - 1
+_ALLOWS = 1 << 32
+_OCTET = 1 << 33
+
+_Pattern = tuple[int, str, str]
+"""Entry, a literal piece of every path that matches, and the squeezed pattern."""
+_Prepared = tuple[dict[str, int], list[int], list[_Pattern], int]
+"""Entries without lengths by plain value, the distinct lengths of these values, the longest first;
+the patterns, the greatest entry first; and the maximum number of octets of a path for which the
+patterns are tried one by one."""
+_Indexes = tuple[PatternIndex, PatternIndex]
+"""The patterns without a `?` and those with one."""
 
 
 class LongestMatch:
     """Rules of RFC 9309: the longest match decides in any order, and Allow wins a tie (RFC-16 to
     RFC-19).
 
-    The rules are read from the text when the first question comes, and stored in file order in a
-    few tuples of strings, so answering a few questions about a file costs little more than scanning
-    its text. Most paths start with no Disallow prefix and contain no piece that a Disallow with a
-    leading star requires: they are allowed without looking at single rules, and most other paths
-    are denied without doing so. For the remaining paths the rules are sorted by length, and the
-    first that matches decides. Rules of a large text are compiled immediately.
+    Most paths start with no Disallow prefix and contain no piece that a Disallow pattern requires:
+    they are allowed without looking at single rules, and most other paths are denied without doing
+    so. So a few questions about a file cost little more than scanning its text. For the remaining
+    paths, and for the deciding rule, all rules are prepared when the first such question comes.
+
+    The time of an answer is bounded: if a path is long and there are many patterns, the work is
+    counted, and the answer is exact up to `patterns.MAX_STEPS` steps, and DENIED beyond.
     """
 
     __slots__ = (
         "_allow_heads",
-        "_clues",
-        "_compiled",
-        "_decides_left",
+        "_denied",
         "_disallows",
-        "_has_queries",
-        "_last_authority",
-        "_longer_prefixes",
-        "_max_inline_length",
-        "_max_length",
-        "_normalises",
-        "_patterns",
-        "_prefixes",
-        "_sorted_pieces",
-        "_sorted_prefixes",
-        "_sorted_rules",
-        "_source",
+        "_indexes",
+        "_max_quick",
+        "_prepared",
+        "_queries",
+        "_quick",
         "_values",
+        "_written",
         "spans",
     )
 
     dialect = Dialect.RFC9309
     spans: Spans
 
-    def __init__(self, source: TextSource, spans: Spans) -> None:
+    def __init__(self, text: str, spans: Spans) -> None:
         self.spans = spans
-        self._source: TextSource | None = source
-        """The file from which the rules are read; None once they are read."""
-        self._last_authority = _NO_AUTHORITY
-        """Authority of the last URL that had to be parsed. It is stripped from the next URL to get
-        its path."""
-        self._max_length = -1
-        """Maximum length in characters of a text that `answer` handles; -1 before the rules are
-        read."""
-        self._max_inline_length = -1
-        """Maximum length in characters of a text that `allows_url` handles itself."""
-        self._decides_left = _COMPILE_AFTER
-        """Number of questions about the deciding rule until the rules are compiled."""
-        self._compiled: CompiledRules | None = None
-        # Until the rules are read, every path is left to the compiled rules.
-        self._prefixes: tuple[str, ...] = ("/",)
-        """A path that starts with one of these is matched by a Disallow."""
-        self._clues: tuple[str, ...] = ()
-        """For each other Disallow a literal piece of every path that it matches ..."""
-        self._patterns: tuple[str, ...] = ()
-        """... and its value; empty if it matches every path that contains the piece."""
-        self._values: tuple[str, ...] = ()
-        """Values in normal form, in file order."""
-        self._disallows: tuple[str, ...] = ()
-        """For each value a non-empty string if the rule is a Disallow. The tuple is empty if all
-        rules are."""
-        self._allow_heads = _ALL_PATHS
-        """Prefixes of all paths that are matched by a Disallow and yet allowed."""
-        self._sorted_prefixes: tuple[str, ...] = ()
-        """Disallows that are plain prefixes, the longest first."""
-        self._sorted_rules: tuple[str, ...] = ()
-        """All other rules, the longest first; empty until they are sorted ..."""
-        self._sorted_pieces: tuple[str, ...] = ()
-        """... a literal piece of every path that each of them matches ..."""
-        self._longer_prefixes: tuple[int, ...] = ()
-        """... and for an Allow the number of prefixes in `_sorted_prefixes` that are longer, for a
-        Disallow -1."""
-        self._has_queries = False
-        """Whether a rule contains a `?`: a path with escapes may have to be compared in two forms
-        (RFC-25)."""
-        self._normalises = True
-        """Whether a pattern may match within an escape, so that paths must be compared in normal
-        form."""
-        eager = source.size > _EAGER_OCTETS and sum([b - a + 64 for a, b in spans]) > _EAGER_OCTETS
-        if eager or not speedups.ON:
-            self._compiled = CompiledRules(rules_in(source.lines, spans), robots_file=True)
-            self._source = None
-            if speedups.ON:
-                self._max_length = _MAX_LENGTH
-
-    def _read_rules(self, source: TextSource) -> None:
-        """Read the rules from the text."""
-        # Another thread may do the same, and use the rules as soon as it is done: every attribute
-        # is only ever set to its final value.
-        disallows, values = _columns(source.lines, self.spans)
+        disallows, values = _columns(text, spans)
         joined = "\n".join(values)
-        max_length, normalises = _MAX_LENGTH, False
         if not are_normal(joined):
             joined = rfc_patterns(joined)
             values = joined.split("\n")
-            normalises = "%" in joined
         if "" in values:  # an empty pattern has no effect (RFC 9309 section 2.2.2, RFC-21)
             values = [value or _NO_EFFECT for value in values]
-        self._values, self._disallows = tuple(values), tuple(disallows)
-        self._has_queries = "?" in joined
-        if normalises and self._has_queries and QUERY_ESCAPE.search(joined):
-            self._compile()  # some rule has two forms
-        else:
-            disallowed = self._values
-            if disallows:
-                disallowed = tuple(compress(values, disallows))
-            else:
-                self._allow_heads = (ROBOTS_TXT,)
-            if "*" in joined or "$" in joined:
-                if joined.count("*") + joined.count("$") > compiled.MAX_LINEAR_PATTERNS:
-                    max_length = 0
-                max_length = min(max_length, compiled.MAX_LINEAR_PAIRS // len(joined))
-                normalises = normalises or LIKE_AN_ESCAPE.search(joined) is not None
-                disallowed = self._split_off_patterns(disallowed)
-            self._prefixes = disallowed
-        self._normalises, self._max_length = normalises, max_length
-        self._max_inline_length = -1 if normalises else max_length
-        self._source = None
-
-    def _split_off_patterns(self, values: tuple[str, ...]) -> tuple[str, ...]:
-        """Store the wildcard patterns of Disallow rules and return the remaining plain prefixes."""
-        prefixes: list[str] = []
-        patterns: list[str] = []
-        clues: list[str] = []
-        for value in values:
-            if "*" not in value and value[-1] != "$":
-                prefixes.append(value)
-                continue
-            head, star, rest = value.partition("*")
-            rest = rest.rstrip("*")
-            if star and not rest:
-                prefixes.append(head or "/")
-                continue
-            anywhere = False
-            if len(head) < 2:
-                head = rest.removesuffix("$").rpartition("*")[2]
-                anywhere = head == rest and (value[0] == "*" or (value[0] == "/" != head[:1]))
-            patterns.append("" if anywhere else value)
-            clues.append(head if star else head[:-1])
-        self._patterns, self._clues = tuple(patterns), tuple(clues)
-        return tuple(prefixes)
+        self._queries = "?" in joined
+        """Whether a rule contains a `?`: a path with escapes is compared in two forms (RFC-25)."""
+        self._written: list[str] = []
+        """Values before `query_form`, if that makes a difference."""
+        if self._queries and QUERY_ESCAPE.search(joined):
+            self._written, values = values, [*map(query_form, values)]
+        self._values = values
+        """Values in normal form, in file order."""
+        self._disallows = disallows
+        """For each value a non-empty string if the rule is a Disallow. Empty if all rules are."""
+        self._prepared: _Prepared | None = None
+        self._indexes: _Indexes | None = None
+        self._denied: tuple[str, ...] = ()
+        """A path that starts with one of these is matched by a Disallow."""
+        self._quick: list[tuple[str, str]] = []
+        """For each other Disallow a literal piece of every path that it matches, and its value;
+        empty if it matches every path that contains the piece."""
+        self._allow_heads: tuple[str, ...] = (ROBOTS_TXT,)
+        """Prefixes of all paths that are matched by a Disallow and yet allowed."""
+        self._max_quick = ALWAYS_SENDABLE_LENGTH
+        """Maximum number of octets of a path for which these are used."""
+        if len(joined) > _LARGE:
+            self._max_quick = -1
+            self._prepare()
+            return
+        denied = values
+        if disallows:
+            denied = [*compress(values, disallows)]
+            # Where a Disallow matches, an Allow shorter than each of them does not decide.
+            least = min(map(len, denied), default=0)
+            allows = compress(values, map(not_, disallows))
+            heads = [v.partition("*")[0].removesuffix("$") for v in allows if len(v) >= least]
+            self._allow_heads = (*dict.fromkeys(heads), ROBOTS_TXT)
+        if "*" in joined or "$" in joined:
+            many = joined.count("*") + joined.count("$") > _MAX_LINEAR_PATTERNS
+            most = -1 if many else _MAX_LINEAR_PAIRS // len(joined)
+            self._max_quick = min(ALWAYS_SENDABLE_LENGTH, most)
+            denied, self._quick = _split_off_patterns(denied)
+        self._denied = tuple(denied)
 
     def allows_url(self, url: str) -> bool:
         """Return the verdict for a URL or a path. Raises InvalidURL for text that is neither."""
-        path = url.removeprefix(self._last_authority)
-        # Same result as `answer`, inlined, because most URLs need nothing more.
-        if len(path) <= self._max_inline_length and (
-            is_ordinary_path(path)
-            if COMPILED
-            else " " not in path and "%" not in path and "/." not in path and path.isprintable()
-        ):
-            if path.startswith(self._prefixes):
-                if path[0] == "/" and "#" not in path:
-                    return path.startswith(self._allow_heads) and self._longest_allows(path)
-            elif path and path[0] == "/":
-                for clue in self._clues:
-                    if clue in path:
-                        break
-                else:
-                    return True
-                if "#" not in path:
-                    return self._check_clues(path, clue)
-        if path[:1] != "/":
-            origin, path = split_url(url)
-            if origin and url.startswith(origin + "/"):
-                self._last_authority = origin
-            return self.allows(path)
-        verdict = self.answer(path)
+        cut = url.find("/", 8)  # after `https://`
+        verdict = None
+        if is_known_authority(url[: cut + 1]):
+            verdict = self.allows_plain(url[cut:])
+        elif url[:1] == "/":
+            verdict = self.allows_plain(url)
         return self.allows(split_url(url)[1]) if verdict is None else verdict
 
-    @property
-    def quick_answer(self) -> QuickAnswer | None:
-        """The function for `Policy.quick_answer`, or None."""
-        if self._source is not None:
-            self._read_rules(self._source)
-        return self.answer if self._max_length >= 0 else None
+    def allows_plain(self, path: str) -> bool | None:
+        """Return the verdict about the text after the authority in a URL, if it is sent as written
+        (`urls.is_sent_as_written`) and short; else None: the URL has to be parsed.
 
-    def answer(self, path: str) -> bool | None:
-        """Return the verdict about the text after the authority in a URL, as written, beginning
-        with `/`.
-
-        Return None if the whole URL has to be parsed first.
+        The text begins with `/`. `/robots.txt` is allowed (RFC 9309 section 2.2.2, RFC-20).
         """
-        # Prefixes and pieces contain plain octets only, so neither a fragment nor a character that
-        # would be escaped can make a path match one that it does not match as written.
+        # This is `is_normal_path`, without the call.
         if (
-            " " in path
-            or not path.isprintable()
-            or ("/." in path and DOT_SEGMENT.search(path))
-            or len(path) > self._max_length
+            not path.isascii()
+            or "/." in path
+            or (octets := path.encode()).translate(NORMAL) != octets
         ):
-            return None
-        if "%" in path:
-            if "/%2" in path or "/." in path:
+            if len(path) > ALWAYS_SENDABLE_LENGTH or not is_sent_as_written(path):
                 return None
-            # If no rule contains an escape, only an escape of a plain octet can make a difference.
-            if self._normalises or not has_normal_escapes(path):
-                path = rfc_path(path)
-            if self._has_queries and "?" in path and "%" in path:
-                return None
-        elif self._normalises and not is_normal_path(path):
             path = rfc_path(path)
-        if path.startswith(self._prefixes):
-            if "#" in path:
-                return None  # the match may be in the fragment
-            return path.startswith(self._allow_heads) and self._longest_allows(path)
-        for clue in self._clues:
-            if clue in path:
-                return None if "#" in path else self._check_clues(path, clue)
-        return True
-
-    def _check_clues(self, path: str, first: str) -> bool:
-        """Return `answer` for a path without a fragment. `first` is the first clue in the path."""
-        clues = self._clues
-        for place in range(clues.index(first), len(clues)):
-            if clues[place] in path:
-                pattern = self._patterns[place]
-                if not pattern or wild_match(pattern, path):
-                    return path.startswith(self._allow_heads) and self._longest_allows(path)
-        return True
-
-    def _longest_allows(self, path: str) -> bool:
-        """Return the verdict about a path that a Disallow matches, and possibly an Allow too.
-
-        The path is in normal form, or in a form for which normalisation makes no difference.
-        """
-        compiled_rules = self._compiled
-        if compiled_rules is not None:
-            return compiled_rules.decide(path) & 1 == 1
-        if path == ROBOTS_TXT:
-            return True
-        if not self._sorted_rules and self._disallows:
-            # Where a Disallow matches, an Allow shorter than each of them does not decide.
-            least = min(map(len, compress(self._values, self._disallows)), default=0)
-            every_allow = compress(self._values, map(not_, self._disallows))
-            allows = [value for value in every_allow if len(value) >= least]
-            if self._allow_heads is _ALL_PATHS:
-                heads = [value.partition("*")[0].removesuffix("$") for value in allows]
-                self._allow_heads = (*dict.fromkeys(heads), ROBOTS_TXT)
-                if not path.startswith(self._allow_heads):
-                    return False
-            if len(self._values) > _MAX_LINEAR_RULES:
-                return self._compile().decide(path) & 1 == 1
-            self._sort_rules(allows)
-        for place, piece in enumerate(self._sorted_pieces):
-            if piece in path:
-                rule = self._sorted_rules[place]
-                if path.startswith(rule) if rule is piece else wild_match(rule, path):
-                    count = self._longer_prefixes[place]
-                    return count >= 0 and not path.startswith(self._sorted_prefixes[:count])
-        return False
-
-    def _sort_rules(self, allows: list[str]) -> None:
-        """Sort the Allows, and the Disallows that are not prefixes, by length, an Allow before a
-        Disallow of equal length (RFC 9309 section 2.2.2, RFC-17, RFC-18).
-
-        For each Allow also count the prefixes that are longer.
-        """
-        denied = sorted(compress(self._values, self._disallows), key=len, reverse=True)
-        others = {v: None for v in denied if "*" in v.rstrip("*") or v[-1] == "$"}
-        plain = [value for value in denied if value not in others]
-        lengths = [-len(value) for value in plain]
-        longer = {value: bisect_left(lengths, -len(value)) for value in allows}
-        ordered = sorted([*allows, *others], key=len, reverse=True)
-        # A prefix is its own piece.
-        self._sorted_pieces = tuple([value.rstrip("*$").rpartition("*")[2] for value in ordered])
-        self._longer_prefixes = tuple([longer.get(value, -1) for value in ordered])
-        self._sorted_prefixes = tuple([value.rstrip("*") for value in plain])
-        self._sorted_rules = tuple(ordered)  # set last, for other threads
-
-    def _compile(self) -> CompiledRules:
-        rules = [*zip(self._disallows or repeat("s"), self._values, strict=False)]
-        self._compiled = compiled_rules = CompiledRules(rules, robots_file=True)
-        return compiled_rules
+            if self._queries and "?" in path and ("%2F" in path or "%3A" in path):
+                return self.longest(path) & 1 == 1
+        if len(path) > self._max_quick:
+            return None if len(path) > ALWAYS_SENDABLE_LENGTH else self.decide(path) & 1 == 1
+        if not path.startswith(self._denied):
+            for piece, pattern in self._quick:
+                if piece in path and (not pattern or wild_match(pattern, path)):
+                    break
+            else:
+                return True
+        return path.startswith(self._allow_heads) and self.decide(path) & 1 == 1
 
     def allows(self, path: str) -> bool:
         """Return the verdict about a path with its query, as from `split_url`."""
-        if self._source is not None:
-            self._read_rules(self._source)
-        verdict = self.answer(path)
+        verdict = self.allows_plain(path)
         return self.decide(path) & 1 == 1 if verdict is None else verdict
 
     def decide(self, path: str, origin: str = "") -> int:
-        """Return the code of the deciding rule (see `rules`), or -1 if no rule matches."""
-        if self._source is not None:
-            self._read_rules(self._source)
-        compiled_rules = self._compiled
-        if compiled_rules is not None:
-            return compiled_rules.decide(path)
-        if "%" in path or self._normalises:
+        """Return the code of the deciding rule, -1 if no rule matches, DENIED or ROBOTS_FILE (see
+        `rules`)."""
+        if not is_normal_path(path):
             path = rfc_path(path)
-        # A rule with a `?` is compared with two forms of the path (RFC 9309 section 2.2.2, RFC-25).
-        two_forms = self._has_queries and "%" in path and query_form(path) != path
-        self._decides_left -= 1
-        if len(path) > self._max_length or two_forms or self._decides_left < 0:
-            return self._compile().decide(path)
-        if path.startswith(ROBOTS_TXT) and is_robots_txt(path):
-            return ROBOTS_FILE
-        longest, code = 0, -1
-        for place, value in enumerate(self._values):
-            # Of equally long rules an Allow, and of these the first, decides.
-            allows = bool(self._disallows) and not self._disallows[place]
-            rank = len(value) * 2 + allows
-            is_pattern = "*" in value or value[-1] == "$"
-            if rank > longest and (
-                wild_match(value, path) if is_pattern else path.startswith(value)
-            ):
-                longest, code = rank, place * 2 + allows
-        return code
+        return ROBOTS_FILE if path == ROBOTS_TXT else self.longest(path)
+
+    def longest(self, path: str) -> int:
+        """Return the code of the longest rule that matches a path in normal form, -1 or DENIED."""
+        table, lengths, patterns, max_linear = self._prepared or self._prepare()
+        views = [path]
+        # A rule with a `?` is compared with the path as written, and in the form of RFC 9309
+        # section 2.2.2 (RFC-25).
+        if self._queries and "%" in path and (query := query_form(path)) != path:
+            views.append(query)
+        best = 0
+        for view in views:
+            for length in lengths:
+                prefix = view[:length]
+                if prefix in table:
+                    best = max(best, len(prefix) * _OCTET + table[prefix])
+                    break
+            if (exact := view + "$") in table:
+                best = max(best, len(exact) * _OCTET + table[exact])
+        if patterns and patterns[0][0] > best:
+            try:
+                best = self._best_pattern(views, best, patterns, linear=len(path) <= max_linear)
+            except StepBudgetExceeded:
+                return DENIED
+        # Without a matching rule a path is allowed (RFC 9309 section 2.2.2, RFC-19).
+        return (_LAST - (best & _LAST)) * 2 + (best >> 32 & 1) if best else -1
+
+    def _best_pattern(
+        self, views: list[str], floor: int, patterns: list[_Pattern], *, linear: bool
+    ) -> int:
+        """Return the greatest entry of a pattern that matches, if it is greater than `floor`, else
+        `floor`. Raises StepBudgetExceeded."""
+        if linear:
+            for place, view in enumerate(views):
+                for entry, piece, pattern in patterns:
+                    if entry <= floor:
+                        break
+                    # The query form of a path concerns only rules with a `?`.
+                    if (
+                        piece in view
+                        and (not place or "?" in pattern)
+                        and wild_match(pattern, view)
+                    ):
+                        floor = entry
+                        break
+            return floor
+        # Patterns are looked up by their pieces.
+        without_query, with_query = self._indexes or self._build_indexes(patterns)
+        budget = StepBudget()
+        text = CountedText(views[0], budget)
+        floor = without_query.best(text, floor)
+        if "?" in views[0]:
+            floor = with_query.best(text, floor)
+            for view in views[1:]:
+                floor = with_query.best(CountedText(view, budget), floor)
+        return floor
+
+    def _build_indexes(self, patterns: list[_Pattern]) -> _Indexes:
+        plain = {pattern: entry for entry, _, pattern in patterns if "?" not in pattern}
+        query = {pattern: entry for entry, _, pattern in patterns if "?" in pattern}
+        self._indexes = indexes = (PatternIndex(plain), PatternIndex(query))
+        return indexes
+
+    def _prepare(self) -> _Prepared:
+        """Prepare the rules for any path."""
+        # Of two equal rules an Allow, and of these the first in the file, is stored last.
+        values = self._values[::-1]
+        denied = self._disallows[::-1] or values
+        low = _LAST - len(values) + 1
+        table: dict[str, int] = {}
+        for marks, allows in ((denied, 0), ([*map(not_, denied)], _ALLOWS)):
+            entries = range(low + allows, _LAST + allows + 1)
+            table.update(zip(compress(values, marks), compress(entries, marks), strict=True))
+        starred = [value for value in table if "*" in value]
+        wild = {value: table.pop(value) + len(value) * _OCTET for value in starred}
+        for number, written in enumerate(self._written):
+            value = self._values[number]
+            if "*" in value and written != value and _TWO_FORMS.search(written):
+                allows = 0 if not self._disallows or self._disallows[number] else _ALLOWS
+                entry = _LAST - number + allows + len(value) * _OCTET
+                wild[written] = max(entry, wild.get(written, 0))
+        # Several stars are equivalent to one, but each counts for the length of the rule.
+        for value in [value for value in wild if "**" in value]:
+            entry, pattern = wild.pop(value), squeeze(value)
+            wild[pattern] = max(entry, wild.get(pattern, 0))
+        octets = sum(map(len, wild))
+        best_first = sorted(wild, key=wild.__getitem__, reverse=True)
+        pieces = [pattern.rstrip("*$").rpartition("*")[2] for pattern in best_first]
+        patterns = [*zip(map(wild.__getitem__, best_first), pieces, best_first, strict=True)]
+        max_linear = _MAX_LINEAR_PAIRS // max(octets, 1)
+        if len(wild) > _MAX_LINEAR_PATTERNS or octets > _LARGE:
+            max_linear = 0
+            self._build_indexes(patterns)
+        prepared = table, sorted({*map(len, table)}, reverse=True), patterns, max_linear
+        self._prepared = prepared
+        return prepared
 
     def matching(self, path: str, rules: RuleLines, origin: str = "") -> list[tuple[int, int]]:
         """Return number and length of every rule that matches, the deciding one first.
@@ -399,11 +309,51 @@ class LongestMatch:
                 if pattern not in lengths:
                     if "*" in pattern:
                         budget.spend(len(path) * len(pattern) >> COMPARE_BITS)
-                    lengths[pattern] = match_length(pattern, path, query)
+                    lengths[pattern] = _match_length(pattern, path, query)
                 if lengths[pattern]:
                     found.append((number, lengths[pattern]))
         found.sort(key=lambda each: (-each[1], bool(rules[each[0]][0])))
         return found
+
+
+def _match_length(pattern: str, path: str, query: str) -> int:
+    """Return the length of a rule's pattern if it matches, else 0.
+
+    `pattern` and `path` are in normal form, `query` is the same path in the form that `query_form`
+    returns.
+    """
+    head = pattern.partition("*")[0].partition("?")[0].removesuffix("$")
+    if pattern[:1] not in ("/", "*") or not path.startswith(head):
+        return 0
+    if "?" not in pattern:
+        return len(pattern) if wild_match(squeeze(pattern), path) else 0
+    form = query_form(pattern)
+    squeezed = {squeeze(pattern), squeeze(form)}
+    if any(wild_match(each, view) for each in squeezed for view in {path, query}):
+        return len(form)
+    return 0
+
+
+def _split_off_patterns(values: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return the plain prefixes of Disallow rules, and a literal piece of each other value with the
+    value; see `LongestMatch`."""
+    prefixes: list[str] = []
+    patterns: list[tuple[str, str]] = []
+    for value in values:
+        if "*" not in value and value[-1] != "$":
+            prefixes.append(value)
+            continue
+        head, star, rest = value.partition("*")
+        rest = rest.rstrip("*")
+        if star and not rest:
+            prefixes.append(head or "/")
+            continue
+        anywhere = False
+        if len(head) < 2:
+            head = rest.removesuffix("$").rpartition("*")[2]
+            anywhere = head == rest and (value[0] == "*" or (value[0] == "/" != head[:1]))
+        patterns.append((head if star else head[:-1], "" if anywhere else value))
+    return prefixes, patterns
 
 
 def _columns(text: str, spans: Spans) -> tuple[list[str], list[str]]:

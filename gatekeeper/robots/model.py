@@ -13,6 +13,11 @@ from msgspec.structs import astuple
 
 from gatekeeper.robots.parser import SPOILT, Dialect, line_parts, to_unicode
 
+DENIED = -2
+"""Code for a path that is denied, but not by a line of the file (see `rules`)."""
+ROBOTS_FILE = -3
+"""Code for the path `/robots.txt`, which may always be fetched (RFC 9309 section 2.2.2, RFC-20; the
+drafts of 1996 and 2.0, R96-16 and V2-34)."""
 _RULE_FIELDS = frozenset({"user-agent", "allow", "disallow"})
 
 

@@ -33,6 +33,7 @@ class Dialect(StrEnum):
     """Robot-version 2.0: shell patterns anchored at both ends, evaluated in file order."""
 
 
+_BLANKS = frozenset(" \t")
 _PRODUCT = re.compile(r"[^\s/;,()]+")
 _VERSIONED = re.compile(r"[^\s/:]+/[0-9]")
 _COMMENT = re.compile(r"\(([^()]*)\)?")
@@ -278,6 +279,30 @@ def _line_pattern(fields: tuple[str, ...]) -> re.Pattern[str]:
     names = "|".join(map(re.escape, fields))
     pattern = rf"\n[ \t]*+({names})[ \t]*+:[ \t]*+([^#\n]*+)"
     return re.compile(pattern, re.IGNORECASE | re.ASCII)
+
+
+RuleLines = list[tuple[str, str]]
+"""The Allow and Disallow lines of a rule set. Each has "dis" in either case or the empty string,
+and the value. The index in the list is the number of the rule."""
+
+
+def rules_in(text: str, spans: Spans, *, v2: bool = False) -> RuleLines:
+    """Return each Allow and Disallow line in the spans."""
+    if not v2 or "#" not in text:
+        return [
+            (dis, value.rstrip(" \t") if value[-1:] in _BLANKS else value)
+            for low, high in in_pieces(text, spans)
+            for dis, value in RULE.findall(text, low, high)
+        ]
+    rules = []
+    for low, high in in_pieces(text, spans):
+        for found in RULE.finditer(text, low, high):
+            # RULE cuts comments as RFC 9309 does; in 2.0 a `#` may belong to the value (the 2.0
+            # draft, V2-03).
+            end = text.find("\n", found.end(), high)
+            rest = text[found.start(2) - 1 : end if end >= 0 else high].removeprefix(":")
+            rules.append((found[1] or "", strip_comment(rest, v2=True)))
+    return rules
 
 
 def rule_offsets(text: str, spans: Spans) -> array[int]:

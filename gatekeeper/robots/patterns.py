@@ -24,8 +24,10 @@ from functools import cache
 from itertools import chain, islice
 from typing import Final, TypeGuard
 
+from gatekeeper.errors import InvalidURL
+from gatekeeper.possessive import possessive
 from gatekeeper.robots.parser import PIECE, to_octets
-from gatekeeper.speedups import possessive
+from gatekeeper.urls import ALWAYS_SENDABLE_LENGTH, path_of, split
 
 PLAIN = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~:/@!&'()+,;="
 """Octets that stand for themselves anywhere in a rule's value."""
@@ -33,6 +35,10 @@ _PATH_OCTETS = PLAIN.encode() + b"?"
 _VALUE_OCTETS = _PATH_OCTETS + b"*$\n"
 """Octets that the normal forms of a path, and of values on lines of their own, leave unchanged. A
 `$` inside a value is an exception."""
+NORMAL: Final = bytes([octet if octet in _PATH_OCTETS else 0x61 for octet in range(256)])
+"""A table for `bytes.translate` that changes octets unless they are in normal form without
+escapes. It is faster than deleting octets."""
+_NORMAL_OR_ESCAPED: Final = NORMAL[:0x25] + b"%" + NORMAL[0x26:]
 _UNRESERVED = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
 # Brackets are reserved too, but a path or query must not contain them (RFC 3986 section 3.3): in a
 # URL that was sent they are always escaped, so a rule's `[` can only mean `%5B`.
@@ -50,17 +56,17 @@ _ESCAPES = possessive(r"((?:%[0-9A-Fa-f]{2})++)")
 _CHANGING = (
     r"%(?:2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE]|[a-f][0-9A-Fa-f]|[0-9A-F][a-f])"
 )
-_CHANGING_ESCAPE = re.compile(_CHANGING)
+_CHANGES = re.compile(rf"%(?![0-9A-F]{{2}})|{_CHANGING}")
+"""Matches a `%` that the normal form changes, or that begins an escape which it changes."""
 _CHANGING_ESCAPES = possessive(rf"({_CHANGING}(?:%[0-9A-Fa-f]{{2}})*+)")
+QUERY_ESCAPE = re.compile("%3A|%2F")
+"""Matches what `query_form` replaces."""
 _SPECIAL = re.compile(r"[*?\[\]\\]")
 _INNER_DOLLAR = re.compile(r"\$(?!\n|\Z)")
 
 _NO_OCTET = "\u0101"
 _SLASH_ESCAPED = "\u0100"  # not an octet: stands for %2F where all other escapes are decoded
 
-COMPILED: Final = not __file__.endswith(".py")
-"""Whether these modules are compiled. Then a loop over the characters of a path is faster than any
-call."""
 ROBOTS_TXT: Final = "/robots.txt"
 """The path that may always be fetched (RFC 9309 section 2.2.2, RFC-20; the 1996 draft, R96-16;
 V2-34)."""
@@ -141,7 +147,7 @@ def is_normal_path(path: str) -> bool:
     >>> is_normal_path("/a?b=c"), is_normal_path("/%61"), is_normal_path("/a*")
     (True, False, False)
     """
-    return path.isascii() and not path.encode().translate(None, _PATH_OCTETS)
+    return path.isascii() and (octets := path.encode()).translate(NORMAL) == octets
 
 
 def are_normal(values: str) -> bool:
@@ -154,23 +160,6 @@ def are_normal(values: str) -> bool:
     return "$" not in values or _INNER_DOLLAR.search(values) is None
 
 
-def is_ordinary_path(path: str) -> bool:
-    """Return True for ASCII text without escapes, blanks, controls and dot segments.
-
-    A segment that begins with a dot is rejected too. Fast only if the module is compiled.
-
-    >>> is_ordinary_path("/a.b?c"), is_ordinary_path("/.b"), is_ordinary_path("/a b")
-    (True, False, False)
-    """
-    before = 0
-    for place in range(len(path)):
-        octet = ord(path[place])
-        if octet <= 32 or octet >= 127 or octet == 37 or (octet == 46 and before == 47):
-            return False
-        before = octet
-    return True
-
-
 def rfc_path(path: str) -> str:
     """Return the form of a URL's path and query that RFC 9309 compares.
 
@@ -179,6 +168,10 @@ def rfc_path(path: str) -> str:
     upper case (RFC-24). `*` and `$` are escaped, so that only `%2A` and `%24` in a rule match them
     (RFC 9309 section 2.2.3, RFC-30).
     """
+    if path.isascii() and not _CHANGES.search(path):
+        octets = path.encode()
+        if octets.translate(_NORMAL_OR_ESCAPED) == octets:
+            return path
     return _normalise(to_octets(path), _IN_PATH)
 
 
@@ -199,6 +192,22 @@ def rfc_patterns(values: str) -> str:
         values = f"{values}\n".replace("$\n", f"{_NO_OCTET}\n")
         values = values.replace("$", "%24").replace(_NO_OCTET, "$")[:-1]
     return _normalise(values, _IN_PATTERNS)
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """Return the origin, or the empty string for a bare path, and the path with its query.
+
+    A bare path is normalised like the path of a URL. Raises InvalidURL for text that is neither a
+    URL nor a path, and for text that is too long to be sent.
+    """
+    if url[:1] != "/":
+        try:
+            return split(url)
+        except InvalidURL:
+            return "", path_of(url)  # only the host may be invalid
+    if len(url) > ALWAYS_SENDABLE_LENGTH or "#" in url or "/." in url or "/%2" in url:
+        return "", split("http://a" + url)[1]
+    return "", url
 
 
 def query_form(text: str) -> str:
@@ -222,15 +231,6 @@ def is_robots_txt(path: str) -> bool:
     if "%" in path and len(path) <= _LONGEST_ROBOTS_TXT:
         path = rfc_path(path)
     return path == ROBOTS_TXT
-
-
-def has_normal_escapes(path: str) -> bool:
-    """Return True if normalisation changes no escape in the path.
-
-    That is so if no escape stands for an unreserved octet or has a lower-case digit, either of
-    which could contain a rule's text.
-    """
-    return _CHANGING_ESCAPE.search(path) is None
 
 
 def decoded(text: str) -> str:

@@ -18,12 +18,11 @@ from functools import lru_cache, partial
 from itertools import islice, pairwise
 from typing import Literal
 
-from gatekeeper import speedups
 from gatekeeper.late import late
 from gatekeeper.robots import timing
-from gatekeeper.robots.flat import FlatRules, flat_rules, rule_with
+from gatekeeper.robots.flat import FlatRules, flat_rules
 from gatekeeper.robots.groups import RuleSet, agent_lines, choose, group_starts, records_of
-from gatekeeper.robots.longest import LongestMatch, QuickAnswer
+from gatekeeper.robots.longest import LongestMatch
 from gatekeeper.robots.model import (
     Candidate,
     Finding,
@@ -45,11 +44,13 @@ from gatekeeper.robots.parser import (
     lines_of,
     product_token,
     rule_offsets,
+    rules_in,
     to_octets,
     to_unicode,
     values_in,
 )
-from gatekeeper.robots.rules import PrefixesInOrder, UsageRules, rules_in, split_url
+from gatekeeper.robots.patterns import split_url
+from gatekeeper.robots.rules import UsageRules
 from gatekeeper.robots.signals import (
     CleanParam,
     absolute_url,
@@ -71,6 +72,8 @@ group. Most lines begin with another letter, which is detected fastest without `
 _LARGE = 65_536
 """Octets of rules from which the offsets of all rules are computed on creation, not for the first
 match."""
+_MAX_RULES = 256
+"""Maximum number of deciding rules that a policy keeps."""
 _MAX_CANDIDATES = 1_000
 """Maximum number of candidates that are listed: more than anybody reads, fewer than a file may
 contain."""
@@ -90,6 +93,7 @@ class Policy:
         "_cached_offsets",
         "_compared_readings",
         "_readings",
+        "_rules",
         "_usage",
         "agent",
         "allowed",
@@ -137,14 +141,16 @@ class Policy:
             readings, self._compared_readings = readings[:1], readings[1:]
         self._readings = readings
         self.dialect = readings[0].dialect
-        single = self._only_rules if speedups.ON else None
+        single = self.plain
         # A bound method of the policy itself would be a reference cycle.
         self.allowed = single.allows_url if single else partial(_allowed, readings)
         self._cached_directives: timing.Directives | None = None
         self._usage: UsageRules | None = None
         self._cached_offsets: list[array[int]] | None = None
+        self._rules: dict[tuple[int, int], Rule] = {}
+        """The rules that decided last, by the number of their reading and their own."""
         if robots.size > _LARGE and sum(high - low for low, high in readings[0].spans) > _LARGE:
-            self._rule_offsets(robots.lines)
+            self._offsets()
 
     def allows(self, path: str, origin: str) -> bool:
         """Return the verdict for a path with its query and its origin, as from `urls.split`.
@@ -154,69 +160,23 @@ class Policy:
         >>> policy.allows("/x?y", ""), policy.allows("/a", "")
         (False, True)
         """
-        single = self._only_rules
+        single = self.plain
         return single.allows(path) if single else _allows(self._readings, path, origin)
 
     def flat(self) -> FlatRules | None:
         """Return the rules as a few strings, or None if the rules alone do not decide."""
-        first = self._readings[0]
-        directives = self._directives()
-        if (
-            not isinstance(first, LongestMatch)
-            or not self._single_reading
-            or directives.visit_times
-        ):
+        rules, directives = self.plain, self._directives()
+        if rules is None or directives.visit_times:
             return None
-        return flat_rules(self.robots.lines, first.spans, directives.crawl_delay)
-
-    def rule_by(self, rules: FlatRules, path: str, score: int) -> Rule | None:
-        """Return the rule that gave a path this score in the `flat` rules.
-
-        Return None if only `match_path` can find the rule.
-        """
-        text, spans, allow = self.robots.lines, self._readings[0].spans, score & 1 == 1
-        values = rules.values(path, score) if rules.as_written else []
-        found = [rule_with(value, text, spans, allow=allow) for value in values]
-        # Of several rules the first in the file decides.
-        return min(filter(None, found), key=lambda rule: rule.line, default=None)
-
-    def quick_answer(self) -> QuickAnswer | None:
-        """Return a function for hot paths, or None if there is none.
-
-        `answer(text after the authority)` returns the verdict, or None if the whole URL has to be
-        parsed.
-
-        >>> from gatekeeper.robots import RobotsTxt
-        >>> answer = RobotsTxt.parse("User-agent: *\\nDisallow: /x").policy("bot").quick_answer()
-        >>> answer("/x?y"), answer("/a"), answer("/a/../x")
-        (False, True, None)
-        """
-        return self._only_rules.quick_answer if self._only_rules else None
-
-    def decider(self, origin: str = "") -> Callable[[str], int] | None:
-        """Return a function from a path of the origin to the code of the deciding rule.
-
-        Paths with the same code get the same verdict for the same reason. ROBOTS_FILE is the code
-        of `/robots.txt`, which may always be fetched (RFC 9309 section 2.2.2, RFC-20). Return None
-        if more than one reading decides.
-        """
-        if not self._single_reading:
-            return None
-        decide = self._readings[0].decide
-        if isinstance(self._readings[0], PrefixesInOrder):  # R94-26 considers the origin
-            return partial(decide, origin=origin)
-        return decide
+        return flat_rules(self.robots.lines, rules.spans, directives.crawl_delay)
 
     @property
-    def _only_rules(self) -> LongestMatch | None:
-        """The only rule set, if it is one of RFC 9309; else None."""
+    def plain(self) -> LongestMatch | None:
+        """The rule set of RFC 9309 that alone decides, and that no other reading can contradict;
+        None if there is none."""
         first = self._readings[0]
-        return first if isinstance(first, LongestMatch) and len(self._readings) == 1 else None
-
-    @property
-    def _single_reading(self) -> bool:
-        """Whether there is only one reading, so that no other can differ."""
-        return len(self._readings) == 1 and not self._compared_readings
+        alone = len(self._readings) == 1 and not self._compared_readings
+        return first if alone and isinstance(first, LongestMatch) else None
 
     def match(self, url: str) -> Match:
         """Return the verdict with the deciding rule and its line. Raises InvalidURL like
@@ -232,21 +192,28 @@ class Policy:
         """
         readings = self._readings
         code, by, conflict = readings[0].decide(path, origin), 0, False
-        for place in range(1, len(readings)):
-            other = readings[place].decide(path, origin)
+        if len(readings) > 1 or self._compared_readings:
+            code, by, conflict = self._strictest(code, path, origin)
+        rule = None
+        if code >= 0:
+            rule = self._rules.get((by, code >> 1)) or self._read_rule(by, code >> 1)
+        return Match(code & 1 == 1, rule, self.dialect, conflict, path, self, origin)
+
+    def _strictest(self, code: int, path: str, origin: str) -> tuple[int, int, bool]:
+        """Return the code that decides, the number of its reading, and whether readings differ.
+
+        `code` is that of the first reading.
+        """
+        by, conflict = 0, False
+        for place, reading in enumerate(self._readings[1:], 1):
+            other = reading.decide(path, origin)
             if (code ^ other) & 1:
                 conflict = True
                 if code & 1:  # the stricter one decides
                     code, by = other, place
         for reading in self._compared_readings:
             conflict = conflict or bool((code ^ reading.decide(path, origin)) & 1)
-        rule = self._rule(by, code >> 1) if code >= 0 else None
-        return Match(code & 1 == 1, rule, self.dialect, conflict, path, self, origin)
-
-    def match_of(self, code: int, path: str, origin: str) -> Match:
-        """Return the `match_path` for a path to which `decider` gave this code."""
-        rule = self._rule(0, code >> 1) if code >= 0 else None
-        return Match(code & 1 == 1, rule, self.dialect, False, path, self, origin)
+        return code, by, conflict
 
     def candidates(self, path: str, origin: str = "") -> tuple[Candidate, ...]:
         """Return the rules that match the path, the deciding one first, with their lengths in
@@ -255,7 +222,7 @@ class Policy:
         At most a thousand are returned; only a file constructed for that purpose has more.
         """
         text = self.robots.lines
-        places = self._rule_offsets(text)
+        places = self._offsets()
         readings = list(enumerate(self._readings))
         # The reading that decides comes first: with `strict` one that denies (DIA-03).
         readings.sort(key=lambda each: each[1].decide(path, origin) & 1)
@@ -273,21 +240,25 @@ class Policy:
             for rule in (rule_at(text, offset, numbers[offset], v2=v2),)
         )
 
-    def _rule(self, place: int, number: int) -> Rule:
+    def _read_rule(self, place: int, number: int) -> Rule:
+        """Read a rule from the text, and keep it: URLs of a site meet a few rules again and
+        again."""
         text = self.robots.lines
-        offset = self._rule_offsets(text)[place][number]
+        offset = self._offsets()[place][number]
         v2 = self._readings[place].dialect is Dialect.V2
-        return rule_at(text, offset, text.count("\n", 0, offset) + 1, v2=v2)
+        rule = rule_at(text, offset, text.count("\n", 0, offset) + 1, v2=v2)
+        if len(self._rules) >= _MAX_RULES:
+            self._rules = {}
+        self._rules[place, number] = rule
+        return rule
 
-    def _rule_offsets(self, text: str) -> list[array[int]]:
-        """Return the offsets of the rules of each reading. The result is cached for large files."""
+    def _offsets(self) -> list[array[int]]:
+        """Return the offsets of the rules of each reading, found once."""
         offsets = self._cached_offsets
         if offsets is None:
-            spans = [reading.spans for reading in self._readings]
+            text, spans = self.robots.lines, [reading.spans for reading in self._readings]
             by_spans = {each: rule_offsets(text, each) for each in dict.fromkeys(spans)}
-            offsets = [by_spans[each] for each in spans]
-            if self.robots.size > _LARGE:
-                self._cached_offsets = offsets
+            self._cached_offsets = offsets = [by_spans[each] for each in spans]
         return offsets
 
     @property

@@ -5,27 +5,19 @@ both the first matching line decides. `longest.LongestMatch` implements RFC 9309
 
 No rule is stored as an object. Rules are numbered in the order of the text, and `decide` returns a
 *code*: twice the number of the deciding rule, plus one if it allows; -1, which allows, if no rule
-matches; DENIED; or ROBOTS_FILE, which allows. If `gatekeeper.speedups` are off, rules of RFC 9309
-are compiled before the first question and answer every question.
+matches; DENIED; or ROBOTS_FILE, which allows.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 from gatekeeper.errors import InvalidURL
-from gatekeeper.robots.compiled import DENIED, ROBOTS_FILE, CompiledRules, PrefixTable
-from gatekeeper.robots.parser import (
-    RULE,
-    Dialect,
-    Spans,
-    in_pieces,
-    strip_comment,
-    to_octets,
-    to_unicode,
-)
+from gatekeeper.possessive import possessive
+from gatekeeper.robots.longest import LongestMatch
+from gatekeeper.robots.model import DENIED, ROBOTS_FILE
+from gatekeeper.robots.parser import Dialect, RuleLines, Spans, rules_in, to_octets, to_unicode
 from gatekeeper.robots.patterns import (
     COMPARE_BITS,
     CountedText,
@@ -39,92 +31,12 @@ from gatekeeper.robots.patterns import (
     decoded_patterns,
     is_robots_txt,
     query_form,
+    rfc_path,
     rfc_pattern,
     shell_keys,
-    squeeze,
-    wild_match,
 )
 from gatekeeper.robots.signals import combine, parse_preferences, split_content_usage
-from gatekeeper.speedups import possessive
-from gatekeeper.urls import ALWAYS_SENDABLE_LENGTH, path_of, split
-
-_BLANKS = frozenset(" \t")
-DOT_SEGMENT = re.compile(r"/\.\.?(?:[/?#]|\Z)")
-"""Matches a dot segment in a path: the URL parser has to resolve it."""
-
-
-RuleLines = list[tuple[str, str]]
-"""The Allow and Disallow lines of a rule set. Each has "dis" in either case or the empty string,
-and the value. The index in the list is the number of the rule."""
-
-
-class TextSource(Protocol):
-    """The text of a rule set, such as a `RobotsTxt`."""
-
-    @property
-    def size(self) -> int:
-        """Octets of the file."""
-
-    @property
-    def lines(self) -> str:
-        """The text to which spans refer."""
-
-    @property
-    def forced(self) -> Dialect | None:
-        """The dialect that was requested, or None if each rule set declares its own (DIA-13)."""
-
-
-def rules_in(text: str, spans: Spans, *, v2: bool = False) -> RuleLines:
-    """Return each Allow and Disallow line in the spans."""
-    if not v2 or "#" not in text:
-        return [
-            (dis, value.rstrip(" \t") if value[-1:] in _BLANKS else value)
-            for low, high in in_pieces(text, spans)
-            for dis, value in RULE.findall(text, low, high)
-        ]
-    rules = []
-    for low, high in in_pieces(text, spans):
-        for found in RULE.finditer(text, low, high):
-            # RULE cuts comments as RFC 9309 does; in 2.0 a `#` may belong to the value (the 2.0
-            # draft, V2-03).
-            end = text.find("\n", found.end(), high)
-            rest = text[found.start(2) - 1 : end if end >= 0 else high].removeprefix(":")
-            rules.append((found[1] or "", strip_comment(rest, v2=True)))
-    return rules
-
-
-def split_url(url: str) -> tuple[str, str]:
-    """Return the origin, or the empty string for a bare path, and the path with its query.
-
-    A bare path is normalised like the path of a URL. Raises InvalidURL for text that is neither a
-    URL nor a path, and for text that is too long to be sent.
-    """
-    if url[:1] != "/":
-        try:
-            return split(url)
-        except InvalidURL:
-            return "", path_of(url)  # only the host may be invalid
-    if len(url) > ALWAYS_SENDABLE_LENGTH or "#" in url or "/." in url or "/%2" in url:
-        return "", split("http://a" + url)[1]
-    return "", url
-
-
-def match_length(pattern: str, path: str, query: str) -> int:
-    """Return the length of a rule's pattern if it matches, else 0.
-
-    `pattern` and `path` are in normal form, `query` is the same path in the form that `query_form`
-    returns.
-    """
-    head = pattern.partition("*")[0].partition("?")[0].removesuffix("$")
-    if pattern[:1] not in ("/", "*") or not path.startswith(head):
-        return 0
-    if "?" not in pattern:
-        return len(pattern) if wild_match(squeeze(pattern), path) else 0
-    form = query_form(pattern)
-    squeezed = {squeeze(pattern), squeeze(form)}
-    if any(wild_match(each, view) for each in squeezed for view in {path, query}):
-        return len(form)
-    return 0
+from gatekeeper.urls import split
 
 
 class UsageRules:
@@ -135,7 +47,7 @@ class UsageRules:
     path exceeds the step limit of `patterns`, everything that any line forbids is forbidden.
     """
 
-    __slots__ = ("_compiled", "_everywhere", "_preferences", "_strictest")
+    __slots__ = ("_everywhere", "_paths", "_preferences", "_strictest")
 
     def __init__(self, values: Sequence[str]) -> None:
         by_path: dict[str, dict[str, str]] = {}
@@ -156,12 +68,12 @@ class UsageRules:
         self._preferences = list(by_path.values())
         combined = combine([self._everywhere, *known.values()], "n")
         self._strictest = {label: answer for label, answer in combined.items() if answer == "n"}
-        paths = [("dis", path) for path in by_path]
-        self._compiled = CompiledRules(paths, robots_file=False)
+        text = "".join([f"\nDisallow: {path}" for path in by_path])
+        self._paths = LongestMatch(text, ((0, len(text)),))
 
     def of(self, path: str) -> dict[str, str]:
         """Return the preferences for a path with its query."""
-        code = self._compiled.decide(path)
+        code = self._paths.longest(rfc_path(path))
         if code == DENIED:
             return dict(self._strictest)
         return dict(self._everywhere if code < 0 else self._preferences[code >> 1])
@@ -172,7 +84,8 @@ _MAX_PARSED_ORIGINS = 100
 further one is treated as the origin in question, which is the stricter interpretation."""
 _PLAIN_ORIGIN = possessive(r"https?://[a-z0-9_-]+(?:\.[a-z0-9_-]+)*+(?::[0-9]+)?+\Z")
 _AUTHORITY_END = re.compile("[/?]")
-_NO_RULE = -1 << 40
+_Prefixes = tuple[dict[str, int], list[int]]
+"""Codes by prefix, and the distinct lengths of the prefixes."""
 
 
 class PrefixesInOrder:
@@ -204,7 +117,7 @@ class PrefixesInOrder:
                 codes.setdefault(decoded(value), code)
         self._absolute = tuple(absolute)
         self._codes = codes if absolute else {}
-        self._cached_table: tuple[str, PrefixTable] = ("", _prefix_table(codes))
+        self._cached_table: tuple[str, _Prefixes] = ("", _prefixes(codes))
         """The origin of the last question, and the prefixes that apply to it."""
         if absolute:
             self._cached_table = ("", self._table_for(""))
@@ -220,17 +133,19 @@ class PrefixesInOrder:
         if self._absolute and cached_origin != origin:
             prefixes = self._table_for(origin)
             self._cached_table = (origin, prefixes)
-        entry = prefixes.best(decoded(to_octets(path)))
-        return -1 if entry == _NO_RULE else -entry
+        path = decoded(to_octets(path))
+        found, lengths = prefixes
+        starts = [start for length in lengths if (start := path[:length]) in found]
+        return min(map(found.__getitem__, starts), default=-1)
 
-    def _table_for(self, origin: str) -> PrefixTable:
+    def _table_for(self, origin: str) -> _Prefixes:
         """Return the prefixes that apply to an origin. The empty string stands for any origin."""
         codes = dict(self._codes)
         same = _SameOrigin(origin)
         for written, prefix, code in self._absolute:
             if same(written):
                 codes[prefix] = min(code, codes.get(prefix, code))
-        return _prefix_table(codes)
+        return _prefixes(codes)
 
     def matching(self, path: str, rules: RuleLines, origin: str = "") -> list[tuple[int, int]]:
         """Return number and length of every rule that matches, the deciding one first."""
@@ -247,10 +162,8 @@ class PrefixesInOrder:
         return found
 
 
-def _prefix_table(codes: dict[str, int]) -> PrefixTable:
-    """Build a table of the prefixes with negated codes, so that the first rule in the file has the
-    greatest entry."""
-    return PrefixTable({"": _NO_RULE} | {prefix: -code for prefix, code in codes.items()})
+def _prefixes(codes: dict[str, int]) -> _Prefixes:
+    return codes, [*{*map(len, codes)}]
 
 
 def _whole_url(value: str) -> tuple[str, str] | None:

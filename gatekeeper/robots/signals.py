@@ -21,7 +21,7 @@ import msgspec
 
 from gatekeeper import urls
 from gatekeeper.errors import InvalidURL
-from gatekeeper.speedups import possessive
+from gatekeeper.possessive import possessive
 
 
 class FieldError(ValueError):

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from gatekeeper.possessive import possessive
 from gatekeeper.robots import signals
 from gatekeeper.robots.parser import Spans, lines_of, to_unicode
-from gatekeeper.speedups import possessive
 
 MAX_SECONDS = 31_536_000.0
 """Upper bound of any requested interval: a year. A larger value, such as a very long number, is

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from gatekeeper.config import Config, HostRule
-from gatekeeper.sidecar.pages.feeds import DecisionNote
+from gatekeeper.sidecar.pages.feeds import BatchNote, DecisionNote
 from gatekeeper.sidecar.security import Token
 
 
@@ -102,16 +102,6 @@ class Synced(_TaggedMessage, frozen=True):
     number: int
 
 
-class BatchNote(msgspec.Struct, frozen=True, array_like=True):
-    """The decisions of one batch request."""
-
-    at: float
-    request: str
-    client: str
-    decisions: list[str]
-    """Each decision as JSON."""
-
-
 class WorkerCounts(_TaggedMessage, frozen=True):
     """From a worker: what it counted since its previous `WorkerCounts`."""
 
@@ -121,10 +111,8 @@ class WorkerCounts(_TaggedMessage, frozen=True):
     """Verdict, reason, and the number of decisions."""
     origins: list[tuple[str, int, int, int]]
     """Origin, and the numbers of URLs that were allowed, denied and deferred."""
-    bases: list[msgspec.Raw]
-    """Decisions, in MessagePack, from which notes differ only in URL and id. They stay encoded,
-    since few are ever looked at."""
     notes: list[DecisionNote]
+    """The latest single decisions."""
     batches: list[BatchNote]
     """The latest batches."""
     unnoted: int

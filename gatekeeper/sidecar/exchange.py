@@ -11,11 +11,9 @@ import inspect
 import json
 import math
 import re
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
-from email.utils import formatdate
 from enum import StrEnum
 from typing import Annotated, Any, Final, Generic, NamedTuple, TypeVar, get_args
 from urllib.parse import unquote, unquote_plus
@@ -25,7 +23,7 @@ from aiohttp import HttpVersion11, StreamReader, web
 
 from gatekeeper.client.wire import ProblemDocument, encode
 from gatekeeper.decision import Decision
-from gatekeeper.library_internals import Octets
+from gatekeeper.sidecar.inline import InlineCall
 
 _T = TypeVar("_T")
 _S = TypeVar("_S")
@@ -86,17 +84,6 @@ class Call:
         return self.refused is None
 
 
-class InlineCall(msgspec.Struct, gc=False):
-    """A request that may be answered inline; see `Call`."""
-
-    headers: Mapping[str, str]
-    body: bytes
-    query: str
-    params: Mapping[str, str]
-    client: str
-    id: str
-
-
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"))
 """Methods that have their own label in metrics and traces: clients may invent others."""
 FORWARD_AUTH = "/v1/forward-auth"
@@ -109,9 +96,9 @@ CRAWL = frozenset({Role.CRAWL})
 CRAWL_OR_ADMIN = frozenset({Role.CRAWL, Role.ADMIN})
 
 Handler = Callable[[_S, Call], Awaitable[web.StreamResponse]]
-InlineHandler = Callable[[_S, InlineCall], Octets | None]
-"""Returns the body of the successful response, perhaps in pieces, or None if that would take
-waiting. If it raises, it does so before it has any effect."""
+InlineHandler = Callable[[_S, InlineCall], bytes | None]
+"""Returns the body of the successful response, or None if that would take waiting. If it raises, it
+does so before it has any effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,41 +398,6 @@ def decode(text: str) -> str:
         raise Problem(400, "bad-request", "query: not UTF-8") from None
 
 
-_JSON_HEAD = (
-    b"\r\nServer: gatekeeper\r\nDate: %b\r\nX-Request-Id: %b\r\n"
-    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-)
-_HEADS = {200: b"HTTP/1.1 200 OK" + _JSON_HEAD, 201: b"HTTP/1.1 201 Created" + _JSON_HEAD}
-# RFC 9110 section 8.6: no Content-Length with 204.
-_NO_CONTENT = (
-    b"HTTP/1.1 204 No Content\r\nServer: gatekeeper\r\nDate: %b\r\nX-Request-Id: %b\r\n\r\n"
-)
-_last_date: tuple[int, bytes] = (0, b"")
-
-
-def _date() -> bytes:
-    """Return the Date header, formatted once a second. Real time, since HTTP clients read it."""
-    global _last_date  # noqa: PLW0603 - one clock, one text, for every connection
-    now = int(time.time())
-    if now != _last_date[0]:
-        _last_date = (now, formatdate(now, usegmt=True).encode())
-    return _last_date[1]
-
-
-def response_octets(status: int, body: Octets, request_id: str) -> Octets:
-    """Return a whole response on a connection that stays open.
-
-    `body` is JSON, perhaps in pieces; with status 204 there is none.
-    """
-    if status == 204:
-        return _NO_CONTENT % (_date(), request_id.encode())
-    if isinstance(body, bytes):
-        return _HEADS[status] % (_date(), request_id.encode(), len(body)) + body
-    first, *rest = body
-    head = _HEADS[status] % (_date(), request_id.encode(), sum(map(len, body)))
-    return [head + first, *rest]
-
-
 def add_request_id(response: web.StreamResponse, request_id: str) -> None:
     """Add X-Request-Id and Server to a response whose head is not sent yet."""
     if not response.prepared:
@@ -519,19 +471,6 @@ def _decode_with_surrogates(body: bytes) -> dict[str, object] | None:
     except (ValueError, RecursionError):
         return None
     return fields
-
-
-def read_inline_body(call: InlineCall, kind: type[_T], *, limit: int) -> _T | None:
-    """Read a JSON body in memory into a struct. Return None if `read_body` has to judge it."""
-    headers = call.headers
-    if headers.get("Content-Type") != JSON or "Content-Encoding" in headers:
-        return None
-    if len(call.body) > limit:
-        return None
-    try:
-        return msgspec.json.decode(call.body, type=kind)
-    except Exception:  # noqa: BLE001 - `read_body` tells the client what is wrong
-        return None
 
 
 async def read_octets(request: web.BaseRequest, limit: int) -> bytes:

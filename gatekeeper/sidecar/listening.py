@@ -14,7 +14,7 @@ import shlex
 import socket
 import ssl
 import stat
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
@@ -26,15 +26,13 @@ from gatekeeper.clock import OwnedTasks
 from gatekeeper.config import ServerConfig
 from gatekeeper.errors import ConfigError
 from gatekeeper.library_internals import (
-    Octets,
-    body_read,
     fail_broken_body,
     has_queued_request,
+    idle_transport,
     is_answering,
-    read_inline,
 )
 from gatekeeper.sidecar.exchange import FORWARD_AUTH, Problem
-from gatekeeper.sidecar.heads import HeadCache, is_plain
+from gatekeeper.sidecar.inline import Request, RequestReader
 from gatekeeper.sidecar.security import UNIX
 
 _log = logging.getLogger(__name__)
@@ -440,11 +438,9 @@ _MAX_BEGINNING = 100
 _FORWARD_AUTH_LINE = re.compile(rb"\s*[A-Z]+ " + re.escape(FORWARD_AUTH.encode()) + rb"[ /?]")
 _data_received = web.RequestHandler.data_received
 
-Inline = Callable[
-    [str, str, Mapping[str, str], bytes, str | None, asyncio.Transport], Octets | None
-]
-"""Returns the response to a whole request, given by method, target, headers, body, client address
-and transport. None if it has to be handled the usual way. See `Service.inline`."""
+Inline = Callable[[Request, str | None, asyncio.Transport], bytes | None]
+"""Returns the response to a request, given the client's address and the transport. None if it has
+to be handled the usual way. See `Service.inline`."""
 PassOn = Callable[[int, bytes, int], bool]
 """Gives a worker a connection: its descriptor, the octets read of its next request, and how often
 it was passed on recently. Returns False if no worker takes it."""
@@ -495,7 +491,7 @@ class Server(web.Server):
         )
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.inline: Inline | None = inline
-        self.heads: HeadCache = HeadCache(max_line=header)
+        self.max_header: int = header
         self.on_lost: Callable[[], object] = on_lost
         self.pass_on: PassOn | None = pass_on
         self._context = context
@@ -609,8 +605,7 @@ class _Protocol(web.RequestHandler):
         self._first_timer: asyncio.TimerHandle | None = None
         """Closes the connection if its first request does not come in time."""
         self._was_asked = False
-        self._is_one_request = False
-        """Whether the latest data was exactly one request."""
+        self._requests = RequestReader(server.max_header)
         self._question_count = 0
         """Questions answered inline since the last request that was not one."""
         self._max_questions = math.inf if server.pass_on is None else 2 ** min(passes, _MAX_PASSES)
@@ -625,8 +620,6 @@ class _Protocol(web.RequestHandler):
         """Begin to read requests, with those that were read elsewhere."""
         super().connection_made(transport)
         self._remote = address_of(transport)
-        if self.server.inline is not None:
-            read_inline(self, self, keepalive=_IDLE_SECONDS)
         # aiohttp's own timer allows the first request as much time as any other. `abort`: closing
         # would wait for the client where TLS is in use.
         end = self._accepted_at + FIRST_REQUEST_SECONDS
@@ -646,10 +639,13 @@ class _Protocol(web.RequestHandler):
         """Parse the data, and remember its beginning."""
         if self._question_count >= self._max_questions and self._try_pass_on(data):
             return
+        if self.server.inline is not None:
+            request = self._requests.read(data)
+            if request is not None and self._answer(request, self.server.inline):
+                return
         self._latest = data[:_MAX_BEGINNING]
         if len(self._beginning) < _MAX_BEGINNING:
             self._beginning += self._latest
-        self._is_one_request = False
         _data_received(self, data)
         if self._beginning:
             fail_broken_body(self)
@@ -691,44 +687,17 @@ class _Protocol(web.RequestHandler):
             self._first_timer.cancel()
             self._first_timer = None
 
-    def answer(self, message: Any, payload: Any, transport: asyncio.Transport) -> Octets | None:
-        """Return the response to a parsed request, if it needs no waiting; see `InlineReader`."""
-        body = body_read(payload) if payload.is_eof() and is_plain(message) else None
-        if body is None:
-            return None
-        return self._answer(message.method, message.path, message.headers, body, transport)
-
-    def answer_octets(self, data: bytes, transport: asyncio.Transport) -> Octets | None:
-        """Return the response to unparsed data, if its head is known; see `InlineReader`."""
-        found = self.server.heads.read(data)
-        if found is None:
-            return None
-        self._is_one_request = True
-        return self._answer(*found, transport)
-
-    def learn(self, data: bytes, message: Any, length: int) -> None:
-        """Remember the head of a request; see `InlineReader`."""
-        self._is_one_request = True
-        self.server.heads.learn(data, message, length)
-
-    def _answer(
-        self,
-        method: str,
-        target: str,
-        headers: Mapping[str, str],
-        body: bytes,
-        transport: asyncio.Transport,
-    ) -> Octets | None:
-        inline = self.server.inline
-        if inline is None:
-            return None
-        answer = inline(method, target, headers, body, self._remote, transport)
-        if answer is not None:
-            self._beginning = b""
-            is_question = self._is_one_request and target.startswith(QUESTION_PATH)
-            self._question_count = self._question_count + 1 if is_question else 0
-            self._cancel_first_timer()
-        return answer
+    def _answer(self, request: Request, inline: Inline) -> bool:
+        """Answer a request inline, if that needs no waiting. Return whether it did."""
+        transport = idle_transport(self, keepalive=_IDLE_SECONDS)
+        answer = None if transport is None else inline(request, self._remote, transport)
+        if transport is None or answer is None:
+            return False
+        transport.write(answer)
+        is_question = request.target.startswith(QUESTION_PATH)
+        self._question_count = self._question_count + 1 if is_question else 0
+        self._cancel_first_timer()
+        return True
 
     def log_exception(self, *args: Any, **options: Any) -> None:
         """Log an internal error, but not a client's broken body or closed connection."""

@@ -21,7 +21,6 @@ from gatekeeper.clock import Clock, UtcTime, utc
 from gatekeeper.config import ServerConfig
 from gatekeeper.decision import Decision
 from gatekeeper.fetching.outcomes import Retrieval
-from gatekeeper.gate.decision_cache import WrittenDecision
 from gatekeeper.sidecar.background import in_thread
 from gatekeeper.sidecar.exchange import METHODS, Problem, Route, Router
 from gatekeeper.sidecar.metrics import Samples
@@ -168,7 +167,7 @@ class DecisionLine(DecisionEvent, frozen=True, tag_field="event", tag="decision"
     """One line of the decision log. Its `event` is "decision", to tell it from other lines."""
 
 
-_Entry = tuple[float, Decision | WrittenDecision, str, str]
+_Entry = tuple[float, Decision, str, str]
 
 
 class DecisionLog:
@@ -210,23 +209,21 @@ class DecisionLog:
         """Count lines that a worker process wrote or dropped."""
         self._worker_lines = self._worker_lines[0] + written, self._worker_lines[1] + dropped
 
-    def add(self, decision: Decision | WrittenDecision, request: str, client: str) -> None:
+    def add(self, decision: Decision, request: str, client: str) -> None:
         """Queue a decision for the log."""
-        if not self.enabled or (_allows(decision) and not self._all):
+        if not self.enabled or (decision and not self._all):
             return
         if len(self._ring) >= _MAX_ENTRIES:
             self._dropped += 1
             return
         self._ring.append((self._clock.wall(), decision, request, client))
 
-    def add_many(
-        self, decisions: Sequence[Decision] | Sequence[WrittenDecision], request: str, client: str
-    ) -> None:
+    def add_many(self, decisions: Sequence[Decision], request: str, client: str) -> None:
         """Queue a batch; decisions that the ring has no room for are counted as dropped."""
         if not self.enabled:
             return
         now = self._clock.wall()
-        wanted = decisions if self._all else [one for one in decisions if not _allows(one)]
+        wanted = decisions if self._all else [one for one in decisions if not one]
         free = max(0, _MAX_ENTRIES - len(self._ring))
         self._ring.extend((now, decision, request, client) for decision in wanted[:free])
         self._dropped += max(0, len(wanted) - free)
@@ -279,8 +276,7 @@ class DecisionLog:
         return self._dropped + self._failed_lines
 
     def _line(self, entry: _Entry) -> str:
-        at, logged, request, client = entry
-        decision = logged.decision if isinstance(logged, WrittenDecision) else logged
+        at, decision, request, client = entry
         url = self._masked(decision.url)
         line = DecisionLine.of(decision, request, client, at=at, url=url)
         if self._json:
@@ -297,10 +293,6 @@ class DecisionLog:
             head, mark, _ = url.partition("?")
             url = f"{head}{'?***' if mark else ''}{'#***' if hidden else ''}"
         return url
-
-
-def _allows(logged: Decision | WrittenDecision) -> bool:
-    return logged.cached.allows if isinstance(logged, WrittenDecision) else bool(logged)
 
 
 def _printable(text: str) -> str:

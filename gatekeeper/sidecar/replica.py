@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 import msgspec
 
 from gatekeeper import urls
 from gatekeeper.config import Config, FleetConfig, HostRule, IdentityConfig
 from gatekeeper.decision import Decision, Reason, Verdict
-from gatekeeper.errors import InvalidURL
 from gatekeeper.fetching.cache import RecordCache, SoftExpiry, record_octets
 from gatekeeper.fetching.directory import Directory
 from gatekeeper.fetching.records import LARGE, Moment, Record
 from gatekeeper.gate import Gatekeeper
-from gatekeeper.gate.decision_cache import DecisionBatch, WrittenDecision
-
-_log = logging.getLogger(__name__)
 
 
 class GateAnswers:
@@ -32,34 +28,25 @@ class GateAnswers:
         self._decider = gate.parts.decider
         self._token = gate.parts.decider.token
 
-    def recall(self, url: str, *, user_agent: str | None = None) -> Decision | None:
-        """Return the decision of `check` if the decision cache has it; else None."""
-        return self._decider.recall(url, self._token(user_agent), self._clock)
+    max_batch: int = 128
+    """The most URLs for `decide_all`. `Gatekeeper.check_all` decides about longer batches, and lets
+    the event loop do other work in between."""
 
-    def write(self, url: str, *, user_agent: str | None = None) -> WrittenDecision | None:
-        """Recall a decision to be sent as JSON. None if the decision cache does not have it."""
-        return self._decider.write(url, self._token(user_agent), self._monotonic())
-
-    def write_many(self, urls: Sequence[str], *, user_agent: str | None = None) -> DecisionBatch:
-        """Recall decisions about many URLs, to be sent as JSON. `DecisionBatch.tally` counts them.
-
-        A decision is also missing if its rule decided no URL before.
-        """
-        agent = self._token(user_agent)
-        try:
-            return self._decider.write_many(urls, agent, self._monotonic())
-        except Exception:  # noqa: BLE001 - one URL's error is its own
-            # The error of one URL must not fail its batch: all are decided one by one instead.
-            _log.exception("a batch of URLs can't be answered together")
-            return DecisionBatch([None] * len(urls), [b""] * len(urls), 0)
-
-    def knows(self, url: str, *, user_agent: str | None = None) -> bool:
-        """Return True if `decide` answers: the file of the URL's origin is cached and fresh."""
-        agent = self._token(user_agent)
-        try:
-            return self._fresh(urls.parse(url).origin, agent) is not None
-        except InvalidURL:
-            return False
+    def decide_all(
+        self, urls: Sequence[str], *, user_agent: str | None = None
+    ) -> list[Decision] | None:
+        """Return the decisions of `check_all`, or None, without any effect, if one has to wait."""
+        decisions: list[Decision] = []
+        with suppress(Exception):  # one URL's error is its own: `check_all` decides about each
+            for url in urls:
+                if (decision := self.decide(url, user_agent=user_agent)) is None:
+                    break
+                decisions.append(decision)
+            else:
+                return decisions
+        for decision in decisions:
+            self._decider.count({(decision.verdict, decision.reason): -1})
+        return None
 
     def decide(self, url: str, *, user_agent: str | None = None) -> Decision | None:
         """Return the decision of `check` if that needs no waiting; else None. Raises InvalidURL."""
@@ -78,8 +65,10 @@ class Replica(GateAnswers):
     """Decides by records from the gate of another process of this machine, while they are fresh.
 
     It returns None for an origin without a fresh record. Its own gate is never opened: it has no
-    session, no storage and no turns. Decider and decision cache are those of any gate.
+    session, no storage and no turns. The decider is that of any gate.
     """
+
+    max_batch = 1000  # for other batches the connection is passed on to the owner
 
     def __init__(self, identity: str, config: Config, *, wanted: Callable[[str], object]) -> None:
         """`wanted(origin)` is called when a decision needs a record. Raises ConfigError."""
@@ -88,14 +77,12 @@ class Replica(GateAnswers):
         super().__init__(Gatekeeper(identity, config=self._config))
         self._wanted = wanted
         self._expiry = SoftExpiry(self._decider.records, self._clock)
-        self._records = RecordCache(self._config, stored=True, expiry=self._expiry)
+        self._records = RecordCache(
+            self._config, stored=True, expiry=self._expiry, texts=self._decider.texts
+        )
         self._counted: Counter[tuple[Verdict, Reason]] = Counter()
 
     # -- questions -------------------------------------------------------------------
-
-    def recall(self, url: str, *, user_agent: str | None = None) -> Decision | None:
-        """Return the decision of `check` if the record is here; else None. Raises InvalidURL."""
-        return self.decide(url, user_agent=user_agent)
 
     def _fresh(self, origin: str, agent: str) -> Record | None:
         record = self._records.get(origin)

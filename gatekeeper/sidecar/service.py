@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import aiohttp
 from aiohttp import web
 
-from gatekeeper import speedups, urls
+from gatekeeper import urls
+from gatekeeper.client.wire import Decisions, encode
 from gatekeeper.clock import Clock, Deadline, OwnedTasks, SystemClock, deadline, utc
 from gatekeeper.config import Config
 from gatekeeper.decision import Decision, Reason
@@ -33,8 +34,7 @@ from gatekeeper.errors import (
     LeaseTimeout,
     StorageError,
 )
-from gatekeeper.gate.decision_cache import WrittenDecision
-from gatekeeper.library_internals import HEAD_LIMITS, Octets
+from gatekeeper.library_internals import HEAD_LIMITS
 from gatekeeper.pacing.waiting import Entrance
 from gatekeeper.sidecar.background import FileReader, OriginLearner
 from gatekeeper.sidecar.channel import Configure
@@ -43,15 +43,14 @@ from gatekeeper.sidecar.exchange import (
     Call,
     EmptyObject,
     Holder,
-    InlineCall,
     Problem,
     Role,
     Route,
     Router,
     add_request_id,
     read_query,
-    response_octets,
 )
+from gatekeeper.sidecar.inline import InlineCall, NotPlainError, Request, response_octets
 from gatekeeper.sidecar.leases import LeaseJournal, LeaseTable
 from gatekeeper.sidecar.logs import DecisionLog, RequestHandler, Tracing, make_tracing
 from gatekeeper.sidecar.metrics import Metrics, gate_samples
@@ -172,7 +171,7 @@ class Service:
         """Makes a span for each request, or None."""
         self.handle: RequestHandler = self._handle
         """Handles one request; every error becomes a problem document."""
-        self.inline: Inline | None = self.answer_inline if speedups.ON else None
+        self.inline: Inline | None = self.answer_inline
         """Answers requests that need no waiting as soon as they are read. None with tracing."""
         if self.tracing is not None:
             self.inline = None
@@ -354,18 +353,23 @@ class Service:
             async with deadline(self.clock, seconds) as self._drain_deadline:
                 await asyncio.gather(*events)
 
-    def decided(
-        self, decision: Decision, call: Call | InlineCall, written: WrittenDecision | None = None
-    ) -> None:
-        """Log a decision and show it to operators; the gate has counted it already.
-
-        `written`: the decision that was sent, if `decision` differs from it in URL and id.
-        """
-        self.operators.feed.add(decision, call.id, call.client, written)
+    def decided(self, decision: Decision, call: Call | InlineCall) -> None:
+        """Log a decision and show it to operators; the gate has counted it already."""
+        self.operators.feed.add(decision, call.id, call.client)
         if self.log.enabled:
-            self.log.add(written or decision, call.id, call.client)
+            self.log.add(decision, call.id, call.client)
         if self.tracing is not None:
             self.tracing.decided(decision)
+
+    def decided_all(self, decisions: list[Decision], call: Call | InlineCall) -> bytes:
+        """Log the decisions of a batch, show them to operators, and return the response's body."""
+        body = encode(Decisions(decisions))
+        feed = self.operators.feed
+        for decision in decisions:
+            feed.count_of(decision.origin).add(decision.verdict)
+        feed.add_batch(body, len(decisions), call.id, call.client)
+        self.log.add_many(decisions, call.id, call.client)
+        return body
 
     def new_id(self) -> str:
         """Return an id for a request, for its response and the logs."""
@@ -438,39 +442,33 @@ class Service:
             self._entrance.entered()
 
     def answer_inline(
-        self,
-        method: str,
-        target: str,
-        headers: Mapping[str, str],
-        body: bytes,
-        remote: str | None,
-        transport: asyncio.Transport,
-    ) -> Octets | None:
-        """Return the octets of the response to a request that needs no waiting, perhaps in pieces.
+        self, request: Request, remote: str | None, transport: asyncio.Transport
+    ) -> bytes | None:
+        """Return the octets of the response to a request that needs no waiting.
 
-        Such are a warm check, an immediate lease and a report. This costs half of the usual way.
-        Return None, without any effect, if the request has to be handled the usual way. That
-        includes every error, since only `handle` explains those.
+        Such are a warm check, an immediate lease and a report. Return None, without any effect, if
+        the request has to be handled the usual way. That includes every error, since only `handle`
+        explains those. `remote` is the client's address.
         """
-        path, _, query = target.partition("?")
+        path, _, query = request.target.partition("?")
         try:
-            route, params = self.router.find(method, path)
-            if route.inline is None or method != route.method or (query and route.no_query):
+            route, params = self.router.find(request.method, path)
+            if route.inline is None or request.method != route.method or (query and route.no_query):
                 return None
-            client = self.admission.admit_by(headers, remote, transport, route.needs)
+            client = self.admission.admit_by(request.headers, remote, transport, route.needs)
             if not self.clients.may_skip(client):
                 return None
-            call = InlineCall(headers, body, query, params, client, self.new_id())
-            response = route.inline(self, call)
-        except (Problem, InvalidURL, ConfigError):
+            call = InlineCall(request, query, params, client, self.new_id())
+            body = route.inline(self, call)
+        except (NotPlainError, Problem, InvalidURL, ConfigError):
             return None
         except Exception:  # noqa: BLE001 - it is logged
             _log.exception("a request was not answered inline")
             return None
-        if response is None:
+        if body is None:
             return None
         self.metrics.count_response(route.path, route.method, route.status)
-        return response_octets(route.status, response, call.id)
+        return response_octets(route.status, body, call.id)
 
     def _samples(self) -> Samples:
         failing = self.gate.parts.storage_failing is not None or not self.leases.writable

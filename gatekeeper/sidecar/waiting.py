@@ -25,7 +25,7 @@ from gatekeeper.client.wire import LeaseRequestBody
 from gatekeeper.clock import Clock, deadline
 from gatekeeper.config import ServerConfig
 from gatekeeper.decision import Reason, refuse
-from gatekeeper.errors import LeaseTimeout
+from gatekeeper.errors import LeaseTimeout, LedgerLost, StorageError
 from gatekeeper.gate.leases import Lease
 from gatekeeper.sidecar.exchange import Problem
 
@@ -223,11 +223,14 @@ class LeaseWaiters:
         decision = gate.peek(wanted.url, user_agent=wanted.user_agent)
         try:
             if decision is None:
+                gate.parts.scheduler.holdups.refuse_unknown(urls.parse(wanted.url).host)
                 async with deadline(self._clock, wanted.wait):
                     decision = await gate.check(wanted.url, user_agent=wanted.user_agent)
             if decision.reason is not Reason.FLEET or not gate.ready:
                 refuse(decision)
             # Otherwise `acquire` waits until the data of the fleet's store is restored.
+        except (LedgerLost, StorageError):
+            return  # `acquire` refuses it, with the decision
         except LeaseTimeout:
             raise
         except TimeoutError:

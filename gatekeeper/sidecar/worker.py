@@ -18,18 +18,15 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 from aiohttp.base_protocol import BaseProtocol
 
-from gatekeeper import speedups
 from gatekeeper.clock import OwnedTasks
 from gatekeeper.errors import ConfigError
-from gatekeeper.library_internals import Octets, request_parser, whole_request, write_octets
 from gatekeeper.sidecar.channel import (
-    BatchNote,
     Channel,
     ClientAtLimit,
     Configure,
@@ -45,10 +42,9 @@ from gatekeeper.sidecar.channel import (
     Synced,
     WorkerCounts,
 )
-from gatekeeper.sidecar.heads import HeadCache, is_plain
+from gatekeeper.sidecar.inline import NotPlainError, Request, read
 from gatekeeper.sidecar.listening import (
     QUESTION_PATH,
-    QUESTION_STARTS,
     address_of,
     loop_factory,
     raise_file_limit,
@@ -90,7 +86,6 @@ class _WorkerConnection(BaseProtocol):
 
     def __init__(self, worker: _WorkerProcess, unanswered: bytes, passes: int) -> None:
         super().__init__(worker.loop)
-        self._reader = request_parser(self, worker.loop, header=worker.max_header)
         self._worker = worker
         self._unanswered = unanswered
         """Octets that were read and not answered."""
@@ -98,8 +93,8 @@ class _WorkerConnection(BaseProtocol):
         self._answered = 0
         """Questions answered here."""
         self._idle_sweeps = 0
-        self._message: Any = None
-        self._payload: Any = None
+        self._request: Request | None = None
+        """The question that waits for the record of its origin."""
         self._passing_on = False
         self._waiting = False
         """Whether the owner was asked for the record of the question's origin."""
@@ -113,7 +108,7 @@ class _WorkerConnection(BaseProtocol):
         worker = self._worker
         worker.clients.add(self)
         full = len(worker.clients) > worker.max_connections
-        if full or self._reader is None or worker.done.done():
+        if full or worker.done.done():
             self.pass_on()
         elif self._unanswered:
             unanswered, self._unanswered = self._unanswered, b""
@@ -151,39 +146,32 @@ class _WorkerConnection(BaseProtocol):
             if len(self._unanswered) > self._worker.max_request:
                 self.pass_on()
             return
-        if self._unanswered is data and self._answer_known(data):
-            return
+        worker = self._worker
         try:
-            messages, upgraded, _ = self._reader.feed_data(data)
-        except Exception:  # noqa: BLE001 - the owner answers with the error
+            request = read(self._unanswered, worker.max_header)
+        except NotPlainError:
             self.pass_on()
             return
-        if messages:
-            if len(messages) > 1 or upgraded or self._message is not None:
-                self.pass_on()
-                return
-            self._message, self._payload = messages[0]
-        message = self._message
-        if message is not None and not message.path.startswith(QUESTION_PATH):
+        if request is not None and not request.target.startswith(QUESTION_PATH):
             self.pass_on()
-        elif message is None or not self._payload.is_eof():
-            if len(self._unanswered) > self._worker.max_request:
-                self.pass_on()
-            elif self._timer is None:
-                self._timer = self._worker.loop.call_later(_WAIT_SECONDS, self.pass_on)
-        else:
+        elif request is not None and not request.missing:
+            self._request = request
             self._answer_or_wait()
+        elif len(self._unanswered) > worker.max_request:
+            self.pass_on()
+        elif self._timer is None:
+            self._timer = worker.loop.call_later(_WAIT_SECONDS, self.pass_on)
 
     def _answer_or_wait(self) -> None:
         """Answer the request that was read, wait for the record of its origin, or pass it on.
 
         A batch is passed on immediately, since it may lack the records of many origins.
         """
-        worker = self._worker
+        worker, request = self._worker, self._request
         worker.missing_origin = None
-        if self._answer(self._message):
+        if request is None or self._answer(request):
             return
-        if worker.missing_origin is None or self._message.method != "GET":
+        if worker.missing_origin is None or request.method != "GET":
             self.pass_on()
             return
         self._waiting = True
@@ -197,36 +185,16 @@ class _WorkerConnection(BaseProtocol):
             self._waiting = False
             self._answer_or_wait()
 
-    def _answer(self, message: Any) -> bool:
-        """Answer the request that was read. Return False if only the owner can."""
-        raw = self._unanswered
-        length = whole_request(raw, self._payload)
-        if length < 0 or not is_plain(message):
-            return False
-        heads = self._worker.heads
-        if heads is not None:
-            heads.learn(raw, message, length)
-        body = raw[len(raw) - length :]
-        return self._respond(message.method, message.path, message.headers, body)
-
-    def _answer_known(self, data: bytes) -> bool:
-        """Answer a question whose head was parsed before. Return False if it must be parsed."""
-        heads = self._worker.heads
-        if heads is None or not data.startswith(QUESTION_STARTS) or self._message is not None:
-            return False
-        found = heads.read(data)
-        return found is not None and self._respond(*found)
-
-    def _respond(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> bool:
+    def _answer(self, request: Request) -> bool:
         """Write the answer to a request. Return False if only the owner can answer."""
         transport = self.transport
         if transport is None:
             return False
-        answer = self._worker.answer(method, target, headers, body, self._remote, transport)
+        answer = self._worker.answer(request, self._remote, transport)
         if answer is None:
             return False
-        write_octets(transport, answer)
-        self._unanswered, self._message, self._payload = b"", None, None
+        transport.write(answer)
+        self._unanswered, self._request = b"", None
         self._stop_timer()
         self._answered += 1
         if self._passes and self._answered >= _FORGIVING_FACTOR << self._passes:
@@ -279,7 +247,6 @@ class _WorkerProcess:
         self.max_request: int = 0
         """Octets of a request that is read here; larger ones go to the owner."""
         self.max_header: int = 8190
-        self.heads: HeadCache | None = None
         self._replica: Replica  # made together with the service, by the first `Configure`
         self._service: Service | None = None
         self._requested: set[str] = set()
@@ -373,8 +340,6 @@ class _WorkerProcess:
             version=message.version,
         )
         self.max_header, self.max_connections = config.server.max_header, raise_file_limit().clients
-        if speedups.ON:
-            self.heads = HeadCache(max_line=self.max_header)
         self._tasks.start(self._service.log.run())
         self.channel.send(Ready())
 
@@ -418,12 +383,14 @@ class _WorkerProcess:
         except OSError:
             connection.close()
 
-    def answer(self, *request: Any) -> Octets | None:
-        """Return the response to a request; see `Service.answer_inline`."""
+    def answer(
+        self, request: Request, remote: str | None, transport: asyncio.Transport
+    ) -> bytes | None:
+        """Return the response to a request; see `Service.inline`."""
         # With tracing, each request has a span, which only the owner makes.
-        if self._service is None or self._service.tracing is not None:
+        if self._service is None or self._service.inline is None:
             return None
-        answer = self._service.answer_inline(*request)
+        answer = self._service.inline(request, remote, transport)
         if answer is not None and self._report_timer is None:
             self._report_timer = self.loop.call_later(_REPORT_SECONDS, self._report)
         return answer
@@ -460,11 +427,8 @@ class _WorkerProcess:
             return
         feed = service.operators.feed
         count, feed.count = feed.count, 0
-        notes, bases, batches = feed.take_latest(_MAX_NOTES)
-        batch_notes = [
-            BatchNote(at, request, client, list(texts))
-            for _, at, texts, request, client in batches[-_MAX_BATCHES:]
-        ]
+        notes, batches = feed.take_latest(_MAX_NOTES)
+        batches = batches[-_MAX_BATCHES:]
         decisions, refused = self._replica.drain_counts()
         written, dropped = service.log.written, service.log.dropped
         logged = written - self._logged[0], dropped - self._logged[1]
@@ -477,10 +441,9 @@ class _WorkerProcess:
                     (origin, one.allow, one.deny, one.defer)
                     for origin, one in feed.take_counts().items()
                 ],
-                bases=bases,
                 notes=notes,
-                batches=batch_notes,
-                unnoted=count - len(notes) - sum(len(one.decisions) for one in batch_notes),
+                batches=batches,
+                unnoted=count - len(notes) - sum(one.count for one in batches),
                 refused=dict(refused),
                 logged=logged,
                 connections=len(self.clients),

@@ -421,9 +421,9 @@ class Workers:
             counts.defer += defer
         feed.count += added.unnoted
         for note in added.notes:
-            feed.merge(note, added.bases[note.base])
+            feed.merge(note)
         for batch in added.batches:
-            feed.add_batch(batch.decisions, batch.request, batch.client, at=batch.at)
+            feed.merge_batch(batch)
         owner.log.add_counts(*added.logged)
         worker.connections = added.connections
 

@@ -23,7 +23,13 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from gatekeeper.robots.model import Rule, rule_at
-from gatekeeper.robots.parser import Dialect, Spans, line_numbers, rule_offsets, to_octets
+from gatekeeper.robots.parser import (
+    Spans,
+    line_numbers,
+    rule_offsets,
+    rules_in,
+    to_octets,
+)
 from gatekeeper.robots.patterns import (
     PLAIN,
     ROBOTS_TXT,
@@ -34,7 +40,6 @@ from gatekeeper.robots.patterns import (
     wild_match,
 )
 from gatekeeper.robots.policy import Policy
-from gatekeeper.robots.rules import rules_in
 from gatekeeper.urls import MAX_PATH
 
 MAX_STEPS = 2_000_000
@@ -551,18 +556,16 @@ class Reading(NamedTuple):
     def of(cls, policy: Policy) -> Reading | None:
         """Create a reading, or return None if some of the rules have another dialect than RFC
         9309."""
-        readings = policy._readings
-        if len(readings) > 1 or readings[0].dialect is not Dialect.RFC9309:
+        found = policy.plain
+        if found is None:
             return None
-        text, spans = policy.robots.lines, readings[0].spans
+        text, spans = policy.robots.lines, found.spans
         rules: dict[tuple[bool, str], RankedRule] = {}
         for i, (dis, value) in enumerate(rules_in(text, spans)):
             if (rule := ranked(i, not dis, value)) is not None:
                 rules.setdefault((rule.allow, rule.pattern), rule)  # a repeated rule never decides
         table = RuleTable(rules.values())
-        decide = policy.decider()
-        assert decide is not None  # noqa: S101 - there is one reading
-        return cls(decide, table, _lines_of(text, spans), spans)
+        return cls(found.decide, table, _lines_of(text, spans), spans)
 
     def line_of(self, rule: RankedRule | None) -> Rule | None:
         """Return the line of a rule."""

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from gatekeeper import speedups
 from gatekeeper.cli.settings import Settings
 from gatekeeper.config import Config
 from gatekeeper.errors import ConfigError
@@ -137,10 +136,6 @@ def test_variables_of_others_are_left_alone() -> None:
     environ = {"GATEKEEPER_PORT": "tcp://10.0.0.1:8750", "GATEKEEPER_SERVICE_HOST": "10.0.0.1"}
 
     assert Settings.load(None, environ=environ).config == Config()
-
-
-def test_the_switch_of_the_speedups_is_no_misspelt_setting() -> None:
-    assert Settings.load(None, environ={speedups.VARIABLE: "1"}).ignored == ()
 
 
 def test_a_variable_that_looks_like_a_setting_and_is_none_is_told() -> None:

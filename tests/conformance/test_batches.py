@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 
 from gatekeeper import InvalidURL, urls
+from gatekeeper.gate import decider
 from tests.internet import FakeInternet
 
 ODD = [
@@ -54,9 +55,9 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> None:
         return as_written(path)
 
     monkeypatch.setattr(urls, "_parse_with_yarl", fail)
-    monkeypatch.setattr(urls, "is_sent_as_written", fail_as_well)
+    for module in (urls, decider):
+        monkeypatch.setattr(module, "is_sent_as_written", fail_as_well)
     monkeypatch.setattr(urls, "split_ordinary", fail_too)
-    monkeypatch.setattr(urls, "plain_octets", lambda _: None)
 
 
 async def test_text_that_is_no_url_is_denied_among_the_others(

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from gatekeeper import Config, Decision, Gatekeeper, Reason, RemoteGatekeeper, State, Verdict
 from gatekeeper.clock import VirtualClock
+from gatekeeper.sidecar.inline import Request
 from gatekeeper.sidecar.listening import Server
 from gatekeeper.sidecar.routes.table import ROUTES
 from gatekeeper.sidecar.security import Tokens
@@ -88,11 +89,11 @@ class Sidecar:
         self.seen.append((request.method, request.path))
         return await self.service.handle(request)
 
-    def _at_once(self, method: str, target: str, *more: Any) -> bytes | None:
+    def _at_once(self, request: Request, *more: Any) -> bytes | None:
         inline = self.service.inline
-        answer = None if inline is None else inline(method, target, *more)
+        answer = None if inline is None else inline(request, *more)
         if answer is not None:
-            self.seen.append((method, target.partition("?")[0]))
+            self.seen.append((request.method, request.target.partition("?")[0]))
         return answer
 
     async def stop(self) -> None:

@@ -7,7 +7,6 @@ import importlib
 
 import pytest
 
-from gatekeeper import speedups
 from tests.documents.blocks import ROOT
 
 PACKAGE = ROOT / "gatekeeper"
@@ -16,8 +15,6 @@ MODULES = sorted(
     for path in PACKAGE.rglob("*.py")
     if ">>> " in path.read_text("utf-8")
 )
-if not speedups.ON:  # One of its examples is about a speed-up.
-    MODULES.remove("gatekeeper.robots.policy")
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -15,8 +15,6 @@ from gatekeeper.config import Config, FetchConfig, GuardConfig, PacingConfig
 from gatekeeper.fetching import guard as guarding
 from tests.internet import Fail, FakeInternet
 
-pytestmark = pytest.mark.usefixtures("speedups_on")
-
 RULES = "User-agent: *\nDisallow: /private\n"
 
 

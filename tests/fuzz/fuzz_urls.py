@@ -7,7 +7,7 @@ Further arguments are libFuzzer's, as in fuzz_robots.py. yarl and idna are instr
 it is their errors that must not come through.
 
 Promises that are checked: nothing but InvalidURL leaves `parse`, `split`, `path_of`, `join` and
-`sendable`, whatever the text; `mask`, `split_ordinary` and `plain_octets` raise nothing; what was
+`sendable`, whatever the text; `mask` and `split_ordinary` raise nothing; what was
 read reads the same again, the second time, and by every reader; no message shows what stands
 between a `:` and an `@`.
 """
@@ -42,7 +42,6 @@ def check_text(raw: str) -> None:
     """Every reader of one text."""
     shown = urls.mask(raw)
     assert shown.isprintable()
-    urls.plain_octets([raw])
     ordinary = urls.split_ordinary(raw)
     target = _reads(urls.parse, raw)
     _reads(urls.path_of, raw)

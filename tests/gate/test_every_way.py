@@ -1,19 +1,15 @@
-"""A question gets the same answer on a cold, warm or packed origin, with and without speedups."""
+"""A question gets the same answer about a cold and a warm origin, and a text at rest."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Iterator
 
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gatekeeper import Config, Decision, Denied, Gatekeeper, VirtualClock, speedups
-from gatekeeper.client.wire import Decisions
+from gatekeeper import Config, Decision, Denied, Gatekeeper, VirtualClock
 from gatekeeper.robots import RobotsTxt
-from gatekeeper.sidecar.replica import GateAnswers
 from tests.internet import FakeInternet
 
 FILES = st.lists(
@@ -37,15 +33,6 @@ PATHS = st.lists(
 VARIES = ("id", "fetched_at", "expires_at")
 
 
-@contextlib.contextmanager
-def switched(on: bool) -> Iterator[None]:
-    before, speedups.ON = speedups.ON, on
-    try:
-        yield
-    finally:
-        speedups.ON = before
-
-
 def common(decision: Decision | None) -> dict[str, object]:
     assert decision is not None
     return {
@@ -65,16 +52,15 @@ async def leased(gate: Gatekeeper, url: str) -> Decision:
 
 
 def rest(gate: Gatekeeper) -> None:
-    """Pack every text, as if many other origins had been asked about since."""
+    """Put every text to rest, as if many other origins had been asked about since."""
     for record in gate.parts.decider.records.values():
-        record.drop_cached()
-        record.questions = 0
+        record.asked = 0
         if record.text is not None:
             record.text.rest()
 
 
 async def every_way(gate: Gatekeeper, url: str, *, resting: bool) -> list[dict[str, object]]:
-    inside = GateAnswers(gate)
+    decider, clock = gate.parts.decider, gate.parts.clock
 
     def at_rest() -> Gatekeeper:
         if resting:
@@ -88,42 +74,34 @@ async def every_way(gate: Gatekeeper, url: str, *, resting: bool) -> list[dict[s
     many = [decision async for decision in at_rest().check_many([url, url])]
     found = [first, await at_rest().check(url), at_rest().peek(url), listed, *many]
     at_rest()
-    if (recalled := inside.recall(url)) is not None:
+    if (recalled := decider.recall(url, decider.agent, clock)) is not None:
         found.append(recalled)
-    if not (written := inside.write_many([url])).missing():
-        found += msgspec.json.decode(b"".join(written.body()), type=Decisions).decisions
     named = await leased(at_rest(), url)
     assert (named.verdict, named.reason, named.rule) == (first.verdict, first.reason, first.rule)
     return [common(decision) for decision in found]
 
 
-async def answers(
-    text: str, paths: list[str], *, on: bool, resting: bool = False
-) -> list[dict[str, object]]:
+async def answers(text: str, paths: list[str], *, resting: bool) -> list[dict[str, object]]:
     config = Config.from_dict({"guard": {"allow": ["127.0.0.0/8", "*.test"]}})
-    with switched(on):
-        async with FakeInternet(clock=VirtualClock()) as net:
-            net.site("a.test").robots(text)
-            gate = Gatekeeper("testbot/1.0", config=config, clock=net.clock, resolver=net.resolver)
-            async with gate:
-                given = []
-                for path in paths:
-                    found = await net.drive(
-                        every_way(gate, f"http://a.test{path}", resting=resting)
-                    )
-                    assert all(one == found[0] for one in found), (text, path)
-                    given.append(found[0])
-                return given
+    async with FakeInternet(clock=VirtualClock()) as net:
+        net.site("a.test").robots(text)
+        gate = Gatekeeper("testbot/1.0", config=config, clock=net.clock, resolver=net.resolver)
+        async with gate:
+            given = []
+            for path in paths:
+                found = await net.drive(every_way(gate, f"http://a.test{path}", resting=resting))
+                assert all(one == found[0] for one in found), (text, path)
+                given.append(found[0])
+            return given
 
 
 @given(FILES, PATHS)
 @settings(max_examples=40, deadline=None)
-def test_one_answer_by_every_way_with_speedups_and_without(text: str, paths: list[str]) -> None:
-    fast = asyncio.run(answers(text, paths, on=True))
-    plain = asyncio.run(answers(text, paths, on=False))
-    resting = asyncio.run(answers(text, paths, on=True, resting=True))
+def test_one_answer_by_every_way(text: str, paths: list[str]) -> None:
+    awake = asyncio.run(answers(text, paths, resting=False))
+    resting = asyncio.run(answers(text, paths, resting=True))
     policy = RobotsTxt.parse(text).policy("testbot")
 
-    assert fast == plain == resting
-    for path, decision in zip(paths, fast, strict=True):
+    assert awake == resting
+    for path, decision in zip(paths, awake, strict=True):
         assert (decision["verdict"] == "allow") is policy.match(f"http://a.test{path}").allowed

@@ -132,7 +132,6 @@ async def test_many_questions_cost_one_fetch(internet: FakeInternet, gate: Gatek
     assert site.paths == ["/robots.txt"]
 
 
-@pytest.mark.usefixtures("speedups_on")
 async def test_the_warm_path_counts_and_builds_no_decision(
     internet: FakeInternet, gate: Gatekeeper
 ) -> None:

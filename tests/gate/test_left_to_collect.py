@@ -17,8 +17,6 @@ from gatekeeper.config import GuardConfig, PacingConfig
 from gatekeeper.session import polite_session, session_gate
 from tests.internet import FakeInternet, Page
 
-# Without the connection made ahead of a request, an error of aiohappyeyeballs keeps its frame.
-pytestmark = pytest.mark.usefixtures("speedups_on")
 MANY = 12
 ROBOTS = "User-agent: *\nDisallow: /private\n"
 

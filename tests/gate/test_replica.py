@@ -69,7 +69,7 @@ async def test_it_decides_as_the_gate_does_whose_record_it_has(
     record = shared_record(gate, "http://a.test")
     assert record is not None
     other.take_in("http://a.test", record)
-    for _ in range(6):  # from the text, from its rules, from the decision cache
+    for _ in range(6):  # from the text, and from its rules
         for url in URLS:
             mine = other.decide(url, user_agent=agent)
             assert same(mine, await gate.check(url, user_agent=agent))
@@ -77,6 +77,22 @@ async def test_it_decides_as_the_gate_does_whose_record_it_has(
     assert sum(told.values()) == 6 * len(URLS)
     assert sum(refused.values()) > 0
     assert not any(other.drain_counts())
+    other.close()
+
+
+async def test_a_batch_is_decided_as_a_whole_or_not_at_all(gate: Gatekeeper) -> None:
+    other, urls = replica([]), [f"http://a.test/{number}" for number in range(3)]
+    await gate.check(urls[0])
+    record = shared_record(gate, "http://a.test")
+    assert record is not None
+    other.take_in("http://a.test", record)
+    for url in ("http://cold.test/", "nonsense"):
+        assert other.decide_all([*urls, url]) is None
+        assert not any(other.drain_counts())
+    decided = other.decide_all(urls)
+    assert decided is not None
+    assert all(map(same, decided, await gate.check_all(urls)))
+    assert sum(other.drain_counts()[0].values()) == 3
     other.close()
 
 
@@ -94,7 +110,7 @@ async def test_what_it_is_told_to_forget_or_to_obey_counts_at_once(gate: Gatekee
     assert record is not None
 
     def verdict() -> Verdict | None:
-        decision = other.recall(url)
+        decision = other.decide(url)
         return None if decision is None else decision.verdict
 
     for _ in range(6):

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gatekeeper import Config, Deferred, Denied, Gatekeeper, LeaseTimeout, PoliteQueue, speedups
+from gatekeeper import Config, Deferred, Denied, Gatekeeper, LeaseTimeout, PoliteQueue
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import PacingConfig
 from gatekeeper.signing import new_key
@@ -784,17 +784,10 @@ async def test_every_hop_is_signed(scrapy: Scrapy, tmp_path: Path) -> None:
         verify(as_sent(request), public)
 
 
-@pytest.fixture(params=["with speedups", "without"])
-def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether the gate grants leases without waiting."""
-    monkeypatch.setattr(speedups, "ON", request.param == "with speedups")
-    return request.param == "with speedups"
-
-
 @pytest.mark.parametrize("asked_by", ["the queue", "another"])
 @pytest.mark.parametrize("already_waits", [True, False])
 async def test_a_long_block_refuses_at_once_who_waits_for_the_host(
-    quick: bool, already_waits: bool, asked_by: str
+    already_waits: bool, asked_by: str
 ) -> None:
     """Whichever request caused it, and whether or not the next request is in the scheduler yet."""
     from gatekeeper.integrations.queue_gate import RefusedTurn, queue_gate

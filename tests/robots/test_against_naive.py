@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gatekeeper import speedups
-from gatekeeper.robots import RobotsTxt, compiled, longest, patterns
+from benchmarks.corpus import generate
+from gatekeeper.robots import RobotsTxt, longest, patterns
+from gatekeeper.urls import split
 
 UNRESERVED = set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 RESERVED = set(":/?#@!$&'()*+,;=")  # brackets have no place in a path: always escaped
@@ -119,22 +120,17 @@ def text_of(rules: list[tuple[str, str]]) -> str:
     return "User-agent: *\n" + "".join(f"{field}: {value}\n" for field, value in rules)
 
 
-@pytest.fixture(
-    params=["listed", "compiled", "at once", "flat or counted", "counted"], scope="module"
-)
+@pytest.fixture(params=["one by one", "at once", "short paths", "counted"], scope="module")
 def layout(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every way to hold rules: as they are listed; compiled, when they are compared first or at
-    once, with the wildcard patterns for few and short paths, and the other."""
+    """Every way to look for the longest rule: prepared when needed or at once, with the patterns
+    tried one by one or looked up by their pieces."""
     with pytest.MonkeyPatch.context() as patch:
-        if request.param != "listed":
-            patch.setattr(longest, "_MAX_LINEAR_RULES", -1)
-            patch.setattr(longest, "_COMPILE_AFTER", 1)
         if request.param == "at once":
-            patch.setattr(longest, "_EAGER_OCTETS", 0)
-        if request.param == "flat or counted":
-            patch.setattr(compiled, "MAX_LINEAR_PAIRS", 60)
+            patch.setattr(longest, "_LARGE", -1)
+        if request.param == "short paths":
+            patch.setattr(longest, "_MAX_LINEAR_PAIRS", 60)
         if request.param == "counted":
-            patch.setattr(compiled, "MAX_LINEAR_PATTERNS", 0)
+            patch.setattr(longest, "_MAX_LINEAR_PATTERNS", 0)
             patch.setattr(patterns, "_MAX_SHARED", 1)
         yield
 
@@ -146,6 +142,8 @@ def test_rfc9309(layout: None, rules: list[tuple[str, str]], path: str) -> None:
 
     for _ in range(3):
         assert policy.allows(path, "") is expected
+    for form in (policy.plain, policy.flat()):
+        assert form is None or form.allows_plain(path) in (expected, None)
     match = policy.match_path(path)
     assert match.allowed is expected
     # The rule is the longest one, of equal ones an Allow, of these the first.
@@ -154,6 +152,23 @@ def test_rfc9309(layout: None, rules: list[tuple[str, str]], path: str) -> None:
     named = min(best, key=lambda one: (one.field != "Allow", one.line), default=None)
     if match.rule is not None or path != "/robots.txt":
         assert (match.rule and match.rule.line) == (named and named.line)
+
+
+def test_files_in_the_shape_of_real_ones(layout: None) -> None:
+    asked = 0
+    for site in generate(60, urls=6, seed=1)[::2]:  # every second one is asked for a named robot
+        robots = RobotsTxt.parse(site.body)
+        policy = robots.policy(site.agent)
+        groups = [group for group in robots.groups if "*" in group.agents]
+        rules = [(rule.field, rule.value) for group in groups for rule in group.rules]
+        for url in site.urls:
+            origin, path = split(url)
+            expected = naive_rfc(rules, path)
+            asked += expected is False
+            assert policy.allowed(url) is policy.match_path(path, origin).allowed is expected
+            for form in (policy.plain, policy.flat()):
+                assert form is None or form.allows_plain(path) in (expected, None)
+    assert asked > 20
 
 
 NEAR = st.sampled_from(
@@ -184,9 +199,6 @@ def test_the_robots_txt_itself_is_allowed_and_no_path_beside_it(
     assert match.allowed is expected
     if path in {"/robots.txt", "/robots%2Etxt"}:
         assert match.rule is None
-    decide = policy.decider()
-    assert decide is not None
-    assert (decide(path) == compiled.ROBOTS_FILE) is (path in {"/robots.txt", "/robots%2Etxt"})
 
 
 @given(rules=RULES, path=PATHS)
@@ -225,17 +237,14 @@ URLS = st.lists(st.one_of(PIECES, st.sampled_from(["#", "..", "/.", "%2e", "%2E/
 
 
 @given(rules=RULES, urls=st.lists(URLS.map("".join).map("http://a.example/{}".format), max_size=8))
-def test_whole_urls_are_answered_as_without_speedups(
+def test_whole_urls_are_answered_as_their_paths(
     layout: None, rules: list[tuple[str, str]], urls: list[str]
 ) -> None:
-    robots = RobotsTxt.parse(text_of(rules), dialect="rfc9309")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(speedups, "ON", False)
-        plain = robots.policy("bot")
-    policy = robots.policy("bot")
+    policy = RobotsTxt.parse(text_of(rules), dialect="rfc9309").policy("bot")
     for url in map(str.strip, urls):
-        assert policy.allowed(url) is plain.allowed(url)
-        assert policy.match(url) == plain.match(url)
+        path = split(url)[1]
+        assert policy.allowed(url) is naive_rfc(rules, path)
+        assert policy.match(url).path == path
 
 
 TEXTS = st.text("ab/:~.-_,;=@+!*$'()", max_size=10).map("/{}".format)
@@ -248,8 +257,8 @@ def test_the_quick_roads_lead_where_the_long_one_does(
 ) -> None:
     policy = RobotsTxt.parse(text_of(rules), dialect=dialect).policy("bot")
     expected = policy.match_path(path).allowed
-    answer = policy.quick_answer()
-    assert answer is None or answer(path) in (expected, None)
+    for rules in (policy.plain, policy.flat()):
+        assert rules is None or rules.allows_plain(path) in (expected, None)
 
 
 SHELL = st.lists(
@@ -292,9 +301,3 @@ def test_shell_patterns(value: str, path: str) -> None:
     text = f"User-agent: *\nRobot-version: 2.0\nDisallow: {value}\n"
     policy = RobotsTxt.parse(text, dialect="2.0").policy("bot")
     assert policy.allows(path, "") is not (bool(value) and naive_shell(value, path))
-
-
-@given(st.text(st.sampled_from("/.%a?# *\t\x1f\x7f\x80é~"), max_size=8).map("/{}".format))
-def test_a_path_as_written_is_told_by_a_loop_as_by_calls(path: str) -> None:
-    calls = "%" not in path and " " not in path and "/." not in path and path.isprintable()
-    assert patterns.is_ordinary_path(path) is (calls and path.isascii())

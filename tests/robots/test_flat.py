@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from gatekeeper.robots import RobotsTxt
 from gatekeeper.robots.patterns import is_robots_txt
 
-pytestmark = pytest.mark.usefixtures("speedups_on")
-
 _VALUES = st.text(alphabet="/ab.*$?:%2A-\t é", max_size=7)
 _RULES = st.lists(
     st.tuples(st.sampled_from(["Allow", "Disallow"]), _VALUES.map("/{}".format) | _VALUES),
@@ -102,28 +100,3 @@ def test_a_file_at_rest_takes_no_more_than_its_lines() -> None:
     assert flat is not None
     kept = flat.rules, flat.patterns, flat.pieces
     assert sum(map(len, kept)) <= sum(map(len, rules))
-
-
-@given(_RULES, _PATHS)
-@example([("Disallow", "/ab"), ("Disallow", "/a*")], "/ab")
-@example([("Disallow", "/a*"), ("Disallow", "/ab")], "/ab")
-@example([("Disallow", "*b"), ("Disallow", "/a")], "/ab")
-@example([("Allow", "/a"), ("Disallow", "/a")], "/a")
-@example([("Disallow", "/a "), ("Disallow", "/a")], "/a")
-@example([("Disallow", "/"), ("Disallow", "/")], "/a")
-def test_the_rule_that_decides_is_found_in_the_text(
-    rules: list[tuple[str, str]], path: str
-) -> None:
-    """Another group before it says the same, and some values stand in other lines, too."""
-    ours = [f"{field}: {value} # x" for field, value in rules]
-    lines = ["User-agent: other", *ours, "", "user-agent: BOT", "# Disallow: /a", *ours]
-    policy = RobotsTxt.parse("\n".join(lines)).policy("bot")
-    flat = policy.flat()
-    score = None if flat is None or is_robots_txt(path) else flat.score(path)
-    if flat is None or score in {None, 1}:
-        return
-    rule = policy.rule_by(flat, path, score)
-    if rule is None:
-        assert not flat.as_written
-    else:
-        assert rule == policy.match_path(path).rule

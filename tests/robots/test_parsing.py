@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gatekeeper import speedups
 from gatekeeper.robots import Dialect, RobotsTxt, patterns
 from gatekeeper.robots.parser import to_octets
 from gatekeeper.robots.policy import _decompressed
@@ -268,7 +267,6 @@ def test_rendered_file_keeps_every_verdict(text: str) -> None:
             assert again.policy(agent).allowed(path) is robots.policy(agent).allowed(path)
 
 
-@pytest.mark.usefixtures("speedups_on")
 def test_kept_policy_is_small() -> None:
     """Four times smaller than what the peers keep of an ordinary file."""
     body = "".join(["User-agent: *\n", *(f"Disallow: /some/path-{n}/\n" for n in range(20))])
@@ -312,10 +310,7 @@ def test_packed_file_answers_as_before() -> None:
     assert packed.policy("bot").match("/b").rule == robots.policy("bot").match("/b").rule
 
 
-def test_a_policy_asked_often_leaves_packing_to_whoever_keeps_the_file(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(speedups, "ON", True)
+def test_a_policy_asked_often_leaves_packing_to_whoever_keeps_the_file() -> None:
     robots = RobotsTxt.parse(b"User-agent: *\n" + b"Disallow: /b # again\n" * 50)
     policy = robots.policy("bot")
     before = deep_size(robots)

@@ -7,10 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gatekeeper import speedups
 from gatekeeper.errors import InvalidURL
 from gatekeeper.robots import Policy, RobotsTxt
-from gatekeeper.robots.longest import LongestMatch
 
 TEXT = """\
 User-agent: *
@@ -262,47 +260,20 @@ def test_the_query_of_a_usage_path_is_compared_as_that_of_a_rule(pattern: str, p
     assert policy.content_usage(before_the_query) == {}
 
 
-@pytest.mark.parametrize("path", ["/", "/a", "/a/b?c", "/robots.txt", "/x%2Fy", "/a.php"])
-def test_a_code_says_what_the_path_does(path: str) -> None:
-    text = "User-agent: *\nDisallow: /a\nAllow: /a/\nDisallow: /*.php$\nDisallow: /x%2fy\n"
-    policy = RobotsTxt.parse(text).policy("bot")
-    rule_of = policy.decider()
-    assert rule_of is not None
-    code = rule_of(path)
-    assert policy.match_of(code, path, "") == policy.match_path(path)
+def test_a_rule_that_decided_before_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = "".join(f"Disallow: /{n}/\n" for n in range(300))
+    policy = RobotsTxt.parse("User-agent: *\n" + rules).policy("bot")
+    for _ in range(2):
+        for n in range(300):
+            assert policy.match(f"/{n}/x").rule.line == n + 2
+    assert len(policy._rules) <= 256
 
+    def scanned(self: RobotsTxt) -> str:
+        raise AssertionError("the text is scanned again")
 
-class Read:
-    """A text that is asked about while its rules are read once more."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.size = len(text)
-        self.rules: LongestMatch | None = None
-        self.said: list[bool] = []
-
-    @property
-    def lines(self) -> str:
-        if self.rules is not None:
-            rules, self.rules = self.rules, None
-            self.said = [rules.allows(path) for path in ("/a", "/a/b", "/x.gif", "/c", "/*")]
-        return self.text
-
-
-@pytest.mark.parametrize("rule", ["", "Allow: /a/b\n", "Disallow: /*.gif$\n", "Disallow: /%2A\n"])
-def test_two_threads_that_read_the_rules_do_not_disturb_each_other(
-    rule: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(speedups, "ON", True)
-    text = "User-agent: *\nDisallow: /a\n" + rule
-    source = Read(text)
-    rules = LongestMatch(source, ((0, len(text)),))
-    expected = [rules.allows(path) for path in ("/a", "/a/b", "/x.gif", "/c", "/*")]
-    source.rules = rules
-    rules._read_rules(source)  # as a thread does that found them unread
-    assert source.said == expected
-    assert [rules.allows(path) for path in ("/a", "/a/b", "/x.gif", "/c", "/*")] == expected
-    assert rules.allows("/a") is False
+    last = policy.match("/299/x").rule
+    monkeypatch.setattr(RobotsTxt, "lines", property(scanned))
+    assert policy.match("/299/y").rule is last
 
 
 @pytest.mark.parametrize("value", ["h", "https", "https://a.example/x", "-", "x/", " ", "xyz"])

@@ -9,8 +9,6 @@ from yarl import URL
 
 from gatekeeper.urls import UrlCache
 
-pytestmark = pytest.mark.usefixtures("speedups_on")
-
 AUTHORITIES = st.sampled_from(
     [
         "http://a.example",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +14,6 @@ from aiohttp.test_utils import RawTestServer
 from gatekeeper.config import Config, ServerConfig
 from gatekeeper.decision import Decision, Reason, State, Verdict
 from gatekeeper.errors import GateClosed, InvalidURL
-from gatekeeper.gate.decision_cache import DecisionBatch
 from gatekeeper.robots import Rule
 from gatekeeper.sidecar.routes.table import ROUTES
 from gatekeeper.sidecar.service import Service
@@ -52,9 +51,6 @@ class ScriptedGate:
     )
     """No hosts; nothing is fetched."""
 
-    def recall(self, url: str, *, user_agent: str | None = None) -> Decision | None:
-        return None
-
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
         if self.error is not None:
             raise self.error
@@ -64,9 +60,6 @@ class ScriptedGate:
             rule = Rule(line=3, field="disallow", value="/private", text="Disallow: /private")
             return decision(url, Verdict.DENY, reason=Reason.RULE, rule=rule, user_agent=user_agent)
         return decision(url, user_agent=user_agent)
-
-    def write_many(self, urls: Sequence[str], **_: object) -> DecisionBatch:
-        return DecisionBatch([None] * len(urls), [b""] * len(urls), 0)
 
     async def check_all(
         self, urls: Iterable[str], *, user_agent: str | None = None

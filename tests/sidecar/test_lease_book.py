@@ -252,7 +252,6 @@ async def kept(door: Any, internet: FakeInternet, path: Path) -> AsyncIterator[K
 
 @needs_a_full_disk
 @pytest.mark.parametrize("at_once", [True, False])
-@pytest.mark.usefixtures("speedups_on")
 async def test_a_full_disk_leaks_no_turn_and_says_what_helps(kept: Kept, at_once: bool) -> None:
     async def take() -> None:
         if at_once:
@@ -400,7 +399,6 @@ def test_a_journal_that_was_removed_is_written_again_with_all_that_is_open(path:
     assert set(left_in(path)) == {"b"}
 
 
-@pytest.mark.usefixtures("speedups_on")
 async def test_a_client_may_name_its_lease_unless_the_name_is_taken(kept: Kept) -> None:
     mine = "client-made-id-0"
     one = kept.table.acquire_nowait(kept.gate, URL, 60.0, "client", mine)

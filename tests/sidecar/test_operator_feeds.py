@@ -49,11 +49,11 @@ def test_the_ring_keeps_the_latest_and_counts_all() -> None:
 
 
 def test_batches_stand_in_the_order_in_which_all_were_given() -> None:
-    from gatekeeper.client.wire import encode
+    from gatekeeper.client.wire import Decisions, encode
 
     feed = DecisionFeed(VirtualClock())
     feed.add(decision(1), "r", "local")
-    feed.add_batch([encode(decision(n)).decode() for n in (2, 3, 4)], "r2", "other")
+    feed.add_batch(encode(Decisions([decision(n) for n in (2, 3, 4)])), 3, "r2", "other")
     feed.add(decision(5), "r3", "local")
     assert [one.decision.id for one in feed.since(0)] == ["t-1", "t-2", "t-3", "t-4", "t-5"]
     assert [one.number for one in feed.since(2)] == [3, 4, 5]

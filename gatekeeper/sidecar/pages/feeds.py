@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from heapq import merge
 from itertools import islice
 from math import inf, isnan
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
-from msgspec.structs import replace
 
+from gatekeeper.client.wire import Decisions, encode
 from gatekeeper.clock import Clock, SingleTimer, SystemClock
 from gatekeeper.decision import Decision, Verdict
 from gatekeeper.fetching.outcomes import Outcome
-from gatekeeper.gate.decision_cache import CachedDecision, WrittenDecision
 from gatekeeper.urls import host_of
 
 if TYPE_CHECKING:
@@ -80,39 +79,40 @@ class DecisionNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Wall time in seconds."""
     request: str
     client: str
-    base: int
-    """Index, in the same message, of a decision that differs from this one in URL and id only."""
-    url: str
-    id: str
+    decision: bytes
+    """The decision as JSON. It stays encoded, since few are ever looked at."""
 
 
-class _NotedDecision(msgspec.Struct, frozen=True, gc=False):
-    """A decision of another process, decoded when it is read."""
+class BatchNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The decisions about a batch, as they are kept and sent to another process."""
 
-    base: msgspec.Raw
-    """A decision in MessagePack that differs from this one in URL and id only."""
-    url: str
-    id: str
+    at: float
+    """Wall time in seconds."""
+    request: str
+    client: str
+    count: int
+    """Number of decisions."""
+    body: bytes
+    """The response to the batch. It is decoded when it is read, as few are."""
 
-    @property
-    def decision(self) -> Decision:
-        """The decision, decoded on each access."""
-        return replace(_packed_decision.decode(self.base), url=self.url, id=self.id)
 
-
-_Entry = tuple[int, float, Decision | WrittenDecision | _NotedDecision, str, str]
-"""The fields of a `GivenDecision`. A plain tuple costs a third of a named one."""
-_Batch = tuple[int, float, Sequence[str], str, str]
-_decision = msgspec.json.Decoder(Decision)
-_pack = msgspec.msgpack.Encoder().encode
-_packed_decision = msgspec.msgpack.Decoder(Decision)
+_Entry = tuple[int, float, Decision | bytes, str, str]
+"""The fields of a `GivenDecision`. A plain tuple costs a third of a named one. A decision of
+another process stays JSON until it is read."""
+_decision = msgspec.json.Decoder(Decision).decode
+_decisions = msgspec.json.Decoder(Decisions).decode
 
 
 def _decoded(entry: _Entry) -> GivenDecision:
     number, at, decision, request, client = entry
     if not isinstance(decision, Decision):
-        decision = decision.decision
+        decision = _decision(decision)
     return GivenDecision(number, at, decision, request, client)
+
+
+def _of_batch(first: int, batch: BatchNote) -> list[GivenDecision]:
+    decisions = enumerate(_decisions(batch.body).decisions, first)
+    return [GivenDecision(n, batch.at, one, batch.request, batch.client) for n, one in decisions]
 
 
 class DecisionFeed:
@@ -132,7 +132,8 @@ class DecisionFeed:
         """Decisions since the start."""
         self._ring: deque[_Entry] = deque(maxlen=ring)
         self._append = self._ring.append
-        self._batches: deque[_Batch] = deque(maxlen=batches)
+        self._batches: deque[tuple[int, BatchNote]] = deque(maxlen=batches)
+        """Each with the number of its first decision."""
         self._statuses: dict[str, tuple[int, float]] = {}
         self._old_statuses: dict[str, tuple[int, float]] = {}
         self._hosts: dict[str, Counts] = {}
@@ -141,20 +142,11 @@ class DecisionFeed:
         """The totals of the hosts by origin, so that the origin need not be parsed."""
         self._wall = time.time if type(clock) is SystemClock else clock.wall
 
-    def add(
-        self,
-        decision: Decision,
-        request: str,
-        client: str,
-        written: WrittenDecision | None = None,
-    ) -> None:
-        """Keep a decision in place of the oldest one, and count it for its host.
-
-        `written`: the decision that was given, if `decision` differs from it in URL and id.
-        """
+    def add(self, decision: Decision, request: str, client: str) -> None:
+        """Keep a decision in place of the oldest one, and count it for its host."""
         number = self.count + 1
         self.count = number
-        self._append((number, self._wall(), written or decision, request, client))
+        self._append((number, self._wall(), decision, request, client))
         counts = self._origins.get(decision.origin)
         if counts is None:
             counts = self.count_of(decision.origin)
@@ -181,16 +173,15 @@ class DecisionFeed:
                 counts.origins += (origin,)
         return counts
 
-    def add_batch(
-        self, decisions: Sequence[str], request: str, client: str, *, at: float | None = None
-    ) -> None:
-        """Keep the decisions of a batch as the JSON that was sent, since few are ever read.
+    def add_batch(self, body: bytes, count: int, request: str, client: str) -> None:
+        """Keep the response to a batch of `count` decisions; see `merge_batch`."""
+        self.merge_batch(BatchNote(self._wall(), request, client, count, body))
 
-        They are not counted here (see `count_of`). `at`: wall time in seconds, by default now.
-        """
-        at = self._wall() if at is None else at
-        self._batches.append((self.count + 1, at, decisions, request, client))
-        self.count += len(decisions)
+    def merge_batch(self, batch: BatchNote) -> None:
+        """Keep a batch in place of the oldest one. Its decisions are not counted for their hosts
+        (see `count_of`)."""
+        self._batches.append((self.count + 1, batch))
+        self.count += batch.count
 
     def reported(self, host: str, status: int) -> None:
         """Record the status of a page of the host, as a client reported it."""
@@ -206,35 +197,21 @@ class DecisionFeed:
         self._hosts, self._old_hosts, self._origins = {}, {}, {}
         return {counts.origins[0]: counts for counts in hosts if counts.origins}
 
-    def take_latest(self, most: int) -> tuple[list[DecisionNote], list[msgspec.Raw], list[_Batch]]:
-        """Remove and return the latest `most` single decisions and the latest batches.
-
-        Returns the notes of the single decisions, the base decisions in MessagePack that the notes
-        refer to, and the batches.
-        """
-        places: dict[CachedDecision, int] = {}
-        bases: list[msgspec.Raw] = []
-        notes: list[DecisionNote] = []
-        for _, at, given, request, client in list(self._ring)[-most:]:
-            # The part that all decisions of a rule have in common is sent once.
-            cached = given.cached if isinstance(given, WrittenDecision) else None
-            place = None if cached is None else places.get(cached)
-            if place is None:
-                place = len(bases)
-                bases.append(msgspec.Raw(_pack(given if cached is None else cached.decision)))
-                if cached is not None:
-                    places[cached] = place
-            notes.append(DecisionNote(at, request, client, place, given.url, given.id))
-        batches = list(self._batches)
+    def take_latest(self, most: int) -> tuple[list[DecisionNote], list[BatchNote]]:
+        """Remove and return the latest `most` single decisions and the latest batches."""
+        notes = [
+            DecisionNote(at, request, client, one if isinstance(one, bytes) else encode(one))
+            for _, at, one, request, client in list(self._ring)[-most:]
+        ]
+        batches = [batch for _, batch in self._batches]
         self._ring.clear()
         self._batches.clear()
-        return notes, bases, batches
+        return notes, batches
 
-    def merge(self, note: DecisionNote, base: msgspec.Raw) -> None:
+    def merge(self, note: DecisionNote) -> None:
         """Keep a decision of another process. It is not counted for its host."""
         self.count += 1
-        noted = _NotedDecision(base, note.url, note.id)
-        self._append((self.count, note.at, noted, note.request, note.client))
+        self._append((self.count, note.at, note.decision, note.request, note.client))
 
     # --- reading ------------------------------------------------------------------------
 
@@ -265,13 +242,10 @@ class DecisionFeed:
                 break
             singles.append(_decoded(one))
         batched: list[GivenDecision] = []
-        for first, at, texts, request, client in reversed(self._batches):
-            if first + len(texts) - 1 <= number or len(batched) >= most:
+        for first, batch in reversed(self._batches):
+            if first + batch.count - 1 <= number or len(batched) >= most:
                 break
-            low = max(0, number + 1 - first, len(texts) - (most - len(batched)))
-            for n in range(len(texts) - 1, low - 1, -1):
-                decision = _decision.decode(texts[n])
-                batched.append(GivenDecision(first + n, at, decision, request, client))
+            batched += (one for one in reversed(_of_batch(first, batch)) if one.number > number)
         together = merge(singles, batched, key=lambda one: -one.number)
         return list(islice(together, most))[::-1]
 
@@ -280,13 +254,10 @@ class DecisionFeed:
         for one in map(_decoded, reversed(self._ring)):
             if one.decision.id == decision_id:
                 return one
-        end = f'"id":{msgspec.json.encode(decision_id).decode()}}}'
-        for first, at, texts, request, client in reversed(self._batches):
-            for n, text in enumerate(texts):
-                if text.endswith(end):
-                    decision = _decision.decode(text)
-                    return GivenDecision(first + n, at, decision, request, client)
-        return None
+        mark = b'"id":%b' % encode(decision_id)
+        batches = (entry for entry in reversed(self._batches) if mark in entry[1].body)
+        found = (one for entry in batches for one in _of_batch(*entry))
+        return next((one for one in found if one.decision.id == decision_id), None)
 
     def urls_of(self, origin: str, most: int) -> list[str]:
         """Return up to `most` different URLs of an origin, the most recently asked about first."""
@@ -294,13 +265,12 @@ class DecisionFeed:
         for one in map(_decoded, reversed(self._ring)):
             if one.decision.origin == origin:
                 found[one.decision.url] = None
-        mark = f'"origin":{msgspec.json.encode(origin).decode()}'
-        for _, _, texts, _, _ in reversed(self._batches):
-            for text in texts:
-                if len(found) >= most:
-                    break
-                if mark in text:
-                    found[_decision.decode(text).url] = None
+        mark = b'"origin":%b' % encode(origin)
+        for first, batch in reversed(self._batches):
+            if len(found) < most and mark in batch.body:
+                for one in _of_batch(first, batch):
+                    if one.decision.origin == origin:
+                        found[one.decision.url] = None
         return list(islice(found, most))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -24,20 +23,18 @@ from gatekeeper.config import token_of
 from gatekeeper.decision import Decision, Reason, State
 from gatekeeper.fetching.outcomes import Outcome, classify_body, is_binary, parser_input
 from gatekeeper.fetching.records import NO_TEXT
-from gatekeeper.gate.decision_cache import DecisionBatch
 from gatekeeper.robots import Finding, Group, Policy, RobotsTxt
 from gatekeeper.sidecar.exchange import (
     CHECK,
     Call,
-    InlineCall,
     Problem,
     Route,
     decode,
     json_response,
     read_body,
-    read_inline_body,
     read_query,
 )
+from gatekeeper.sidecar.inline import InlineCall, read_inline_body
 from gatekeeper.sites.lint import coding_findings
 
 if TYPE_CHECKING:
@@ -62,11 +59,7 @@ async def check_url(service: Service, call: Call) -> web.StreamResponse:
 def check_url_inline(service: Service, call: InlineCall) -> bytes | None:
     """`check_url`, if the file is cached. Return None otherwise."""
     query = _read_question(call.query)
-    written = service.answers.write(query.url, user_agent=query.user_agent)
-    if written is not None:
-        service.decided(written.cached.decision, call, written)
-        return written.json()
-    decision = service.answers.recall(query.url, user_agent=query.user_agent)
+    decision = service.answers.decide(query.url, user_agent=query.user_agent)
     if decision is None:
         return None
     service.decided(decision, call)
@@ -88,50 +81,18 @@ async def check_urls(service: Service, call: Call) -> web.StreamResponse:
         raise Problem(
             413, "too-large", f"a batch may have {max_batch} URLs at most", most=max_batch
         )
-    decisions = service.answers.write_many(batch.urls, user_agent=batch.user_agent)
-    decided: list[Decision] = []
-    if missing := decisions.missing():
-        missing_urls = [batch.urls[place] for place in missing]
-        decided = await service.gate.check_all(missing_urls, user_agent=batch.user_agent)
-    return json_response(b"".join(_finish_batch(service, call, decisions, decided)))
+    decisions = await service.gate.check_all(batch.urls, user_agent=batch.user_agent)
+    return json_response(service.decided_all(decisions, call))
 
 
-def check_urls_inline(service: Service, call: InlineCall) -> list[bytes] | None:
-    """`check_urls`, if every file is cached. Return None otherwise."""
-    batch = read_inline_body(call, Batch, limit=service.config.server.max_body)
-    if batch is None or len(batch.urls) > service.config.server.max_batch:
+def check_urls_inline(service: Service, call: InlineCall) -> bytes | None:
+    """`check_urls`, if the batch is short and every file is cached. Return None otherwise."""
+    server, answers = service.config.server, service.answers
+    batch = read_inline_body(call, Batch, limit=server.max_body)
+    if len(batch.urls) > min(server.max_batch, answers.max_batch):
         return None
-    answers, agent = service.answers, batch.user_agent
-    decisions = answers.write_many(batch.urls, user_agent=agent)
-    decided: list[Decision] = []
-    if missing := decisions.missing():
-        missing_urls = [batch.urls[place] for place in missing]
-        # Asked for all before the first is decided, since each decision is counted.
-        if not all(answers.knows(url, user_agent=agent) for url in missing_urls):
-            return None
-        found = (answers.decide(url, user_agent=agent) for url in missing_urls)
-        decided = [decision for decision in found if decision is not None]
-    return _finish_batch(service, call, decisions, decided)
-
-
-def _finish_batch(
-    service: Service, call: Call | InlineCall, decisions: DecisionBatch, decided: Sequence[Decision]
-) -> list[bytes]:
-    """Count and log a batch, and return the response in pieces.
-
-    `decided` are the decisions that `decisions` lacked, in order.
-    """
-    feed = service.operators.feed
-    for cached, count in decisions.tally().items():
-        feed.count_of(cached.decision.origin).add(cached.decision.verdict, count)
-    for decision in decided:
-        feed.count_of(decision.origin).add(decision.verdict)
-    if service.log.enabled:
-        service.log.add_many(decisions.written(), call.id, call.client)
-        service.log.add_many(decided, call.id, call.client)
-    decisions.add(decided)
-    feed.add_batch(decisions, call.id, call.client)
-    return decisions.body()
+    decisions = answers.decide_all(batch.urls, user_agent=batch.user_agent)
+    return None if decisions is None else service.decided_all(decisions, call)
 
 
 # --- `/v1/explain`, `/v1/robots`, `/v1/history`: how a decision came about, and the file.

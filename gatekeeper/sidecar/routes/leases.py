@@ -13,13 +13,12 @@ from gatekeeper.http_fields import parse_retry_after
 from gatekeeper.sidecar.exchange import (
     CRAWL,
     Call,
-    InlineCall,
     Problem,
     Route,
     json_response,
     read_body,
-    read_inline_body,
 )
+from gatekeeper.sidecar.inline import InlineCall, read_inline_body
 from gatekeeper.sidecar.leases import ClientLease
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def acquire_lease_inline(service: Service, call: InlineCall) -> bytes | None:
     """`acquire_lease`, if the host is due and nobody waits for it. Return None otherwise."""
     server = service.config.server
     body = read_inline_body(call, LeaseRequestBody, limit=server.max_body)
-    if body is None or body.user_agent is not None or body.wait > server.max_wait:
+    if body.user_agent is not None or body.wait > server.max_wait:
         return None
     held = service.leases.acquire_nowait(service.gate, body.url, body.ttl, call.client, body.id)
     if held is None:
@@ -89,13 +88,10 @@ async def report_lease(service: Service, call: Call) -> web.StreamResponse:
 
 def report_lease_inline(service: Service, call: InlineCall) -> bytes | None:
     """`report_lease`, if the lease is held. Return None otherwise."""
-    lease_id = call.params["id"]
+    lease_id, limit = call.params["id"], service.config.server.max_body
     if lease_id not in service.leases:
         return None
-    reported = read_inline_body(call, LeaseReport, limit=service.config.server.max_body)
-    if reported is None:
-        return None
-    service.leases.report(lease_id, reported)
+    service.leases.report(lease_id, read_inline_body(call, LeaseReport, limit=limit))
     return b""
 
 

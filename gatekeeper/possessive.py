@@ -1,9 +1,4 @@
-"""The switch for code that exists for speed alone, and `possessive` regular expressions.
-
-The switch controls the decision cache, the compiled rules and first-match shortcuts of a policy,
-the URL cache of a polite session, and the responses that the sidecar writes inline. Each has a
-plain implementation beside it that gives the same answers; the whole test suite passes with the
-switch off.
+"""`possessive` regular expressions.
 
 A possessive repeat keeps the time of a search linear; some versions of Python read one of a group
 wrongly.
@@ -11,16 +6,8 @@ wrongly.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
-
-VARIABLE = "GATEKEEPER_NO_SPEEDUPS"
-"""The environment variable that turns speed-ups off: any value but "" and "0"."""
-
-ON: bool = os.environ.get(VARIABLE, "") in ("", "0")
-"""Whether speed-ups are used. Classes read it on construction, as `speedups.ON`, so that a test can
-set it; existing objects keep the value that they read."""
 
 _MISPLACED = sys.version_info < (3, 11, 5)
 """Whether `re` goes on in the wrong place after a possessive repeat of a group: past the start of

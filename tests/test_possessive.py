@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gatekeeper.possessive import without_possessive_groups
 from gatekeeper.robots import RobotsTxt
 from gatekeeper.robots.patterns import rfc_path, rfc_pattern
-from gatekeeper.speedups import without_possessive_groups
 
 
 def patterns_of(*imports: str) -> list[tuple[str, int]]:
@@ -49,7 +49,7 @@ def test_possessive_groups_become_atomic(text: str, rewritten: str) -> None:
 
 
 def test_each_is_rewritten_for_pythons_that_need_it() -> None:
-    lines = "from gatekeeper import speedups", "speedups._MISPLACED = True"
+    lines = "from gatekeeper import possessive", "possessive._MISPLACED = True"
     assert patterns_of(*lines) == []
 
 
