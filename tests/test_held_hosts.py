@@ -217,8 +217,8 @@ async def test_a_question_is_deferred_if_the_fleets_store_is_not_back_within_sec
         assert asking.done() == (seconds == 4.0)
         if not asking.done():
             await clock.elapse(1.0)
-            deferred(await asking, clock, Reason.FLEET, 5)
-            deferred(await gate.check("http://a.test/x"), clock, Reason.FLEET, 5)
+            deferred(await asking, clock, Reason.FLEET, 2)
+            deferred(await gate.check("http://a.test/x"), clock, Reason.FLEET, 2)
             assert not leasing.done()  # a lease is there to be waited for
             await clock.elapse(25.0)
         await internet.settle()
