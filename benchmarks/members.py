@@ -22,13 +22,13 @@ from gatekeeper.pacing.ledger import (
     End,
     Granted,
     LedgerListener,
-    MemoryLedger,
     NotBefore,
     Report,
     TakeRequest,
 )
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots.timing import RobotsInterval
+from gatekeeper.testing.memory_ledger import MemoryLedger
 from gatekeeper.testing.simulation import Account, Judge
 
 __all__ = ["Fleet", "run"]

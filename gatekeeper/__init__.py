@@ -40,7 +40,6 @@ if TYPE_CHECKING:  # `as` marks the names that the package exports
     from gatekeeper.pacing.ledger import (
         Granted as Granted,
         Ledger as Ledger,
-        MemoryLedger as MemoryLedger,
         NotBefore as NotBefore,
     )
     from gatekeeper.pacing.waiting import ClockView as ClockView
@@ -80,6 +79,7 @@ if TYPE_CHECKING:  # `as` marks the names that the package exports
         Sitemaps as Sitemaps,
     )
     from gatekeeper.sync import SyncGatekeeper as SyncGatekeeper
+    from gatekeeper.testing.memory_ledger import MemoryLedger as MemoryLedger
     from gatekeeper.urls import Target as Target
 else:  # imported on first use: a program that only parses files does not load an HTTP client
     __getattr__, __dir__, __all__ = lazily(
@@ -99,7 +99,7 @@ else:  # imported on first use: a program that only parses files does not load a
             "gatekeeper.gate.protocols": "Gate",
             "gatekeeper.session.middleware": "signals",
             "gatekeeper.pacing.waiting": "ClockView",
-            "gatekeeper.pacing.ledger": "Granted Ledger MemoryLedger NotBefore",
+            "gatekeeper.pacing.ledger": "Granted Ledger NotBefore",
             "gatekeeper.queue": "PoliteQueue",
             "gatekeeper.robots": (
                 "Candidate CleanParam Dialect Finding Group Match "
@@ -109,6 +109,7 @@ else:  # imported on first use: a program that only parses files does not load a
             "gatekeeper.session": "Guard Refusal guarded_connector polite_session session_gate",
             "gatekeeper.sitemaps": "SitemapEntry SitemapFinding Sitemaps",
             "gatekeeper.sync": "SyncGatekeeper",
+            "gatekeeper.testing.memory_ledger": "MemoryLedger",
             "gatekeeper.urls": "Target",
         },
     )

@@ -1,9 +1,9 @@
 """The Lua scripts of a fleet's ledger.
 
-`TURN` does in one atomic step what `pacing.ledger.MemoryLedger` does call by call; a test compares
-the two over generated histories. Stored times are microseconds of the server's clock; durations
-are sent over the wire. A scope is one string key, encoded with cmsgpack. Only fields that differ
-from their default are written:
+`TURN` does in one atomic step what `testing.memory_ledger` does call by call; a test compares the
+two over generated histories. Its `free_at` repeats `Scope.due_at`, which the other one calls.
+Stored times are microseconds of the server's clock; durations are sent over the wire. A scope is
+one string key, encoded with cmsgpack. Only fields that differ from their default are written:
 
 =====  ==========================================================================================
 field  meaning

@@ -353,7 +353,7 @@ class Promises:
         """Store everything that still matters, and note that this is not a crash."""
         now = self._clock.monotonic()
         for scope in self._memory.scopes.values():
-            recent = max(scope.promised_at(), scope.basis + _RECENT_SECONDS) > now
+            recent = max(scope.due_at(events=False), scope.basis + _RECENT_SECONDS) > now
             if recent or scope.unheaded or self._matters(scope, now):
                 self.keep(scope, now)
         if self._memory.floor_until <= now:
@@ -445,7 +445,7 @@ class ScopeMemory:
         return rest + [
             clock_of(scope, now)
             for scope in list(self.scopes.values())
-            if scope.promised_at() > now
+            if scope.due_at(events=False) > now
             or ((past := scope.history) is not None and (past.paused or past.usage is not None))
         ]
 
@@ -662,7 +662,7 @@ class ScopeMemory:
         self.longer_intervals.pop(scope.name, None)
 
     def _matters(self, scope: Scope, now: float) -> bool:
-        due = max(scope.promised_at(), scope.clock_at(self.longest_of(scope)))
+        due = max(scope.due_at(events=False), scope.clock_at(self.longest_of(scope)))
         if due > now or self.rules.overridden(scope.name):
             return True
         return scope.history is not None and scope.history.matters(now, self.rules.pacing)

@@ -471,7 +471,7 @@ class Scheduler:
                 waiter.url,
                 f"{waiter.url}: {self._waiting} requests already wait (pacing.max_waiters)",
             )
-        if end < INF and waiter.scope.promised_at() > end:
+        if end < INF and waiter.scope.due_at(events=False) > end:
             raise self._timeout_error(waiter)
         ready = queues.join(waiter.scope, waiter, now)
         try:
@@ -507,7 +507,7 @@ class Scheduler:
                 if isinstance(error, LeaseTimeout):
                     raise
                 raise self._timeout_error(waiter) from error
-        if waiter.scope.promised_at() > end:  # The response may have blocked the host.
+        if waiter.scope.due_at(events=False) > end:  # The response may have blocked the host.
             raise self._timeout_error(waiter)
         now = self._clock.monotonic()
         self._queues.end_fetching(waiter.scope, waiter, now)
@@ -569,8 +569,8 @@ class Scheduler:
             raise LeaseTimeout(url, f"{url}: robots.txt can't be renewed")
         engine, now = self._engine, self._clock.monotonic()
         seconds = engine.derive(scope, asked, now)
-        start = max(now, scope.promised_at(), scope.clock_at(seconds))
-        start = max([start, *(other.promised_at() for other in scope.shared)])
+        start = max(now, scope.due_at(events=False), scope.clock_at(seconds))
+        start = max([start, *(other.due_at(events=False) for other in scope.shared)])
         scope.interval = seconds
         grant = engine.grant_at_any_time(scope, now, url, ttl)
         for one in (scope, *scope.shared):

@@ -1,10 +1,11 @@
 """Scopes: what a clock belongs to, and everything that determines when it is due.
 
-A scope is a host, or something that hosts share: an address, a registered domain, or a named
-group. Each scope has a clock (`Scope`) and an interval between its requests (`interval_for`). If
-its host ever refused, failed or was slow, it also has a history (`ScopeHistory`, with `BackOff`
-for refusals). `Scope.due_at` combines them, and is the only place that determines when a request
-may start.
+A scope is a host, or something that hosts share: an address, a registered domain, or a named group.
+Each scope has a clock (`Scope`) and an interval between its requests (`interval_for`). If its host
+ever refused, failed or was slow, it also has a history (`ScopeHistory`, with `BackOff` for
+refusals). `Scope.due_at` combines them, and is the start rule: the only place that determines when
+a request may start. A fleet's script repeats it in Lua, and is tested against it by way of the
+model in `testing.memory_ledger`, which calls it.
 
 Nothing here does I/O or reads a clock: the time is a parameter, in monotonic seconds.
 """
@@ -670,32 +671,29 @@ class Scope:
     queue: Any = None
     """The `ScopeQueue` of its waiters; None if there are none."""
 
-    def due_at(self) -> float:
-        """Return when the next request may start, by clock, block, pause and free slots.
+    def due_at(self, events: bool = True) -> float:
+        """The start rule: return when the next request may start.
 
-        In monotonic seconds, possibly in the past; inf: not before an event (a lease ends, its
-        response starts, the operator resumes the host).
+        The time, possibly in the past, is the later of the end of the interval since `basis` and
+        the end of a block. inf: not before an event, whatever the time. The operator resumes the
+        host; an open lease ends if all slots are taken (half open, after a block, there is one); or
+        an awaited response head arrives while an interval is in force, since the interval counts
+        from there. `events=False`: the time alone, whatever is in flight or paused.
         """
         history = self.history
-        if self.in_flight:
-            # Half open, after a block: one request at a time, whatever the limit.
-            half_open = history is not None and history.probing
-            if self.in_flight >= (1 if half_open else self.settings.limit) or (
-                self.unheaded and self.interval > 0
+        if events:
+            if self.in_flight and (
+                self.in_flight >= self.slots() or (self.unheaded and self.interval > 0)
             ):
                 return INF
-        if history is None:
-            return self.basis + self.interval
-        return INF if history.paused else self.promised_at()
-
-    def promised_at(self) -> float:
-        """Return when clock and block allow the next request, whatever is in flight."""
+            if history is not None and history.paused:
+                return INF
         due = self.basis + self.interval
-        return due if self.history is None else max(due, self.history.blocked_until)
+        return due if history is None else max(due, history.blocked_until)
 
     def clock_at(self, interval: float = 0.0) -> float:
         """Return when its interval is over, or `interval` seconds after the basis if later."""
-        return self.basis + max(self.interval, interval)
+        return self.basis + (max(interval, self.interval))
 
     def not_before(self, moment: float) -> None:
         """Allow no start before `moment`, whatever the interval turns out to be.
@@ -725,6 +723,7 @@ class Scope:
         past.usage.count(start, pages, size)
 
     def slots(self) -> int:
-        """Return how many requests may be in flight at the same time."""
+        """Return how many requests may be in flight at the same time. Half open, after a block, it
+        is one, whatever the limit."""
         half_open = self.history is not None and self.history.probing
         return 1 if half_open else self.settings.limit

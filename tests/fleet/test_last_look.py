@@ -11,8 +11,9 @@ import aiohttp
 import pytest
 
 from gatekeeper import Config, Gatekeeper
-from gatekeeper.pacing.ledger import Granted, MemoryLedger, NotBefore, Report, TakeRequest
+from gatekeeper.pacing.ledger import Granted, NotBefore, Report, TakeRequest
 from gatekeeper.session import guarded_connector
+from gatekeeper.testing.memory_ledger import MemoryLedger
 from tests.fleet.conftest import ShiftedClock
 from tests.fleet.proxy import Proxy
 from tests.internet.certs import client_context, server_context

@@ -23,11 +23,9 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.fleet import RedisLedger, scripts
 from gatekeeper.fleet.ledger import _TokenState
 from gatekeeper.fleet.operations import end_operation, report_operation, scope_view
-from gatekeeper.pacing import ledger as ledger_module
 from gatekeeper.pacing.ledger import (
     End,
     Granted,
-    MemoryLedger,
     NotBefore,
     Outcome,
     Report,
@@ -35,6 +33,8 @@ from gatekeeper.pacing.ledger import (
     TakeRequest,
 )
 from gatekeeper.pacing.rules import DAY, DailyBudget
+from gatekeeper.testing import memory_ledger
+from gatekeeper.testing.memory_ledger import MemoryLedger
 from tests.fleet.server import Server
 from tests.pacing.ledger_rules import Listener
 
@@ -203,7 +203,7 @@ class BothLedgers(RuleBasedStateMachine):
 
 @pytest.fixture
 def told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger_module, "_call_soon", lambda call, *arguments: call(*arguments))
+    monkeypatch.setattr(memory_ledger, "_call_soon", lambda call, *arguments: call(*arguments))
     return
 
 

@@ -13,11 +13,12 @@ import pytest
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, HostRule, PacingConfig, StorageConfig
 from gatekeeper.errors import StorageError
-from gatekeeper.pacing.ledger import Granted, MemoryLedger, NotBefore, TakeRequest
+from gatekeeper.pacing.ledger import Granted, NotBefore, TakeRequest
 from gatekeeper.pacing.rules import DAY
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots.timing import RobotsInterval
 from gatekeeper.storage import SqliteStorage
+from gatekeeper.testing.memory_ledger import MemoryLedger
 from tests.pacing.budget_rules import HOST, DailyBudgets, page, sent, spent
 from tests.pacing.turns_together import Member, VirtualTime
 from tests.pacing_support import FakeStorage

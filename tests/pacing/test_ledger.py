@@ -18,7 +18,6 @@ from gatekeeper.pacing.ledger import (
     End,
     Granted,
     LedgerListener,
-    MemoryLedger,
     NotBefore,
     Report,
     ScopeRequest,
@@ -27,6 +26,7 @@ from gatekeeper.pacing.ledger import (
 from gatekeeper.pacing.ledger_calls import MAX_FLIGHTS, SPACING
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots.timing import RobotsInterval
+from gatekeeper.testing.memory_ledger import MemoryLedger
 from gatekeeper.testing.simulation import Account, Judge
 from tests.pacing.ledger_rules import LedgerRules
 from tests.pacing.turns_together import Member, TurnsTogether, VirtualTime

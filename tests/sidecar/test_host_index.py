@@ -26,7 +26,7 @@ def state_of(scope: Scope, now: float) -> HostState:
     return state_by(clock_holdups(scope, now))
 
 
-NEXT = HostOrder("next", lambda scope, now: max(0.0, scope.promised_at() - now))
+NEXT = HostOrder("next", lambda scope, now: max(0.0, scope.due_at(events=False) - now))
 
 
 @given(st.lists(st.tuples(st.booleans(), st.text("abc", max_size=3))), st.integers(0, 5))
