@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 from collections import Counter
 from collections.abc import Callable
 
@@ -32,8 +31,6 @@ from gatekeeper.storage.base import ClockRecord, Storage
 
 RUNNING = "gatekeeper:running"
 """Name of a record that exists while a scheduler runs. Found at the start, it shows a crash."""
-_CLOCK = re.compile(r"(in flight, )?interval ([0-9.e+-]+)(?:; (.*))?\Z", re.DOTALL)
-"""Start of a record's reason: the interval within `next_at`, and whether a lease was open."""
 _JUMP_SECONDS = 1.0
 """Seconds by which the wall clock must have moved against the monotonic one to be a jump."""
 _RECENT_SECONDS = 10.0
@@ -186,21 +183,18 @@ class Promises:
         self.check_wall(now)
         shift = self._shift(record, now)
         ahead = max(0.0, record.next_at + shift - now)
-        reason = record.block_reason
-        if (found := _CLOCK.match(reason)) is None:
+        if (interval := record.interval) is None or not 0.0 <= interval < INF:
             scope.not_before(now + ahead)
+        elif record.in_flight:
+            # Open at a crash: the request may have been sent at the last moment. The stored time
+            # does not matter: the wall clock may have jumped since.
+            scope.basis, scope.interval = now, interval
         else:
-            interval, reason = float(found[2]), found[3] or ""
-            if found[1]:
-                # Open at a crash: the request may have been sent at the last moment. The stored
-                # time does not matter: the wall clock may have jumped since.
-                scope.basis, scope.interval = now, interval
-            else:
-                # The last request is not in the future, whatever the wall clock did since.
-                scope.basis = min(record.next_at + shift - interval, now)
-                scope.interval = interval
-                # After a crash: later requests, by a short interval, were not stored.
-                scope.basis = max(scope.basis, memory.floor_until - max(interval, DURABLE))
+            # The last request is not in the future, whatever the wall clock did since.
+            scope.basis = min(record.next_at + shift - interval, now)
+            scope.interval = interval
+            # After a crash: later requests, by a short interval, were not stored.
+            scope.basis = max(scope.basis, memory.floor_until - max(interval, DURABLE))
         blocked = record.blocked_until + shift
         said_until = record.said_until + shift
         if (
@@ -215,7 +209,7 @@ class Promises:
         ):
             history = scope.ensure_history()
             if blocked > now:
-                history.block(blocked, reason)
+                history.block(blocked, record.block_reason)
             history.failures = record.failures
             history.probing = record.failures > 0
             history.failed_at = record.last_failure_at + shift if record.failures else -INF
@@ -253,16 +247,14 @@ class Promises:
         clock = scope.clock_at(interval)
         next_at = clock + shift if clock > -INF else 0.0
         history = scope.history or _NO_HISTORY
-        made_of = f"{'in flight, ' if scope.unheaded else ''}interval {interval!r}"
         blocked = history.blocked_until > now
         said = history.rate_limit_until > now
-        reason = history.reason if blocked else ""
         taught, used = history.back_off, history.usage
         return ClockRecord(
             scope=scope.name,
             next_at=next_at,
             blocked_until=history.blocked_until + shift if blocked else 0.0,
-            block_reason=f"{made_of}; {reason}" if reason else made_of,
+            block_reason=history.reason if blocked else "",
             failures=history.failures,
             last_failure_at=history.failed_at + shift if history.failures else 0.0,
             safe_interval=taught.slowed or taught.refused if taught else 0.0,
@@ -281,6 +273,8 @@ class Promises:
             day_at=used.began + shift if used is not None and used.began > -INF else 0.0,
             day_pages=used.pages if used is not None else 0,
             day_bytes=used.bytes if used is not None else 0,
+            interval=interval,
+            in_flight=scope.unheaded > 0,
         )
 
     def promise(self, scope: Scope, now: float) -> None:

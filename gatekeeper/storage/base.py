@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import itertools
+import re
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -119,6 +120,31 @@ class ClockRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Pages since `day_at`."""
     day_bytes: int = 0
     """Bytes of those pages."""
+    interval: float | None = None
+    """Seconds in force after the last request, which `next_at` includes; None: not known."""
+    in_flight: bool = False
+    """A lease was open whose response had not begun."""
+
+
+_EARLIER_REASON = re.compile(
+    r"(in flight, )?interval (\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?:; (.*))?\Z", re.DOTALL | re.ASCII
+)
+
+
+def from_earlier(record: ClockRecord) -> ClockRecord:
+    """Return the record of an earlier version, up to schema 7, with its interval in its field: it
+    was the start of the reason. A present record is returned as it is.
+
+    >>> found = from_earlier(ClockRecord(scope="a", next_at=1.0, block_reason="interval 2.0; 429"))
+    >>> found.interval, found.block_reason
+    (2.0, '429')
+    """
+    found = _EARLIER_REASON.match(record.block_reason) if record.interval is None else None
+    if found is None:
+        return record
+    return msgspec.structs.replace(
+        record, interval=float(found[2]), in_flight=bool(found[1]), block_reason=found[3] or ""
+    )
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):

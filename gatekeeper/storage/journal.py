@@ -33,7 +33,7 @@ from pathlib import Path
 import msgspec
 
 from gatekeeper.errors import StorageError
-from gatekeeper.storage.base import NO_SPACE, ClockRecord, DiskFull
+from gatekeeper.storage.base import NO_SPACE, ClockRecord, DiskFull, from_earlier
 
 HEADER = b"gatekeeper promises 1\n"
 _MAGIC = b"\xa5\x9c\xc3\x0a"
@@ -309,7 +309,8 @@ def _frame_at(data: bytes, start: int) -> tuple[tuple[int, ClockRecord] | None, 
     if not payload or len(payload) != length or zlib.crc32(payload) != checksum:
         return None, 0
     try:
-        return _decoder.decode(payload), _FRAME.size + length
+        sequence, record = _decoder.decode(payload)
+        return (sequence, from_earlier(record)), _FRAME.size + length
     except msgspec.DecodeError:
         return None, 0
 

@@ -43,13 +43,14 @@ from gatekeeper.storage.base import (
     HistoryEntry,
     OriginRecord,
     Sighting,
+    from_earlier,
     unpack_body,
 )
 from gatekeeper.urls import host_of, printable
 
 APPLICATION_ID = 0x67617465
 """`gate`, in the header of every file that gatekeeper creates."""
-VERSION = 7
+VERSION = 8
 
 _MAGIC = b"SQLite format 3\x00"
 _MAX_CHECKED_BYTES = 8 * 1024 * 1024
@@ -332,8 +333,8 @@ def _checked_version(connection: sqlite3.Connection, path: Path) -> int:
 
 
 def _migrate(connection: sqlite3.Connection, path: Path, version: int) -> None:
-    """Add the columns that the file's version lacks, in one transaction: a process that is killed
-    meanwhile leaves the old schema."""
+    """Add the columns that the file's version lacks, and fill those of the clocks, in one
+    transaction: a process that is killed meanwhile leaves the old schema."""
     if version == VERSION:
         return
     connection.execute("BEGIN IMMEDIATE")
@@ -348,6 +349,8 @@ def _migrate(connection: sqlite3.Connection, path: Path, version: int) -> None:
                         connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
             if version == _OLDEST_VERSION:
                 connection.execute("ALTER TABLE clocks DROP COLUMN era")
+            clocks = map(from_earlier, read_clocks(connection))
+            write_clocks(connection, {one.scope: one for one in clocks})
             connection.execute(f"PRAGMA user_version = {VERSION}")
     except FAULTS as error:
         raise StorageError(
@@ -407,6 +410,7 @@ def _record_of(kind: type[_Record], fields: dict[str, Any]) -> _Record:
 _ORIGIN_TEXTS = ("origin", "outcome", "state", "etag", "last_modified", "good_outcome")
 _ORIGIN_LISTS = ("hops", "good_hops")
 _CLOCK_TEXTS = ("scope", "block_reason")
+_CLOCK_FLAGS = ("paused", "in_flight")
 # Their positions in a record: building a row by position takes half the time of one by name.
 _ORIGIN_TEXT_INDEXES = [OriginRecord.__struct_fields__.index(name) for name in _ORIGIN_TEXTS]
 _ORIGIN_LIST_INDEXES = [OriginRecord.__struct_fields__.index(name) for name in _ORIGIN_LISTS]
@@ -457,7 +461,8 @@ def _clock_from_row(row: tuple[Any, ...]) -> ClockRecord:
     fields: dict[str, Any] = dict(zip(CLOCK_COLUMNS, row, strict=True))
     for name in _CLOCK_TEXTS:
         fields[name] = _from_sql(fields[name])
-    fields["paused"] = bool(fields["paused"])
+    for name in _CLOCK_FLAGS:
+        fields[name] = bool(fields[name])
     return _record_of(ClockRecord, fields)
 
 

@@ -612,7 +612,7 @@ async def test_what_the_version_before_had_learnt_is_kept_to_for_an_hour(
     runs.storage.durable[HOST] = ClockRecord(
         scope=HOST,
         next_at=clock.wall() - 10.0,
-        block_reason="interval 1.0",
+        interval=1.0,
         failures=1,
         last_failure_at=clock.wall() - 1800.0,
         safe_interval=1.0,

@@ -493,9 +493,12 @@ async def test_a_promise_precedes_the_grant(runs: Runs) -> None:
     await runs.scheduler.close()
 
 
-async def test_records_of_others_are_read_with_care(runs: Runs, clock: VirtualClock) -> None:
+@pytest.mark.parametrize("interval", [None, -1.0, float("inf")])
+async def test_a_record_without_a_usable_interval_still_keeps_its_clock(
+    runs: Runs, clock: VirtualClock, interval: float | None
+) -> None:
     runs.storage.durable[HOST] = ClockRecord(
-        scope=HOST, next_at=clock.wall() + 7.0, block_reason="interval nonsense"
+        scope=HOST, next_at=clock.wall() + 7.0, interval=interval
     )
     await runs.start()
     assert await runs.wait_for_turn(1.0) == pytest.approx(7.0)

@@ -33,14 +33,19 @@ def clock() -> VirtualClock:
 
 
 @pytest.fixture(params=["closed", "killed"])
-def state(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    path = tmp_path / request.param / "state.db"
+def ended(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=[3, 7])
+def state(request: pytest.FixtureRequest, ended: str, tmp_path: Path) -> Path:
+    path = tmp_path / ended / "state.db"
     path.parent.mkdir()
-    with tarfile.open(DATA / "schema-3.tar.gz") as archive:
+    with tarfile.open(DATA / f"schema-{request.param}.tar.gz") as archive:
         # Not extractall: its filter came with Python 3.11.4, and later versions warn without it.
         for member in archive:
             content = archive.extractfile(member)
-            if content is not None and Path(member.name).parent.name == request.param:
+            if content is not None and Path(member.name).parent.name == ended:
                 (path.parent / Path(member.name).name).write_bytes(content.read())
     assert path.exists()
     return path

@@ -67,7 +67,7 @@ def test_an_endless_block_survives(path: Path) -> None:
 
 
 def test_a_promise_that_an_earlier_version_gave_is_read(path: Path) -> None:
-    # A frame from before clocks had errors, latency and RateLimit fields.
+    # A frame from before clocks had errors, latency, RateLimit and interval fields.
     payload = msgspec.msgpack.encode(
         (
             7,
@@ -75,7 +75,7 @@ def test_a_promise_that_an_earlier_version_gave_is_read(path: Path) -> None:
                 "scope": "a.example",
                 "next_at": 9.0,
                 "blocked_until": 8.0,
-                "block_reason": "interval 1.0; 429",
+                "block_reason": "in flight, interval 1.0; 429",
                 "failures": 1,
                 "last_failure_at": 2.0,
                 "safe_interval": 0.5,
@@ -93,7 +93,9 @@ def test_a_promise_that_an_earlier_version_gave_is_read(path: Path) -> None:
         scope="a.example",
         next_at=9.0,
         blocked_until=8.0,
-        block_reason="interval 1.0; 429",
+        block_reason="429",
+        interval=1.0,
+        in_flight=True,
         failures=1,
         last_failure_at=2.0,
         safe_interval=0.5,

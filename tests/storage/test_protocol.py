@@ -136,6 +136,8 @@ async def test_clocks_come_back_whole(storage: Storage) -> None:
         made_at=4.0,
         boot_id="b",
         boot_at=2.5,
+        interval=1.5,
+        in_flight=True,
     )
     storage.put_clock(clock)
     assert await storage.load_clock("a.example") == clock

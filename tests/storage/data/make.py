@@ -2,7 +2,8 @@
 
     python tests/storage/data/make.py DIRECTORY
 
-Written for the gatekeeper of commit 8c6832e (schema 3), whose `LeaseBook` was told the time.
+Run with the gatekeeper of commit 8c6832e (schema 3), whose `LeaseBook` was told the time, and of
+f654cde (schema 7), the last one that wrote a clock's interval as the start of its reason.
 Leaves `closed` (ended as it should be) and `killed` (ended by kill -9: a log, a journal and
 open leases beside the database), each with the state file, the journals and the leases.
 """
@@ -20,6 +21,7 @@ from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config, StorageConfig
 from gatekeeper.pacing.scheduler import Scheduler
 from gatekeeper.robots.timing import RobotsInterval
+from gatekeeper.sidecar import leases
 from gatekeeper.sidecar.leases import OpenLease
 from gatekeeper.storage import OriginRecord, SqliteStorage, pack_body
 
@@ -80,10 +82,11 @@ async def make(path: Path, *, killed: bool) -> None:
     scheduler.pause("paused.test")
     await storage.flush()
     await ask("late.test", 20.0, 200)
-    # The name of the journal's class in that commit.
-    from gatekeeper.sidecar.leases import LeaseBook  # type: ignore[attr-defined]
-
-    book = LeaseBook(Path(f"{path}-leases"), now=WALL)
+    journal = Path(f"{path}-leases")
+    if hasattr(leases, "LeaseBook"):  # the name of the journal's class in schema 3
+        book = leases.LeaseBook(journal, now=WALL)
+    else:
+        book = leases.LeaseJournal(journal, clock=clock)
     book.granted(OpenLease("open-lease", WALL + 60.0, "http://slow.test/a", "Other/1.0"))
     book.granted(OpenLease("ended-lease", WALL + 60.0, "http://slow.test/b"))
     book.ended("ended-lease")
