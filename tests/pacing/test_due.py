@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
 from gatekeeper.pacing.rules import ScopeSettings
-from gatekeeper.pacing.scopes import INF, Scope
+from gatekeeper.pacing.scopes import INF, Scope, ScopeHistory
+from gatekeeper.pacing.waiting import clock_holdups
+
+NOW = 100.0
+TIMES = st.sampled_from([-INF, 50.0, 99.0, NOW, 101.0, 150.0])
+HISTORIES = st.builds(
+    ScopeHistory, blocked_until=TIMES, probing=st.booleans(), paused=st.booleans()
+)
+SCOPES = st.builds(
+    Scope,
+    st.just("a.example"),
+    st.builds(ScopeSettings, limit=st.integers(1, 3)),
+    basis=TIMES.filter(lambda moment: moment <= NOW),
+    interval=st.sampled_from([0.0, 1.0, 60.0]),
+    in_flight=st.integers(0, 3),
+    unheaded=st.integers(0, 3),
+    history=st.none() | HISTORIES,
+)
 
 
 @pytest.mark.parametrize(
@@ -39,3 +58,17 @@ def test_a_block_and_a_pause_put_it_off() -> None:
     scope.in_flight = 0
     scope.ensure_history().paused = True
     assert scope.due_at() == INF
+
+
+@given(scope=SCOPES)
+def test_every_wait_for_a_scope_has_a_reason_that_lasts_as_long(scope: Scope) -> None:
+    scope.unheaded = min(scope.unheaded, scope.in_flight)
+    reasons = clock_holdups(scope, NOW)
+    events = {one.kind for one in reasons if one.until == INF}
+    times = [one.until for one in reasons if one.until < INF]
+    assert max(scope.due_at(events=False), NOW) == max([*times, NOW])
+    if scope.due_at() == INF:
+        assert events
+    else:
+        assert scope.due_at() == scope.due_at(events=False)
+        assert "pause" not in events
