@@ -336,12 +336,8 @@ class Promises:
                 self._write_or_owe(self.record(scope, now))
 
     def _matters(self, scope: Scope, now: float) -> bool:
-        history, interval = scope.history, self._memory.longest_of(scope)
-        return (
-            (bool(scope.unheaded) and interval > DURABLE)
-            or scope.clock_at(interval) > now + DURABLE
-            or (history is not None and history.matters(now, self._memory.rules.pacing))
-        )
+        awaited = bool(scope.unheaded) and self._memory.longest_of(scope) > DURABLE
+        return awaited or self._memory.matters(scope, now, DURABLE)
 
     async def close(self) -> None:
         """Store everything that still matters, and note that this is not a crash."""
@@ -635,7 +631,7 @@ class ScopeMemory:
                 or scope.name in self._loading
             ):
                 continue
-            if self._matters(scope, now):
+            if self.matters(scope, now) or self.rules.overridden(scope.name):
                 owed.append(scope)
             else:
                 self._drop(scope)
@@ -655,8 +651,10 @@ class ScopeMemory:
             self.changes.append(scope)
         self.longer_intervals.pop(scope.name, None)
 
-    def _matters(self, scope: Scope, now: float) -> bool:
-        due = max(scope.due_at(events=False), scope.clock_at(self.longest_of(scope)))
-        if due > now or self.rules.overridden(scope.name):
-            return True
-        return scope.history is not None and scope.history.matters(now, self.rules.pacing)
+    def matters(self, scope: Scope, now: float, ahead: float = 0.0) -> bool:
+        """Return True if the scope's clock lies more than `ahead` seconds in the future, or its
+        history must not be forgotten yet."""
+        history = scope.history
+        return scope.clock_at(self.longest_of(scope)) > now + ahead or (
+            history is not None and history.matters(now, self.rules.pacing)
+        )
