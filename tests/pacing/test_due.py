@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from gatekeeper.pacing.rules import ScopeSettings
 from gatekeeper.pacing.scopes import INF, Scope, ScopeHistory
@@ -60,6 +60,7 @@ def test_a_block_and_a_pause_put_it_off() -> None:
     assert scope.due_at() == INF
 
 
+@settings(max_examples=400)
 @given(scope=SCOPES)
 def test_every_wait_for_a_scope_has_a_reason_that_lasts_as_long(scope: Scope) -> None:
     scope.unheaded = min(scope.unheaded, scope.in_flight)
