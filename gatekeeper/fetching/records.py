@@ -117,8 +117,8 @@ class FileText(msgspec.Struct, gc=False, eq=False):
     policies: dict[str, Policy] | None = None
     """The policies of other agents, by product token; None at rest."""
     flat: FlatRules | None = None
-    """The rules of the gate's own agent in the form at rest, made with its first policy; None if
-    they have no such form."""
+    """The rules of the gate's own agent in the form at rest, made when it was first put to rest;
+    None if they have no such form."""
     rules: LongestMatch | FlatRules | None = None
     """The rules of the gate's own agent, in the form that answers at the moment. None before its
     first policy was made, or if they do not decide alone."""
@@ -144,15 +144,13 @@ class FileText(msgspec.Struct, gc=False, eq=False):
     def rest(self) -> None:
         """Put the text to rest: keep only the body, compressed unless it is short, and the rules
         of the gate's own agent in flat form."""
-        self.rules = self.flat
+        own = self.own
         self.parsed = self.own = self.policies = None
+        self.rules = self.flat
+        if own is not None:
+            self.add_policy(own, 0)
         if self.size > _MAX_PLAIN_OCTETS:
             self.packed()
-
-    def match_fast(self) -> None:
-        """Answer by the matcher, while the text is awake: its origin is asked about often."""
-        if self.own is not None:
-            self.rules = self.own.plain
 
     def packed(self) -> bytes:
         """Return the compressed body; it is compressed once."""
@@ -176,15 +174,17 @@ class FileText(msgspec.Struct, gc=False, eq=False):
         return None if self.policies is None else self.policies.get(agent)
 
     def add_policy(self, policy: Policy, max_policies: int) -> None:
-        """Keep a policy while the text is awake; beyond `max_policies` the oldest is evicted."""
+        """Keep a policy while the text is awake; beyond `max_policies` the oldest is evicted.
+
+        At rest keep the rules of the gate's own agent, in flat form.
+        """
         own = policy.agent == self.options[2]
-        if own and self.rules is None:
-            self.flat = policy.flat() if self.size < LARGE else None
-            self.rules = self.flat if self.parsed is None else self.flat or policy.plain
         if self.parsed is None:
+            if own and self.flat is None and self.size < LARGE:
+                self.rules = self.flat = policy.flat()
             return
         if own:
-            self.own = policy
+            self.own, self.rules = policy, policy.plain
             return
         if self.policies is None:
             self.policies = {}

@@ -43,7 +43,7 @@ from gatekeeper.pacing.rules import BudgetSpent, HostRules
 from gatekeeper.pacing.scopes import NO_RATE, UNKNOWN
 from gatekeeper.pacing.waiting import HostHoldup
 from gatekeeper.robots import Policy, RobotsTxt, Rule, product_token
-from gatekeeper.robots.flat import NO_RULE
+from gatekeeper.robots.flat import NO_RULE, FlatRules
 from gatekeeper.robots.patterns import is_robots_txt
 from gatekeeper.robots.timing import RobotsInterval, may_visit, next_visit
 from gatekeeper.split_dict import MASK, SplitDict
@@ -344,14 +344,11 @@ class Decider:
         """Return the ruling of the text on a path, and the frame with what the text asks for."""
         text, agent = standing.text, frame.user_agent
         if text is not None and agent == self.agent and not lately and self._max_interval is None:
-            if text.rules is None:
-                self.policy(text, agent)
             # The form at rest knows that no rule matches; to name the rule is too much for it.
-            flat = text.flat
-            if flat is not None and flat.score(path) == NO_RULE:
-                return PathRuling(_ALLOW, frame.reason), replace(
-                    frame, crawl_delay=flat.crawl_delay
-                )
+            flat = text.rules
+            if isinstance(flat, FlatRules) and flat.score(path) == NO_RULE:
+                frame = replace(frame, crawl_delay=flat.crawl_delay)
+                return PathRuling(_ALLOW, frame.reason), frame
         policy = self.policy(text, agent, wake=lately)
         walls = (moment.wall_time, moment.wall_time + moment.transit)
         ruling = rule_on(policy, path, record.origin, frame.reason, walls)
@@ -382,7 +379,6 @@ class Decider:
         record.ready = self._version
         if not lately or text.parsed is None:
             return
-        text.match_fast()
         # Whether the interval is clamped, which a frame holds, may depend on the hour.
         if not (hourly and self._max_interval is not None):
             interval = None if hourly else self.interval(record, self.agent, moment)

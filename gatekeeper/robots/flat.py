@@ -9,20 +9,16 @@ form for rule sets for which this is not exact or not fast.
 
 from __future__ import annotations
 
-import re
 from itertools import compress
 from typing import Final
 
 import msgspec
 
-from gatekeeper.robots.parser import ALLOWED, DISALLOWED, Spans, in_pieces
 from gatekeeper.robots.patterns import (
-    are_normal,
     is_normal_path,
     is_robots_txt,
     query_form,
     rfc_path,
-    rfc_patterns,
     squeeze,
     wild_match,
 )
@@ -46,8 +42,6 @@ _MAX_PATTERNS: Final = 250
 """Maximum number of patterns with a piece in the path that are compared."""
 _MAX_PATH: Final = 2_048
 """Maximum octets of a path that is compared here."""
-_TWO_FORMS: Final = re.compile(r"\?[^\n]*%(?:3A|2F)")
-"""Matches a rule that is compared in two forms (RFC 9309 section 2.2.2, RFC-25)."""
 
 
 class FlatRules(msgspec.Struct, frozen=True, gc=False):
@@ -167,25 +161,17 @@ def _first_match(rules: str, key: str, place: int, path: str) -> int | None:
     return 0 if found is None else _score(found)
 
 
-def flat_rules(text: str, spans: Spans, crawl_delay: float | None) -> FlatRules | None:
-    """Return the rules in the spans in flat form, or None if there is no flat form for them."""
-    denied: list[str] = []
-    allowed: list[str] = []
-    for low, high in in_pieces(text, spans):
-        denied += DISALLOWED.findall(text, low, high)
-        allowed += ALLOWED.findall(text, low, high)
-    joined = "\n".join(denied + allowed) + "\n"
-    if "#" in joined or " \n" in joined or "\t\n" in joined:
-        denied, allowed = _trimmed(denied), _trimmed(allowed)
-        joined = "\n".join(denied + allowed) + "\n"
+def flat_rules(
+    denied: list[str], allowed: list[str], crawl_delay: float | None
+) -> FlatRules | None:
+    """Return rules in flat form, or None if searching them would be slow.
+
+    `denied` and `allowed` are the values of the rules in normal form, as from
+    `LongestMatch.values`.
+    """
+    joined = "\n".join(denied + allowed)
     if len(joined) > _MAX_OCTETS:
         return None
-    if not are_normal(joined):
-        normal = rfc_patterns(joined)
-        if "?" in normal and _TWO_FORMS.search(normal):
-            return None
-        joined, values = normal, normal.split("\n")
-        denied, allowed = values[: len(denied)], values[len(denied) : -1]
     wild: set[str] = set()
     if "*" in joined or "$" in joined:
         wild = {value for value in denied + allowed if "*" in value or value[-1:] == "$"}
@@ -219,8 +205,3 @@ def flat_rules(text: str, spans: Spans, crawl_delay: float | None) -> FlatRules 
         queries="?" in joined,
         crawl_delay=crawl_delay,
     )
-
-
-def _trimmed(values: list[str]) -> list[str]:
-    """Return the values without comments and trailing blanks."""
-    return [value.partition("#")[0].rstrip(" \t") for value in values]

@@ -12,7 +12,7 @@ from itertools import compress
 from operator import not_
 
 from gatekeeper.robots.model import DENIED, ROBOTS_FILE
-from gatekeeper.robots.parser import ALLOW, DISALLOWED, Dialect, RuleLines, Spans, in_pieces
+from gatekeeper.robots.parser import Dialect, RuleLines, Spans, rule_columns
 from gatekeeper.robots.patterns import (
     COMPARE_BITS,
     NORMAL,
@@ -33,8 +33,6 @@ from gatekeeper.robots.patterns import (
 )
 from gatekeeper.urls import ALWAYS_SENDABLE_LENGTH, is_known_authority, is_sent_as_written
 
-# Finds the same lines as `parser.RULE`, faster, because comments are cut later.
-_RULE_LINES = re.compile(r"\n[ \t]*+(dis|)allow[ \t]*+:[ \t]*+(.*+)", re.IGNORECASE | re.ASCII)
 _NO_EFFECT = " "
 """Value of a rule without effect: no path in normal form contains a blank."""
 _TWO_FORMS = re.compile(r"\*[0-9A-F]|\A[^?]*%(?:3A|2F)")
@@ -101,7 +99,7 @@ class LongestMatch:
 
     def __init__(self, text: str, spans: Spans) -> None:
         self.spans = spans
-        disallows, values = _columns(text, spans)
+        disallows, values = rule_columns(text, spans)
         joined = "\n".join(values)
         if not are_normal(joined):
             joined = rfc_patterns(joined)
@@ -177,13 +175,18 @@ class LongestMatch:
                 return self.longest(path) & 1 == 1
         if len(path) > self._max_quick:
             return None if len(path) > ALWAYS_SENDABLE_LENGTH else self.decide(path) & 1 == 1
-        if not path.startswith(self._denied):
-            for piece, pattern in self._quick:
-                if piece in path and (not pattern or wild_match(pattern, path)):
-                    break
-            else:
-                return True
+        if not self._meets_disallow(path):
+            return True
         return path.startswith(self._allow_heads) and self.decide(path) & 1 == 1
+
+    def _meets_disallow(self, path: str) -> bool:
+        """Return True if a Disallow matches the path, which is not longer than `_max_quick`."""
+        if path.startswith(self._denied):
+            return True
+        for piece, pattern in self._quick:
+            if piece in path and (not pattern or wild_match(pattern, path)):
+                return True
+        return False
 
     def allows(self, path: str) -> bool:
         """Return the verdict about a path with its query, as from `split_url`."""
@@ -195,7 +198,20 @@ class LongestMatch:
         `rules`)."""
         if not is_normal_path(path):
             path = rfc_path(path)
-        return ROBOTS_FILE if path == ROBOTS_TXT else self.longest(path)
+        if path == ROBOTS_TXT:
+            return ROBOTS_FILE
+        quick = not self._prepared and not self._disallows and len(path) <= self._max_quick
+        if quick and "%" not in path and not self._meets_disallow(path):
+            return -1  # as for most paths: nothing has to be prepared
+        return self.longest(path)
+
+    def values(self) -> tuple[list[str], list[str]] | None:
+        """Return the values in normal form of the rules that deny, and of those that allow. None if
+        a rule has two forms (RFC-25)."""
+        if self._written and self._written != self._values:
+            return None
+        marks = self._disallows or self._values
+        return [*compress(self._values, marks)], [*compress(self._values, map(not_, marks))]
 
     def longest(self, path: str) -> int:
         """Return the code of the longest rule that matches a path in normal form, -1 or DENIED."""
@@ -354,27 +370,3 @@ def _split_off_patterns(values: list[str]) -> tuple[list[str], list[tuple[str, s
             anywhere = head == rest and (value[0] == "*" or (value[0] == "/" != head[:1]))
         patterns.append((head if star else head[:-1], "" if anywhere else value))
     return prefixes, patterns
-
-
-def _columns(text: str, spans: Spans) -> tuple[list[str], list[str]]:
-    """Return two columns for the rules in the spans: a non-empty string for each Disallow, and the
-    values.
-
-    The first column is empty if all rules are Disallows, a case that takes half of the time.
-    """
-    disallows: list[str] = []
-    values: list[str] = []
-    for low, high in in_pieces(text, spans):
-        if disallows or ALLOW.search(text, low, high):
-            found = _RULE_LINES.findall(text, low, high)
-            disallows += ["s"] * (len(values) - len(disallows))
-            disallows += ["s" if dis else "" for dis, _ in found]
-            values += [value for _, value in found]
-        else:
-            values += DISALLOWED.findall(text, low, high)
-    joined = "\n".join(values)
-    if "#" in joined:
-        values = [value.partition("#")[0] for value in values]
-    if " " in joined or "\t" in joined:
-        values = [value.rstrip(" \t") for value in values]
-    return disallows, values

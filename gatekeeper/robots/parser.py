@@ -305,6 +305,34 @@ def rules_in(text: str, spans: Spans, *, v2: bool = False) -> RuleLines:
     return rules
 
 
+# Finds the same lines as `RULE`, faster, because comments are cut later.
+_RULE_LINES = re.compile(r"\n[ \t]*+(dis|)allow[ \t]*+:[ \t]*+(.*+)", re.IGNORECASE | re.ASCII)
+
+
+def rule_columns(text: str, spans: Spans) -> tuple[list[str], list[str]]:
+    """Return two columns for the rules in the spans: a non-empty string for each Disallow, and the
+    values.
+
+    The first column is empty if all rules are Disallows, a case that takes half of the time.
+    """
+    disallows: list[str] = []
+    values: list[str] = []
+    for low, high in in_pieces(text, spans):
+        if disallows or ALLOW.search(text, low, high):
+            found = _RULE_LINES.findall(text, low, high)
+            disallows += ["s"] * (len(values) - len(disallows))
+            disallows += ["s" if dis else "" for dis, _ in found]
+            values += [value for _, value in found]
+        else:
+            values += DISALLOWED.findall(text, low, high)
+    joined = "\n".join(values)
+    if "#" in joined:
+        values = [value.partition("#")[0] for value in values]
+    if " " in joined or "\t" in joined:
+        values = [value.rstrip(" \t") for value in values]
+    return disallows, values
+
+
 def rule_offsets(text: str, spans: Spans) -> array[int]:
     """Return the offset of each Allow and Disallow line in the spans, in order."""
     pieces = in_pieces(text, spans)

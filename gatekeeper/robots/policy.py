@@ -168,7 +168,8 @@ class Policy:
         rules, directives = self.plain, self._directives()
         if rules is None or directives.visit_times:
             return None
-        return flat_rules(self.robots.lines, rules.spans, directives.crawl_delay)
+        values = rules.values()
+        return None if values is None else flat_rules(*values, directives.crawl_delay)
 
     @property
     def plain(self) -> LongestMatch | None:

@@ -393,7 +393,8 @@ async def test_a_text_out_of_the_storage_is_read_once_for_the_questions_of_allow
     (record,) = gate.parts.decider.records.values()
     assert record.text is not None
     record.text.rest()
-    record.text.rules, record.ready, record.asked = None, 0, 0
+    record.text.rules = record.text.flat = None
+    record.ready = record.asked = 0
     assert not await gate.allowed("http://a.test/private")
     assert isinstance(record.text.rules, FlatRules)
 
