@@ -45,13 +45,12 @@ def pytest_configure(config: pytest.Config) -> None:
     _hear_signals()
     _open_many_files()
     for name in list(os.environ):
-        if name.lower() in _SURROUNDINGS or (name.startswith("GATEKEEPER_") and name not in _OURS):
+        if name.lower() in _SURROUNDINGS or name.startswith("GATEKEEPER_"):
             del os.environ[name]
     os.environ["SSL_CERT_FILE"] = str(_NOBODY)
     _keep_bytecode(config)
 
 
-_OURS = ("GATEKEEPER_LONG_TESTS",)
 _SURROUNDINGS = (
     *("http_proxy", "https_proxy", "ws_proxy", "wss_proxy", "all_proxy", "no_proxy"),
     *("force_color", "no_color"),

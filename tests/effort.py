@@ -1,4 +1,4 @@
-"""The effort of tests: full with `GATEKEEPER_LONG_TESTS=1`, else reduced.
+"""The effort of tests: full with `LONG_TESTS=1`, else reduced.
 
 Also measures processor time in a way that a busy machine hardly affects.
 """
@@ -16,7 +16,7 @@ __all__ = ["LONG", "of_many", "processor_time", "some_of"]
 
 T = TypeVar("T")
 
-LONG = os.environ.get("GATEKEEPER_LONG_TESTS", "0") not in ("", "0")
+LONG = os.environ.get("LONG_TESTS", "0") not in ("", "0")
 
 
 def of_many(examples: int) -> int:

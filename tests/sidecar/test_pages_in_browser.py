@@ -324,7 +324,7 @@ async def test_a_page_that_may_have_no_stream_says_why(
         shop.service.operators.streams["127.0.0.1"] = 32
         await page.clock.install()
         await page.goto(f"{shop.base}/ui/live")
-        await page.wait_for_selector("#stale:has-text('32 streams of events are open')")
+        await page.wait_for_selector("#stale:has-text('32 streams are open')")
         shop.service.operators.streams.clear()
         await page.clock.fast_forward(5_100)
         await page.wait_for_selector("#live-state:text-is('Live.')")
