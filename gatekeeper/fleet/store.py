@@ -49,7 +49,10 @@ _MAX_REPLY = 16 * 1024 * 1024
 """Maximum size of a reply in octets. The largest are robots.txt files, compressed."""
 _MAX_MESSAGE = 200
 """Maximum length of an error message, which may quote what the server sent."""
-_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError, MemoryError)
+_UNREADABLE = (
+    *(ValueError, TypeError, LookupError, AttributeError, RecursionError, MemoryError),
+    msgspec.MsgspecError,  # by some versions no ValueError
+)
 """Errors of redis-py while it reads what is not a reply of a Valkey or Redis. (msgspec's are
 ValueErrors.)"""
 
