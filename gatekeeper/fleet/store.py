@@ -53,8 +53,7 @@ _UNREADABLE = (
     *(ValueError, TypeError, LookupError, AttributeError, RecursionError, MemoryError),
     msgspec.MsgspecError,  # by some versions no ValueError
 )
-"""Errors of redis-py while it reads what is not a reply of a Valkey or Redis. (msgspec's are
-ValueErrors.)"""
+"""Errors of redis-py while it reads what is not a reply of a Valkey or Redis."""
 
 _log = logging.getLogger(__name__)
 
