@@ -578,7 +578,7 @@ class RemoteLeases:
         except asyncio.CancelledError:
             if poll.cancelled():
                 self.held.give_back_id(lease_id)
-                raise GateClosed("the gate was closed before the turn came") from None
+                raise GateClosed("the gate was closed before the lease was granted") from None
             poll.add_done_callback(partial(self._give_back, lease_id))
             # In the next iteration: a response that was read in this one can still arrive.
             asyncio.get_running_loop().call_soon(poll.cancel)

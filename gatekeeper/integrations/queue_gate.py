@@ -263,7 +263,7 @@ class FarGate(Refusals):
         if error.retry_at is None:
             return None
         origin = urls.parse(url).origin
-        return self.too_late(origin, error.retry_at.timestamp(), "its next turn")
+        return self.too_late(origin, error.retry_at.timestamp(), "its host is not due until then")
 
 
 def queue_gate(gate: Gatekeeper | RemoteGatekeeper, max_wait: float) -> NearGate | FarGate:

@@ -499,7 +499,7 @@ class WaitGraph(Generic[H]):
         holder = "this task" if mine.owner is wait.task else "the task that started this one"
         if lease is mine:
             return f"which {holder} still holds"
-        return f"whose task waits in turn for {mine.url}, which {holder} still holds"
+        return f"whose task itself waits for {mine.url}, which {holder} still holds"
 
 
 class _Search(Generic[H]):

@@ -539,7 +539,7 @@ class Scheduler:
         """Count a timeout, and return the error for a wait that was or would be too long."""
         self._engine.counters.timeouts += 1
         host = waiter.scope.name
-        return self.timeout_error(waiter.url, host, f"no turn of {host} in time")
+        return self.timeout_error(waiter.url, host, f"no lease of {host} in time")
 
     def timeout_error(self, url: str, host: str, text: str) -> LeaseTimeout:
         """Return an error that says what holds the host up, and when its next turn can be."""

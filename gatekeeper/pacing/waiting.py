@@ -530,7 +530,7 @@ class HostHoldups:
         endless = [one.source for one in found if one.until == INF and one.kind in _OF_GATE]
         if last is not None and not endless:
             why = f" ({last.source})" if last.source else ""
-            return left, f"; the next turn is due in {number(left)} s{why}"
+            return left, f"; the host is due in {number(left)} s{why}"
         why = endless[0] if endless else found[0].source if found else ""
         return left, f"; {why}" if why else ""
 

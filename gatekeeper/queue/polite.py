@@ -513,7 +513,7 @@ class PoliteQueue:
         Raises ValueError if called more often than turns were given out.
         """
         if self._task_done_calls >= self._got:
-            raise ValueError("task_done() called more often than turns were had")
+            raise ValueError("task_done() called more often than get() returned")
         self._task_done_calls += 1
 
     async def join(self) -> None:

@@ -163,7 +163,7 @@ class LeaseTable:
             # No await between the grant and the table, so every granted lease has an owner.
             if hung_up():
                 lease.give_back()
-                raise ConnectionResetError("the client hung up while its turn came")
+                raise ConnectionResetError("the client hung up while its lease was granted")
             return self._grant(lease, wanted.ttl, client, wanted.user_agent, wanted.id)
         except Problem as problem:
             if problem.kind == _STORAGE:

@@ -175,7 +175,7 @@ class LeaseWaiters:
             raise draining()
         if self._size >= self._max_waiting:
             self.refused += 1
-            problem = full("requests wait for a turn already", self._max_waiting)
+            problem = full("requests wait for a lease already", self._max_waiting)
             if not self.displace_waiter(client, problem):
                 raise problem
         waiter = LeaseWaiter(client, wanted, self._clock.monotonic(), urls.parse(wanted.url).host)

@@ -224,7 +224,7 @@ def document(
         "info": {
             "title": "gatekeeper",
             "version": version,
-            "description": "Ask first, then wait your turn.",
+            "description": "Ask first, then wait until the host is due.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [
