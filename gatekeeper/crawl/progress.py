@@ -103,7 +103,7 @@ class Tally:
     refused: int = 0
     """Skipped URLs that an earlier run was denied, or that are not URLs."""
     begun: int = 0
-    """Turns taken."""
+    """Leases taken."""
     in_flight: int = 0
     done: int = 0
     """URLs with an outcome."""
@@ -287,19 +287,19 @@ _MAX_SKIPPED = 11
 
 @dataclass(frozen=True, slots=True)
 class NextTurn:
-    """An origin with waiting URLs, and when its next turn comes."""
+    """An origin with waiting URLs, and when it is due next."""
 
     host: str
     """The host, with its port if that is not the scheme's default."""
     seconds: float
-    """Seconds until its next turn, as far as is known; 0: now."""
+    """Seconds until it is due, as far as is known; 0: now."""
     waiting: int
     """URLs that wait for it."""
     origin: str = ""
     holdup: Holdup | None = None
     """The hold-up that ends last, if there is any."""
     interval: float = 0.0
-    """Seconds between two of its turns, as far as is known."""
+    """Seconds between two of its requests, as far as is known."""
     slowed: str = ""
     """How much its refusals have slowed it down, and until when."""
 
@@ -344,7 +344,7 @@ class Progress:
         """Display the outcome of one URL."""
 
     def show(self, tally: Tally, turns: Sequence[NextTurn], speed: Speed | None = None) -> None:
-        """Display the counts, the hosts whose turns come next, and the speed."""
+        """Display the counts, the hosts that are due next, and the speed."""
 
     def say(self, text: str) -> None:
         """Print a message immediately, such as the answer to a Ctrl-C."""
@@ -389,7 +389,7 @@ class Plain(Progress):
 
 
 class Live(Progress):
-    """A progress bar and the hosts whose turns come next, redrawn in place. Needs rich."""
+    """A progress bar and the hosts that are due next, redrawn in place. Needs rich."""
 
     every: float = 0.5
 
@@ -557,13 +557,13 @@ class WaitingHosts:
             self._waiting.pop(origin, None)
 
     async def busiest(self, gate: Gatekeeper, clock: Clock, most: int) -> list[NextTurn]:
-        """Return the `most` origins with the most waiting URLs, sorted by their next turn."""
+        """Return the `most` origins with the most waiting URLs, sorted by when they are due."""
         names = heapq.nlargest(most, self._waiting, key=lambda name: self._waiting[name][0])
         turns = [await self._turn(name, gate, clock) for name in names]
         return sorted(turns, key=lambda turn: (turn.seconds, turn.host))
 
     async def soonest(self, gate: Gatekeeper, clock: Clock, enough: float) -> float:
-        """Return the seconds until the first turn of any origin; stop at one within `enough`."""
+        """Return the seconds until the first origin is due; stop at one within `enough`."""
         best = _INFINITY
         for origin in tuple(self._waiting):
             best = min(best, (await self._turn(origin, gate, clock)).seconds)
@@ -572,7 +572,7 @@ class WaitingHosts:
         return best
 
     async def turn(self, url: str, gate: Gatekeeper, clock: Clock) -> NextTurn:
-        """Return the next turn of the origin of a URL, which need not be waiting itself."""
+        """Return when the origin of a URL is due next, which need not be waiting itself."""
         return await self._turn(urls.parse(url).origin, gate, clock)
 
     async def _turn(self, origin: str, gate: Gatekeeper, clock: Clock) -> NextTurn:

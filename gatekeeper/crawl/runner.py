@@ -388,7 +388,7 @@ async def _interruptible(
         # If the work ended at the same moment, the cancellation is still to be delivered.
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(0)
-        # The cancellations were handled. If they still counted, asyncio's runner would not turn a
+        # The cancellations were handled. If they still counted, asyncio's runner would not make a
         # third Ctrl-C, which comes during the clean-up, into a KeyboardInterrupt.
         for _ in signals[1:]:
             task.uncancel()
@@ -475,7 +475,7 @@ async def _watch(
             )
         turns = await work.hosts.busiest(gate, clock, _TURNS_SHOWN)
         progress.show(tally, turns, speed.read(now, tally, turns))
-        # If nothing moved since the last look, stop unless a turn comes in time. The deferrals of a
+        # If nothing moved since the last look, stop if no host is due in time. The deferrals of a
         # host may each be short; together they are one wait, which started with the last move.
         remaining = max(0.0, max_wait - (now - moved_at))
         idle = tally.complete and not tally.in_flight and moved == last_moved and len(work.hosts)

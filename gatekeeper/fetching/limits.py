@@ -31,7 +31,7 @@ current_deadline: ContextVar[RetrievalDeadline | None] = ContextVar(
 class RetrievalDeadline:
     """Limits the network time of one retrieval; use `with` around each of its requests.
 
-    Waiting for turns, for slots and for a place in the connection pool is not network time and
+    Waiting for leases, for slots and for a place in the connection pool is not network time and
     does not count. When the time is over, the task is cancelled and the block raises TimeoutError.
     """
 
@@ -248,7 +248,7 @@ class Slots(PrioritySemaphore):
     Only a few retrievals start per iteration of the event loop: thousands that fail immediately
     would leave it no time for the pages.
 
-    A retrieval has its host's turn before it waits for a slot. Of the requests that may be in
+    A retrieval has a lease of its host before it waits for a slot. Of the requests that may be in
     flight (`pacing.max_in_flight`), retrievals on the network hold half at most, and those that
     wait for a slot a quarter: one quarter remains for pages.
     """
@@ -284,7 +284,7 @@ class Slots(PrioritySemaphore):
         self.per_iteration = self._entry_places.per_iteration = each
 
     def with_turn(self, turn: AbstractAsyncContextManager[HostTurn]) -> TurnAndSlot:
-        """Return a context manager that acquires the turn, then a slot, and holds both."""
+        """Return a context manager that acquires the lease, then a slot, and holds both."""
         return TurnAndSlot(self, self._entry_places, turn)
 
     def adjust(self, max_in_flight: int) -> None:
@@ -305,10 +305,10 @@ class Slots(PrioritySemaphore):
 
 
 class TurnAndSlot:
-    """The context manager of a retrieval's turn and slot, for one `async with`.
+    """The context manager of a retrieval's lease and slot, for one `async with`.
 
-    Until it has a slot it holds one of the entry places, which are for retrievals with a turn or
-    about to get one. If its turn does not come soon, it gives that place to another.
+    Until it has a slot it holds one of the entry places, which are for retrievals with a lease or
+    about to get one. If its lease does not come soon, it gives that place to another.
     """
 
     def __init__(
@@ -367,7 +367,7 @@ class TurnAndSlot:
             self._entry_places.release()
 
     def due(self, now: float) -> None:
-        """Called when the turn, or with a slot the end of the retrieval, is late.
+        """Called when the lease, or with a slot the end of the retrieval, is late.
 
         Release the entry place; or move to the slow lane if it has room, else check again later.
         """

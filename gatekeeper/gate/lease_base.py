@@ -232,7 +232,7 @@ def _same_agent(one: str, other: str) -> bool:
 async def judge_adopted(lease: HeldLease, sent: str | None, gate: Gate, url: str) -> None:
     """Check that a request with another User-Agent than that of its adopted lease is allowed.
 
-    The host's turn is the same for every agent. Raises Denied or Deferred.
+    The host's pace is the same for every agent. Raises Denied or Deferred.
     """
     if sent is None or unnamed(sent):
         return  # it is sent with the lease's name

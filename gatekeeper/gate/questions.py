@@ -132,7 +132,7 @@ class GateQuestions:
     def offer(self, url: str, target: Target, user_agent: str | None) -> tuple[Decision, Offer]:
         """Return the decision at the moment of a grant, and the file's interval at that moment.
 
-        REFETCH in place of the interval: the file has hard-expired and gets the turn. Never waits.
+        REFETCH in place of the interval: the file has hard-expired and gets the grant. Never waits.
         """
         decider = self.decider
         agent = decider.token(user_agent)
@@ -150,7 +150,7 @@ class GateQuestions:
     def no_turn(
         self, url: str, target: Target, user_agent: str | None, why: str | TurnError
     ) -> Decision:
-        """Return DEFER, as the host grants no turn; see `Decider.no_turn`."""
+        """Return DEFER, as the host grants no lease; see `Decider.no_turn`."""
         decider = self.decider
         return decider.no_turn(url, target, decider.token(user_agent), why, self.moment())
 

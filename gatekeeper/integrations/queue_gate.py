@@ -94,7 +94,7 @@ SIDECAR = ""
 
 
 class Refusals:
-    """The part of the gate that a queue uses, with refusals returned as turns.
+    """The part of the gate that a queue uses, with refusals returned as leases.
 
     A deferred request waits until `max_wait` seconds after the first deferral of its origin. A
     lease, a denial or a pause by the operator restarts that time. An unreachable sidecar counts as
@@ -138,7 +138,7 @@ class Refusals:
         return lease
 
     def too_late(self, origin: str, until: float, why: str) -> RefusedTurn | None:
-        """Return a refusal if a host's next turn, at `until` (wall clock), is too far away."""
+        """Return a refusal if a host is not due before `until` (wall clock), too late."""
         if until - self.clock.wall() <= self._max_wait:
             return None
         text = f"{origin} may not be asked before {utc(until):%Y-%m-%dT%H:%M:%SZ}: {why}"
@@ -267,7 +267,7 @@ class FarGate(Refusals):
 
 
 def queue_gate(gate: Gatekeeper | RemoteGatekeeper, max_wait: float) -> NearGate | FarGate:
-    """Return a gate for a `PoliteQueue` that returns refusals as turns.
+    """Return a gate for a `PoliteQueue` that returns refusals as leases.
 
     `max_wait`: maximum number of seconds to wait for a deferred URL or a blocked host; requests
     that would wait longer are refused.

@@ -31,21 +31,21 @@ _log = logging.getLogger(__name__)
 MAX_ASKING = 4_000
 """Most origins whose robots.txt is asked for at once: more would wait behind silent hosts."""
 MAX_WAITING = 100
-"""Most origins that wait for a turn in the scheduler, because others get their hosts' turns."""
+"""Most origins that wait for a lease in the scheduler, because others get their hosts' leases."""
 PATIENCE = 600.0
-"""Seconds to wait for a turn in the scheduler before the origin is tried again."""
+"""Seconds to wait for a lease in the scheduler before the origin is tried again."""
 FAR_PATIENCE = 30.0
-"""`PATIENCE` at a distant gate, whose answer by then says how far off the turn is."""
+"""`PATIENCE` at a distant gate, whose answer by then says how far off the lease is."""
 TURNS_BY_WAITING = 16
-"""Turns for which an origin waits in the scheduler after another request took its turn."""
+"""Leases for which an origin waits in the scheduler after another request took its lease."""
 HOLD = 5.0
-"""Seconds for which a turn that was acquired by waiting is held for a `get`."""
+"""Seconds for which a lease that was acquired by waiting is held for a `get`."""
 FIRST_PAUSE = 0.02
 """First back-off in seconds of an origin that was tried in vain. It doubles each time in a row."""
 LAST_PAUSE = 10.0
 """The longest such back-off."""
 NEAR = 2.0
-"""An origin waits at a distant gate for a turn that is at most this many seconds away. That gate
+"""An origin waits at a distant gate for a lease that is at most this many seconds away. That gate
 rounds the time up to whole seconds, so one second less is certain."""
 RETRY = 60.0
 """Seconds to wait if a deferral has no time, or asking failed."""
@@ -88,7 +88,7 @@ class QueueWaits:
         await self._asking.close()
         await self._waiting.close()
 
-    # --- the host's turn ----------------------------------------------------------------
+    # --- the host's lease ---------------------------------------------------------------
 
     def place(self, queued: OriginQueue) -> None:
         """Decide what an origin waits for next, after its first URL was given out."""
@@ -109,7 +109,7 @@ class QueueWaits:
             self.watch(queued)
 
     def go_on(self, queued: OriginQueue) -> None:
-        """Make an origin ready after its first URL was done without using a turn."""
+        """Make an origin ready after its first URL was done without using a lease."""
         queued.setbacks, queued.asked, queued.missed = 0, False, False
         if len(queued.backlog):
             self._queues.ready(queued, announced=queued.announced)
@@ -145,7 +145,7 @@ class QueueWaits:
         return len(self._waiting) + self._held_turns < MAX_WAITING
 
     def missed(self, queued: OriginQueue, entry: Entry, retry_at: datetime | None = None) -> None:
-        """Handle a URL whose turn was not now. `retry_at`: when it comes, if the gate knows."""
+        """Handle a URL whose host was not due. `retry_at`: when it is, if the gate knows."""
         queued.missed = True
         if self._closed or self._far_off(queued, entry, retry_at):
             return
@@ -160,8 +160,8 @@ class QueueWaits:
             self.back_off(queued)
 
     def _far_off(self, queued: OriginQueue, entry: Entry, retry_at: datetime | None) -> bool:
-        """Return True if a distant gate says that the turn is not soon. The origin then waits here,
-        not in the sidecar's queue."""
+        """Return True if a distant gate says that the host is due later. The origin then waits
+        here, not in the sidecar's queue."""
         left = 0.0 if retry_at is None else retry_at.timestamp() - self._clock.wall()
         if self._local is not None or left <= NEAR:
             return False
@@ -192,7 +192,7 @@ class QueueWaits:
     ) -> None:
         queued.waiting = None
         if self._local is None and self._clock.monotonic() - began > NEAR:
-            queued.turns_by_waiting = 0  # Its next turn is as far off; it will be deferred.
+            queued.turns_by_waiting = 0  # Its next lease is as far off; it will be deferred.
         error = None if task.cancelled() else task.exception()
         lease = None if task.cancelled() or error is not None else task.result()
         if self._closed:
@@ -211,7 +211,7 @@ class QueueWaits:
                 self.back_off(queued)
 
     def _hold(self, queued: OriginQueue, entry: Entry, lease: QueueLease) -> None:
-        """Hold an acquired turn for the next `get`, if one comes soon."""
+        """Hold an acquired lease for the next `get`, if one comes soon."""
         left = lease.expires_at.timestamp() - self._clock.wall()
         end = self._clock.monotonic() + min(HOLD, left / 2)
         queued.turn_held = HeldTurn(entry, lease, self._clock.call_at(end, self.hold_over, queued))
@@ -219,14 +219,14 @@ class QueueWaits:
         self._queues.ready(queued)
 
     def take_held_turn(self, queued: OriginQueue, held: HeldTurn) -> tuple[Entry, QueueLease]:
-        """Take out the turn that is held for an origin."""
+        """Take out the lease that is held for an origin."""
         held.end.cancel()
         queued.turn_held = None
         self._held_turns -= 1
         return held.entry, held.lease
 
     def hold_over(self, queued: OriginQueue) -> None:
-        """Give a held turn back: no `get` came for it, or it must not be used any more."""
+        """Give a held lease back: no `get` came for it, or it must not be used any more."""
         if (held := queued.turn_held) is not None:
             entry, lease = self.take_held_turn(queued, held)
             queued.backlog.put_back(entry)

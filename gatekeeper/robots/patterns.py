@@ -136,7 +136,7 @@ def _normalise(text: str, unchanged: bytes) -> str:
     table = _escape_table(unchanged)
     if len(special) > _MAX_REPLACED:
         return text.translate(table)
-    for octet in special:  # replacing a few in turn is much faster than translate()
+    for octet in special:  # replacing a few one by one is much faster than translate()
         text = text.replace(chr(octet), table[octet])
     return text
 

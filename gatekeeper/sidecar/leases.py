@@ -7,7 +7,7 @@ Invariants
     * a lease that is neither reported nor renewed expires and counts as used;
     * `held + waiting` never exceeds `max_leases`, `waiting` never `max_waiting`, and what one
       client holds never `client_leases` (T15);
-    * what the journal can't store was not granted, and not reported: the turn is given back, the
+    * what the journal can't store was not granted, and not reported: the grant is given back, the
       report can be repeated.
 
 A client outlives a sidecar that dies: its request may be in flight, and its report will
@@ -148,7 +148,7 @@ class LeaseTable:
     async def acquire(
         self, gate: Gatekeeper, wanted: LeaseRequestBody, client: str, hung_up: Callable[[], bool]
     ) -> ClientLease:
-        """Wait for the turn and grant the lease.
+        """Wait until the host is due and grant the lease.
 
         `hung_up` returns whether the client hung up meanwhile. Raises what `gate.lease` raises,
         Problem 429 if the client holds as many leases as it may, or Problem 503 if another limit
@@ -328,7 +328,7 @@ class LeaseTable:
         if self.waiters.closed:
             raise draining()
         if not self.writable:
-            # Wait for no turn whose lease could not be stored.
+            # Wait for no host whose lease could not be stored.
             self.refused["journal"] += 1
             raise _journal_problem("the journal of leases can't be written")
         too_many = self._by_client.get(client, 0) >= self._client_leases

@@ -1,6 +1,6 @@
 """`gatekeeper serve --proxy PORT`: a forward proxy for plain http, mainly for browsers.
 
-Each request is decided, waits for its host's turn, and connects through the guard. Redirects
+Each request is decided, waits until its host is due, and connects through the guard. Redirects
 are passed back, so the browser sends the next hop through the proxy as well. The limits are those
 of `/v1/fetch`. CONNECT is refused, since the paths inside a tunnel are hidden, and one connection
 may carry any number of requests; `server.proxy_connect = "host"` allows it by host and port.
@@ -101,7 +101,7 @@ class Proxy:
     # -- tunnels, if the operator allows them -----------------------------------------
 
     async def _tunnel(self, call: Call, url: str) -> web.StreamResponse:
-        """Connect to the host in its turn, and relay octets until one side closes."""
+        """Connect to the host under a lease, and relay octets until one side closes."""
         service = self._service
         if self._tunnels >= service.config.server.proxy_tunnels:
             raise Problem(503, "busy", "too many tunnels are open (server.proxy_tunnels)")

@@ -524,7 +524,7 @@ class Service:
         return Problem(status, kind, decision.explain(), wait=wait, decision=decision)
 
     async def turn_timeout(self, error: LeaseTimeout, call: Call) -> Problem:
-        """Return the 429 for a turn that did not come within `wait`, with what holds the host."""
+        """Return the 429 for a lease that did not come within `wait`, with what holds the host."""
         try:
             host = urls.parse(error.url).host
         except InvalidURL:

@@ -1,6 +1,6 @@
 """The workers of the sidecar, as the owner process manages them.
 
-The owner accepts every connection, and hands each to a worker in turn, as a file descriptor. A
+The owner accepts every connection, and hands each to the next worker, as a file descriptor. A
 worker answers questions about origins whose records it has, and passes the connection back with
 the first request that is anything else. A connection that asks only questions from then on is
 handed out again. So leases, pages, metrics and all other shared state belong to one process, which

@@ -91,7 +91,7 @@ _OWN_FIELDS = (
 )
 _PIECE_OCTETS = 65_536
 _TURN_SHARE = 0.9
-"""Share of the remaining `fetch_timeout` that waiting for a turn may take. The page takes time as
+"""Share of the remaining `fetch_timeout` that waiting for a lease may take. The page takes time as
 well, and a 429 that says when to try again is more useful than a 504."""
 _MAX_REDIRECTS = 5  # T9
 
@@ -115,7 +115,7 @@ def decision_headers(decision: Decision) -> dict[str, str]:
 
 
 async def fetch_page(service: Service, call: Call) -> web.StreamResponse:
-    """Fetch a page politely: decide, wait for the host's turn, then stream the site's response."""
+    """Fetch a page politely: decide, wait for the host, then stream the site's response."""
     query = read_query(call.query, FetchQuery)
     async with time_limit(service) as end:
         return await _follow(service, call, query.url, end)
@@ -163,7 +163,7 @@ async def _follow(service: Service, call: Call, url: str, end: float) -> web.Str
 async def with_turn(
     service: Service, call: Call, url: str, end: float, send: Callable[[Lease], Awaitable[_T]]
 ) -> _T:
-    """Wait for the host's turn until `end` (monotonic), and return `await send(lease)`."""
+    """Wait for a lease of the host until `end` (monotonic), and return `await send(lease)`."""
     try:
         lease = await _turn(service, call, url, end)
         lease.enter()
@@ -199,9 +199,9 @@ def hold_while_read(lease: Lease, page: aiohttp.ClientResponse) -> None:
 
 
 async def _turn(service: Service, call: Call, url: str, end: float) -> Lease:
-    """Wait for the host's turn as any client does: bounded and fair (T8, T15).
+    """Wait for a lease of the host as any client does: bounded and fair (T8, T15).
 
-    Nobody waits while the service drains (T16). Raises LeaseTimeout if the turn does not come in
+    Nobody waits while the service drains (T16). Raises LeaseTimeout if the lease does not come in
     time.
     """
     cached = service.gate.peek(url)
@@ -298,7 +298,7 @@ def _usage_fields(page: aiohttp.ClientResponse) -> dict[str, str]:
 # --- `/v1/sitemaps`
 
 _LIST_WAIT = 3_600.0
-"""Seconds that one sitemap waits for its turn at most, by `_TURN_SHARE` less."""
+"""Seconds that one sitemap waits for its lease at most, by `_TURN_SHARE` less."""
 JSON_LINES: Final = "text/plain"
 """JSON lines have no registered type, and generators of clients know no other type for them."""
 
@@ -353,7 +353,7 @@ async def list_sitemaps(service: Service, call: Call) -> web.StreamResponse:
 
 
 async def _turn_of_list(service: Service, call: Call, url: str) -> Lease:
-    """Wait for a turn for one sitemap, as any client does (T15). The decision is logged (T20)."""
+    """Wait for a lease for one sitemap, as any client does (T15). The decision is logged (T20)."""
     try:
         lease = await _turn(service, call, url, service.clock.monotonic() + _LIST_WAIT)
     except Denied as error:

@@ -34,7 +34,7 @@ class FleetHealth(msgspec.Struct, frozen=True):
     """The fleet in `/readyz`."""
 
     state: str
-    """`connected`, `lost`, or `recovering`: no turns until the members reported what they know."""
+    """`connected`, `lost`, or `recovering`: no leases until the members reported what they know."""
     members: int
 
 
