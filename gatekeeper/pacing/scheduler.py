@@ -542,7 +542,7 @@ class Scheduler:
         return self.timeout_error(waiter.url, host, f"no lease of {host} in time")
 
     def timeout_error(self, url: str, host: str, text: str) -> LeaseTimeout:
-        """Return an error that says what holds the host up, and when its next turn can be."""
+        """Return an error that says what holds the host up, and when it may be asked next."""
         left, why = self.holdups.late(host)
         return LeaseTimeout(
             url,

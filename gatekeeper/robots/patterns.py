@@ -649,7 +649,7 @@ class PieceIndex:
 
 class PatternIndex:
     """Many wildcard patterns, of which those with a literal piece that occurs in the path are tried
-    in turn.
+    one by one.
 
     Takes squeezed patterns in normal form that contain a star, each with its entry; the greater
     entry is the better match. A pattern is indexed by its longest piece, or if many patterns share

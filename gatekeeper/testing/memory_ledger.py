@@ -457,7 +457,7 @@ class MemoryLedger:
 
 
 def _call_soon(call: Any, *args: Any) -> None:
-    """Call in the next pass of the loop, since the callback may call the ledger again."""
+    """Call in the next iteration of the loop, since the callback may call the ledger again."""
     try:
         asyncio.get_running_loop().call_soon(call, *args)
     except RuntimeError:  # without a loop there are no waiters
