@@ -83,7 +83,7 @@ OnRetrieval = Callable[[str, Retrieval, float], object]
 
 _MAX_COMPRESSION: Final = 1_000
 """The highest compression ratio of a body, for an upper bound of its text's size."""
-_PROBE_TURN_SECONDS: Final = 0.5
+_PROBE_LEASE_SECONDS: Final = 0.5
 """Seconds that a probe waits for its host before it only tests the connection."""
 _MAX_RENEWING_FLIGHTS: Final = 1_000
 """With so many flights in progress none is started for a file that others have renewed."""
@@ -564,7 +564,7 @@ class Directory:
         began = clock.monotonic()
         try:
             try:
-                async with deadline(clock, _PROBE_TURN_SECONDS) as limit:
+                async with deadline(clock, _PROBE_LEASE_SECONDS) as limit:
                     extend = partial(limit.move, PROBE_SECONDS + 1.0)
                     probe_limits.set(ProbeLimits(PROBE_SECONDS, extend))
                     validators = self._validators(record, origin)

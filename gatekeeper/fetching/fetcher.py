@@ -37,12 +37,12 @@ from gatekeeper.fetching.limits import RetrievalDeadline, Slots, current_deadlin
 from gatekeeper.fetching.outcomes import (
     ANSWERED,
     NO_METADATA,
+    AcquireLease,
     Known,
     Outcome,
     Refuse,
     RequestSigner,
     Retrieval,
-    TakeTurn,
     Validators,
     age_of,
     classify,
@@ -545,7 +545,7 @@ class Fetcher:
     """Retrieves robots.txt files; caches nothing.
 
     Of `session` only the connections are used: no cookies, default headers or middlewares.
-    `take_turn(target)` acquires a lease of its host. `refuse(url)` is the guard's judgement of a
+    `acquire(target)` acquires a lease of its host. `refuse(url)` is the guard's judgement of a
     redirect: None, or what is wrong. `known(origin)` returns the fresh retrieval of another origin
     to whose /robots.txt a redirect leads, or None.
     """
@@ -557,7 +557,7 @@ class Fetcher:
         user_agent: str,
         config: Config,
         clock: Clock,
-        take_turn: TakeTurn,
+        acquire: AcquireLease,
         refuse: Refuse | None = None,
         known: Known | None = None,
         signer: RequestSigner | None = None,
@@ -565,7 +565,7 @@ class Fetcher:
         self._session = session
         self._config = config.fetch
         self._clock = clock
-        self._take_turn = take_turn
+        self._acquire = acquire
         self._refuse = refuse
         self._known = known
         self._signer = signer
@@ -668,13 +668,13 @@ class _Redirects:
         """Acquire a lease of the hop's host, send the request and release the lease."""
         fetcher = self._fetcher
         target, url = self._target, self._target.url
-        async with fetcher._slots.with_turn(fetcher._take_turn(target)) as turn:
+        async with fetcher._slots.with_lease(fetcher._acquire(target)) as lease:
             reply = await fetcher._sender.ask(
                 target, self._request_headers(url), self._deadline, first_hop=not self._hops
             )
             fetcher._slots.ended(answered=reply.status is not None)
             self._wait = fetcher._wait_of(reply.headers)
-            turn.report(status=reply.status, elapsed=reply.elapsed, retry_after=self._wait)
+            lease.report(status=reply.status, elapsed=reply.elapsed, retry_after=self._wait)
         return reply
 
     def _request_headers(self, url: str) -> dict[str, str] | None:

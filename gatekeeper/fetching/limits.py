@@ -17,7 +17,7 @@ from typing import Final, Self
 from gatekeeper import descriptors
 from gatekeeper.clock import Clock, Deadline, SharedTimer
 from gatekeeper.config import FetchConfig, PacingConfig
-from gatekeeper.fetching.outcomes import ANSWERED, UNKNOWN_ORIGIN, HostTurn, precedence
+from gatekeeper.fetching.outcomes import ANSWERED, UNKNOWN_ORIGIN, HopLease, precedence
 
 _NEVER: Final = float("inf")
 
@@ -283,9 +283,9 @@ class Slots(PrioritySemaphore):
         each = min(_MAX_STARTS, each + 1) if answered else max(_MIN_STARTS, each // 2)
         self.per_iteration = self._entry_places.per_iteration = each
 
-    def with_turn(self, turn: AbstractAsyncContextManager[HostTurn]) -> TurnAndSlot:
+    def with_lease(self, lease: AbstractAsyncContextManager[HopLease]) -> LeaseAndSlot:
         """Return a context manager that acquires the lease, then a slot, and holds both."""
-        return TurnAndSlot(self, self._entry_places, turn)
+        return LeaseAndSlot(self, self._entry_places, lease)
 
     def adjust(self, max_in_flight: int) -> None:
         """Apply a changed `max_in_flight`; places in use are kept."""
@@ -304,7 +304,7 @@ class Slots(PrioritySemaphore):
         return slots, slow, max(1, max_in_flight // 4)
 
 
-class TurnAndSlot:
+class LeaseAndSlot:
     """The context manager of a retrieval's lease and slot, for one `async with`.
 
     Until it has a slot it holds one of the entry places, which are for retrievals with a lease or
@@ -312,23 +312,23 @@ class TurnAndSlot:
     """
 
     def __init__(
-        self, slots: Slots, entries: PrioritySemaphore, turn: AbstractAsyncContextManager[HostTurn]
+        self, slots: Slots, entries: PrioritySemaphore, lease: AbstractAsyncContextManager[HopLease]
     ) -> None:
         self._slots = slots
         self._entry_places = entries
-        self._turn = turn
+        self._lease = lease
         self._has_entry = False
         self._slow = False
         self.ends: float = 0.0
 
-    async def __aenter__(self) -> HostTurn:
+    async def __aenter__(self) -> HopLease:
         slots = self._slots
         timer = slots.timer
         await self._entry_places.acquire()
         self._has_entry = True
         try:
             timer.set(self, timer.clock.monotonic() + slots.slot_seconds)
-            taken = await self._turn.__aenter__()
+            taken = await self._lease.__aenter__()
         except BaseException:
             timer.drop(self)
             self._release_entry()
@@ -337,7 +337,7 @@ class TurnAndSlot:
         try:
             await slots.acquire()
         except BaseException as error:
-            await self._turn.__aexit__(type(error), error, error.__traceback__)
+            await self._lease.__aexit__(type(error), error, error.__traceback__)
             raise
         finally:
             self._release_entry()
@@ -358,7 +358,7 @@ class TurnAndSlot:
             slots.slow_free += 1
         else:
             slots.release()
-        await self._turn.__aexit__(kind, error, trace)
+        await self._lease.__aexit__(kind, error, trace)
 
     def _release_entry(self) -> None:
         """Release the entry place, if it is still held."""

@@ -722,7 +722,7 @@ class Retrieval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The addresses dialled for the last hop, if the connector is a GuardedConnector."""
 
 
-class HostTurn(Protocol):
+class HopLease(Protocol):
     """The right to send one request to a host."""
 
     def report(
@@ -764,7 +764,7 @@ class RequestSigner(Protocol):
         """Sign a request, as an aiohttp client middleware."""
 
 
-TakeTurn = Callable[[Target], AbstractAsyncContextManager[HostTurn]]
+AcquireLease = Callable[[Target], AbstractAsyncContextManager[HopLease]]
 """Acquires a lease of a URL's host, and releases it on exit."""
 
 Refuse = Callable[[str], object | None]

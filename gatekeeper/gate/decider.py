@@ -60,10 +60,10 @@ _RETRY_SECONDS = 1.0
 _ERROR_RETRY_SECONDS = 60.0
 """Retry delay in seconds after an internal error."""
 
-_TURN_RETRY_SECONDS = {Reason.STORAGE: 5.0, Reason.FLEET: 2.0}
+_LEASE_RETRY_SECONDS = {Reason.STORAGE: 5.0, Reason.FLEET: 2.0}
 """Retry delay in seconds while the state file can't be written, or the fleet grants no lease."""
 
-TurnError = LedgerLost | BudgetSpent
+NoLeaseError = LedgerLost | BudgetSpent
 """Errors, beside a state file that can't be written, for which no page of a host gets a lease."""
 
 DENY_ALL = RobotsTxt.parse("User-agent: *\nDisallow: /\n")
@@ -158,7 +158,7 @@ def _frame(origin: str, agent: str, state: State | None = None) -> Decision:
     )
 
 
-def _turn_note(reason: Reason, host: str, why: str) -> str:
+def _lease_note(reason: Reason, host: str, why: str) -> str:
     return f"the clock of {host} can't be saved: {why}" if reason is Reason.STORAGE else why
 
 
@@ -323,12 +323,12 @@ class Decider:
         self, record: Record, moment: Moment, ruling: PathRuling | None
     ) -> PathRuling | None:
         """Say why the host grants no lease, if that is why there is no file."""
-        seconds = None if ruling is None else _TURN_RETRY_SECONDS.get(ruling.reason)
+        seconds = None if ruling is None else _LEASE_RETRY_SECONDS.get(ruling.reason)
         if ruling is None or seconds is None:
             return ruling
         host, retry_at = host_of(record.origin), utc(moment.wall_time + seconds)
         why = self._cause(host, ruling.reason)
-        note = None if why is None else _turn_note(ruling.reason, host, why)
+        note = None if why is None else _lease_note(ruling.reason, host, why)
         return replace(ruling, retry_at=retry_at, note=note)
 
     def _by_text(
@@ -605,8 +605,8 @@ class Decider:
         note = f"robots.txt would wait for {held}, {whose}"
         return self._defer(Reason.OWN_LEASE, raw, target, agent, moment, _RETRY_SECONDS, note)
 
-    def no_turn(
-        self, raw: str, target: Target, agent: str, why: str | TurnError, moment: Moment
+    def no_lease(
+        self, raw: str, target: Target, agent: str, why: str | NoLeaseError, moment: Moment
     ) -> Decision:
         """Return DEFER: the host grants no lease.
 
@@ -617,8 +617,8 @@ class Decider:
             reason, seconds = Reason.BUDGET, why.seconds
         else:
             reason = Reason.FLEET if isinstance(why, LedgerLost) else Reason.STORAGE
-            seconds = _TURN_RETRY_SECONDS[reason]
-        note = _turn_note(reason, target.host, str(why))
+            seconds = _LEASE_RETRY_SECONDS[reason]
+        note = _lease_note(reason, target.host, str(why))
         return self._defer(reason, raw, target, agent, moment, seconds, note)
 
     def what_if(

@@ -38,7 +38,7 @@ from gatekeeper.gate.leases import Lease, LeaseManager, LeaseRequest
 from gatekeeper.gate.parts import GateParts, OpenParts, configured_signer
 from gatekeeper.gate.protocols import DeadlineMiddleware, SharingLedger
 from gatekeeper.gate.questions import GateQuestions, GateStats
-from gatekeeper.gate.robots_pacing import RobotsPacing, RobotsTurn
+from gatekeeper.gate.robots_pacing import RobotsLease, RobotsPacing
 from gatekeeper.late import late
 from gatekeeper.pacing.deadlock import WaitGraph
 from gatekeeper.pacing.ledger import Ledger
@@ -243,7 +243,7 @@ class Gatekeeper:
             user_agent=self.user_agent,
             config=self.config,
             clock=self._clock,
-            take_turn=partial(RobotsTurn, self._pacing),
+            acquire=partial(RobotsLease, self._pacing),
             refuse=None if self._guard is None else self._guard.refuses_url,
             known=self._fresh_retrieval,
             signer=self._signer,

@@ -240,14 +240,14 @@ async def judge_adopted(lease: HeldLease, sent: str | None, gate: Gate, url: str
         refuse(await gate.check(url, user_agent=sent))
 
 
-async def enter_detached(turn: AbstractAsyncContextManager[HeldLease]) -> HeldLease:
+async def enter_detached(request: AbstractAsyncContextManager[HeldLease]) -> HeldLease:
     """Enter a lease that ends with its connection, not with a block.
 
     Entering adds it to the context's open leases. No other request may adopt it, so it is claimed
     immediately and removed from them again.
     """
     before = open_leases.get()
-    lease = await turn.__aenter__()
+    lease = await request.__aenter__()
     lease.claim(lease.url)
     open_leases.set(before)
     return lease

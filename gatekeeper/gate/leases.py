@@ -311,7 +311,7 @@ class LeaseRequest(msgspec.Struct, eq=False):
             self._lease.leave()
 
 
-class _TurnRequest(msgspec.Struct, eq=False):
+class _GrantRequest(msgspec.Struct, eq=False):
     """A caller's request to the scheduler: three objects per waiter; closures would be ten."""
 
     questions: GateQuestions
@@ -432,12 +432,12 @@ class LeaseManager:
         waiting = None if owner is None else await self.questions.begin_wait(target, owner)
         try:
             resolved = await self._resolve_within(url, target, end, user_agent)
-            decision = self._decide_before_turn(url, target, resolved, user_agent)
+            decision = self._decide_before_grant(url, target, resolved, user_agent)
             scopes = () if self._dns is None else await self._locate(target, end)
             if waiting is not None:
                 self._waits.check(waiting)  # other waiters may have joined in the meantime
 
-            request = _TurnRequest(self.questions, url, target, user_agent, owner, decision)
+            request = _GrantRequest(self.questions, url, target, user_agent, owner, decision)
             grant = await self._scheduler.acquire(
                 target.url,
                 target.host,
@@ -450,7 +450,7 @@ class LeaseManager:
         except (StorageError, LedgerLost, BudgetSpent) as error:
             unkept = self._holdups.unkept(target.host) or "the state can't be read or written"
             why = unkept if isinstance(error, StorageError) else error
-            raise Deferred(self.questions.no_turn(url, target, user_agent, why)) from error
+            raise Deferred(self.questions.no_lease(url, target, user_agent, why)) from error
         except asyncio.CancelledError as error:
             error.__traceback__ = None  # the task keeps the error, and it would keep this frame
             if waiting is not None:
@@ -550,7 +550,7 @@ class LeaseManager:
                 target.url, f"{target.url}: {target.host} was not resolved in time"
             ) from None
 
-    def _decide_before_turn(
+    def _decide_before_grant(
         self, url: str, target: Target, resolved: Decision | Record, user_agent: str | None
     ) -> Decision:
         """Return the decision before the grant.
@@ -566,7 +566,7 @@ class LeaseManager:
             refuse(decision)
         # Otherwise the file waits for the host's block to end or the fleet's store, as this lease.
         if (why := self._holdups.unkept(target.host)) is not None:
-            refuse(self.questions.no_turn(url, target, user_agent, why))
+            refuse(self.questions.no_lease(url, target, user_agent, why))
         if (spent := self._holdups.budget_spent(target.host)) is not None:
             raise spent
         return decision

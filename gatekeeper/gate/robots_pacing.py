@@ -35,7 +35,7 @@ _PATIENCE_SECONDS: Final = 5.0
 """Seconds that a question may wait for a block to end, or for a fleet's store."""
 _PAUSED_RETRY_SECONDS: Final = 60.0
 """Seconds after which to ask again about a paused host, whose end is unknown."""
-_TURN_SLACK_SECONDS: Final = 60.0
+_LEASE_SLACK_SECONDS: Final = 60.0
 """Seconds that a lease may be late."""
 
 
@@ -69,7 +69,7 @@ class RobotsPacing:
         """Cancel the timer, once every retrieval has ended."""
         self._alarm.cancel()
 
-    async def take_robots_turn(self, target: Target) -> Grant:
+    async def take_robots_grant(self, target: Target) -> Grant:
         """Wait for the lease of a robots.txt request.
 
         Its interval is that of the last known text of the origin, even if that expired.
@@ -89,7 +89,7 @@ class RobotsPacing:
         elif record.reachable:
             interval = NO_RATE
         self.unpark(host)  # the request shows whether the name exists again
-        if not scopes:  # mostly there is no wait, and no need for a `_TurnWatch`
+        if not scopes:  # mostly there is no wait, and no need for a `_GrantWatch`
             grant = self._scheduler.take_robots(target.url, host, interval)
             if grant is not None:
                 return grant
@@ -98,7 +98,7 @@ class RobotsPacing:
             self._waits.file_waits(flight.origin, host, scopes)
         try:
             why = partial(self.held, host, self._clock.monotonic())
-            with _TurnWatch(self._alarm, self._delay_setter(), why):
+            with _GrantWatch(self._alarm, self._delay_setter(), why):
                 return await self._scheduler.acquire_robots(
                     target.url, host, asked=interval, scopes=scopes
                 )
@@ -134,13 +134,13 @@ class RobotsPacing:
                 left = record.expires - self._clock.monotonic()
                 self._park(host, self._clock.wall() + left)
         else:
-            turn = self._scheduler.robots_read(
+            left = self._scheduler.robots_read(
                 host, lambda: self._decider.interval(record, self._decider.agent, self._moment())
             )
             now = self._clock.monotonic()
             if record.reachable:
-                if turn > 0:
-                    record.outlive(now + turn + _TURN_SLACK_SECONDS)
+                if left > 0:
+                    record.outlive(now + left + _LEASE_SLACK_SECONDS)
             elif (blocked := self._scheduler.blocked(host)) is not None:
                 record.outlive(now + blocked[0] - self._clock.wall())
         self._decider.note(record)
@@ -159,7 +159,7 @@ class RobotsPacing:
             self._scheduler.block(host, until_wall, PARKED)
 
 
-class _TurnWatch(msgspec.Struct, eq=False):
+class _GrantWatch(msgspec.Struct, eq=False):
     """Tells the waiters of a robots.txt, every few seconds, what its lease waits for.
 
     A block may begin while they wait; those who can't wait that long have to learn of it.
@@ -183,7 +183,7 @@ class _TurnWatch(msgspec.Struct, eq=False):
         self._tell(None)
 
 
-class RobotsTurn(msgspec.Struct, eq=False):
+class RobotsLease(msgspec.Struct, eq=False):
     """The lease of a robots.txt request, as an async context manager.
 
     It takes a grant of the host and starts its clock as a page does.
@@ -195,7 +195,7 @@ class RobotsTurn(msgspec.Struct, eq=False):
     _previous_check: Token[Callable[[], bool] | None] | None = None
 
     async def __aenter__(self) -> Grant:
-        grant = await self._pacing.take_robots_turn(self._target)
+        grant = await self._pacing.take_robots_grant(self._target)
         if (look := last_look.get()) is not None:
             try:
                 await look()

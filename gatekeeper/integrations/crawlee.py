@@ -30,7 +30,7 @@ from gatekeeper.errors import (
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.lease_base import other_agent
 from gatekeeper.integrations.hops import hand_out, take_back
-from gatekeeper.integrations.queue_gate import MAX_WAIT, RefusedTurn, queue_gate
+from gatekeeper.integrations.queue_gate import MAX_WAIT, RefusedLease, queue_gate
 from gatekeeper.queue.polite import PoliteQueue, Turn
 
 with needs_extra("crawlee", __name__):
@@ -295,7 +295,7 @@ class PoliteRequestManager(RequestManager):
             except GatekeeperError as error:
                 _log.error("the next request can't be had: %s", error)
                 return None
-            if not isinstance(turn.lease, RefusedTurn):
+            if not isinstance(turn.lease, RefusedLease):
                 return turn
             request, why = turn.data, turn.lease.why
             self._end(turn)

@@ -38,7 +38,7 @@ from gatekeeper.fetching.outcomes import Retrieval
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.lease_base import other_agent, unnamed
 from gatekeeper.integrations.hops import GuardedNames, HopErrors, by_system, name_to_send
-from gatekeeper.integrations.queue_gate import MAX_WAIT, RefusedTurn
+from gatekeeper.integrations.queue_gate import MAX_WAIT, RefusedLease
 from gatekeeper.library_internals import is_scrapy_closing, wake_scrapy
 from gatekeeper.queue.polite import Turn
 from gatekeeper.robots import product_token
@@ -304,7 +304,7 @@ class PoliteMiddleware:
                 lease = await crawl.unless_stopped(request, self._acquire(gate, request))
         else:
             lease = turn.lease
-            if isinstance(lease, RefusedTurn):
+            if isinstance(lease, RefusedLease):
                 raise crawl.refused(request, lease.why)
             try:
                 await self._judge(gate, request)

@@ -262,11 +262,11 @@ class QueueState(Enum):
     """It has no more URLs, and is forgotten."""
 
 
-_FOR_A_TURN = (QueueState.WATCHED, QueueState.WAITING, QueueState.COLD)
+_FOR_A_LEASE = (QueueState.WATCHED, QueueState.WAITING, QueueState.COLD)
 
 
 @dataclass(frozen=True, slots=True)
-class HeldTurn:
+class ReadyLease:
     """A lease that was acquired before a `get` asked for it."""
 
     entry: Entry
@@ -290,11 +290,11 @@ class OriginQueue(msgspec.Struct, eq=False):
     """At the last try, its host was not due."""
     setbacks: int = 0
     """Tries in a row that did not get a URL out."""
-    turns_by_waiting: int = 0
+    leases_by_waiting: int = 0
     """Further leases to be acquired by waiting in the scheduler, before it is tried without."""
     waiting: tuple[Entry, asyncio.Task[QueueLease]] | None = None
     """The URL that waits in the scheduler, and the task that waits."""
-    turn_held: HeldTurn | None = None
+    ready_lease: ReadyLease | None = None
     """An acquired lease, for the next `get`."""
     _unwatch: Callable[[], None] | None = None
 
@@ -310,13 +310,13 @@ class OriginQueue(msgspec.Struct, eq=False):
 
     def rank(self) -> float:
         """Return the rank of the next URL."""
-        return self.backlog.rank() if self.turn_held is None else self.turn_held.entry[0]
+        return self.backlog.rank() if self.ready_lease is None else self.ready_lease.entry[0]
 
-    def turn_wanted(self) -> Choice | None:
+    def lease_wanted(self) -> Choice | None:
         """Return the lease without which no `get` gets a URL of this origin; None if it may need
         none."""
         missed = self.state is QueueState.DEFERRED and self.missed
-        if not missed and self.state not in _FOR_A_TURN:
+        if not missed and self.state not in _FOR_A_LEASE:
             return None
         url = self.backlog.first() if self.waiting is None else self.waiting[0][2]
         file = self.origin if self.state is QueueState.COLD else None
@@ -381,7 +381,7 @@ class OriginQueues:
         """Make an origin ready to be tried. `announced`: the scheduler called back for it."""
         queued.state = QueueState.READY
         queued.announced = announced
-        held = queued.turn_held  # An acquired lease expires: it goes before others of its rank.
+        held = queued.ready_lease  # An acquired lease expires: it goes before others of its rank.
         rank = queued.backlog.rank() if held is None else held.entry[0]
         order = next(self._order) - (0 if held is None else _BEFORE_ALL)
         heapq.heappush(self._ready, (rank, order, queued))
@@ -401,8 +401,8 @@ class OriginQueues:
         return None
 
     def turns_wanted(self) -> Iterator[Choice | None]:
-        """Return `turn_wanted` of each origin: a `get` needs one of these leases."""
-        return (queued.turn_wanted() for queued in self._queues.values())
+        """Return `lease_wanted` of each origin: a `get` needs one of these leases."""
+        return (queued.lease_wanted() for queued in self._queues.values())
 
     def any_ready(self) -> bool:
         """Return True if `next_ready` would return an origin."""
@@ -519,7 +519,7 @@ class Joiners:
     def __init__(self, putters: WaitingTasks, wake: Callable[[], object]) -> None:
         self._wake = wake
         self._putters = putters
-        self.turns_out = 0
+        self.leases_out = 0
         """Leases that were given out and not left."""
         self._tasks = self._ends = 0
         self._event = asyncio.Event()
@@ -535,7 +535,7 @@ class Joiners:
         """Note that an origin is ready. A waiting `get` has precedence over `join`."""
         if self._tasks:
             self._unseen[queued] = None
-            if not self.turns_out or self._putters.futures:
+            if not self.leases_out or self._putters.futures:
                 self._event.set()
         self._wake()
 
@@ -562,11 +562,11 @@ class Joiners:
             while self._ends == ends:
                 self._event.clear()
                 await asyncio.sleep(0)  # A `get` that was woken goes first.
-                while self._unseen and (not self.turns_out or self._putters.futures):
+                while self._unseen and (not self.leases_out or self._putters.futures):
                     queued = self._unseen.popitem()[0]
                     if queued.state is not QueueState.READY:
                         continue
-                    if not queued.turn_held and not await look(queued):
+                    if not queued.ready_lease and not await look(queued):
                         self._unseen.pop(queued, None)
                     looked += 1
                     if looked % _LOOKS_PER_ITERATION == 0:

@@ -97,7 +97,7 @@ class Turn:
         """End the lease, for code that can't use `async with`. Idempotent."""
         if not self._over:
             self._over = True
-            self._queue._joiners.turns_out -= 1
+            self._queue._joiners.leases_out -= 1
             try:
                 self.lease.leave()
             finally:
@@ -113,7 +113,7 @@ class Turn:
             finally:
                 if self._queue._kept is not None:
                     self._queue._kept.give_back(self._entry)
-                self._queue._joiners.turns_out -= 1
+                self._queue._joiners.leases_out -= 1
                 self._queue._put_back(self._queued.origin, self._entry)
                 self._queue._joiners.look()
 
@@ -398,17 +398,17 @@ class PoliteQueue:
         if self._callbacks.errors:
             raise self._callbacks.errors.popleft()
 
-    def _try(self, queued: OriginQueue, *, turn: bool = True) -> tuple[Entry, QueueLease | None]:
-        """Pop the origin's first URL, and take its lease if `turn` and that needs no waiting.
+    def _try(self, queued: OriginQueue, *, take: bool = True) -> tuple[Entry, QueueLease | None]:
+        """Pop the origin's first URL, and take its lease if `take` and that needs no waiting.
 
         Without a lease, the origin now waits for something. Or it is still TRIED: the URL is
         allowed, but only the scheduler knows whether its host is due.
         """
-        if (turn_held := queued.turn_held) is not None:
+        if (ready_lease := queued.ready_lease) is not None:
             if self._is_held(queued.host) is None:
-                return self._waits.take_held_turn(queued, turn_held)
+                return self._waits.take_ready_lease(queued, ready_lease)
             self._waits.hold_over(queued)  # Blocked or paused since.
-            return turn_held.entry, None
+            return ready_lease.entry, None
         try:
             entry = queued.backlog.pop()
         except BaseException:
@@ -418,7 +418,7 @@ class PoliteQueue:
         if near is None:
             return entry, None
         try:
-            lease = near.take(entry[2]) if turn else None
+            lease = near.take(entry[2]) if take else None
             decision = None if lease is not None else near.peek(entry[2])
         except BaseException:
             queued.backlog.put_back(entry)
@@ -469,7 +469,7 @@ class PoliteQueue:
     def _taken(self, queued: OriginQueue, entry: Entry, lease: QueueLease) -> Turn:
         # No await since the lease was granted, so a cancelled `get` never has one.
         self._got += 1
-        self._joiners.turns_out += 1
+        self._joiners.leases_out += 1
         self._size -= 1
         if self._kept is not None:
             self._kept.begin(entry)
@@ -502,7 +502,7 @@ class PoliteQueue:
         self._unfinished -= 1
         if self._unfinished <= 0:
             self._joiners.finish()
-        elif not self._joiners.turns_out:
+        elif not self._joiners.leases_out:
             self._joiners.look()
         if entry is not None and self._kept is not None and not self._closed:
             self._kept.remove(entry)
@@ -530,10 +530,10 @@ class PoliteQueue:
         while self._callbacks.busy:
             await self._callbacks.wait()
         check = getattr(self._distant, "check", None)
-        if queued.state is not QueueState.READY or queued.turn_held or not (self._local or check):
+        if queued.state is not QueueState.READY or queued.ready_lease or not (self._local or check):
             return False
         queued.state = QueueState.TRIED
-        entry, _ = self._try(queued, turn=False)
+        entry, _ = self._try(queued, take=False)
         if check is not None:
             await self._ask_scheduler(queued, entry, check)
         if queued.state is not QueueState.TRIED:

@@ -156,7 +156,7 @@ class LeaseTable:
         """
         try:
             self._admit(client)
-            lease = await self.waiters.turn(gate, wanted, client)
+            lease = await self.waiters.acquire(gate, wanted, client)
             if self._by_client.get(client, 0) >= self._client_leases:  # it got others meanwhile
                 lease.give_back()
                 raise self._client_limit_reached()
@@ -169,7 +169,7 @@ class LeaseTable:
             if problem.kind == _STORAGE:
                 # The decision is the one for a state file that can't be written.
                 target, why = urls.parse(wanted.url), "the journal of leases can't be written"
-                problem.decision = gate.parts.questions.no_turn(
+                problem.decision = gate.parts.questions.no_lease(
                     wanted.url, target, wanted.user_agent, why
                 )
             raise

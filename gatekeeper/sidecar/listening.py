@@ -515,7 +515,7 @@ class Server(web.Server):
         """
         connection.setblocking(False)
         if len(self.accepted) >= self.max_connections:
-            self._turn_away(connection)
+            self._reject(connection)
             return
         protocol = _Protocol(self, unanswered, passes)
         self.accepted.add(protocol)
@@ -548,7 +548,7 @@ class Server(web.Server):
         await self._taken.close()
         await super().shutdown(timeout)
 
-    def _turn_away(self, connection: socket.socket) -> None:
+    def _reject(self, connection: socket.socket) -> None:
         """Close a connection immediately: with 503, unless the client expects TLS first."""
         if not self.refused:
             _log.error(

@@ -30,7 +30,7 @@ from gatekeeper.sidecar.routes.fetch import (
     pass_page_on,
     refuse_unsendable,
     time_limit,
-    with_turn,
+    with_lease,
 )
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Proxy:
                 return await self._tunnel(call, url)
             async with time_limit(service) as end:
                 body = await read_octets(request, server.max_body)
-                return await with_turn(
+                return await with_lease(
                     service, call, url, end, lambda lease: self._send(lease, call, url, body)
                 )
         finally:
@@ -109,7 +109,7 @@ class Proxy:
         tunnel: _Tunnel | None = None
         try:
             async with time_limit(service) as end:
-                tunnel = await with_turn(
+                tunnel = await with_lease(
                     service, call, url, end, lambda lease: self._dial(lease, url)
                 )
             with service.streams:

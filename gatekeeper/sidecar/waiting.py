@@ -150,7 +150,7 @@ class LeaseWaiters:
         self._unregister(waiter)
         return True
 
-    async def turn(self, gate: Gatekeeper, wanted: LeaseRequestBody, client: str) -> Lease:
+    async def acquire(self, gate: Gatekeeper, wanted: LeaseRequestBody, client: str) -> Lease:
         """Wait until it is the client's request that may start, and return its lease.
 
         Raises what `gate.acquire` raises, or Problem 503 if too many requests wait or the service
@@ -237,7 +237,7 @@ class LeaseWaiters:
             parts, target = gate.parts, urls.parse(wanted.url)
             elsewhere = parts.scheduler.holdups.served_elsewhere(target.host)
             if (why := parts.storage_failing or elsewhere) is not None:
-                refuse(parts.questions.no_turn(wanted.url, target, wanted.user_agent, why))
+                refuse(parts.questions.no_lease(wanted.url, target, wanted.user_agent, why))
             text = f"its robots.txt was not fetched within {wanted.wait:g} s"
             raise parts.scheduler.timeout_error(wanted.url, target.host, text) from None
 

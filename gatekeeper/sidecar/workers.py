@@ -159,7 +159,7 @@ class Workers:
     def __init__(self, count: int) -> None:
         self._count = count
         self._workers: dict[int, _Worker] = {}
-        self._turn = itertools.count()
+        self._round = itertools.count()
         self._sync_numbers = itertools.count(1)
         self._progress = asyncio.Event()
         self._changed: set[str] = set()
@@ -276,7 +276,7 @@ class Workers:
         """Hand a connection to the next worker that takes it. Return False if there is none."""
         workers = self._accepting()
         for _ in workers:
-            worker = workers[next(self._turn) % len(workers)]
+            worker = workers[next(self._round) % len(workers)]
             if not worker.channel.queued:
                 worker.send(HandOver(unanswered, passes), fd)
                 return True
