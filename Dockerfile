@@ -19,7 +19,7 @@ RUN /app/bin/pip install '.[speed,psl]' && /app/bin/python -m compileall -q /app
 
 FROM ${PYTHON}
 LABEL org.opencontainers.image.title="gatekeeper" \
-      org.opencontainers.image.description="Ask first, then wait your turn: a robots.txt gate for polite crawlers" \
+      org.opencontainers.image.description="Ask first, then wait until the host is due: a robots.txt gate for polite crawlers" \
       org.opencontainers.image.licenses="Apache-2.0"
 ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 \
     GATEKEEPER_STORAGE_PATH=/var/lib/gatekeeper/state.sqlite

@@ -186,7 +186,7 @@ def _polls(clients: int) -> Callable[[AsyncExitStack], Awaitable[tuple[Wait, Wai
 
         async def wait(number: int, url: str) -> None:
             wanted = LeaseRequestBody(url=url, wait=5000.0)
-            (await room.turn(gate, wanted, f"client {number % clients}")).end()
+            (await room.acquire(gate, wanted, f"client {number % clients}")).end()
 
         return wait, lambda: len(room)
 

@@ -1,4 +1,4 @@
-"""A crawler with a gate: take a lease (which waits for the host's turn), fetch, report.
+"""A crawler with a gate: take a lease (which waits until the host is due), fetch, report.
 
 python examples/embedded.py https://example.org/ https://example.org/about
 """
@@ -36,7 +36,7 @@ async def fetch(gate: Gatekeeper, session: aiohttp.ClientSession, url: str) -> s
         except Denied as error:
             return f"denied ({error.decision.reason})"
         except LeaseTimeout as error:
-            return f"no turn ({error})"
+            return f"no lease ({error})"
 
 
 async def get(session: aiohttp.ClientSession, url: str, lease: Lease) -> str:

@@ -34,7 +34,7 @@ async def fetch(gate: RemoteGatekeeper, session: aiohttp.ClientSession, url: str
     except Denied as error:  # or Deferred, a subclass: retry at error.retry_at
         return f"{error.decision.verdict} ({error.decision.reason})"
     except LeaseTimeout:
-        return "no turn within 30 s"
+        return "no lease within 30 s"
 
 
 async def main(urls: list[str]) -> None:

@@ -16,7 +16,7 @@ ask() { # ask PATH JSON: print the sidecar's response
 answer=$(ask /v1/leases "{\"url\": \"$url\", \"wait\": 30, \"user_agent\": \"$agent\"}")
 lease=$(printf %s "$answer" | sed -n 's/.*"id":"\([^"]*\)","url".*/\1/p')
 if [ -z "$lease" ]; then
-    printf 'no turn: %s\n' "$answer" >&2
+    printf 'no lease: %s\n' "$answer" >&2
     exit 1
 fi
 # curl prints 000 if there was no response.

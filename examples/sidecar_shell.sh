@@ -1,6 +1,6 @@
 #!/bin/sh
 # A polite crawl with the shell and curl: URLs from standard input, pages into a folder.
-# `gatekeeper serve` decides, waits for each host's turn and fetches.
+# `gatekeeper serve` decides, waits until each host is due, and fetches.
 #
 #     sh examples/sidecar_shell.sh pages <urls.txt
 set -eu

@@ -1,4 +1,4 @@
-"""Ask first, then wait your turn: an asynchronous robots.txt gate for polite crawlers."""
+"""Ask first, then wait until the host is due: a robots.txt gate for polite crawlers."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class Reason(StrEnum):
     how to get more; or more questions are waiting for robots.txt files than `cache.max_waiters`
     permits: ask fewer at a time."""
     OWN_LEASE = "own_lease"
-    """defer: fetching the file needs a turn of a host that the asking task itself holds; end
+    """defer: fetching the file needs a lease of a host that the asking task itself holds; end
     that lease first."""
     UNKNOWN = "unknown"
     """defer: nothing is known about the origin yet, and this call may not wait for its

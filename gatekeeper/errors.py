@@ -123,7 +123,7 @@ class LedgerLost(GatekeeperError):
 class HoldLapsed(LedgerLost):
     """The ledger's grant expired, or a block revoked it, before the request was sent.
 
-    Sessions made by this package acquire another turn by themselves.
+    Sessions made by this package acquire another lease by themselves.
     """
 
 
@@ -217,7 +217,7 @@ def refuse_wrong_report(status: object, elapsed: object, retry_after: object, si
 
 
 def refuse_wrong_wait(priority: object, timeout: object = None) -> None:
-    """Raise a TypeError that describes the wrong argument of a wait for a turn.
+    """Raise a TypeError that describes the wrong argument of a wait for a lease.
 
     >>> refuse_wrong_wait(0, "60")
     Traceback (most recent call last):

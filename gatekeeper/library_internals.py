@@ -27,8 +27,8 @@ fail_broken_body     400 immediately for a malformed body      408 when the body
 is_answering,        a stop ends a connection after the last   answers under way have a second
 has_queued_request   of the requests that it has brought
 tunnel_reader        reads what a client sends in a tunnel     ConfigError: no tunnels
-is_scrapy_closing    a stopped crawl waits for no turn         it waits GATEKEEPER_MAX_WAIT at most
-wake_scrapy          a request is sent when its turn comes     up to 5 s later, by its heartbeat
+is_scrapy_closing    a stopped crawl waits for no lease        it waits GATEKEEPER_MAX_WAIT at most
+wake_scrapy          a request is sent when its host is due    up to 5 s later, by its heartbeat
 bounded_parser       bounds the memory of a store's reply      no bound
 ===================  ========================================  =====================================
 """

@@ -2,7 +2,7 @@
 
 HTTP message signatures (RFC 9421) in the profile of draft-ietf-webbotauth-httpsig-protocol-01: an
 Ed25519 key, its thumbprint as `keyid`, the tag `web-bot-auth`, and a header Signature-Agent that
-names where the key is published. A signature is made when the request has its turn, so that
+names where the key is published. A signature is made when the request has its lease, so that
 `created` is when it is sent, and is valid for `identity.lifetime` seconds.
 
 Keys never leave this module: no message, `repr` or log contains one.

@@ -1,6 +1,6 @@
 """What a site lists: the URLs in its sitemaps and feeds, fetched politely, in bounded memory.
 
-`Gatekeeper.sitemaps` returns `Sitemaps`. Each file is requested in its host's turn, by the rules of
+`Gatekeeper.sitemaps` returns `Sitemaps`. Each file takes a lease of its host, by the rules of
 the origin that it is on, through the guard. It is written to a temporary file first and read from
 there: nobody who takes its entries slowly keeps a server, or the host's slot, waiting.
 
@@ -82,7 +82,7 @@ _READ_SECONDS: Final = 60.0
 _IN_MEMORY: Final = 1_048_576
 """Octets of a file as it was sent that are kept in memory; of a longer one all are on disk."""
 _PIECE: Final = 16_384
-"""Octets parsed at a time. Others have a turn of the event loop after each."""
+"""Octets parsed at a time. The event loop runs others after each."""
 _MAX_TOKEN: Final = 262_144
 """Octets of one tag, comment or instruction, which expat collects until it has all of it."""
 _MAX_DEPTH: Final = 256

@@ -195,7 +195,7 @@ class SyncGatekeeper:
     """A gate for blocking code: the questions and leases of `Gatekeeper`, without `await`.
 
     It opens on entering its `with` block, or with the first call; leaving the block or `close` ends
-    it. It is thread-safe: the threads share its clocks, and each waits for its own turns. In a
+    it. It is thread-safe: the threads share its clocks, and each waits for its own leases. In a
     forked child process every method raises GateClosed: make another gate there.
 
     `user_agent` and the other arguments are those of `Gatekeeper`. `SyncGatekeeper.remote(...)`
@@ -331,7 +331,7 @@ class SyncGatekeeper:
         """Return the rules of the URL's origin for the agent. See `Gatekeeper.policy`."""
         return self.wait(lambda gate: gate.policy(url, user_agent=user_agent))
 
-    # -- turns -----------------------------------------------------------------------
+    # -- leases ----------------------------------------------------------------------
 
     @contextmanager
     def lease(
@@ -342,7 +342,7 @@ class SyncGatekeeper:
         timeout: float | None = None,
         user_agent: str | None = None,
     ) -> Iterator[SyncLease]:
-        """Wait for the host's turn; the lease is the right to send one request to the URL.
+        """Wait until the host is due; the lease is the right to send one request to the URL.
 
         Use it as `with gate.lease(url) as lease:`. `timeout` is in seconds; the arguments are those
         of `Gatekeeper.lease`. Entering raises InvalidURL, Denied, Deferred, or LeaseTimeout, also
@@ -373,7 +373,7 @@ class SyncGatekeeper:
     def try_acquire(
         self, url: str, *, priority: int = 0, user_agent: str | None = None, owned: bool = True
     ) -> SyncLease | NotYet:
-        """Grant a lease if the host's turn is now; else return `NotYet` with the time to ask again.
+        """Grant a lease if the host is due now; else return `NotYet` with the time to ask again.
 
         See `Gatekeeper.try_acquire`.
         """
@@ -542,7 +542,7 @@ class SyncLease:
 
     @property
     def host(self) -> str:
-        """The host whose turn it is."""
+        """The host that is asked."""
         return self.inner.host
 
     @property

@@ -86,8 +86,8 @@ def _is_unicode(stream: TextIO) -> bool:
 def paint(text: str, colour: str, stream: TextIO | None = None) -> str:
     """Return the text in "red", "green", "yellow" or "cyan" if the stream is a terminal.
 
-    `stream` is stdout unless given. NO_COLOR (no-color.org) and TERM=dumb turn colours off,
-    FORCE_COLOR turns them on.
+    `stream` is stdout unless given. NO_COLOR (no-color.org) and TERM=dumb switch colours off,
+    FORCE_COLOR switches them on.
     """
     return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if _coloured(stream or sys.stdout) else text
 

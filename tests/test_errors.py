@@ -45,7 +45,7 @@ EVERY = [
     MissingExtra("the fleet needs redis: pip install 'robots-gatekeeper[redis]'", name="redis"),
     Denied(DECISION),
     Deferred(DECISION),
-    LeaseTimeout("https://a.example/x", "no turn within 5 s", retry_at=NOON),
+    LeaseTimeout("https://a.example/x", "no lease within 5 s", retry_at=NOON),
     AddressRefused(),
     StorageError("state.db: full"),
     LedgerLost("redis://127.0.0.1: it does not answer"),
@@ -119,8 +119,8 @@ def test_a_denial_says_what_its_decision_says() -> None:
 
 
 def test_a_lease_that_did_not_come_says_when_it_may() -> None:
-    error = LeaseTimeout("https://a.example/x", "no turn within 5 s", retry_at=NOON)
-    assert str(error) == "no turn within 5 s"
+    error = LeaseTimeout("https://a.example/x", "no lease within 5 s", retry_at=NOON)
+    assert str(error) == "no lease within 5 s"
     assert (error.url, error.retry_at) == ("https://a.example/x", NOON)
     assert error.errno is None
 

@@ -153,7 +153,7 @@ async def test_curl_asks_a_sidecar(
     assert page.read_text(encoding="utf-8") == "the first"
     assert 'gatekeeper_leases_ended_total{how="reported"} 1.0' in metrics
     assert refused[0] == 1
-    assert refused[1].startswith("no turn: {")
+    assert refused[1].startswith("no lease: {")
     assert internet.sites["127.0.0.1"].paths == ["/robots.txt", "/a"]
 
 

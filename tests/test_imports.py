@@ -156,8 +156,8 @@ def test_errors_are_where_they_are_documented() -> None:
     for error in (Denied, Deferred, LeaseTimeout):
         assert error.__module__ == "gatekeeper.errors"
         assert getattr(gatekeeper.errors, error.__name__) is error
-    made = pickle.loads(pickle.dumps(LeaseTimeout("http://a/", "no turn")))
-    assert (made.url, str(made)) == ("http://a/", "no turn")
+    made = pickle.loads(pickle.dumps(LeaseTimeout("http://a/", "no lease")))
+    assert (made.url, str(made)) == ("http://a/", "no lease")
 
 
 def test_a_library_is_silent_unless_it_is_listened_to() -> None:

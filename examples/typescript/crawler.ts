@@ -21,7 +21,7 @@ const tries = 3;
 const sleep = (seconds: number) => new Promise((wake) => setTimeout(wake, seconds * 1000));
 
 // Returns a lease for one request, or a text that says why there is none.
-async function turn(url: string): Promise<Lease | string> {
+async function acquire(url: string): Promise<Lease | string> {
   for (let attempt = 1; ; attempt++) {
     const { data, error, response } = await gate.POST("/v1/leases", {
       body: { url, wait: 30, user_agent: agent },
@@ -30,7 +30,7 @@ async function turn(url: string): Promise<Lease | string> {
     const seconds = Number(response.headers.get("Retry-After") ?? "1");
     if (response.status === 403) return `denied (${error.decision?.reason ?? error.title})`;
     if (![429, 503].includes(response.status) || seconds > 60 || attempt === tries)
-      return `no turn (${error.title})`;
+      return `no lease (${error.title})`;
     await sleep(seconds);
   }
 }
@@ -50,7 +50,7 @@ async function send(url: string): Promise<[Report, string]> {
 }
 
 async function crawl(url: string): Promise<string> {
-  const lease = await turn(url);
+  const lease = await acquire(url);
   if (typeof lease === "string") return lease;
   const [report, outcome] = await send(url);
   await gate.POST("/v1/leases/{id}/report", { params: { path: { id: lease.id } }, body: report });

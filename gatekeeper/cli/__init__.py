@@ -142,10 +142,10 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     """Return the parser for a call. Only the module of the command that it names is imported."""
     parser = argparse.ArgumentParser(
         prog=NAME,
-        description="Ask a site's robots.txt first, then wait your turn.",
+        description="Ask a site's robots.txt first, then wait until the host is due.",
         epilog=f"example: {NAME} check https://example.org/ - "
         f"`{NAME} COMMAND --help` describes a command. Verdicts, findings and results of fetch "
-        "are coloured on a terminal; NO_COLOR=1 turns colours off, FORCE_COLOR=1 on.",
+        "are coloured on a terminal; NO_COLOR=1 switches colours off, FORCE_COLOR=1 on.",
     )
     parser.add_argument("--version", action="version", version=f"{NAME} {__version__} ({_build()})")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -93,7 +93,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         type=seconds,
         default=300.0,
-        help="network time of one request (300); waiting for the host's turn does not count",
+        help="network time of one request (300); waiting for the host does not count",
     )
     parser.add_argument(
         "--max-wait",

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         type=seconds,
         default=60.0,
-        help="maximum time of one call, waiting for the host's turn included (60)",
+        help="maximum time of one call, waiting for the host included (60)",
     )
 
 

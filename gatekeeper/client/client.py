@@ -109,10 +109,10 @@ class RemoteGatekeeper:
 
     `fail` is the answer of `allowed` and `check` while the sidecar is unreachable: "closed" defers,
     "open" allows; the decision's reason is gate_unreachable. A lease needs the sidecar in any case,
-    as only the sidecar knows whose turn it is.
+    as only the sidecar knows when a host is due.
 
     `patience`: seconds for which an unanswered question is retried. `timeout`: seconds for one
-    answer, for which the sidecar may have to fetch a robots.txt and wait for its turn. `poll`:
+    answer, for which the sidecar may have to fetch a robots.txt and wait for its lease. `poll`:
     seconds that one request for a lease waits in the sidecar (less if its server.max_wait is);
     `most_polls`: how many may wait at the same time. `remember`: the most seconds for which a
     decision is cached; `remember_most`: how many are cached (0: none).
@@ -357,7 +357,7 @@ class RemoteGatekeeper:
     async def refresh(self, origin: str) -> None:
         """Fetch the robots.txt of an origin, or of a URL's origin, again now. Raises InvalidURL.
 
-        If the host's turn is far off it returns earlier, and the sidecar goes on.
+        If the host is not due for long, it returns earlier, and the sidecar goes on.
         """
         target = urls.parse(origin)
         await self._control(target.host, "refresh", encode(RefreshBody(origin=target.origin)))
@@ -376,7 +376,7 @@ class RemoteGatekeeper:
         """Grant leases for the host again. It lifts a pause, not a block."""
         await self._control(host, "resume", b"{}")
 
-    # -- turns -----------------------------------------------------------------------
+    # -- leases ----------------------------------------------------------------------
 
     def lease(
         self,
@@ -386,7 +386,7 @@ class RemoteGatekeeper:
         timeout: float | None = None,
         user_agent: str | None = None,
     ) -> RemoteLeaseRequest:
-        """Wait for the host's turn; the lease is the right to send one request to the URL.
+        """Wait until the host is due; the lease is the right to send one request to the URL.
 
         Use it as `async with gate.lease(url) as lease:`. Arguments and errors are those of
         `Gatekeeper.lease`; a priority outside -1000 to 1000 counts as the nearest of these. It
@@ -422,7 +422,7 @@ class RemoteGatekeeper:
     async def try_acquire(
         self, url: str, *, priority: int = 0, user_agent: str | None = None, owned: bool = True
     ) -> RemoteLease | NotYet:
-        """Grant a lease if the host's turn is now: one round trip. See `Gatekeeper.try_acquire`.
+        """Grant a lease if the host is due now: one round trip. See `Gatekeeper.try_acquire`.
 
         While the sidecar is unreachable it returns NotYet with `why` gate_unreachable.
         """
@@ -432,10 +432,10 @@ class RemoteGatekeeper:
         return await self._leases.try_acquire(url, priority=priority, user_agent=agent, owned=owned)
 
     at_a_glance = False
-    """For a `PoliteQueue`: False, as only the sidecar knows whose turn it is."""
+    """For a `PoliteQueue`: False, as only the sidecar knows when a host is due."""
 
     async def look(self, url: str, *, priority: int = 0) -> RemoteLease:
-        """Grant a lease if the host's turn is now, in one round trip, for a `PoliteQueue`.
+        """Grant a lease if the host is due now, in one round trip, for a `PoliteQueue`.
 
         The lease belongs to no task yet. Raises as `acquire` does; the `retry_at` of LeaseTimeout
         is the earliest time at which asking again can help.

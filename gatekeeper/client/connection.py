@@ -337,7 +337,7 @@ def limit_in(answer: SidecarResponse) -> float | None:
 
 
 def why_in(answer: SidecarResponse) -> str:
-    """Return why there was no turn, as a value of `NotYet.why`."""
+    """Return why there was no lease, as a value of `NotYet.why`."""
     return getattr(_document(answer), "why", None) or "turn"
 
 
@@ -349,7 +349,7 @@ def _document(answer: SidecarResponse) -> ProblemDocument | None:
 
 
 def problem(answer: SidecarResponse, url: str = "") -> GatekeeperError:
-    """Turn a problem document into the exception that the embedded gate would raise.
+    """Convert a problem document into the exception that the embedded gate would raise.
 
     `url` is the one asked about. A problem without a counterpart there becomes a SidecarError.
     """

@@ -208,7 +208,7 @@ class RemoteLease(LeaseBase, eq=False):
 
 
 class RemoteLeaseRequest:
-    """The result of `gate.lease()`: entering waits for the turn, leaving ends the lease."""
+    """The result of `gate.lease()`: entering waits for the lease, leaving ends the lease."""
 
     __slots__ = ("_acquire", "_lease")
 
@@ -332,7 +332,7 @@ def _retry_after(retry_after: float | str | None) -> float | str | None:
     return parse_retry_after(retry_after, 0.0)
 
 
-# --- waiting for a turn ---------------------------------------------------------------------
+# --- waiting for a lease --------------------------------------------------------------------
 
 
 _GRACE_SECONDS = 15.0
@@ -346,8 +346,8 @@ _ID_BYTES = 12
 class RemoteLeases:
     """Waits for leases with long polls: at most `most_polls` at a time, each of `poll` seconds.
 
-    A request whose response got lost is repeated. At worst a turn is wasted, as the sidecar lets
-    the lease expire; no turn is used twice.
+    A request whose response got lost is repeated. At worst a lease is wasted, as the sidecar lets
+    the lease expire; no lease is used twice.
     """
 
     def __init__(
@@ -427,9 +427,9 @@ class RemoteLeases:
         return self.waits.begin(task, target.url, target.host, (), under)
 
     async def look(self, url: str, *, priority: int, user_agent: str | None) -> RemoteLease:
-        """Grant a lease if the host's turn is now: one round trip, however long that takes.
+        """Grant a lease if the host is due now: one round trip, however long that takes.
 
-        `acquire` with a timeout of 0 would close a slow request, and waste the turn that it grants.
+        `acquire` with a timeout of 0 would close a slow request, and waste the lease it grants.
         """
         query = _LeaseQuery(url, urls.parse(url), priority, user_agent, math.inf)
         granted = await self._poll_until_granted(query, once=True)
@@ -522,8 +522,8 @@ class RemoteLeases:
     def _until_next_poll(self, began: float, wait: float, named: float) -> float:
         """Return the seconds to sleep before the next poll.
 
-        0 after a complete poll. A poll that returned early, as the turn comes later than a poll
-        lasts, is repeated when a poll can reach the turn; `named` is the response's Retry-After.
+        0 after a complete poll. A poll that returned early, as the lease comes later than a poll
+        lasts, is repeated when a poll can reach the lease; `named` is the response's Retry-After.
         """
         if self._clock.monotonic() - began >= wait:
             return 0.0
@@ -578,7 +578,7 @@ class RemoteLeases:
         except asyncio.CancelledError:
             if poll.cancelled():
                 self.held.give_back_id(lease_id)
-                raise GateClosed("the gate was closed before the turn came") from None
+                raise GateClosed("the gate was closed before the lease was granted") from None
             poll.add_done_callback(partial(self._give_back, lease_id))
             # In the next iteration: a response that was read in this one can still arrive.
             asyncio.get_running_loop().call_soon(poll.cancel)

@@ -62,11 +62,11 @@ class LeaseRequestBody(
 
     url: str
     wait: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """How long the response may wait for the host's turn; at most server.max_wait."""
+    """How long the response may wait for the host; at most server.max_wait."""
     ttl: Ttl = 60.0
     """When the lease expires unless it is renewed or reported."""
     priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0
-    """Higher goes first among the requests of one client; clients take turns."""
+    """Higher goes first among the requests of one client; clients are served alternately."""
     user_agent: UserAgent | None = None
     id: LeaseId | None = None
     """The lease's id, chosen by the client from at least 96 random bits; ignored if it is in use.
@@ -265,14 +265,14 @@ class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     most: float | None = None
     """If a limit was exceeded: the limit, in the unit that `detail` names."""
     held_since: UtcTime | None = None
-    """If no turn came in time: since when a lease holds the host."""
+    """If no lease came in time: since when a lease holds the host."""
     held_until: UtcTime | None = None
     """When that lease expires unless it is renewed."""
     held_by: str | None = None
     """The client that holds the lease, shown to that client and to the role `admin`; or another
     member of the fleet, shown to `admin`."""
     why: str | None = None
-    """`host_blocked`, `host_paused` or `fleet` if that kept the turn from coming in time."""
+    """`host_blocked`, `host_paused` or `fleet` if that kept the lease from coming in time."""
 
 
 class SitemapLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

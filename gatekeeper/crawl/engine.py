@@ -209,7 +209,7 @@ _RETRY_STATUSES = frozenset({429, 503})
 _MAX_QUEUED = 1_000_000
 """URLs that wait in the queue at most, apart from redirects and retries of those in flight."""
 _BEFORE_OTHERS = 1
-"""Priority of a redirect's target, whose URL has had a turn."""
+"""Priority of a redirect's target, whose URL has had a lease."""
 _AFTER_OTHERS = -1
 """Priority of a URL that failed, or was tried by an earlier run: it may well fail again, and what
 holds its host up must not keep the URLs from coming that were never tried."""
@@ -274,7 +274,7 @@ class Crawl:
         # additional workers are started while requests connect slowly.
         self._workers: set[asyncio.Task[None]] = set()
         self._idle: set[asyncio.Task[None]] = set()
-        """Workers that wait for a turn."""
+        """Workers that wait for a lease."""
         regular = limits.concurrency
         self._spares_left = within_open_files(regular * (1 + _SPARES_EACH)) - regular
         """How many more additional workers may be started."""
@@ -421,7 +421,7 @@ class Crawl:
             finally:
                 self._idle.discard(task)
             self._queue_shrunk.set()
-            # There is no await after the turn was taken, so this task is not cancelled as idle.
+            # There is no await after the lease was taken, so this task is not cancelled as idle.
             self._in_progress[task] = turn.url
             self.tally.begun += 1
             self.tally.in_flight += 1
@@ -448,7 +448,7 @@ class Crawl:
             self._excess += 1
 
     async def _fetch(self, turn: Turn) -> None:
-        """Send the request of one turn, and handle its outcome."""
+        """Send the request of one lease, and handle its outcome."""
         url = turn.url
         self.hosts.drop(url, turn.origin)
         attempt = self._take_attempt(_masked(url))
@@ -466,7 +466,7 @@ class Crawl:
                     )
             except Deferred as error:  # temporary: the URL must not be recorded as denied
                 await self._handle_failure(url, attempt, error)
-            except Denied as error:  # robots.txt changed between the turn and the request
+            except Denied as error:  # robots.txt changed between the grant and the request
                 self._finish(attempt.denied(error.decision, self._now()))
             except InvalidURL as error:
                 self._fail(attempt, str(error))
@@ -532,7 +532,7 @@ class Crawl:
             self._requeue(target, attempt, _BEFORE_OTHERS)
 
     async def _handle_failure(self, url: str, attempt: Attempt, error: Exception) -> None:
-        """Retry in a later turn, or give up."""
+        """Retry under a later lease, or give up."""
         if is_shortage(error):  # nothing was sent
             await self._pause_for_descriptors()
             self._requeue(url, attempt, _BEFORE_OTHERS)

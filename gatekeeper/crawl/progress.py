@@ -103,7 +103,7 @@ class Tally:
     refused: int = 0
     """Skipped URLs that an earlier run was denied, or that are not URLs."""
     begun: int = 0
-    """Turns taken."""
+    """Leases taken."""
     in_flight: int = 0
     done: int = 0
     """URLs with an outcome."""
@@ -252,7 +252,7 @@ class Speedometer:
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int, int]] = deque()
 
-    def read(self, now: float, tally: Tally, turns: Sequence[NextTurn]) -> Speed | None:
+    def read(self, now: float, tally: Tally, turns: Sequence[DueOrigin]) -> Speed | None:
         """Take a sample at `now` (seconds of any clock), and return the speed; None at first.
 
         No crawl ends before its slowest host: the remaining time is at least the time that a host
@@ -269,7 +269,7 @@ class Speedometer:
         return Speed(urls, octets, _time_left(tally, urls, turns))
 
 
-def _time_left(tally: Tally, rate: float, turns: Sequence[NextTurn]) -> float | None:
+def _time_left(tally: Tally, rate: float, turns: Sequence[DueOrigin]) -> float | None:
     remaining = tally.total - tally.done
     if not tally.complete or not remaining:
         return None
@@ -286,20 +286,20 @@ _MAX_SKIPPED = 11
 
 
 @dataclass(frozen=True, slots=True)
-class NextTurn:
-    """An origin with waiting URLs, and when its next turn comes."""
+class DueOrigin:
+    """An origin with waiting URLs, and when it is due next."""
 
     host: str
     """The host, with its port if that is not the scheme's default."""
     seconds: float
-    """Seconds until its next turn, as far as is known; 0: now."""
+    """Seconds until it is due, as far as is known; 0: now."""
     waiting: int
     """URLs that wait for it."""
     origin: str = ""
     holdup: Holdup | None = None
     """The hold-up that ends last, if there is any."""
     interval: float = 0.0
-    """Seconds between two of its turns, as far as is known."""
+    """Seconds between two of its requests, as far as is known."""
     slowed: str = ""
     """How much its refusals have slowed it down, and until when."""
 
@@ -343,8 +343,8 @@ class Progress:
     def entry(self, entry: Entry) -> None:
         """Display the outcome of one URL."""
 
-    def show(self, tally: Tally, turns: Sequence[NextTurn], speed: Speed | None = None) -> None:
-        """Display the counts, the hosts whose turns come next, and the speed."""
+    def show(self, tally: Tally, turns: Sequence[DueOrigin], speed: Speed | None = None) -> None:
+        """Display the counts, the hosts that are due next, and the speed."""
 
     def say(self, text: str) -> None:
         """Print a message immediately, such as the answer to a Ctrl-C."""
@@ -369,7 +369,7 @@ class Plain(Progress):
             line = paint(outcome, _COLOURS[entry.outcome], self._stream) + line[len(outcome) :]
         print(line, file=self._stream)
 
-    def show(self, tally: Tally, turns: Sequence[NextTurn], speed: Speed | None = None) -> None:
+    def show(self, tally: Tally, turns: Sequence[DueOrigin], speed: Speed | None = None) -> None:
         """Print the counts, once there are any; less often while nothing changes."""
         if not (tally.total or tally.skipped or tally.complete):
             return
@@ -389,7 +389,7 @@ class Plain(Progress):
 
 
 class Live(Progress):
-    """A progress bar and the hosts whose turns come next, redrawn in place. Needs rich."""
+    """A progress bar and the hosts that are due next, redrawn in place. Needs rich."""
 
     every: float = 0.5
 
@@ -420,11 +420,11 @@ class Live(Progress):
         # Not `print(..., style=)`, which would colour the bar as well.
         self._console.print(Text(text, style or ""), soft_wrap=True)
 
-    def show(self, tally: Tally, turns: Sequence[NextTurn], speed: Speed | None = None) -> None:
+    def show(self, tally: Tally, turns: Sequence[DueOrigin], speed: Speed | None = None) -> None:
         """Redraw the bar and the hosts."""
         self._live.update(self._frame(tally, turns, speed), refresh=True)
 
-    def _frame(self, tally: Tally, turns: Sequence[NextTurn], speed: Speed | None) -> Any:
+    def _frame(self, tally: Tally, turns: Sequence[DueOrigin], speed: Speed | None) -> Any:
         from rich.progress_bar import ProgressBar  # noqa: PLC0415 - an extra
         from rich.table import Table  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
@@ -556,26 +556,26 @@ class WaitingHosts:
         else:
             self._waiting.pop(origin, None)
 
-    async def busiest(self, gate: Gatekeeper, clock: Clock, most: int) -> list[NextTurn]:
-        """Return the `most` origins with the most waiting URLs, sorted by their next turn."""
+    async def busiest(self, gate: Gatekeeper, clock: Clock, most: int) -> list[DueOrigin]:
+        """Return the `most` origins with the most waiting URLs, sorted by when they are due."""
         names = heapq.nlargest(most, self._waiting, key=lambda name: self._waiting[name][0])
-        turns = [await self._turn(name, gate, clock) for name in names]
+        turns = [await self._due_origin(name, gate, clock) for name in names]
         return sorted(turns, key=lambda turn: (turn.seconds, turn.host))
 
     async def soonest(self, gate: Gatekeeper, clock: Clock, enough: float) -> float:
-        """Return the seconds until the first turn of any origin; stop at one within `enough`."""
+        """Return the seconds until the first origin is due; stop at one within `enough`."""
         best = _INFINITY
         for origin in tuple(self._waiting):
-            best = min(best, (await self._turn(origin, gate, clock)).seconds)
+            best = min(best, (await self._due_origin(origin, gate, clock)).seconds)
             if best <= enough:
                 break
         return best
 
-    async def turn(self, url: str, gate: Gatekeeper, clock: Clock) -> NextTurn:
-        """Return the next turn of the origin of a URL, which need not be waiting itself."""
-        return await self._turn(urls.parse(url).origin, gate, clock)
+    async def due_origin(self, url: str, gate: Gatekeeper, clock: Clock) -> DueOrigin:
+        """Return when the origin of a URL is due next, which need not be waiting itself."""
+        return await self._due_origin(urls.parse(url).origin, gate, clock)
 
-    async def _turn(self, origin: str, gate: Gatekeeper, clock: Clock) -> NextTurn:
+    async def _due_origin(self, origin: str, gate: Gatekeeper, clock: Clock) -> DueOrigin:
         count, url = self._waiting.get(origin, (0, ""))
         wall, seconds, holdup, interval = clock.wall(), 0.0, None, 0.0
         slowed = ""
@@ -603,6 +603,6 @@ class WaitingHosts:
             if left > seconds:
                 seconds, holdup = left, Holdup.of(decision)
         host = origin.partition("://")[2]
-        return NextTurn(
+        return DueOrigin(
             host, seconds, count, origin=origin, holdup=holdup, interval=interval, slowed=slowed
         )

@@ -150,7 +150,7 @@ async def summarize(
 _log = logging.getLogger(__name__)
 
 INTERRUPTED = 130
-_TURNS_SHOWN = 8
+_HOSTS_SHOWN = 8
 _DISK_WAIT = 300.0
 """Seconds for which a crawl waits for room on the disk, or --max-wait if that is less."""
 
@@ -325,7 +325,7 @@ def _make_crawl(
         holdups.report(decision.origin, Holdup.of(decision))
 
     async def set_back(url: str) -> None:
-        turn = await work.hosts.turn(url, gate, clock)
+        turn = await work.hosts.due_origin(url, gate, clock)
         if turn.holdup is not None:
             holdups.report(turn.origin, turn.holdup, turn.slowed)
 
@@ -388,7 +388,7 @@ async def _interruptible(
         # If the work ended at the same moment, the cancellation is still to be delivered.
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(0)
-        # The cancellations were handled. If they still counted, asyncio's runner would not turn a
+        # The cancellations were handled. If they still counted, asyncio's runner would not make a
         # third Ctrl-C, which comes during the clean-up, into a KeyboardInterrupt.
         for _ in signals[1:]:
             task.uncancel()
@@ -473,9 +473,9 @@ async def _watch(
                 f"{problem}: for {waited:.0f} s no clock of a host could be stored, and nothing is "
                 "requested without; make room there, and run the command again to resume"
             )
-        turns = await work.hosts.busiest(gate, clock, _TURNS_SHOWN)
+        turns = await work.hosts.busiest(gate, clock, _HOSTS_SHOWN)
         progress.show(tally, turns, speed.read(now, tally, turns))
-        # If nothing moved since the last look, stop unless a turn comes in time. The deferrals of a
+        # If nothing moved since the last look, stop if no host is due in time. The deferrals of a
         # host may each be short; together they are one wait, which started with the last move.
         remaining = max(0.0, max_wait - (now - moved_at))
         idle = tally.complete and not tally.in_flight and moved == last_moved and len(work.hosts)

@@ -43,7 +43,7 @@ from gatekeeper.split_dict import SplitDict
 from gatekeeper.storage.base import Storage, unpack_body
 
 DelayReason = Callable[[], tuple[Outcome, float] | None]
-"""Returns why a flight has to wait long for its turn, and for how many seconds; None: it need
+"""Returns why a flight has to wait long for its lease, and for how many seconds; None: it need
 not."""
 
 
@@ -60,7 +60,7 @@ class Flight(msgspec.Struct, eq=False):
     """True once the origin itself is asked (or would be, but for a local fault), instead of
     only the storage."""
     delay_reason: DelayReason | None = None
-    """Set while the flight waits for a turn that may be far off."""
+    """Set while the flight waits for a lease that may be far off."""
 
     def answer(self, record: Record | None) -> None:
         """Answer the current waiters; later ones get the next answer."""
@@ -83,8 +83,8 @@ OnRetrieval = Callable[[str, Retrieval, float], object]
 
 _MAX_COMPRESSION: Final = 1_000
 """The highest compression ratio of a body, for an upper bound of its text's size."""
-_PROBE_TURN_SECONDS: Final = 0.5
-"""Seconds that a probe waits for its host's turn before it only tests the connection."""
+_PROBE_LEASE_SECONDS: Final = 0.5
+"""Seconds that a probe waits for its host before it only tests the connection."""
 _MAX_RENEWING_FLIGHTS: Final = 1_000
 """With so many flights in progress none is started for a file that others have renewed."""
 _RETRY_SECONDS: Final = 1.0
@@ -143,7 +143,7 @@ class Directory:
         agent: str = "",
     ) -> None:
         """`on_learnt` is called with each record made from a retrieval; `on_retrieval` after each
-        retrieval with the origin, the retrieval, and its seconds including the wait for turns.
+        retrieval with the origin, the retrieval, and its seconds including the wait for leases.
         They must be short and must not raise. `faults` may be shared with others that report
         answers; its `on_doubt` must call `plan_probes`. None: the directory has its own. `records`
         and `texts` may be given by the caller, empty. `choose` returns the policy of a text for an
@@ -313,9 +313,9 @@ class Directory:
         return self._updates.known(origin)
 
     def delay_setter(self) -> Callable[[DelayReason | None], None]:
-        """Return a function that reports why the current flight has to wait for its turn.
+        """Return a function that reports why the current flight has to wait for its lease.
 
-        Called inside the flight by the code that takes its turns. While the reason holds, callers
+        Called inside the flight by the code that takes its leases. While the reason holds, callers
         do not wait with the flight but get a DEFER with a `retry_at`: a block or a pause may last
         for days. The flight itself goes on. Reporting None ends the reason.
         """
@@ -553,10 +553,10 @@ class Directory:
         self.plan_probes()
 
     async def _probe(self, origin: str) -> None:
-        """Fetch one robots.txt in its host's turn, with the short deadlines of a probe.
+        """Fetch one robots.txt under a lease of its host, with the short deadlines of a probe.
 
-        The turn may be held by requests that were in flight when the uplink was lost and will
-        not end for long. A connection is not a request: if the turn does not come, only a
+        The host may be held by requests that were in flight when the uplink was lost and will
+        not end for long. A connection is not a request: if the lease does not come, only a
         connection is tried. A failure is not recorded against the origin.
         """
         precedence.set(ANSWERED)
@@ -564,7 +564,7 @@ class Directory:
         began = clock.monotonic()
         try:
             try:
-                async with deadline(clock, _PROBE_TURN_SECONDS) as limit:
+                async with deadline(clock, _PROBE_LEASE_SECONDS) as limit:
                     extend = partial(limit.move, PROBE_SECONDS + 1.0)
                     probe_limits.set(ProbeLimits(PROBE_SECONDS, extend))
                     validators = self._validators(record, origin)
@@ -586,7 +586,7 @@ class Directory:
             self._faults.probe_inconclusive(origin, clock.monotonic())
 
     async def _probe_connection(self, origin: str, began: float) -> None:
-        """Test whether the origin accepts a connection, as its turn did not come."""
+        """Test whether the origin accepts a connection, as its lease did not come."""
         reached = await self._fetcher.reach(origin)
         now = self._clock.monotonic()
         if reached:

@@ -231,7 +231,7 @@ class LocalFaults:
         return self._judge(now)
 
     def probe_inconclusive(self, origin: str, now: float) -> None:
-        """Record a probe without evidence: a refusal, or its host's turn did not come."""
+        """Record a probe without evidence: a refusal, or its host was not due."""
         if self.active or self._awaited is None:
             return
         self._awaited.discard(origin)

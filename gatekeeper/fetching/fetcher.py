@@ -1,7 +1,7 @@
-"""`Fetcher`: retrieves a robots.txt through turns, redirects and failures.
+"""`Fetcher`: retrieves a robots.txt through leases, redirects and failures.
 
 Redirects are followed here, not by aiohttp, so that each hop is judged before it is sent and takes
-the turn of its own host. A turn is released before the next one is acquired: holding one while
+a lease of its own host. A lease is released before the next one is acquired: holding one while
 waiting for another could deadlock. Bodies are decoded here too, because the limit applies to
 decoded octets, and a decompression bomb is detected by its ratio (docs/threat-model.md, T9).
 """
@@ -37,12 +37,12 @@ from gatekeeper.fetching.limits import RetrievalDeadline, Slots, current_deadlin
 from gatekeeper.fetching.outcomes import (
     ANSWERED,
     NO_METADATA,
+    AcquireLease,
     Known,
     Outcome,
     Refuse,
     RequestSigner,
     Retrieval,
-    TakeTurn,
     Validators,
     age_of,
     classify,
@@ -506,7 +506,7 @@ async def send_once(
     """A client middleware that prevents aiohttp from repeating requests by itself.
 
     aiohttp repeats GET, HEAD, OPTIONS, TRACE, PUT and DELETE if the connection breaks before the
-    head (RFC 9112 section 9.3.1 allows it), a millisecond later and in the same turn. With this
+    head (RFC 9112 section 9.3.1 allows it), a millisecond later and under the same lease. With this
     middleware it raises `aiohttp.ClientConnectionError` instead, caused by the original error.
 
     >>> async def main() -> None:
@@ -545,7 +545,7 @@ class Fetcher:
     """Retrieves robots.txt files; caches nothing.
 
     Of `session` only the connections are used: no cookies, default headers or middlewares.
-    `take_turn(target)` acquires the turn of its host. `refuse(url)` is the guard's judgement of a
+    `acquire(target)` acquires a lease of its host. `refuse(url)` is the guard's judgement of a
     redirect: None, or what is wrong. `known(origin)` returns the fresh retrieval of another origin
     to whose /robots.txt a redirect leads, or None.
     """
@@ -557,7 +557,7 @@ class Fetcher:
         user_agent: str,
         config: Config,
         clock: Clock,
-        take_turn: TakeTurn,
+        acquire: AcquireLease,
         refuse: Refuse | None = None,
         known: Known | None = None,
         signer: RequestSigner | None = None,
@@ -565,7 +565,7 @@ class Fetcher:
         self._session = session
         self._config = config.fetch
         self._clock = clock
-        self._take_turn = take_turn
+        self._acquire = acquire
         self._refuse = refuse
         self._known = known
         self._signer = signer
@@ -594,7 +594,7 @@ class Fetcher:
         """
         try:
             retrieval = await _Redirects(self, origin, validators).run()
-        except LeaseTimeout as error:  # too many waiters for turns
+        except LeaseTimeout as error:  # too many waiters for leases
             return Retrieval(outcome=Outcome.OVERLOADED, detail=str(error))
         except StorageError as error:
             return Retrieval(outcome=Outcome.STORAGE, detail=str(error))
@@ -609,7 +609,7 @@ class Fetcher:
     async def reach(self, origin: str) -> bool | None:
         """Test whether a new connection to the origin can be made, without a request.
 
-        It takes no turn and starts no clock. Return False if it failed as it would with a lost
+        It takes no lease and starts no clock. Return False if it failed as it would with a lost
         uplink, and None if that is unknown: the connection was refused, or goes through a proxy.
         """
         try:
@@ -649,7 +649,7 @@ class _Redirects:
         while True:
             try:
                 reply = self._check_not_modified(await self._ask())
-            except HoldLapsed:  # nothing was sent: retry in another turn, a few times
+            except HoldLapsed:  # nothing was sent: retry under another lease, a few times
                 if (lapsed := lapsed + 1) > _MAX_LAPSED_HOLDS:
                     raise
                 continue
@@ -665,16 +665,16 @@ class _Redirects:
                 return ended
 
     async def _ask(self) -> Reply:
-        """Acquire the turn of the hop's host, send the request and release the turn."""
+        """Acquire a lease of the hop's host, send the request and release the lease."""
         fetcher = self._fetcher
         target, url = self._target, self._target.url
-        async with fetcher._slots.with_turn(fetcher._take_turn(target)) as turn:
+        async with fetcher._slots.with_lease(fetcher._acquire(target)) as lease:
             reply = await fetcher._sender.ask(
                 target, self._request_headers(url), self._deadline, first_hop=not self._hops
             )
             fetcher._slots.ended(answered=reply.status is not None)
             self._wait = fetcher._wait_of(reply.headers)
-            turn.report(status=reply.status, elapsed=reply.elapsed, retry_after=self._wait)
+            lease.report(status=reply.status, elapsed=reply.elapsed, retry_after=self._wait)
         return reply
 
     def _request_headers(self, url: str) -> dict[str, str] | None:

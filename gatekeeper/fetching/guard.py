@@ -17,7 +17,7 @@ several attempts into a plain OSError, so the class of an exception proves nothi
 Look-ups by the system's resolver have their own threads: `getaddrinfo` occupies one until the name
 server answers or gives up, which may take half a minute, and the event loop's few threads have
 other work. Some threads are reserved for names that were found before. With
-`pacing.address_interval`, hosts at one address share its clock: the look-up for a turn and the
+`pacing.address_interval`, hosts at one address share its clock: the look-up for a lease and the
 connector's dial use the same result, a failure included, cached for as long as aiohttp would.
 """
 
@@ -555,7 +555,7 @@ class HostAddresses(AbstractResolver):
     """Finds the scopes of hosts' addresses, such as "address:203.0.113.9".
 
     It is also the resolver of the connectors, so that they dial the addresses that were looked up
-    here. A name whose look-up before a turn failed can't be dialled, until another one succeeds.
+    here. A name whose look-up before a lease failed can't be dialled, until another one succeeds.
     """
 
     def __init__(
@@ -568,7 +568,7 @@ class HostAddresses(AbstractResolver):
         self._failed: cachetools.LRUCache[_Key, tuple[int, str]] = cachetools.LRUCache(
             _MAX_CACHED_NAMES
         )
-        """Code and text of the failed look-ups before turns."""
+        """Code and text of the failed look-ups before leases."""
         self._ours = guard is not None
         self._vetted: AbstractResolver = (
             answers if guard is None else GuardedResolver(guard, answers)
@@ -586,7 +586,7 @@ class HostAddresses(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """Return the addresses to dial. Raises gaierror if the look-up before a turn failed."""
+        """Return the addresses to dial. Raises gaierror if the look-up before a lease failed."""
         failed = self._failed.get((host, port))
         if failed is not None:
             raise socket.gaierror(*failed)

@@ -17,7 +17,7 @@ from typing import Final, Self
 from gatekeeper import descriptors
 from gatekeeper.clock import Clock, Deadline, SharedTimer
 from gatekeeper.config import FetchConfig, PacingConfig
-from gatekeeper.fetching.outcomes import ANSWERED, UNKNOWN_ORIGIN, HostTurn, precedence
+from gatekeeper.fetching.outcomes import ANSWERED, UNKNOWN_ORIGIN, HopLease, precedence
 
 _NEVER: Final = float("inf")
 
@@ -31,7 +31,7 @@ current_deadline: ContextVar[RetrievalDeadline | None] = ContextVar(
 class RetrievalDeadline:
     """Limits the network time of one retrieval; use `with` around each of its requests.
 
-    Waiting for turns, for slots and for a place in the connection pool is not network time and
+    Waiting for leases, for slots and for a place in the connection pool is not network time and
     does not count. When the time is over, the task is cancelled and the block raises TimeoutError.
     """
 
@@ -248,7 +248,7 @@ class Slots(PrioritySemaphore):
     Only a few retrievals start per iteration of the event loop: thousands that fail immediately
     would leave it no time for the pages.
 
-    A retrieval has its host's turn before it waits for a slot. Of the requests that may be in
+    A retrieval has a lease of its host before it waits for a slot. Of the requests that may be in
     flight (`pacing.max_in_flight`), retrievals on the network hold half at most, and those that
     wait for a slot a quarter: one quarter remains for pages.
     """
@@ -283,9 +283,9 @@ class Slots(PrioritySemaphore):
         each = min(_MAX_STARTS, each + 1) if answered else max(_MIN_STARTS, each // 2)
         self.per_iteration = self._entry_places.per_iteration = each
 
-    def with_turn(self, turn: AbstractAsyncContextManager[HostTurn]) -> TurnAndSlot:
-        """Return a context manager that acquires the turn, then a slot, and holds both."""
-        return TurnAndSlot(self, self._entry_places, turn)
+    def with_lease(self, lease: AbstractAsyncContextManager[HopLease]) -> LeaseAndSlot:
+        """Return a context manager that acquires the lease, then a slot, and holds both."""
+        return LeaseAndSlot(self, self._entry_places, lease)
 
     def adjust(self, max_in_flight: int) -> None:
         """Apply a changed `max_in_flight`; places in use are kept."""
@@ -304,31 +304,31 @@ class Slots(PrioritySemaphore):
         return slots, slow, max(1, max_in_flight // 4)
 
 
-class TurnAndSlot:
-    """The context manager of a retrieval's turn and slot, for one `async with`.
+class LeaseAndSlot:
+    """The context manager of a retrieval's lease and slot, for one `async with`.
 
-    Until it has a slot it holds one of the entry places, which are for retrievals with a turn or
-    about to get one. If its turn does not come soon, it gives that place to another.
+    Until it has a slot it holds one of the entry places, which are for retrievals with a lease or
+    about to get one. If its lease does not come soon, it gives that place to another.
     """
 
     def __init__(
-        self, slots: Slots, entries: PrioritySemaphore, turn: AbstractAsyncContextManager[HostTurn]
+        self, slots: Slots, entries: PrioritySemaphore, lease: AbstractAsyncContextManager[HopLease]
     ) -> None:
         self._slots = slots
         self._entry_places = entries
-        self._turn = turn
+        self._lease = lease
         self._has_entry = False
         self._slow = False
         self.ends: float = 0.0
 
-    async def __aenter__(self) -> HostTurn:
+    async def __aenter__(self) -> HopLease:
         slots = self._slots
         timer = slots.timer
         await self._entry_places.acquire()
         self._has_entry = True
         try:
             timer.set(self, timer.clock.monotonic() + slots.slot_seconds)
-            taken = await self._turn.__aenter__()
+            taken = await self._lease.__aenter__()
         except BaseException:
             timer.drop(self)
             self._release_entry()
@@ -337,7 +337,7 @@ class TurnAndSlot:
         try:
             await slots.acquire()
         except BaseException as error:
-            await self._turn.__aexit__(type(error), error, error.__traceback__)
+            await self._lease.__aexit__(type(error), error, error.__traceback__)
             raise
         finally:
             self._release_entry()
@@ -358,7 +358,7 @@ class TurnAndSlot:
             slots.slow_free += 1
         else:
             slots.release()
-        await self._turn.__aexit__(kind, error, trace)
+        await self._lease.__aexit__(kind, error, trace)
 
     def _release_entry(self) -> None:
         """Release the entry place, if it is still held."""
@@ -367,7 +367,7 @@ class TurnAndSlot:
             self._entry_places.release()
 
     def due(self, now: float) -> None:
-        """Called when the turn, or with a slot the end of the retrieval, is late.
+        """Called when the lease, or with a slot the end of the retrieval, is late.
 
         Release the entry place; or move to the slow lane if it has room, else check again later.
         """

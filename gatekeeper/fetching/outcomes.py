@@ -179,9 +179,9 @@ class Outcome(Enum):
     NO_DESCRIPTORS = _failed(28, "no_descriptors", Reason.OVERLOADED, CacheTime.NOT)
     # The storage can't store the clock that the request would start.
     STORAGE = _failed(0, "storage", Reason.STORAGE, CacheTime.NOT, lapses=False)
-    # The fleet's shared ledger can't be reached for the turn.
+    # The fleet's shared ledger can't be reached for the lease.
     FLEET = _failed(0, "fleet", Reason.FLEET, CacheTime.NOT, lapses=False)
-    # The turn for the file is far off: the host has blocked us, or the operator has paused it.
+    # The lease for the file is far off: the host has blocked us, or the operator has paused it.
     HOST_BLOCKED = _failed(0, "host_blocked", Reason.HOST_BLOCKED, CacheTime.NOT, lapses=False)
     HOST_PAUSED = _failed(0, "host_paused", Reason.HOST_PAUSED, CacheTime.NOT, lapses=False)
     # Any unforeseen error: counted and logged, and never allows.
@@ -669,7 +669,7 @@ class ProbeLimits(msgspec.Struct, frozen=True):
     seconds: float
     """The maximum for connecting, and again until the head, if less than the configured ones."""
     on_request: Callable[[], object]
-    """Called before each request, once the turn and the slot are acquired."""
+    """Called before each request, once the lease and the slot are acquired."""
 
 
 probe_limits: ContextVar[ProbeLimits | None] = ContextVar("gatekeeper_probe_limits", default=None)
@@ -679,7 +679,7 @@ probe_limits: ContextVar[ProbeLimits | None] = ContextVar("gatekeeper_probe_limi
 last_look: ContextVar[Callable[[], Awaitable[None]] | None] = ContextVar(
     "gatekeeper_last_look", default=None
 )
-"""Awaited when a retrieval has its host's turn, before the request. If it raises, the turn is given
+"""Awaited when a retrieval has its lease, before the request. If it raises, the lease is given
 back, nothing is sent, and `RobotsSource.fetch` raises the same."""
 
 
@@ -715,14 +715,14 @@ class Retrieval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     retry_after: float | None = None
     """Seconds that the site asks to wait, at most `pacing.backoff_max`; None: it does not ask."""
     took: float = 0.0
-    """Network seconds of all hops, without waiting for turns."""
+    """Network seconds of all hops, without waiting for leases."""
     detail: str = ""
     """The error, for the log. Never shown to a client (T2)."""
     addresses: tuple[str, ...] = ()
     """The addresses dialled for the last hop, if the connector is a GuardedConnector."""
 
 
-class HostTurn(Protocol):
+class HopLease(Protocol):
     """The right to send one request to a host."""
 
     def report(
@@ -764,8 +764,8 @@ class RequestSigner(Protocol):
         """Sign a request, as an aiohttp client middleware."""
 
 
-TakeTurn = Callable[[Target], AbstractAsyncContextManager[HostTurn]]
-"""Acquires the turn of a URL's host, and releases it on exit."""
+AcquireLease = Callable[[Target], AbstractAsyncContextManager[HopLease]]
+"""Acquires a lease of a URL's host, and releases it on exit."""
 
 Refuse = Callable[[str], object | None]
 """The guard's judgement of a URL: None, or what is wrong with it."""

@@ -1,6 +1,6 @@
 """`RedisLedger`: the ledger that a fleet shares, on Valkey or Redis.
 
-All calls that are made in one turn of the event loop share a round trip, called a flight. A flight
+All calls made in one iteration of the event loop share a round trip, called a flight. A flight
 consists of pipelined script calls of up to 128 requests each (32 if the requests have several
 scopes). The next flight is sent on the same connection without waiting for the answers, so the
 store executes flights in the order in which they were sent. If the store rejects a flight that
@@ -404,7 +404,7 @@ class RedisLedger:
         return await future
 
     def _schedule_flight(self) -> None:
-        """Send a flight in the next turn of the loop, unless too many are under way."""
+        """Send a flight in the next iteration of the loop, unless too many are under way."""
         # While the epoch is unknown, a single flight determines it for all of them.
         limit = MAX_FLIGHTS if self._epoch else 1
         if self._pending and not self._flights.scheduled and len(self._flights.tasks) < limit:

@@ -1,6 +1,6 @@
 """`Decider`: makes the `Decision` about a URL from what is cached about its origin.
 
-`rule_on` is the only function that turns the rules of a file and a path into a ruling, and `_told`
+`rule_on` is the only function that makes a ruling of the rules of a file and a path, and `_told`
 the only one that makes a `Decision` of one: every question and every lease comes to them. Nothing
 here reads a clock, waits or does I/O; the moment is an argument.
 
@@ -60,11 +60,11 @@ _RETRY_SECONDS = 1.0
 _ERROR_RETRY_SECONDS = 60.0
 """Retry delay in seconds after an internal error."""
 
-_TURN_RETRY_SECONDS = {Reason.STORAGE: 5.0, Reason.FLEET: 2.0}
+_LEASE_RETRY_SECONDS = {Reason.STORAGE: 5.0, Reason.FLEET: 2.0}
 """Retry delay in seconds while the state file can't be written, or the fleet grants no lease."""
 
-TurnError = LedgerLost | BudgetSpent
-"""Errors, beside a state file that can't be written, for which no page of a host gets a turn."""
+NoLeaseError = LedgerLost | BudgetSpent
+"""Errors, beside a state file that can't be written, for which no page of a host gets a lease."""
 
 DENY_ALL = RobotsTxt.parse("User-agent: *\nDisallow: /\n")
 """Used instead of a file that can't be fetched: nothing is allowed (RFC 9309 section 2.3.1.4,
@@ -89,7 +89,7 @@ _ROBOTS_FILE = PathRuling(_ALLOW, Reason.ROBOTS_FILE)
 R96-16 and V2-34)."""
 _LATELY = 1_000
 """A text at rest wakes if its origin was asked about lately: if no more than so many questions on
-the long road lie between. A crawl that asks a hundred thousand origins in turn wakes none."""
+the long road lie between. A crawl that asks a hundred thousand origins one by one wakes none."""
 _MAX_NOTED_HOSTS = 100_000
 _MAX_NOTED_ORIGINS = 16
 """The most hosts, and origins of each, that `Decider.note` keeps; beyond, the oldest are dropped:
@@ -158,7 +158,7 @@ def _frame(origin: str, agent: str, state: State | None = None) -> Decision:
     )
 
 
-def _turn_note(reason: Reason, host: str, why: str) -> str:
+def _lease_note(reason: Reason, host: str, why: str) -> str:
     return f"the clock of {host} can't be saved: {why}" if reason is Reason.STORAGE else why
 
 
@@ -323,12 +323,12 @@ class Decider:
         self, record: Record, moment: Moment, ruling: PathRuling | None
     ) -> PathRuling | None:
         """Say why the host grants no lease, if that is why there is no file."""
-        seconds = None if ruling is None else _TURN_RETRY_SECONDS.get(ruling.reason)
+        seconds = None if ruling is None else _LEASE_RETRY_SECONDS.get(ruling.reason)
         if ruling is None or seconds is None:
             return ruling
         host, retry_at = host_of(record.origin), utc(moment.wall_time + seconds)
         why = self._cause(host, ruling.reason)
-        note = None if why is None else _turn_note(ruling.reason, host, why)
+        note = None if why is None else _lease_note(ruling.reason, host, why)
         return replace(ruling, retry_at=retry_at, note=note)
 
     def _by_text(
@@ -597,7 +597,7 @@ class Decider:
     def own_lease(
         self, raw: str, target: Target, agent: str, held: str, whose: str, moment: Moment
     ) -> Decision:
-        """Return DEFER: the file needs a turn of a host whose lease the asking task, or the task
+        """Return DEFER: the file needs a lease of a host whose lease the asking task, or the task
         that started it, holds.
 
         `held` is the URL of that lease, `whose` describes its holder.
@@ -605,20 +605,20 @@ class Decider:
         note = f"robots.txt would wait for {held}, {whose}"
         return self._defer(Reason.OWN_LEASE, raw, target, agent, moment, _RETRY_SECONDS, note)
 
-    def no_turn(
-        self, raw: str, target: Target, agent: str, why: str | TurnError, moment: Moment
+    def no_lease(
+        self, raw: str, target: Target, agent: str, why: str | NoLeaseError, moment: Moment
     ) -> Decision:
-        """Return DEFER: the host grants no turn.
+        """Return DEFER: the host grants no lease.
 
         `why` is the error: the fleet's ledger is lost, or the budget is spent; or a text: why the
-        clock that a turn starts can't be written to the state file.
+        clock that a lease starts can't be written to the state file.
         """
         if isinstance(why, BudgetSpent):
             reason, seconds = Reason.BUDGET, why.seconds
         else:
             reason = Reason.FLEET if isinstance(why, LedgerLost) else Reason.STORAGE
-            seconds = _TURN_RETRY_SECONDS[reason]
-        note = _turn_note(reason, target.host, str(why))
+            seconds = _LEASE_RETRY_SECONDS[reason]
+        note = _lease_note(reason, target.host, str(why))
         return self._defer(reason, raw, target, agent, moment, seconds, note)
 
     def what_if(

@@ -38,7 +38,7 @@ from gatekeeper.gate.leases import Lease, LeaseManager, LeaseRequest
 from gatekeeper.gate.parts import GateParts, OpenParts, configured_signer
 from gatekeeper.gate.protocols import DeadlineMiddleware, SharingLedger
 from gatekeeper.gate.questions import GateQuestions, GateStats
-from gatekeeper.gate.robots_pacing import RobotsPacing, RobotsTurn
+from gatekeeper.gate.robots_pacing import RobotsLease, RobotsPacing
 from gatekeeper.late import late
 from gatekeeper.pacing.deadlock import WaitGraph
 from gatekeeper.pacing.ledger import Ledger
@@ -66,7 +66,7 @@ class Gatekeeper:
     robots.txt. `config` has every setting; the default is `Config()`. Without a `session` the gate
     makes one, guarded at the socket; one that you pass is used as it is, without the guard
     (`stats().guarded` is False). `storage` keeps clocks and files across restarts; the default
-    follows `config.storage`. A `ledger` shared with other processes grants the turns; the default
+    follows `config.storage`. A `ledger` shared with other processes grants the leases; the default
     follows `config.fleet`, without which this process paces alone. `clock`, `rng` and `resolver`
     are for tests.
 
@@ -243,7 +243,7 @@ class Gatekeeper:
             user_agent=self.user_agent,
             config=self.config,
             clock=self._clock,
-            take_turn=partial(RobotsTurn, self._pacing),
+            acquire=partial(RobotsLease, self._pacing),
             refuse=None if self._guard is None else self._guard.refuses_url,
             known=self._fresh_retrieval,
             signer=self._signer,
@@ -281,7 +281,7 @@ class Gatekeeper:
     async def check(self, url: str, *, user_agent: str | None = None) -> Decision:
         """Decide whether the URL may be fetched now, and why.
 
-        It waits for the origin's robots.txt if that is not cached, but for no turn of the host.
+        It waits for the origin's robots.txt if that is not cached, but for no lease of the host.
         Raises InvalidURL for a malformed URL.
 
         >>> async def main(gate) -> None:
@@ -351,7 +351,7 @@ class Gatekeeper:
         """Iterate over the pages that the origin's sitemaps list: `.url`, `.lastmod`, `.source`.
 
         The files are those that its robots.txt names, with `guess` also /sitemap.xml, and the files
-        that these name (sitemaps.org). Each is fetched in its host's turn, if its own robots.txt
+        that these name (sitemaps.org). Each takes a lease of its host, if its own robots.txt
         allows it; the `findings` of the result say which could not be read, and why. With `since`,
         an aware datetime or a date, pages and files that were certainly not modified since are
         left out. `origin` may be any URL of it.
@@ -376,7 +376,7 @@ class Gatekeeper:
         origin = urls.parse(origin).origin
         return [] if self._storage is None else await self._storage.history(origin)
 
-    # -- turns -----------------------------------------------------------------------
+    # -- leases ----------------------------------------------------------------------
 
     def lease(
         self,
@@ -386,14 +386,14 @@ class Gatekeeper:
         timeout: float | None = None,
         user_agent: str | None = None,
     ) -> LeaseRequest:
-        """Wait for the host's turn; the lease is the right to send one request to the URL.
+        """Wait until the host is due; the lease is the right to send one request to the URL.
 
         Use it as `async with gate.lease(url) as lease:`, send the request inside the block, and
         call `lease.report`. Within a host, a higher `priority` goes first. `timeout` is in seconds,
-        for the robots.txt and the turn together; None waits as long as it takes.
+        for the robots.txt and the lease together; None waits as long as it takes.
 
         Entering raises Denied if the URL may not be fetched, Deferred (a Denied, with `retry_at`)
-        if it may not be fetched now, LeaseTimeout if no turn came in time, InvalidURL for a
+        if it may not be fetched now, LeaseTimeout if no lease came in time, InvalidURL for a
         malformed URL, and ConfigError for a `user_agent` that no request can be sent under, such
         as `*`.
 
@@ -427,9 +427,9 @@ class Gatekeeper:
     async def try_acquire(
         self, url: str, *, priority: int = 0, user_agent: str | None = None, owned: bool = True
     ) -> Lease | NotYet:
-        """Grant a lease if the host's turn is now; else return `NotYet` with the time to ask again.
+        """Grant a lease if the host is due now; else return `NotYet` with the time to ask again.
 
-        It never waits for a turn; it takes at most one round trip to a fleet's store. A robots.txt
+        It never waits, and takes at most one round trip to a fleet's store. A robots.txt
         that is not cached is fetched in the background. End the lease with `lease.end()`; `owned`
         is that of `acquire`. Raises InvalidURL, and Denied for a URL that may not be fetched;
         never Deferred.
@@ -611,7 +611,7 @@ class Gatekeeper:
             deny=self._decider.refused,
             url_cache=self._url_cache,
             max_idle=self.config.fetch.max_idle_connections,
-            # No limit of its own: turns and fetch slots bound the connections, and the scheduler
+            # No limit of its own: leases and fetch slots bound the connections, and the scheduler
             # could not account for time spent waiting in a connection pool.
             limit=0,
             # With two DNS caches, the addresses that are connected to and those whose clocks are

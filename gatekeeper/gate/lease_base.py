@@ -232,7 +232,7 @@ def _same_agent(one: str, other: str) -> bool:
 async def judge_adopted(lease: HeldLease, sent: str | None, gate: Gate, url: str) -> None:
     """Check that a request with another User-Agent than that of its adopted lease is allowed.
 
-    The host's turn is the same for every agent. Raises Denied or Deferred.
+    The host's pace is the same for every agent. Raises Denied or Deferred.
     """
     if sent is None or unnamed(sent):
         return  # it is sent with the lease's name
@@ -240,14 +240,14 @@ async def judge_adopted(lease: HeldLease, sent: str | None, gate: Gate, url: str
         refuse(await gate.check(url, user_agent=sent))
 
 
-async def enter_detached(turn: AbstractAsyncContextManager[HeldLease]) -> HeldLease:
+async def enter_detached(request: AbstractAsyncContextManager[HeldLease]) -> HeldLease:
     """Enter a lease that ends with its connection, not with a block.
 
     Entering adds it to the context's open leases. No other request may adopt it, so it is claimed
     immediately and removed from them again.
     """
     before = open_leases.get()
-    lease = await turn.__aenter__()
+    lease = await request.__aenter__()
     lease.claim(lease.url)
     open_leases.set(before)
     return lease

@@ -1,6 +1,6 @@
 """`Lease`, the right to send one request, and `LeaseManager`, which grants leases.
 
-A lease joins a decision and a turn of the host: it is held, reported and ended.
+A lease joins a decision and a grant of the host: it is held, reported and ended.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ class Lease(LeaseBase, eq=False):
 
 
 class LeaseRequest(msgspec.Struct, eq=False):
-    """The result of `gate.lease()`: entering waits for the turn, leaving ends the lease.
+    """The result of `gate.lease()`: entering waits for the lease, leaving ends the lease.
 
     With `_bound` False, the lease that `__aenter__` returns is not bound to a block.
     """
@@ -311,7 +311,7 @@ class LeaseRequest(msgspec.Struct, eq=False):
             self._lease.leave()
 
 
-class _TurnRequest(msgspec.Struct, eq=False):
+class _GrantRequest(msgspec.Struct, eq=False):
     """A caller's request to the scheduler: three objects per waiter; closures would be ten."""
 
     questions: GateQuestions
@@ -320,7 +320,7 @@ class _TurnRequest(msgspec.Struct, eq=False):
     agent: str | None
     owner: asyncio.Task[object] | None
     decision: Decision
-    """The decision before the turn; once the lease is granted, the one at the grant."""
+    """The decision before the grant; once the lease is granted, the one at the grant."""
 
     def admit(self) -> Offer:
         """Decide again at the moment of the grant; there is no await between this and the engine.
@@ -333,12 +333,12 @@ class _TurnRequest(msgspec.Struct, eq=False):
         return offer
 
     def refetch(self) -> Coroutine[Any, Any, None]:
-        """Fetch the origin's expired file, for which the turn is used first."""
+        """Fetch the origin's expired file, for which the grant is used first."""
         return self.questions.ask(self.questions.learn, self.target, self.owner)
 
 
 class LeaseManager:
-    """Grants leases: joins a decision about a URL and a turn of its host."""
+    """Grants leases: joins a decision about a URL and a grant of its host."""
 
     def __init__(self, questions: GateQuestions, scheduler: Scheduler, faults: LocalFaults) -> None:
         """`faults` is notified of responses. Create it in the gate's loop."""
@@ -369,12 +369,12 @@ class LeaseManager:
     def take(self, url: str, owner: asyncio.Task[object] | None) -> Lease | None:
         """Grant a lease without waiting, if cached data is enough to decide. Return None otherwise.
 
-        The decision before the turn and the one at the grant are the same here. Raises GateClosed
+        The decision before the wait and the one at the grant are the same here. Raises GateClosed
         in another event loop: its thread, or forked process, must not change the clocks.
         """
         if asyncio.get_running_loop() is not self.loop:
             refuse_unless_open(self.loop)
-        # Earlier waiters go first, and a host that shares the clock of its address gets no turn
+        # Earlier waiters go first, and a host that shares the clock of its address gets none
         # before the address is looked up.
         if self.entrance.crowded or self._dns is not None:
             return None
@@ -418,7 +418,7 @@ class LeaseManager:
         user_agent: str | None = None,
         entered: bool = False,
     ) -> Lease:
-        """Decide, wait for the turn, and decide again at the grant, if `take` returned None.
+        """Decide, wait for the grant, and decide again at the grant, if `take` returned None.
 
         `entered`: the caller has passed the entrance. Raises as entering `Gatekeeper.lease` does.
         """
@@ -432,12 +432,12 @@ class LeaseManager:
         waiting = None if owner is None else await self.questions.begin_wait(target, owner)
         try:
             resolved = await self._resolve_within(url, target, end, user_agent)
-            decision = self._decide_before_turn(url, target, resolved, user_agent)
+            decision = self._decide_before_grant(url, target, resolved, user_agent)
             scopes = () if self._dns is None else await self._locate(target, end)
             if waiting is not None:
                 self._waits.check(waiting)  # other waiters may have joined in the meantime
 
-            request = _TurnRequest(self.questions, url, target, user_agent, owner, decision)
+            request = _GrantRequest(self.questions, url, target, user_agent, owner, decision)
             grant = await self._scheduler.acquire(
                 target.url,
                 target.host,
@@ -450,7 +450,7 @@ class LeaseManager:
         except (StorageError, LedgerLost, BudgetSpent) as error:
             unkept = self._holdups.unkept(target.host) or "the state can't be read or written"
             why = unkept if isinstance(error, StorageError) else error
-            raise Deferred(self.questions.no_turn(url, target, user_agent, why)) from error
+            raise Deferred(self.questions.no_lease(url, target, user_agent, why)) from error
         except asyncio.CancelledError as error:
             error.__traceback__ = None  # the task keeps the error, and it would keep this frame
             if waiting is not None:
@@ -550,12 +550,12 @@ class LeaseManager:
                 target.url, f"{target.url}: {target.host} was not resolved in time"
             ) from None
 
-    def _decide_before_turn(
+    def _decide_before_grant(
         self, url: str, target: Target, resolved: Decision | Record, user_agent: str | None
     ) -> Decision:
-        """Return the decision before the turn.
+        """Return the decision before the grant.
 
-        Raises Denied, Deferred, LeaseTimeout, BudgetSpent or LedgerLost if it rules out a turn.
+        Raises Denied, Deferred, LeaseTimeout, BudgetSpent or LedgerLost if it rules out a lease.
         """
         agent = self.decider.token(user_agent)
         decision = self.questions.decide(url, target, resolved, agent)
@@ -566,7 +566,7 @@ class LeaseManager:
             refuse(decision)
         # Otherwise the file waits for the host's block to end or the fleet's store, as this lease.
         if (why := self._holdups.unkept(target.host)) is not None:
-            refuse(self.questions.no_turn(url, target, user_agent, why))
+            refuse(self.questions.no_lease(url, target, user_agent, why))
         if (spent := self._holdups.budget_spent(target.host)) is not None:
             raise spent
         return decision

@@ -85,7 +85,7 @@ class GateParts:
     listeners: list[OnRetrieval] = field(default_factory=list)
     """Each is called as `listener(origin, retrieval, seconds)` after each robots.txt fetch.
 
-    `seconds` include the wait for turns; `retrieval.took` is the network time alone. A listener
+    `seconds` include the wait for leases; `retrieval.took` is the network time alone. A listener
     must be short and must not raise. It runs in the context of the first asker."""
 
     @property

@@ -131,12 +131,12 @@ class Gate(Protocol):
         timeout: float | None = None,
         user_agent: str | None = None,
     ) -> AbstractAsyncContextManager[HeldLease]:
-        """Wait for the host's turn; the lease is the right to send one request to the URL."""
+        """Wait until the host is due; the lease is the right to send one request to the URL."""
 
     async def try_acquire(
         self, url: str, *, priority: int = 0, user_agent: str | None = None, owned: bool = True
     ) -> HeldLease | NotYet:
-        """Grant a lease if the host's turn is now; end it with `end`. Else return NotYet."""
+        """Grant a lease if the host is due now; end it with `end`. Else return NotYet."""
 
 
 class SharedOverrides(Protocol):

@@ -23,7 +23,7 @@ from gatekeeper.fetching.guard import HostAddresses
 from gatekeeper.fetching.guard_policy import GuardStats
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.fetching.records import Moment, Record
-from gatekeeper.gate.decider import DENY_ALL, TRANSIT_SECONDS, Decider, TurnError
+from gatekeeper.gate.decider import DENY_ALL, TRANSIT_SECONDS, Decider, NoLeaseError
 from gatekeeper.gate.lease_base import inherited
 from gatekeeper.pacing.deadlock import TurnWait, WaitGraph, WaitsForItself
 from gatekeeper.pacing.ledger import FleetStats
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 WINDOW = 1000
 """URLs that `check_many` reads ahead of the one being answered."""
-_TURN = 128
+_PAUSE_EVERY = 128
 """URLs after which `check_many` lets the event loop do other work."""
 
 _Result = TypeVar("_Result")
@@ -132,7 +132,7 @@ class GateQuestions:
     def offer(self, url: str, target: Target, user_agent: str | None) -> tuple[Decision, Offer]:
         """Return the decision at the moment of a grant, and the file's interval at that moment.
 
-        REFETCH in place of the interval: the file has hard-expired and gets the turn. Never waits.
+        REFETCH in place of the interval: the file has hard-expired and gets the grant. Never waits.
         """
         decider = self.decider
         agent = decider.token(user_agent)
@@ -147,12 +147,12 @@ class GateQuestions:
             return decision, NO_RATE
         return decision, decider.interval(record, agent, moment)
 
-    def no_turn(
-        self, url: str, target: Target, user_agent: str | None, why: str | TurnError
+    def no_lease(
+        self, url: str, target: Target, user_agent: str | None, why: str | NoLeaseError
     ) -> Decision:
-        """Return DEFER, as the host grants no turn; see `Decider.no_turn`."""
+        """Return DEFER, as the host grants no lease; see `Decider.no_lease`."""
         decider = self.decider
-        return decider.no_turn(url, target, decider.token(user_agent), why, self.moment())
+        return decider.no_lease(url, target, decider.token(user_agent), why, self.moment())
 
     # --- many URLs ----------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class GateQuestions:
         try:
             while True:
                 for number, url in waiting:
-                    if number % _TURN == 0:
+                    if number % _PAUSE_EVERY == 0:
                         await asyncio.sleep(0)
                     found = self._answer(url, agent)
                     if isinstance(found, str):

@@ -1,6 +1,6 @@
 """`RobotsPacing`: how a robots.txt, or the lack of one, affects the clocks of its host.
 
-The directory of files and the scheduler of turns know nothing of each other; `RobotsPacing`
+The directory of files and the scheduler of leases know nothing of each other; `RobotsPacing`
 connects them.
 """
 
@@ -35,8 +35,8 @@ _PATIENCE_SECONDS: Final = 5.0
 """Seconds that a question may wait for a block to end, or for a fleet's store."""
 _PAUSED_RETRY_SECONDS: Final = 60.0
 """Seconds after which to ask again about a paused host, whose end is unknown."""
-_TURN_SLACK_SECONDS: Final = 60.0
-"""Seconds that a turn may be late."""
+_LEASE_SLACK_SECONDS: Final = 60.0
+"""Seconds that a lease may be late."""
 
 
 class RobotsPacing:
@@ -54,7 +54,7 @@ class RobotsPacing:
         delay_setter: Callable[[], Callable[[DelayReason | None], None]],
     ) -> None:
         """`recall(origin)` returns the record in memory, however old. `delay_setter()`, called in a
-        retrieval, returns the function that tells its waiters why its turn does not come. `dns`, if
+        retrieval, returns a function that tells its waiters why its lease does not come. `dns`, if
         any, looks up the addresses whose clocks hosts share."""
         self._scheduler = scheduler
         self._decider = decider
@@ -69,8 +69,8 @@ class RobotsPacing:
         """Cancel the timer, once every retrieval has ended."""
         self._alarm.cancel()
 
-    async def take_robots_turn(self, target: Target) -> Grant:
-        """Wait for the turn of a robots.txt request.
+    async def take_robots_grant(self, target: Target) -> Grant:
+        """Wait for the lease of a robots.txt request.
 
         Its interval is that of the last known text of the origin, even if that expired.
         """
@@ -89,7 +89,7 @@ class RobotsPacing:
         elif record.reachable:
             interval = NO_RATE
         self.unpark(host)  # the request shows whether the name exists again
-        if not scopes:  # mostly there is no wait, and no need for a `_TurnWatch`
+        if not scopes:  # mostly there is no wait, and no need for a `_GrantWatch`
             grant = self._scheduler.take_robots(target.url, host, interval)
             if grant is not None:
                 return grant
@@ -98,7 +98,7 @@ class RobotsPacing:
             self._waits.file_waits(flight.origin, host, scopes)
         try:
             why = partial(self.held, host, self._clock.monotonic())
-            with _TurnWatch(self._alarm, self._delay_setter(), why):
+            with _GrantWatch(self._alarm, self._delay_setter(), why):
                 return await self._scheduler.acquire_robots(
                     target.url, host, asked=interval, scopes=scopes
                 )
@@ -109,7 +109,7 @@ class RobotsPacing:
     def held(self, host: str, since: float) -> tuple[Outcome, float] | None:
         """Return what delays every request to the host for more than a moment, and the seconds
         after which to ask again: a block or a pause, or that the fleet's store has lost its data.
-        None if nothing does. The turn is waited for since the monotonic time `since`: a fleet
+        None if nothing does. The lease is waited for since the monotonic time `since`: a fleet
         mostly restores its data in a moment, and nobody knows before that it does not."""
         found = self._scheduler.held(host)
         if found is None or found[1] == PARKED:
@@ -124,8 +124,8 @@ class RobotsPacing:
     def learnt(self, record: Record) -> None:
         """Apply a new record: its interval counts from the robots.txt request, for every request.
 
-        The file stays valid for one turn at least: with an interval longer than the file's
-        lifetime, every turn would go to robots.txt and none to a page. If the response blocked the
+        The file stays valid for one lease at least: with an interval longer than the file's
+        lifetime, every lease would go to robots.txt and none to a page. If the response blocked the
         host, the file is asked for again only after the block, as `retry_at` promises.
         """
         host = host_of(record.origin)
@@ -134,13 +134,13 @@ class RobotsPacing:
                 left = record.expires - self._clock.monotonic()
                 self._park(host, self._clock.wall() + left)
         else:
-            turn = self._scheduler.robots_read(
+            left = self._scheduler.robots_read(
                 host, lambda: self._decider.interval(record, self._decider.agent, self._moment())
             )
             now = self._clock.monotonic()
             if record.reachable:
-                if turn > 0:
-                    record.outlive(now + turn + _TURN_SLACK_SECONDS)
+                if left > 0:
+                    record.outlive(now + left + _LEASE_SLACK_SECONDS)
             elif (blocked := self._scheduler.blocked(host)) is not None:
                 record.outlive(now + blocked[0] - self._clock.wall())
         self._decider.note(record)
@@ -159,8 +159,8 @@ class RobotsPacing:
             self._scheduler.block(host, until_wall, PARKED)
 
 
-class _TurnWatch(msgspec.Struct, eq=False):
-    """Tells the waiters of a robots.txt, every few seconds, what its turn waits for.
+class _GrantWatch(msgspec.Struct, eq=False):
+    """Tells the waiters of a robots.txt, every few seconds, what its lease waits for.
 
     A block may begin while they wait; those who can't wait that long have to learn of it.
     """
@@ -183,10 +183,10 @@ class _TurnWatch(msgspec.Struct, eq=False):
         self._tell(None)
 
 
-class RobotsTurn(msgspec.Struct, eq=False):
-    """The turn of a robots.txt request, as an async context manager.
+class RobotsLease(msgspec.Struct, eq=False):
+    """The lease of a robots.txt request, as an async context manager.
 
-    It takes the host's turn and starts its clock as a page does.
+    It takes a grant of the host and starts its clock as a page does.
     """
 
     _pacing: RobotsPacing
@@ -195,7 +195,7 @@ class RobotsTurn(msgspec.Struct, eq=False):
     _previous_check: Token[Callable[[], bool] | None] | None = None
 
     async def __aenter__(self) -> Grant:
-        grant = await self._pacing.take_robots_turn(self._target)
+        grant = await self._pacing.take_robots_grant(self._target)
         if (look := last_look.get()) is not None:
             try:
                 await look()

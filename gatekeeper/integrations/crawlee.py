@@ -30,7 +30,7 @@ from gatekeeper.errors import (
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.lease_base import other_agent
 from gatekeeper.integrations.hops import hand_out, take_back
-from gatekeeper.integrations.queue_gate import MAX_WAIT, RefusedTurn, queue_gate
+from gatekeeper.integrations.queue_gate import MAX_WAIT, RefusedLease, queue_gate
 from gatekeeper.queue.polite import PoliteQueue, Turn
 
 with needs_extra("crawlee", __name__):
@@ -60,13 +60,13 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 MOST_HELD: Final = 10_000
-"""Maximum number of requests that are taken from the inner manager and wait for their turns."""
+"""Maximum number of requests that are taken from the inner manager and wait for their leases."""
 _MAX_REFILL: Final = 100
 """Maximum number of requests that are taken from the inner manager at a time."""
 _LOOK_SECONDS: Final = 0.5
-"""Seconds for which `is_empty` waits for a turn: the crawler does not call it more often."""
+"""Seconds for which `is_empty` waits for a lease: the crawler does not call it more often."""
 _UNUSED_SECONDS: Final = 5.0
-"""Seconds after which a turn is given back that no worker uses: the crawler is paused or full."""
+"""Seconds after which a lease is given back that no worker uses: the crawler is paused or full."""
 _RETRY_SECONDS: Final = 60.0
 """Seconds until a request that is deferred for its own User-Agent is queued again."""
 
@@ -106,9 +106,9 @@ class PoliteRequestManager(RequestManager):
         self._held: dict[int, Request] = {}
         """Requests that wait, by their `id()`, in the order in which they were added."""
         self._prefetched: deque[Turn] = deque()
-        """Turns that `is_empty` acquired, for the next calls of `fetch_next_request`."""
+        """Leases that `is_empty` acquired, for the next calls of `fetch_next_request`."""
         self._turns: dict[str, Turn] = {}
-        """Turns of the requests that were returned, by their unique keys."""
+        """Leases of the requests that were returned, by their unique keys."""
         self._first: set[str] = set()
         """Unique keys of requests that were added to the forefront."""
         self._timers: set[asyncio.Handle] = set()
@@ -190,7 +190,7 @@ class PoliteRequestManager(RequestManager):
 
     async def is_empty(self) -> bool:
         """Return True if no host becomes due within half a second (the crawler does not call it
-        more often). Each False has acquired another turn, so that every worker finds a request."""
+        more often). Each False has acquired another lease, so that every worker finds a request."""
         await self._refill()
         turn = await self._next(_LOOK_SECONDS)
         if turn is None:
@@ -275,7 +275,7 @@ class PoliteRequestManager(RequestManager):
         self._held[id(request)] = request
 
     async def _next(self, seconds: float) -> Turn | None:
-        """Return a turn with its lease, or None if there is none within `seconds`. Refused requests
+        """Return a URL with its lease, or None if there is none within `seconds`. Refused requests
         are skipped meanwhile."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
@@ -295,7 +295,7 @@ class PoliteRequestManager(RequestManager):
             except GatekeeperError as error:
                 _log.error("the next request can't be had: %s", error)
                 return None
-            if not isinstance(turn.lease, RefusedTurn):
+            if not isinstance(turn.lease, RefusedLease):
                 return turn
             request, why = turn.data, turn.lease.why
             self._end(turn)
@@ -333,7 +333,7 @@ class PoliteRequestManager(RequestManager):
             await self._on_skipped(request.url, "robots_txt")
 
     async def _give_back(self, turn: Turn) -> None:
-        """Give a turn back that no worker has used, so that others can use it."""
+        """Give a lease back that no worker has used, so that others can use it."""
         if turn in self._prefetched:
             self._prefetched.remove(turn)
             await turn.give_back()

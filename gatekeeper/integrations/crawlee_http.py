@@ -398,7 +398,7 @@ class PoliteHttpClient(HttpClient):
                 connector = guarded_connector(self._config, resolver=self._resolver)
             self._session = aiohttp.ClientSession(
                 connector=connector,
-                middlewares=(send_once,),  # a repetition would need a turn of its own
+                middlewares=(send_once,),  # a repetition would need a lease of its own
                 cookie_jar=aiohttp.DummyCookieJar(),
                 trust_env=False,  # T19
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=60.0),

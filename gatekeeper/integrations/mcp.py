@@ -259,7 +259,7 @@ class _Tools:
 
     async def _late(self, url: str) -> str:
         """Return the message for a call that timed out, including what its host waits for."""
-        text = f"{urls.mask(url)} did not come within {self._wait:g} s: its turn, or its server"
+        text = f"{urls.mask(url)} did not come within {self._wait:g} s: host not due, or slow"
         with contextlib.suppress(GatekeeperError, TimeoutError):
             async with asyncio.timeout(_WHY_SECONDS):
                 for clock in await self._gate.why(urls.parse(url).host):

@@ -1,7 +1,7 @@
 """`queue_gate`: a gate for a `PoliteQueue` that returns refused URLs instead of dropping them.
 
 `PoliteQueue` drops denied URLs and waits for deferred ones. A crawler that has to report the result
-of each request passes its gate through `queue_gate`. The queue then returns a `RefusedTurn` in
+of each request passes its gate through `queue_gate`. The queue then returns a `RefusedLease` in
 place of a lease for URLs that are denied, or deferred for too long.
 """
 
@@ -69,7 +69,7 @@ class Deferrals:
         self._previous.take(origin)
 
 
-class RefusedTurn:
+class RefusedLease:
     """Takes the place of a lease for a refused URL. The crawler's middleware then rejects the
     request, so that its error handler is called."""
 
@@ -94,7 +94,7 @@ SIDECAR = ""
 
 
 class Refusals:
-    """The part of the gate that a queue uses, with refusals returned as turns.
+    """The part of the gate that a queue uses, with refusals returned as leases.
 
     A deferred request waits until `max_wait` seconds after the first deferral of its origin. A
     lease, a denial or a pause by the operator restarts that time. An unreachable sidecar counts as
@@ -106,7 +106,7 @@ class Refusals:
         self._max_wait = max_wait
         self._deferrals = Deferrals(clock, max_wait)
 
-    def refusal(self, decision: Decision | None) -> RefusedTurn | None:
+    def refusal(self, decision: Decision | None) -> RefusedLease | None:
         """Return a refusal for a denial or a deferral that exceeds the maximum wait, else None."""
         if decision is None or decision.verdict is Verdict.ALLOW:
             return None
@@ -114,19 +114,19 @@ class Refusals:
         if paused or decision.verdict is Verdict.DENY:
             self._deferrals.ended(decision.origin)
             # A paused host is waited for until the operator resumes it.
-            return None if paused else RefusedTurn(decision, self.clock)
+            return None if paused else RefusedLease(decision, self.clock)
         until, left = decision.retry_at, inf
         if until is not None:
             left = max(0.0, until.timestamp() - self.clock.wall())
         by_sidecar = decision.reason is Reason.GATE_UNREACHABLE
         return self._unless_soon(SIDECAR if by_sidecar else decision.origin, left, decision)
 
-    def _unless_soon(self, who: str, left: float, why: Decision | str) -> RefusedTurn | None:
+    def _unless_soon(self, who: str, left: float, why: Decision | str) -> RefusedLease | None:
         """Return a refusal if a deferral that ends in `left` seconds exceeds the maximum wait."""
         if who != SIDECAR:
             self._deferrals.ended(SIDECAR)
         late = left + self._deferrals.waited(who) > self._max_wait
-        return RefusedTurn(why, self.clock) if late else None
+        return RefusedLease(why, self.clock) if late else None
 
     def _granted(self, lease: Any) -> Any:
         """Return the lease, after noting that its origin does not defer any more."""
@@ -137,12 +137,12 @@ class Refusals:
                 self._deferrals.ended(lease.decision.origin)
         return lease
 
-    def too_late(self, origin: str, until: float, why: str) -> RefusedTurn | None:
-        """Return a refusal if a host's next turn, at `until` (wall clock), is too far away."""
+    def too_late(self, origin: str, until: float, why: str) -> RefusedLease | None:
+        """Return a refusal if a host is not due before `until` (wall clock), too late."""
         if until - self.clock.wall() <= self._max_wait:
             return None
         text = f"{origin} may not be asked before {utc(until):%Y-%m-%dT%H:%M:%SZ}: {why}"
-        return RefusedTurn(text, self.clock)
+        return RefusedLease(text, self.clock)
 
     async def _or_refusal(self, url: str, asking: Coroutine[Any, Any, Any]) -> Any:
         try:
@@ -159,7 +159,7 @@ class Refusals:
                 raise
         return found
 
-    def _late(self, url: str, error: LeaseTimeout) -> RefusedTurn | None:
+    def _late(self, url: str, error: LeaseTimeout) -> RefusedLease | None:
         """Return a refusal for a lease that was not granted in time, if its host is blocked for
         longer than the maximum wait."""
         raise NotImplementedError
@@ -201,14 +201,14 @@ class NearGate(Refusals):
                 return found
         return self._blocked(target)
 
-    def _gave_up(self, whose: str) -> RefusedTurn | None:
+    def _gave_up(self, whose: str) -> RefusedLease | None:
         """Return a refusal if an origin, or any origin of a host, still defers for too long."""
         decision = self._given_up.get(whose)
         until = None if decision is None else decision.retry_at
         passed = until is not None and until.timestamp() <= self.clock.wall()
         return None if passed else self.refusal(decision)  # once passed, the origin is asked again
 
-    def _blocked(self, target: urls.Target) -> RefusedTurn | None:
+    def _blocked(self, target: urls.Target) -> RefusedLease | None:
         held = self.held(target.host)
         if held is None or held[0] == inf:  # inf: paused until the operator resumes the host
             return None
@@ -219,7 +219,7 @@ class NearGate(Refusals):
         seconds = min(timeout, self._max_wait)
         return await self._or_refusal(url, self._gate.acquire(url, timeout=seconds, **options))
 
-    def _late(self, url: str, error: LeaseTimeout) -> RefusedTurn | None:
+    def _late(self, url: str, error: LeaseTimeout) -> RefusedLease | None:
         del error
         return self._blocked(urls.parse(url))
 
@@ -259,15 +259,15 @@ class FarGate(Refusals):
                 raise
             return found
 
-    def _late(self, url: str, error: LeaseTimeout) -> RefusedTurn | None:
+    def _late(self, url: str, error: LeaseTimeout) -> RefusedLease | None:
         if error.retry_at is None:
             return None
         origin = urls.parse(url).origin
-        return self.too_late(origin, error.retry_at.timestamp(), "its next turn")
+        return self.too_late(origin, error.retry_at.timestamp(), "its host is not due until then")
 
 
 def queue_gate(gate: Gatekeeper | RemoteGatekeeper, max_wait: float) -> NearGate | FarGate:
-    """Return a gate for a `PoliteQueue` that returns refusals as turns.
+    """Return a gate for a `PoliteQueue` that returns refusals as leases.
 
     `max_wait`: maximum number of seconds to wait for a deferred URL or a blocked host; requests
     that would wait longer are refused.

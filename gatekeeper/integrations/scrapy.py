@@ -68,7 +68,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 _STASH_SECONDS: Final = 5.0
-"""Seconds after which a turn is given back that the engine does not use, being paused or full."""
+"""Seconds after which a lease is given back that the engine does not use, being paused or full."""
 _ORDER: Final = 950
 """Closer to the downloader than Scrapy's own middlewares, so that it sees requests as sent."""
 
@@ -90,7 +90,7 @@ class Addon:
 
 
 class _DirectTurn:
-    """Takes the place of a turn for a request that needs no lease."""
+    """Takes the place of a `Turn` for a request that needs no lease."""
 
     lease = None
 
@@ -136,7 +136,7 @@ class _DirectRequests:
         self._waiting.append(entry)
 
     def pop(self) -> _DirectTurn | None:
-        """Return the next turn, or None if there is none."""
+        """Return the next request, or None if there is none."""
         if not self._waiting:
             return None
         turn = _DirectTurn(self, self._waiting.popleft())
@@ -362,7 +362,7 @@ class PoliteScheduler(BaseScheduler):
             _log.error("%s is done, and could not be taken off the list: %s", turn.url, error)
 
     async def _feed(self, queue: PoliteQueue) -> None:
-        """Prefetch the next turn whenever there is one, and wake the engine for it."""
+        """Prefetch the next lease whenever there is one, and wake the engine for it."""
         while True:
             try:
                 turn = await queue.get()
@@ -376,7 +376,7 @@ class PoliteScheduler(BaseScheduler):
             with suppress(TimeoutError):
                 async with asyncio.timeout(_STASH_SECONDS):
                     await self._taken.wait()
-            if self._stashed is turn:  # the engine is paused or full: let others use the turn
+            if self._stashed is turn:  # the engine is paused or full: let others use the lease
                 self._stashed = None
                 await turn.give_back()
                 await self._taken.wait()

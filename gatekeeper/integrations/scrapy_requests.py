@@ -38,7 +38,7 @@ from gatekeeper.fetching.outcomes import Retrieval
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.lease_base import other_agent, unnamed
 from gatekeeper.integrations.hops import GuardedNames, HopErrors, by_system, name_to_send
-from gatekeeper.integrations.queue_gate import MAX_WAIT, RefusedTurn
+from gatekeeper.integrations.queue_gate import MAX_WAIT, RefusedLease
 from gatekeeper.library_internals import is_scrapy_closing, wake_scrapy
 from gatekeeper.queue.polite import Turn
 from gatekeeper.robots import product_token
@@ -63,14 +63,14 @@ RequestInvalidURL: type[InvalidURL] = _ERRORS.invalid
 
 
 class ScrapyCrawl:
-    """The gate and the turns of one crawl, shared by the scheduler and the middleware."""
+    """The gate and the leases of one crawl, shared by the scheduler and the middleware."""
 
     def __init__(self, crawler: Crawler) -> None:
         self._crawler = weakref.ref(crawler)
         self.stats: Any = crawler.stats
         self.settings: BaseSettings = crawler.settings
         self.turns: weakref.WeakKeyDictionary[Request, Turn] = weakref.WeakKeyDictionary()
-        """The turns of requests that the scheduler has returned and that are in flight."""
+        """The leases of requests that the scheduler has returned and that are in flight."""
         self.max_wait: float = self.settings.getfloat("GATEKEEPER_MAX_WAIT", MAX_WAIT)
         self.scheduled: weakref.WeakSet[Request] | None = None
         """Requests that the scheduler has returned; None if it is not a `PoliteScheduler`."""
@@ -197,7 +197,7 @@ class ScrapyCrawl:
         return _ERRORS.of(Deferred(decision), request)
 
     def give_back(self, turn: Turn) -> None:
-        """Give back a turn's lease, which was not used. The request itself is done when Scrapy has
+        """Give back the lease, which was not used. The request itself is done when Scrapy has
         dropped it."""
         with suppress(StorageError):
             turn.lease.give_back()
@@ -304,7 +304,7 @@ class PoliteMiddleware:
                 lease = await crawl.unless_stopped(request, self._acquire(gate, request))
         else:
             lease = turn.lease
-            if isinstance(lease, RefusedTurn):
+            if isinstance(lease, RefusedLease):
                 raise crawl.refused(request, lease.why)
             try:
                 await self._judge(gate, request)

@@ -1,8 +1,8 @@
 """Deadlock detection: which tasks hold which leases, and which hosts they wait for.
 
-A task that waits can't end the leases that it holds. So a host's next turn may be out of reach:
-all slots of one of its scopes are held by the waiting task itself, or by tasks that wait in turn
-for what this one holds. Such a wait is refused before it starts, since it would never end.
+A task that waits can't end the leases that it holds. So a host's next lease may be out of reach:
+all slots of one of its scopes are held by the waiting task itself, or by tasks that wait for what
+this one holds. Such a wait is refused before it starts, since it would never end.
 
 A task may also have been started by a task that holds a lease (`asyncio.create_task`, `gather`,
 `wait_for` before Python 3.12). Whether the parent waits for its child can't be known: a crawler
@@ -76,7 +76,7 @@ H = TypeVar("H", bound=GraphLease)
 
 
 class Choice(NamedTuple):
-    """One of the turns that would end a wait."""
+    """One of the leases that would end a wait."""
 
     url: str
     host: str
@@ -87,12 +87,12 @@ class Choice(NamedTuple):
 
 
 Choices = Callable[[], Iterable[Choice | None]]
-"""Returns the turns that would end a wait at this moment; None: a turn that nothing is known to
+"""Returns the leases that would end a wait at this moment; None: one that nothing is known to
 block."""
 
 
 class WaitsForItself(LeaseTimeout):
-    """The turn can't come before a lease ends that the waiting task, or its parent, still holds.
+    """The lease can't come before another ends that the waiting task, or its parent, still holds.
 
     `held` is the URL of that lease, `whose` says in words which task holds it.
     """
@@ -162,13 +162,13 @@ class Holdings(Generic[H]):
 
 
 Obstacles = list[tuple[int, list[H]]]
-"""Lists of leases that may block a wait from a turn, each with how many of them have to be open to
+"""Lists of leases that may keep a wait from its end, each with how many of them have to be open to
 do so."""
 
 
 class TurnWait(msgspec.Struct, Generic[H], eq=False):
-    """One task's wait: for the turn of a host, for a robots.txt that needs such a turn, or, with
-    `several`, for any of several turns."""
+    """One task's wait: for a lease of a host, for a robots.txt that needs one, or, with
+    `several`, for any of several leases."""
 
     task: Task
     _limit: Deadline
@@ -195,13 +195,13 @@ class TurnWait(msgspec.Struct, Generic[H], eq=False):
     refusal: WaitsForItself | None = None
 
     def choices(self) -> Iterable[Choice | None]:
-        """Return the turns of which any one would end the wait."""
+        """Return the leases of which any one would end the wait."""
         if self.several is not None:
             return self.several()
         return (Choice(self.url, self.host, self.near, self.origin),)
 
     def refuse(self, error: WaitsForItself) -> None:
-        """End the wait: cancel its task. `cancelled` then turns the cancellation into the error."""
+        """End the wait: cancel its task. `cancelled` then raises the error instead."""
         if self.refusal is None and not self.over:
             self.refusal = error
             self._limit.fire()
@@ -217,7 +217,7 @@ class TurnWait(msgspec.Struct, Generic[H], eq=False):
 class WaitGraph(Generic[H]):
     """The waits of tasks that hold leases, or were started under one.
 
-    `needs(host, near)` returns the scopes of which a turn of the host takes a slot, with the
+    `needs(host, near)` returns the scopes of which a lease of the host takes a slot, with the
     number of slots of each. `own_wait` is `pacing.own_wait`, in seconds.
     """
 
@@ -239,9 +239,9 @@ class WaitGraph(Generic[H]):
         self._by_origin: dict[str, dict[TurnWait[H], None]] = {}
         """Waits for the robots.txt of each origin."""
         self._for_several: dict[TurnWait[H], None] = {}
-        """Waits for any of several turns."""
+        """Waits for any of several leases."""
         self._files: dict[str, tuple[str, tuple[str, ...]]] = {}
-        """For origins whose robots.txt waits for a turn: the host, and further shared scopes."""
+        """For origins whose robots.txt waits for a lease: the host, and further shared scopes."""
         self._alive = 0
         self._examinations = DueHeap[TurnWait[H]](
             lambda _, wait: not wait.over, lambda: self._alive
@@ -270,7 +270,7 @@ class WaitGraph(Generic[H]):
         near: tuple[str, ...] = (),
         inherited: Iterable[H] = (),
     ) -> TurnWait[H] | None:
-        """Record that the task is about to wait for a turn of the host; `end` must follow.
+        """Record that the task is about to wait for a lease of the host; `end` must follow.
 
         Return None if the task holds no lease and was not started under one, so that it blocks no
         other task. Raises WaitsForItself if the wait could never end.
@@ -287,7 +287,7 @@ class WaitGraph(Generic[H]):
     def begin_any(
         self, wait: TurnWait[H] | None, open_leases: Iterable[Any], several: Choices
     ) -> TurnWait[H] | None:
-        """Record that the current task is about to wait for any of several turns, or, with `wait`,
+        """Record that the current task is about to wait for any of several leases, or, with `wait`,
         that it continues to wait after a change; `end` must follow.
 
         `open_leases`: leases of other tasks, under which this one was started; those of another
@@ -345,7 +345,7 @@ class WaitGraph(Generic[H]):
         self.check(wait)
 
     def for_turn(self, wait: TurnWait[H]) -> None:
-        """Note that it waits for its host's turn again."""
+        """Note that it waits for its host again."""
         origin, wait.origin = wait.origin, None
         if origin is not None:
             _discard(self._by_origin, origin, wait)
@@ -368,7 +368,7 @@ class WaitGraph(Generic[H]):
     # --- robots.txt ---------------------------------------------------------------------
 
     def file_waits(self, origin: str, host: str, near: tuple[str, ...] = ()) -> None:
-        """Note that fetching the robots.txt of an origin waits for a turn of `host`."""
+        """Note that fetching the robots.txt of an origin waits for a lease of `host`."""
         self._files[origin] = host, near
         asking = self._by_origin.get(origin, ())
         for wait in [one for one in (*asking, *self._for_several) if one.own]:
@@ -378,7 +378,7 @@ class WaitGraph(Generic[H]):
                 wait.refuse(error)
 
     def file_goes_on(self, origin: str) -> None:
-        """Note that fetching the robots.txt got its turn, or no longer needs one."""
+        """Note that fetching the robots.txt got its lease, or no longer needs one."""
         self._files.pop(origin, None)
 
     # --- periodic examination -----------------------------------------------------------
@@ -420,7 +420,7 @@ class WaitGraph(Generic[H]):
         lease = None if found is None else found[0]
         if lease is not wait.blocking:
             # A lease that it was started under was open before the wait began. But a wait for
-            # several turns may have been blocked only since another host became blocked.
+            # several leases may have been blocked only since another host became blocked.
             began = wait.blocking is None and wait.several is None and lease in wait.inherited
             wait.blocked_since = wait.began if began else now
             wait.blocking = lease
@@ -431,8 +431,8 @@ class WaitGraph(Generic[H]):
 
     def _find_blocker(self, start: TurnWait[H], *, soft: bool) -> tuple[H, H] | None:
         """Return the lease that blocks the wait for good, and the own lease for whose end that
-        lease waits in turn; None if the wait can end. With `soft`, leases that the task was
-        started under count like own ones."""
+        lease waits; None if the wait can end. With `soft`, leases that the task was started under
+        count like own ones."""
         obstacles = self.obstacles(start)
         return _Search(self, start, obstacles, soft=soft).run() if obstacles else None
 
@@ -447,7 +447,7 @@ class WaitGraph(Generic[H]):
         return (wait for wait in children if wait.task is not lease.owner)
 
     def obstacles(self, wait: TurnWait[H]) -> list[Obstacles[H]]:
-        """Return the obstacles to each of the turns that would end the wait; empty if nothing is
+        """Return the obstacles to each of the leases that would end the wait; empty if nothing is
         known to block one of them."""
         result = list[Obstacles[H]]()
         for choice in wait.choices():
@@ -462,7 +462,7 @@ class WaitGraph(Generic[H]):
         if choice.origin is not None:
             found = self._files.get(choice.origin)
             if found is None:
-                return []  # The file is being fetched, or is about to ask for its turn.
+                return []  # The file is being fetched, or is about to ask for its lease.
             host, near = found
         result: Obstacles[H] = []
         for scope, slots, paced in self._needs(host, near):
@@ -499,7 +499,7 @@ class WaitGraph(Generic[H]):
         holder = "this task" if mine.owner is wait.task else "the task that started this one"
         if lease is mine:
             return f"which {holder} still holds"
-        return f"whose task waits in turn for {mine.url}, which {holder} still holds"
+        return f"whose task itself waits for {mine.url}, which {holder} still holds"
 
 
 class _Search(Generic[H]):

@@ -175,7 +175,7 @@ class Ledger(Protocol):
     """Decides which requests may start. Methods may raise any error; the scheduler then retries.
 
     Each call is repeated until it succeeds, so each must be idempotent. Calls that are made in one
-    turn of the loop take effect in the order block, head, end, take. A ledger that can return what
+    iteration of the loop take effect in the order block, head, end, take. One that can tell what
     it knows of scopes and who holds them has a method `look(scopes)`, which returns a list of
     `ScopeView`. One that goes on without its store has a method `withheld(scopes, interval)`: what
     keeps a request with that interval from being granted to this process, a `Withheld` or None.

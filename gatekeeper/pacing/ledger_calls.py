@@ -1,7 +1,7 @@
 """Calls of the scheduler to a ledger outside this process, sent in batches.
 
 The engine decides first, then the ledger is asked, then the engine checks again and grants, with
-the ledger's hold. All calls of one turn of the loop are sent as one batch, called a flight. While
+the ledger's hold. All calls of one iteration of the loop are one batch, called a flight. While
 flights are under way the next one leaves `SPACING` after them. A distant ledger therefore has
 several flights under way, none of which waits for the answer to another, and a near and busy ledger
 gets dozens of requests per flight.
@@ -170,7 +170,7 @@ class LedgerCalls:
         self._flights: set[asyncio.Task[None]] = set()
         self._departure_timer = SingleTimer(clock, self._schedule)
         self._departing = False
-        """Whether `_depart` is scheduled for the next turn of the loop."""
+        """Whether `_depart` is scheduled for the next iteration of the loop."""
         self._departed_at = -math.inf
         """When the latest flight left (monotonic)."""
         self._spacing = SPACING
@@ -281,7 +281,7 @@ class LedgerCalls:
         process have reached it. Return an empty list if the ledger has no method `look`."""
         if (look := getattr(self._ledger, "look", None)) is None:
             return []
-        await asyncio.sleep(0)  # notifications leave in this turn of the loop
+        await asyncio.sleep(0)  # notifications leave in this iteration of the loop
         failures = self.failures
         while self._flights and self.failures == failures and self._unconfirmed(scopes):
             await asyncio.wait(self._flights, return_when=asyncio.FIRST_COMPLETED)

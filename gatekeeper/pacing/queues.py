@@ -431,7 +431,7 @@ class Queues:
     def fall_due(self, now: float) -> None:
         """Make the queues ready whose moment has come, in the order of their moments.
 
-        A queue may turn out not to be due, if something changed since. The engine then makes it
+        A queue may prove not to be due, if something changed since. The engine then makes it
         HELD, and it is looked at again.
         """
         moments = self.moments

@@ -59,7 +59,7 @@ class DailyBudget(NamedTuple):
 
 
 class BudgetSpent(GatekeeperError):
-    """The host's budget allows no page for `seconds`. A gate turns this into a Deferred."""
+    """The host's budget allows no page for `seconds`. A gate raises it as a Deferred."""
 
     def __init__(self, host: str, budget: DailyBudget, usage: Usage, seconds: float) -> None:
         super().__init__(f"the budget of {host} is spent: {budget.sentence(usage)}")

@@ -539,10 +539,10 @@ class Scheduler:
         """Count a timeout, and return the error for a wait that was or would be too long."""
         self._engine.counters.timeouts += 1
         host = waiter.scope.name
-        return self.timeout_error(waiter.url, host, f"no turn of {host} in time")
+        return self.timeout_error(waiter.url, host, f"no lease of {host} in time")
 
     def timeout_error(self, url: str, host: str, text: str) -> LeaseTimeout:
-        """Return an error that says what holds the host up, and when its next turn can be."""
+        """Return an error that says what holds the host up, and when it may be asked next."""
         left, why = self.holdups.late(host)
         return LeaseTimeout(
             url,

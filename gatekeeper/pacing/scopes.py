@@ -696,7 +696,7 @@ class Scope:
         return self.basis + (max(interval, self.interval))
 
     def not_before(self, moment: float) -> None:
-        """Allow no start before `moment`, whatever the interval turns out to be.
+        """Allow no start before `moment`, whatever the interval proves to be.
 
         The interval is set to the longest possible, so that no other is counted from this basis.
         """

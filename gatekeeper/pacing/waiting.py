@@ -72,7 +72,7 @@ class TaskWaiter(Waiter):
     ) -> None:
         super().__init__(url, priority, ttl)
         self.no_wait: bool = False
-        """It does not wait for a turn, only for the ledger's answer."""
+        """It does not wait for a lease, only for the ledger's answer."""
         self.leaving: bool = False
         """Its task was cancelled, which takes effect in a later iteration of the loop."""
         self.end: float = INF
@@ -519,7 +519,7 @@ class HostHoldups:
         return max(blocks, key=itemgetter(0), default=None)
 
     def late(self, host: str) -> tuple[float, str]:
-        """Return the least time in seconds until the host's next turn, not above 0 if it may be
+        """Return the least time in seconds until the host is due, not above 0 if it may be
         now, and the end of an error message about that."""
         scope, now = self._memory.find(host), self._clock.monotonic()
         found = [one for one in self.of(host, scope, now) if not one.partly]
@@ -530,7 +530,7 @@ class HostHoldups:
         endless = [one.source for one in found if one.until == INF and one.kind in _OF_GATE]
         if last is not None and not endless:
             why = f" ({last.source})" if last.source else ""
-            return left, f"; the next turn is due in {number(left)} s{why}"
+            return left, f"; the host is due in {number(left)} s{why}"
         why = endless[0] if endless else found[0].source if found else ""
         return left, f"; {why}" if why else ""
 

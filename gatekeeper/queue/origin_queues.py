@@ -167,7 +167,7 @@ class GrantingGate(Protocol):
 class DistantGate(GrantingGate, Protocol):
     """A gate in another process: it answers in a round trip, and can't call back.
 
-    `at_a_glance` is False. A LeaseTimeout has in `retry_at` when the turn comes."""
+    `at_a_glance` is False. A LeaseTimeout has in `retry_at` when the host is due."""
 
     @property
     def at_a_glance(self) -> bool:
@@ -247,7 +247,7 @@ class QueueState(Enum):
     """What an origin waits for."""
 
     READY = auto()
-    """Nothing: its host is due as far as is known, or its turn was acquired. For the next `get`."""
+    """Nothing: its host is due as far as is known, or its lease is held. For the next `get`."""
     TRIED = auto()
     """A `get` is trying it."""
     WATCHED = auto()
@@ -262,17 +262,17 @@ class QueueState(Enum):
     """It has no more URLs, and is forgotten."""
 
 
-_FOR_A_TURN = (QueueState.WATCHED, QueueState.WAITING, QueueState.COLD)
+_FOR_A_LEASE = (QueueState.WATCHED, QueueState.WAITING, QueueState.COLD)
 
 
 @dataclass(frozen=True, slots=True)
-class HeldTurn:
-    """A turn that was acquired before a `get` asked for it."""
+class ReadyLease:
+    """A lease that was acquired before a `get` asked for it."""
 
     entry: Entry
     lease: QueueLease
     end: Timer
-    """Gives the turn back if no `get` comes."""
+    """Gives the lease back if no `get` comes."""
 
 
 class OriginQueue(msgspec.Struct, eq=False):
@@ -285,17 +285,17 @@ class OriginQueue(msgspec.Struct, eq=False):
     announced: bool = False
     """The scheduler has called back that the host is due."""
     asked: bool = False
-    """Its robots.txt was asked for since its last turn."""
+    """Its robots.txt was asked for since its last lease."""
     missed: bool = False
     """At the last try, its host was not due."""
     setbacks: int = 0
     """Tries in a row that did not get a URL out."""
-    turns_by_waiting: int = 0
-    """Further turns to be acquired by waiting in the scheduler, before it is tried without."""
+    leases_by_waiting: int = 0
+    """Further leases to be acquired by waiting in the scheduler, before it is tried without."""
     waiting: tuple[Entry, asyncio.Task[QueueLease]] | None = None
     """The URL that waits in the scheduler, and the task that waits."""
-    turn_held: HeldTurn | None = None
-    """An acquired turn, for the next `get`."""
+    ready_lease: ReadyLease | None = None
+    """An acquired lease, for the next `get`."""
     _unwatch: Callable[[], None] | None = None
 
     def watched(self, unwatch: Callable[[], None] | None) -> None:
@@ -310,13 +310,13 @@ class OriginQueue(msgspec.Struct, eq=False):
 
     def rank(self) -> float:
         """Return the rank of the next URL."""
-        return self.backlog.rank() if self.turn_held is None else self.turn_held.entry[0]
+        return self.backlog.rank() if self.ready_lease is None else self.ready_lease.entry[0]
 
-    def turn_wanted(self) -> Choice | None:
-        """Return the turn without which no `get` gets a URL of this origin; None if it may need
+    def lease_wanted(self) -> Choice | None:
+        """Return the lease without which no `get` gets a URL of this origin; None if it may need
         none."""
         missed = self.state is QueueState.DEFERRED and self.missed
-        if not missed and self.state not in _FOR_A_TURN:
+        if not missed and self.state not in _FOR_A_LEASE:
             return None
         url = self.backlog.first() if self.waiting is None else self.waiting[0][2]
         file = self.origin if self.state is QueueState.COLD else None
@@ -381,7 +381,7 @@ class OriginQueues:
         """Make an origin ready to be tried. `announced`: the scheduler called back for it."""
         queued.state = QueueState.READY
         queued.announced = announced
-        held = queued.turn_held  # An acquired turn expires: it goes before others of its rank.
+        held = queued.ready_lease  # An acquired lease expires: it goes before others of its rank.
         rank = queued.backlog.rank() if held is None else held.entry[0]
         order = next(self._order) - (0 if held is None else _BEFORE_ALL)
         heapq.heappush(self._ready, (rank, order, queued))
@@ -401,8 +401,8 @@ class OriginQueues:
         return None
 
     def turns_wanted(self) -> Iterator[Choice | None]:
-        """Return `turn_wanted` of each origin: a `get` needs one of these turns."""
-        return (queued.turn_wanted() for queued in self._queues.values())
+        """Return `lease_wanted` of each origin: a `get` needs one of these leases."""
+        return (queued.lease_wanted() for queued in self._queues.values())
 
     def any_ready(self) -> bool:
         """Return True if `next_ready` would return an origin."""
@@ -506,21 +506,21 @@ class QueueStats(msgspec.Struct, frozen=True):
     denied: int
     deferred: int
     missed: int
-    """Tries at which another request had taken the host's turn first."""
+    """Tries at which another request had taken the host's lease first."""
 
 
 class Joiners:
     """Tasks in `join`. They wait for the end, and examine ready origins for denied URLs.
 
-    They do so only while no turn is out, because a task that has a turn is expected to call `get`
+    They do so only while no lease is out, because a task that has one is expected to call `get`
     again, which examines them itself; or while `putters` wait, for whom room may have to be made.
     """
 
     def __init__(self, putters: WaitingTasks, wake: Callable[[], object]) -> None:
         self._wake = wake
         self._putters = putters
-        self.turns_out = 0
-        """Turns that were given out and not left."""
+        self.leases_out = 0
+        """Leases that were given out and not left."""
         self._tasks = self._ends = 0
         self._event = asyncio.Event()
         """Set at the end, or when an origin is ready."""
@@ -535,7 +535,7 @@ class Joiners:
         """Note that an origin is ready. A waiting `get` has precedence over `join`."""
         if self._tasks:
             self._unseen[queued] = None
-            if not self.turns_out or self._putters.futures:
+            if not self.leases_out or self._putters.futures:
                 self._event.set()
         self._wake()
 
@@ -544,7 +544,7 @@ class Joiners:
         self._unseen.pop(queued, None)
 
     def look(self) -> None:
-        """Let `join` examine the origins that became ready, now that no turn is out or a `put`
+        """Let `join` examine the origins that became ready, now that no lease is out or a `put`
         waits for room."""
         if self._unseen:
             self._event.set()
@@ -553,7 +553,7 @@ class Joiners:
         self, queues: Iterable[OriginQueue], look: Callable[[OriginQueue], Awaitable[bool]]
     ) -> None:
         """Return when every URL is done. `look` is called with each ready origin that has no
-        acquired turn; if it returns False, not again until the origin becomes ready again. Raises
+        acquired lease; if it returns False, not again until the origin becomes ready again. Raises
         what `look` raises."""
         ends, looked = self._ends, 0
         self._tasks += 1
@@ -562,11 +562,11 @@ class Joiners:
             while self._ends == ends:
                 self._event.clear()
                 await asyncio.sleep(0)  # A `get` that was woken goes first.
-                while self._unseen and (not self.turns_out or self._putters.futures):
+                while self._unseen and (not self.leases_out or self._putters.futures):
                     queued = self._unseen.popitem()[0]
                     if queued.state is not QueueState.READY:
                         continue
-                    if not queued.turn_held and not await look(queued):
+                    if not queued.ready_lease and not await look(queued):
                         self._unseen.pop(queued, None)
                     looked += 1
                     if looked % _LOOKS_PER_ITERATION == 0:

@@ -50,7 +50,7 @@ _Listener = Callable[[Decision], object]
 
 
 class Turn:
-    """A URL whose turn it is, as returned by `get`. Leaving `async with` is task_done.
+    """A URL with its lease, as returned by `get`. Leaving `async with` is task_done.
 
     `url` is the text that was put. Enter it soon, in the task that sends the request: the
     lease is open already, and `lease.expires_at` is its end.
@@ -86,7 +86,7 @@ class Turn:
         return self._entry[3]
 
     async def __aenter__(self) -> Any:
-        # Here, not in `get`: a task that only passes turns on must not collect their leases.
+        # Here, not in `get`: a task that only passes them on must not collect their leases.
         self.lease.enter()
         return self.lease
 
@@ -94,17 +94,17 @@ class Turn:
         self.done()
 
     def done(self) -> None:
-        """End the turn, for code that can't use `async with`. Idempotent."""
+        """End the lease, for code that can't use `async with`. Idempotent."""
         if not self._over:
             self._over = True
-            self._queue._joiners.turns_out -= 1
+            self._queue._joiners.leases_out -= 1
             try:
                 self.lease.leave()
             finally:
                 self._queue._done(self._entry)
 
     async def give_back(self) -> None:
-        """Return an unused turn: the URL goes back to its place, the turn to the next request."""
+        """Return it unused: the URL goes back to its place, the lease to the next request."""
         if not self._over:
             self._over = True
             try:
@@ -113,7 +113,7 @@ class Turn:
             finally:
                 if self._queue._kept is not None:
                     self._queue._kept.give_back(self._entry)
-                self._queue._joiners.turns_out -= 1
+                self._queue._joiners.leases_out -= 1
                 self._queue._put_back(self._queued.origin, self._entry)
                 self._queue._joiners.look()
 
@@ -134,10 +134,10 @@ class PoliteQueue:
     at most 100,000 of them; beyond that `put` raises StorageError.
 
     `keep` is a file in which URLs, priorities and data outlive the process. A queue that is created
-    with the file again starts with all URLs that were put and not done, in order. Those whose turns
-    were out are repeated after the others of their priority. `data` has to be plain (TypeError).
+    with the file again starts with the URLs that were put and not done, in order. Those with leases
+    out are repeated after the others of their priority. `data` has to be plain (TypeError).
 
-    The gate may be a RemoteGatekeeper: the sidecar then decides whose turn it is, and up to 100
+    The gate may be a RemoteGatekeeper: the sidecar then decides who may start, and up to 100
     origins wait there at the same time. Like asyncio.Queue, it belongs to one event loop.
 
     >>> async def main(gate) -> None:
@@ -197,7 +197,7 @@ class PoliteQueue:
 
     async def close(self) -> None:
         """Drop the waiting URLs and stop asking for them. Tasks in `get` and `put` get GateClosed,
-        and `join` returns. Open turns may still be left. Returns when the last asynchronous
+        and `join` returns. Open leases may still be left. Returns when the last asynchronous
         `on_denied` has returned. Idempotent."""
         self._closed = True
         self._unfinished -= self._size
@@ -307,9 +307,9 @@ class PoliteQueue:
     # --- getting ------------------------------------------------------------------------
 
     async def get(self) -> Turn:
-        """Wait for the next URL whose host is due, and take its turn.
+        """Wait for the next URL whose host is due, and take its lease.
 
-        If it is cancelled, URL and turn stay as they were. Raises GateClosed, StorageError if the
+        If it is cancelled, URL and lease stay as they were. Raises GateClosed, StorageError if the
         scratch file can't be read (the URLs are kept, and tried again later), what `on_denied`
         raised, or LeaseTimeout if it could never end: the calling task holds a lease or response
         of each host that has URLs. The URLs stay; see `pacing.own_wait` for child tasks.
@@ -353,7 +353,7 @@ class PoliteQueue:
                 self._graph.end(waiting)
 
     def _gate_closed(self, error: GateClosed) -> None:
-        """Raise the error in every waiting `get`: no turn can come."""
+        """Raise the error in every waiting `get`: no lease can come."""
         self._callbacks.errors.extend(GateClosed(*error.args) for _ in self._getters.futures)
         self._getters.wake_all()
 
@@ -371,7 +371,7 @@ class PoliteQueue:
         return self._graph.begin_any(waiting, held, self._queues.turns_wanted)
 
     def get_nowait(self) -> Turn:
-        """Return a URL whose turn is now. Raises asyncio.QueueEmpty, and what `get` raises.
+        """Return a URL whose host is due now. Raises asyncio.QueueEmpty, and what `get` raises.
 
         What can't be decided without waiting is looked up in the background, so calling it again
         later may succeed as long as `empty()` is false.
@@ -398,17 +398,17 @@ class PoliteQueue:
         if self._callbacks.errors:
             raise self._callbacks.errors.popleft()
 
-    def _try(self, queued: OriginQueue, *, turn: bool = True) -> tuple[Entry, QueueLease | None]:
-        """Pop the origin's first URL, and take its turn if `turn` and that needs no waiting.
+    def _try(self, queued: OriginQueue, *, take: bool = True) -> tuple[Entry, QueueLease | None]:
+        """Pop the origin's first URL, and take its lease if `take` and that needs no waiting.
 
-        Without a turn, the origin now waits for something. Or it is still TRIED: the URL is
+        Without a lease, the origin now waits for something. Or it is still TRIED: the URL is
         allowed, but only the scheduler knows whether its host is due.
         """
-        if (turn_held := queued.turn_held) is not None:
+        if (ready_lease := queued.ready_lease) is not None:
             if self._is_held(queued.host) is None:
-                return self._waits.take_held_turn(queued, turn_held)
+                return self._waits.take_ready_lease(queued, ready_lease)
             self._waits.hold_over(queued)  # Blocked or paused since.
-            return turn_held.entry, None
+            return ready_lease.entry, None
         try:
             entry = queued.backlog.pop()
         except BaseException:
@@ -418,7 +418,7 @@ class PoliteQueue:
         if near is None:
             return entry, None
         try:
-            lease = near.take(entry[2]) if turn else None
+            lease = near.take(entry[2]) if take else None
             decision = None if lease is not None else near.peek(entry[2])
         except BaseException:
             queued.backlog.put_back(entry)
@@ -434,7 +434,7 @@ class PoliteQueue:
     async def _ask_scheduler(
         self, queued: OriginQueue, entry: Entry, check: Any = None
     ) -> QueueLease | None:
-        """Ask the scheduler for the turn without waiting for it, or only `check` the URL."""
+        """Ask the scheduler for a lease without waiting for it, or only `check` the URL."""
         lease = None
         try:
             if check is not None:
@@ -469,7 +469,7 @@ class PoliteQueue:
     def _taken(self, queued: OriginQueue, entry: Entry, lease: QueueLease) -> Turn:
         # No await since the lease was granted, so a cancelled `get` never has one.
         self._got += 1
-        self._joiners.turns_out += 1
+        self._joiners.leases_out += 1
         self._size -= 1
         if self._kept is not None:
             self._kept.begin(entry)
@@ -502,25 +502,25 @@ class PoliteQueue:
         self._unfinished -= 1
         if self._unfinished <= 0:
             self._joiners.finish()
-        elif not self._joiners.turns_out:
+        elif not self._joiners.leases_out:
             self._joiners.look()
         if entry is not None and self._kept is not None and not self._closed:
             self._kept.remove(entry)
 
     def task_done(self) -> None:
-        """Do nothing, for code written for asyncio.Queue: leaving the turn is task_done already.
+        """Do nothing, for code written for asyncio.Queue: leaving `async with` is task_done.
 
-        Raises ValueError if called more often than turns were given out.
+        Raises ValueError if called more often than `get` returned.
         """
         if self._task_done_calls >= self._got:
-            raise ValueError("task_done() called more often than turns were had")
+            raise ValueError("task_done() called more often than get() returned")
         self._task_done_calls += 1
 
     async def join(self) -> None:
         """Wait until every URL that was put is done: left, denied, or dropped by `close`.
 
         As with asyncio.Queue, other tasks have to get the allowed URLs. Denied ones need no `get`:
-        while no turn is out or a `put` waits, `join` checks the next URLs as `get` would.
+        while no lease is out or a `put` waits, `join` checks the next URLs as `get` would.
         """
         if self._unfinished > 0 and not self._closed:
             await self._joiners.wait(self._queues, self._refuse_if_denied)
@@ -530,10 +530,10 @@ class PoliteQueue:
         while self._callbacks.busy:
             await self._callbacks.wait()
         check = getattr(self._distant, "check", None)
-        if queued.state is not QueueState.READY or queued.turn_held or not (self._local or check):
+        if queued.state is not QueueState.READY or queued.ready_lease or not (self._local or check):
             return False
         queued.state = QueueState.TRIED
-        entry, _ = self._try(queued, turn=False)
+        entry, _ = self._try(queued, take=False)
         if check is not None:
             await self._ask_scheduler(queued, entry, check)
         if queued.state is not QueueState.TRIED:

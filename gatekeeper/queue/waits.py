@@ -16,12 +16,12 @@ from gatekeeper.decision import Decision, Verdict
 from gatekeeper.errors import Deferred, GateClosed, LeaseTimeout, StorageError
 from gatekeeper.queue.origin_queues import (
     DistantGate,
-    HeldTurn,
     OriginQueue,
     OriginQueues,
     QueueGate,
     QueueLease,
     QueueState,
+    ReadyLease,
     is_distant,
 )
 from gatekeeper.storage.sqlite import Entry
@@ -31,21 +31,21 @@ _log = logging.getLogger(__name__)
 MAX_ASKING = 4_000
 """Most origins whose robots.txt is asked for at once: more would wait behind silent hosts."""
 MAX_WAITING = 100
-"""Most origins that wait for a turn in the scheduler, because others get their hosts' turns."""
+"""Most origins that wait for a lease in the scheduler, because others get their hosts' leases."""
 PATIENCE = 600.0
-"""Seconds to wait for a turn in the scheduler before the origin is tried again."""
+"""Seconds to wait for a lease in the scheduler before the origin is tried again."""
 FAR_PATIENCE = 30.0
-"""`PATIENCE` at a distant gate, whose answer by then says how far off the turn is."""
-TURNS_BY_WAITING = 16
-"""Turns for which an origin waits in the scheduler after another request took its turn."""
+"""`PATIENCE` at a distant gate, whose answer by then says how far off the lease is."""
+LEASES_BY_WAITING = 16
+"""Leases for which an origin waits in the scheduler after another request took its lease."""
 HOLD = 5.0
-"""Seconds for which a turn that was acquired by waiting is held for a `get`."""
+"""Seconds for which a lease that was acquired by waiting is held for a `get`."""
 FIRST_PAUSE = 0.02
 """First back-off in seconds of an origin that was tried in vain. It doubles each time in a row."""
 LAST_PAUSE = 10.0
 """The longest such back-off."""
 NEAR = 2.0
-"""An origin waits at a distant gate for a turn that is at most this many seconds away. That gate
+"""An origin waits at a distant gate for a lease that is at most this many seconds away. That gate
 rounds the time up to whole seconds, so one second less is certain."""
 RETRY = 60.0
 """Seconds to wait if a deferral has no time, or asking failed."""
@@ -73,7 +73,7 @@ class QueueWaits:
         self._cold: deque[OriginQueue] = deque()
         self._asking = OwnedTasks()
         self._waiting = OwnedTasks()
-        self._held_turns = 0
+        self._ready_leases = 0
         self._closed = False
         self.deferred: int = 0
         """How often a decision deferred an origin."""
@@ -82,34 +82,34 @@ class QueueWaits:
         """Stop all waits. Idempotent."""
         self._closed = True
         for queued in self._queues:
-            if (held := queued.turn_held) is not None:
-                self.take_held_turn(queued, held)[1].give_back()
+            if (held := queued.ready_lease) is not None:
+                self.take_ready_lease(queued, held)[1].give_back()
         self._cold.clear()
         await self._asking.close()
         await self._waiting.close()
 
-    # --- the host's turn ----------------------------------------------------------------
+    # --- the host's lease ---------------------------------------------------------------
 
     def place(self, queued: OriginQueue) -> None:
         """Decide what an origin waits for next, after its first URL was given out."""
         queued.setbacks, queued.asked, queued.missed = 0, False, False
         if not len(queued.backlog):
             self._queues.forget(queued)
-        elif queued.turns_by_waiting > 0 and self._may_wait:
-            queued.turns_by_waiting -= 1
+        elif queued.leases_by_waiting > 0 and self._may_wait:
+            queued.leases_by_waiting -= 1
             try:
                 entry = queued.backlog.pop()
             except StorageError:
                 self.back_off(queued)  # The next `get` raises it.
             else:
-                self._wait_for_turn(queued, entry)
+                self._wait_for_lease(queued, entry)
         elif self._is_due is not None and self._is_due(queued.host):
             self._queues.ready(queued, announced=True)  # Cheaper than an immediate callback.
         else:
             self.watch(queued)
 
     def go_on(self, queued: OriginQueue) -> None:
-        """Make an origin ready after its first URL was done without using a turn."""
+        """Make an origin ready after its first URL was done without using a lease."""
         queued.setbacks, queued.asked, queued.missed = 0, False, False
         if len(queued.backlog):
             self._queues.ready(queued, announced=queued.announced)
@@ -142,10 +142,10 @@ class QueueWaits:
 
     @property
     def _may_wait(self) -> bool:
-        return len(self._waiting) + self._held_turns < MAX_WAITING
+        return len(self._waiting) + self._ready_leases < MAX_WAITING
 
     def missed(self, queued: OriginQueue, entry: Entry, retry_at: datetime | None = None) -> None:
-        """Handle a URL whose turn was not now. `retry_at`: when it comes, if the gate knows."""
+        """Handle a URL whose host was not due. `retry_at`: when it is, if the gate knows."""
         queued.missed = True
         if self._closed or self._far_off(queued, entry, retry_at):
             return
@@ -153,15 +153,15 @@ class QueueWaits:
             queued.backlog.put_back(entry)
             self.watch(queued)  # It may not have been due.
         elif self._may_wait:
-            queued.turns_by_waiting = TURNS_BY_WAITING
-            self._wait_for_turn(queued, entry)
+            queued.leases_by_waiting = LEASES_BY_WAITING
+            self._wait_for_lease(queued, entry)
         else:
             queued.backlog.put_back(entry)
             self.back_off(queued)
 
     def _far_off(self, queued: OriginQueue, entry: Entry, retry_at: datetime | None) -> bool:
-        """Return True if a distant gate says that the turn is not soon. The origin then waits here,
-        not in the sidecar's queue."""
+        """Return True if a distant gate says that the host is due later. The origin then waits
+        here, not in the sidecar's queue."""
         left = 0.0 if retry_at is None else retry_at.timestamp() - self._clock.wall()
         if self._local is not None or left <= NEAR:
             return False
@@ -172,16 +172,16 @@ class QueueWaits:
     def overtaken(self, queued: OriginQueue) -> None:
         """Replace the URL that waits in the scheduler if one with a higher priority was put."""
         if queued.waiting is not None and queued.backlog.rank() < queued.waiting[0][0]:
-            queued.turns_by_waiting += 1
+            queued.leases_by_waiting += 1
             queued.waiting[1].cancel()
 
-    def _wait_for_turn(self, queued: OriginQueue, entry: Entry) -> None:
+    def _wait_for_lease(self, queued: OriginQueue, entry: Entry) -> None:
         queued.state = QueueState.WAITING
         patience = PATIENCE if self._local is not None else FAR_PATIENCE
-        turn = self._gate.acquire(
+        acquiring = self._gate.acquire(
             entry[2], priority=round(-entry[0]), timeout=patience, owned=False
         )
-        task = self._waiting.start(turn)
+        task = self._waiting.start(acquiring)
         queued.waiting = entry, task
         # A callback, not code after an await: a task may be cancelled before it starts.
         began = self._clock.monotonic()
@@ -192,7 +192,7 @@ class QueueWaits:
     ) -> None:
         queued.waiting = None
         if self._local is None and self._clock.monotonic() - began > NEAR:
-            queued.turns_by_waiting = 0  # Its next turn is as far off; it will be deferred.
+            queued.leases_by_waiting = 0  # Its next lease is as far off; it will be deferred.
         error = None if task.cancelled() else task.exception()
         lease = None if task.cancelled() or error is not None else task.result()
         if self._closed:
@@ -211,26 +211,28 @@ class QueueWaits:
                 self.back_off(queued)
 
     def _hold(self, queued: OriginQueue, entry: Entry, lease: QueueLease) -> None:
-        """Hold an acquired turn for the next `get`, if one comes soon."""
+        """Hold an acquired lease for the next `get`, if one comes soon."""
         left = lease.expires_at.timestamp() - self._clock.wall()
         end = self._clock.monotonic() + min(HOLD, left / 2)
-        queued.turn_held = HeldTurn(entry, lease, self._clock.call_at(end, self.hold_over, queued))
-        self._held_turns += 1
+        queued.ready_lease = ReadyLease(
+            entry, lease, self._clock.call_at(end, self.hold_over, queued)
+        )
+        self._ready_leases += 1
         self._queues.ready(queued)
 
-    def take_held_turn(self, queued: OriginQueue, held: HeldTurn) -> tuple[Entry, QueueLease]:
-        """Take out the turn that is held for an origin."""
+    def take_ready_lease(self, queued: OriginQueue, held: ReadyLease) -> tuple[Entry, QueueLease]:
+        """Take out the lease that is held for an origin."""
         held.end.cancel()
-        queued.turn_held = None
-        self._held_turns -= 1
+        queued.ready_lease = None
+        self._ready_leases -= 1
         return held.entry, held.lease
 
     def hold_over(self, queued: OriginQueue) -> None:
-        """Give a held turn back: no `get` came for it, or it must not be used any more."""
-        if (held := queued.turn_held) is not None:
-            entry, lease = self.take_held_turn(queued, held)
+        """Give a held lease back: no `get` came for it, or it must not be used any more."""
+        if (held := queued.ready_lease) is not None:
+            entry, lease = self.take_ready_lease(queued, held)
             queued.backlog.put_back(entry)
-            queued.turns_by_waiting = 0
+            queued.leases_by_waiting = 0
             try:
                 lease.give_back()
             finally:
@@ -286,7 +288,7 @@ class QueueWaits:
 
     def back_off(self, queued: OriginQueue, least: float = 0.0) -> None:
         """Let an origin that was tried in vain pause, `least` seconds or more, longer each time."""
-        queued.turns_by_waiting = 0
+        queued.leases_by_waiting = 0
         pause = min(LAST_PAUSE, FIRST_PAUSE * 2 ** min(queued.setbacks, _DOUBLINGS))
         if least < LAST_PAUSE:
             queued.setbacks += 1

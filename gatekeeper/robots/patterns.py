@@ -136,7 +136,7 @@ def _normalise(text: str, unchanged: bytes) -> str:
     table = _escape_table(unchanged)
     if len(special) > _MAX_REPLACED:
         return text.translate(table)
-    for octet in special:  # replacing a few in turn is much faster than translate()
+    for octet in special:  # replacing a few one by one is much faster than translate()
         text = text.replace(chr(octet), table[octet])
     return text
 
@@ -649,7 +649,7 @@ class PieceIndex:
 
 class PatternIndex:
     """Many wildcard patterns, of which those with a literal piece that occurs in the path are tried
-    in turn.
+    one by one.
 
     Takes squeezed patterns in normal form that contain a star, each with its entry; the greater
     entry is the better match. A pattern is indexed by its longest piece, or if many patterns share

@@ -41,7 +41,7 @@ from gatekeeper.urls import UrlCache, sendable, url_of
 # --- the time a request may take ------------------------------------------------------------
 #
 # aiohttp's own total timeout runs from the call to the last byte, so it includes the wait for a
-# turn. A `RequestDeadline` runs only while a hop is under way or its body is read, and stops
+# lease. A `RequestDeadline` runs only while a hop is under way or its body is read, and stops
 # between hops. One timer serves all requests of a session.
 
 
@@ -144,8 +144,8 @@ def gate_middleware(gate: Gate) -> ClientMiddlewareType:
     """Make an aiohttp client middleware that decides, paces and reports every hop.
 
     aiohttp calls it once per redirect hop, so a hop to another host is decided by that host's file
-    and takes that host's turn. The slot is held until the connection is released. The `total`
-    timeout of a plain session includes the wait for a turn; that of `polite_session` does not.
+    and takes a lease of that host. The slot is held until the connection is released. The `total`
+    timeout of a plain session includes the wait for a lease; that of `polite_session` does not.
 
     A request without a User-Agent of its own is sent with the gate's (aiohttp's default counts as
     none). A request with one is decided by the rules for that one.
@@ -274,7 +274,7 @@ def _hold_until_free(
     """Keep the deadline running and the lease open until the response's connection is free.
 
     `in_block`: the lease belongs to a block, which may be left later than that. For a redirect it
-    must be False: the next hop takes a turn of its own, which would wait for the lease.
+    must be False: the next hop takes a lease of its own, which would wait for this one.
     """
     connection = response.connection
     timed = None if connection is None or response.status == _SWITCHING_PROTOCOLS else limit
@@ -355,7 +355,7 @@ def _report_failure(
         lease.report(elapsed=elapsed if failed else None)
     finally:
         # An adopted lease too: a second attempt (aiohttp makes one by itself if a reused connection
-        # broke) takes a turn of its own, and would wait for this lease.
+        # broke) takes a lease of its own, and would wait for this one.
         lease.end()
     return late
 

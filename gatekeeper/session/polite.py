@@ -73,15 +73,15 @@ async def polite_session(
 ) -> AsyncIterator[aiohttp.ClientSession]:
     """Open an `aiohttp.ClientSession` whose every request and redirect hop is gated and guarded.
 
-    Each hop waits for the host's turn, and raises Denied or Deferred if it may not be sent.
+    Each hop waits until the host is due, and raises Denied or Deferred if it may not be sent.
     `user_agent` is the whole User-Agent header; its product token selects the group in robots.txt.
-    Further arguments go to ClientSession. Waiting for a turn does not count against `timeout`: its
+    Further arguments go to ClientSession. Waiting for a lease does not count against `timeout`: its
     `total` is the time on the network, over all hops and the body. `middlewares` given here or with
-    a request run outside the gate's, never instead: each attempt of a retrying one takes a turn.
+    a request run outside the gate's, never instead: each attempt of a retrying one takes a lease.
 
     `session_factory` makes the session instead of `aiohttp.ClientSession`: a subclass, or a
     function that passes its arguments on to one. Responses from the cache of a caching session
-    (`CachedSession` of aiohttp-client-cache) take no turn and are not decided.
+    (`CachedSession` of aiohttp-client-cache) take no lease and are not decided.
 
     Raises ConfigError for arguments that would bypass the guard (`connector`, `trust_env`, or a
     proxy without guard.mode = "url-only").
@@ -146,7 +146,7 @@ def plain_session(
 
     aiohttp itself sends a GET a second time if its connection breaks before the response's head,
     which happens with reused connections that the server just closed; inside `async with
-    gate.lease(url)` that would be two requests in one turn. This session raises
+    gate.lease(url)` that would be two requests under one lease. This session raises
     `aiohttp.ClientConnectionError` instead: acquire another lease and try again. Neither a
     connector's `force_close` nor any other public setting prevents the second request: aiohttp
     repeats after a break of a new connection as well.

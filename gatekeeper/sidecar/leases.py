@@ -7,7 +7,7 @@ Invariants
     * a lease that is neither reported nor renewed expires and counts as used;
     * `held + waiting` never exceeds `max_leases`, `waiting` never `max_waiting`, and what one
       client holds never `client_leases` (T15);
-    * what the journal can't store was not granted, and not reported: the turn is given back, the
+    * what the journal can't store was not granted, and not reported: the grant is given back, the
       report can be repeated.
 
 A client outlives a sidecar that dies: its request may be in flight, and its report will
@@ -148,7 +148,7 @@ class LeaseTable:
     async def acquire(
         self, gate: Gatekeeper, wanted: LeaseRequestBody, client: str, hung_up: Callable[[], bool]
     ) -> ClientLease:
-        """Wait for the turn and grant the lease.
+        """Wait until the host is due and grant the lease.
 
         `hung_up` returns whether the client hung up meanwhile. Raises what `gate.lease` raises,
         Problem 429 if the client holds as many leases as it may, or Problem 503 if another limit
@@ -156,20 +156,20 @@ class LeaseTable:
         """
         try:
             self._admit(client)
-            lease = await self.waiters.turn(gate, wanted, client)
+            lease = await self.waiters.acquire(gate, wanted, client)
             if self._by_client.get(client, 0) >= self._client_leases:  # it got others meanwhile
                 lease.give_back()
                 raise self._client_limit_reached()
             # No await between the grant and the table, so every granted lease has an owner.
             if hung_up():
                 lease.give_back()
-                raise ConnectionResetError("the client hung up while its turn came")
+                raise ConnectionResetError("the client hung up while its lease was granted")
             return self._grant(lease, wanted.ttl, client, wanted.user_agent, wanted.id)
         except Problem as problem:
             if problem.kind == _STORAGE:
                 # The decision is the one for a state file that can't be written.
                 target, why = urls.parse(wanted.url), "the journal of leases can't be written"
-                problem.decision = gate.parts.questions.no_turn(
+                problem.decision = gate.parts.questions.no_lease(
                     wanted.url, target, wanted.user_agent, why
                 )
             raise
@@ -328,7 +328,7 @@ class LeaseTable:
         if self.waiters.closed:
             raise draining()
         if not self.writable:
-            # Wait for no turn whose lease could not be stored.
+            # Wait for no host whose lease could not be stored.
             self.refused["journal"] += 1
             raise _journal_problem("the journal of leases can't be written")
         too_many = self._by_client.get(client, 0) >= self._client_leases

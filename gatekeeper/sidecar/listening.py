@@ -509,13 +509,13 @@ class Server(web.Server):
         return _Protocol(self)
 
     def take(self, connection: socket.socket, unanswered: bytes = b"", passes: int = 0) -> None:
-        """Serve an accepted connection, or turn it away if too many are open.
+        """Serve an accepted connection, or refuse it if too many are open.
 
         One that was passed on has more arguments; see `PassOn`.
         """
         connection.setblocking(False)
         if len(self.accepted) >= self.max_connections:
-            self._turn_away(connection)
+            self._reject(connection)
             return
         protocol = _Protocol(self, unanswered, passes)
         self.accepted.add(protocol)
@@ -548,7 +548,7 @@ class Server(web.Server):
         await self._taken.close()
         await super().shutdown(timeout)
 
-    def _turn_away(self, connection: socket.socket) -> None:
+    def _reject(self, connection: socket.socket) -> None:
         """Close a connection immediately: with 503, unless the client expects TLS first."""
         if not self.refused:
             _log.error(
@@ -718,7 +718,7 @@ class _Protocol(web.RequestHandler):
             problem = Problem(500, "internal", "an internal error")
             self.log_exception("a request failed", exc_info=exc)
         else:
-            # T7: a visitor can make a subrequest unreadable, and must be refused: nginx turns a
+            # T7: a visitor can make a subrequest unreadable, and must be refused: nginx makes a
             # 400 into a 500.
             status = 403 if any(map(_FORWARD_AUTH_LINE.match, self._unparsed)) else 400
             detail = "the request is not valid HTTP"

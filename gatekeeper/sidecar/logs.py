@@ -363,7 +363,7 @@ class Tracing:
         span.set_attribute("gatekeeper.decision.id", decision.id)
 
     def retrieved(self, origin: str, retrieval: Retrieval, seconds: float) -> None:
-        """Add a span for a finished robots.txt fetch, including its wait for turns."""
+        """Add a span for a finished robots.txt fetch, including its wait for leases."""
         # Real time, since traces combine spans of several processes.
         end = time.time_ns()
         target = urls.parse(f"{origin}/robots.txt")

@@ -37,7 +37,7 @@ gauge gatekeeper_build_info{version}: The version.
 gauge gatekeeper_ready: Whether new questions are accepted.
 gauge gatekeeper_storage_failing: Whether state can't be stored, so that leases are deferred.
 gauge gatekeeper_connections: Open connections.
-counter gatekeeper_connections_refused: Connections turned away.
+counter gatekeeper_connections_refused: Connections refused.
 gauge gatekeeper_requests_under_way: Requests being answered.
 counter gatekeeper_clients_refused{bound}: Requests refused by a limit of their client.
 counter gatekeeper_decision_log{result}: Lines of the decision log.
@@ -61,8 +61,8 @@ counter gatekeeper_cache_evicted: Origins dropped from memory.
 counter gatekeeper_robots_revalidated: Files found unchanged.
 counter gatekeeper_internal_errors: Internal errors, all deferred.
 counter gatekeeper_storage_errors: Failures to read or write state.
-gauge gatekeeper_turns{state}: Turns, by state.
-counter gatekeeper_turns_granted: Turns granted, those for robots.txt included.
+gauge gatekeeper_turns{state}: Requests that wait for a lease or hold one, by state.
+counter gatekeeper_turns_granted: Leases granted, those for robots.txt included.
 counter gatekeeper_blocks: Blocks of hosts because of their responses.
 counter gatekeeper_shadow_denied: Dry run: leases that would have waited.
 gauge gatekeeper_hosts{state}: Hosts and shared clocks in memory, by state.

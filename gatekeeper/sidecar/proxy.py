@@ -1,6 +1,6 @@
 """`gatekeeper serve --proxy PORT`: a forward proxy for plain http, mainly for browsers.
 
-Each request is decided, waits for its host's turn, and connects through the guard. Redirects
+Each request is decided, waits until its host is due, and connects through the guard. Redirects
 are passed back, so the browser sends the next hop through the proxy as well. The limits are those
 of `/v1/fetch`. CONNECT is refused, since the paths inside a tunnel are hidden, and one connection
 may carry any number of requests; `server.proxy_connect = "host"` allows it by host and port.
@@ -30,7 +30,7 @@ from gatekeeper.sidecar.routes.fetch import (
     pass_page_on,
     refuse_unsendable,
     time_limit,
-    with_turn,
+    with_lease,
 )
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Proxy:
                 return await self._tunnel(call, url)
             async with time_limit(service) as end:
                 body = await read_octets(request, server.max_body)
-                return await with_turn(
+                return await with_lease(
                     service, call, url, end, lambda lease: self._send(lease, call, url, body)
                 )
         finally:
@@ -101,7 +101,7 @@ class Proxy:
     # -- tunnels, if the operator allows them -----------------------------------------
 
     async def _tunnel(self, call: Call, url: str) -> web.StreamResponse:
-        """Connect to the host in its turn, and relay octets until one side closes."""
+        """Connect to the host under a lease, and relay octets until one side closes."""
         service = self._service
         if self._tunnels >= service.config.server.proxy_tunnels:
             raise Problem(503, "busy", "too many tunnels are open (server.proxy_tunnels)")
@@ -109,7 +109,7 @@ class Proxy:
         tunnel: _Tunnel | None = None
         try:
             async with time_limit(service) as end:
-                tunnel = await with_turn(
+                tunnel = await with_lease(
                     service, call, url, end, lambda lease: self._dial(lease, url)
                 )
             with service.streams:

@@ -65,7 +65,7 @@ class Replica(GateAnswers):
     """Decides by records from the gate of another process of this machine, while they are fresh.
 
     It returns None for an origin without a fresh record. Its own gate is never opened: it has no
-    session, no storage and no turns. The decider is that of any gate.
+    session, no storage and no scheduler. The decider is that of any gate.
     """
 
     max_batch = 1000  # for other batches the connection is passed on to the owner

@@ -306,7 +306,7 @@ class Admission:
 
 
 def _as_bearer(header: str) -> str:
-    """Turn Basic credentials into a bearer token: the password (RFC 7617 section 2)."""
+    """Convert Basic credentials into a bearer token: the password (RFC 7617 section 2)."""
     scheme, _, value = header.partition(" ")
     if scheme.lower() != "basic":
         return header

@@ -496,7 +496,7 @@ class Service:
         if isinstance(error, Denied):
             return self.refusal(error)
         if isinstance(error, LeaseTimeout):
-            return await self.turn_timeout(error, call)
+            return await self.lease_timeout(error, call)
         if isinstance(error, StorageError):
             return Problem(503, "storage", str(error), wait=5)
         if isinstance(error, GateClosed):
@@ -523,8 +523,8 @@ class Service:
         wait = self.seconds_until(decision.retry_at)
         return Problem(status, kind, decision.explain(), wait=wait, decision=decision)
 
-    async def turn_timeout(self, error: LeaseTimeout, call: Call) -> Problem:
-        """Return the 429 for a turn that did not come within `wait`, with what holds the host."""
+    async def lease_timeout(self, error: LeaseTimeout, call: Call) -> Problem:
+        """Return the 429 for a lease that did not come within `wait`, with what holds the host."""
         try:
             host = urls.parse(error.url).host
         except InvalidURL:

@@ -1,10 +1,10 @@
-"""Requests that wait for a host's turn: bounded, and fair between clients.
+"""Requests that wait for a lease of a host: bounded, and fair between clients.
 
 Invariants
     * each client has at most one request in a host's queue; its other requests wait here,
       by priority, then in order of arrival. So the host's queue holds one request of
       each client, and serves the clients in rotation (T15): a client that asks for a hundred
-      turns of a host gets its second one after every other client got one;
+      leases of a host gets its second one after every other client got one;
     * when the limit of waiters is reached, the newest request of the client that has most makes
       way for a client that has fewer (T15);
     * each waiter gets a 503 as soon as the service begins to drain (T16).
@@ -100,7 +100,7 @@ class _ClientQueue(msgspec.Struct, eq=False):
 
 
 class LeaseWaiters:
-    """All requests that wait for a turn, by client."""
+    """All requests that wait for a lease, by client."""
 
     def __init__(self, server: ServerConfig, clock: Clock) -> None:
         self._clock = clock
@@ -150,8 +150,8 @@ class LeaseWaiters:
         self._unregister(waiter)
         return True
 
-    async def turn(self, gate: Gatekeeper, wanted: LeaseRequestBody, client: str) -> Lease:
-        """Wait for the client's turn and return the lease.
+    async def acquire(self, gate: Gatekeeper, wanted: LeaseRequestBody, client: str) -> Lease:
+        """Wait until it is the client's request that may start, and return its lease.
 
         Raises what `gate.acquire` raises, or Problem 503 if too many requests wait or the service
         drains.
@@ -160,7 +160,7 @@ class LeaseWaiters:
             end = waiter.since + wanted.wait
             await self._wait_for_file(gate, wanted)
             lease = await self._wait_in_queue(gate, wanted, waiter, end)
-        # The turn may have come at the same moment as the end of the wait.
+        # The lease may have come at the same moment as the end of the wait.
         if self.closed:
             lease.give_back()
             raise draining()
@@ -175,7 +175,7 @@ class LeaseWaiters:
             raise draining()
         if self._size >= self._max_waiting:
             self.refused += 1
-            problem = full("requests wait for a turn already", self._max_waiting)
+            problem = full("requests wait for a lease already", self._max_waiting)
             if not self.displace_waiter(client, problem):
                 raise problem
         waiter = LeaseWaiter(client, wanted, self._clock.monotonic(), urls.parse(wanted.url).host)
@@ -237,14 +237,14 @@ class LeaseWaiters:
             parts, target = gate.parts, urls.parse(wanted.url)
             elsewhere = parts.scheduler.holdups.served_elsewhere(target.host)
             if (why := parts.storage_failing or elsewhere) is not None:
-                refuse(parts.questions.no_turn(wanted.url, target, wanted.user_agent, why))
+                refuse(parts.questions.no_lease(wanted.url, target, wanted.user_agent, why))
             text = f"its robots.txt was not fetched within {wanted.wait:g} s"
             raise parts.scheduler.timeout_error(wanted.url, target.host, text) from None
 
     async def _wait_in_queue(
         self, gate: Gatekeeper, wanted: LeaseRequestBody, waiter: LeaseWaiter, end: float
     ) -> Lease:
-        """Enter the host's queue when it holds no other request of the client; wait for the turn.
+        """Enter the host's queue when it holds no other request of the client; wait for the lease.
 
         `end` is monotonic. All clients are equal: `priority` orders the requests of one client.
         """

@@ -1,6 +1,6 @@
 """The workers of the sidecar, as the owner process manages them.
 
-The owner accepts every connection, and hands each to a worker in turn, as a file descriptor. A
+The owner accepts every connection, and hands each to the next worker, as a file descriptor. A
 worker answers questions about origins whose records it has, and passes the connection back with
 the first request that is anything else. A connection that asks only questions from then on is
 handed out again. So leases, pages, metrics and all other shared state belong to one process, which
@@ -159,7 +159,7 @@ class Workers:
     def __init__(self, count: int) -> None:
         self._count = count
         self._workers: dict[int, _Worker] = {}
-        self._turn = itertools.count()
+        self._round = itertools.count()
         self._sync_numbers = itertools.count(1)
         self._progress = asyncio.Event()
         self._changed: set[str] = set()
@@ -276,7 +276,7 @@ class Workers:
         """Hand a connection to the next worker that takes it. Return False if there is none."""
         workers = self._accepting()
         for _ in workers:
-            worker = workers[next(self._turn) % len(workers)]
+            worker = workers[next(self._round) % len(workers)]
             if not worker.channel.queued:
                 worker.send(HandOver(unanswered, passes), fd)
                 return True

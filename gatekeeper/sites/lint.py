@@ -200,7 +200,7 @@ _MISSPELLINGS = {
     "hosts": "host",
 }
 _MIN_LENGTH = 5
-"""Minimum length of a field name for `_is_one_typo`: one changed character turns a shorter one into
+"""Minimum length of a field name for `_is_one_typo`: one changed character makes a shorter one
 too many other words."""
 
 

@@ -57,7 +57,7 @@ _MAX_BYTES = 64 << 20
 
 
 def read_all(settings: CallSettings, sources: Iterable[str]) -> Iterator[Text]:
-    """Yield the text of each source in turn; for a directory, every robots.txt in it.
+    """Yield the text of each source in order; for a directory, every robots.txt in it.
 
     Raises GatekeeperError for a source that does not exist, OSError for one that can't be read.
     """

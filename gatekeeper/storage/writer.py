@@ -227,7 +227,7 @@ class Writer:
                 "%s: promises can't be kept (%s): %s",
                 self._path,
                 error,
-                "turns whose clocks must be kept are refused until they can"
+                "leases whose clocks must be kept are refused until they can"
                 if self._refuses
                 else 'going on without (storage.on_failure = "continue"): kill -9 loses them',
             )

@@ -116,7 +116,7 @@ class ScopeRecord:
         return max(longest, self.learned) if now < self.learned_until else longest
 
     def free_at(self, need: _Need, now: int) -> tuple[int, bool]:
-        """Return when a request may start, and whether it may turn out to be earlier because of a
+        """Return when a request may start, and whether it may prove to be earlier because of a
         head, an end or a resume. It is `Scope.due_at`, except that a hold also ends by itself."""
         interval = self.in_force(need, now)
         scope = Scope(
@@ -457,7 +457,7 @@ class MemoryLedger:
 
 
 def _call_soon(call: Any, *args: Any) -> None:
-    """Call in the next turn of the loop, since the callback may call the ledger again."""
+    """Call in the next iteration of the loop, since the callback may call the ledger again."""
     try:
         asyncio.get_running_loop().call_soon(call, *args)
     except RuntimeError:  # without a loop there are no waiters

@@ -55,7 +55,7 @@ async def test_a_fleet_whose_store_is_away_holds_every_host_up(
 
     waiting, gate = WaitingHosts(), cast("Any", Gate())
     waiting.add("http://a.test/1")
-    turn = await waiting.turn("http://a.test/1", gate, virtual_internet.clock)
+    turn = await waiting.due_origin("http://a.test/1", gate, virtual_internet.clock)
     assert turn.holdup == Holdup(Reason.FLEET, "the fleet's store can't be reached", None)
     assert 0 < await waiting.soonest(gate, virtual_internet.clock, 0.0) < 5
 

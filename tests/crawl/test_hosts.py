@@ -141,7 +141,7 @@ async def test_a_budget_that_is_spent_holds_a_host_up_and_one_that_is_not_does_n
         grant.report(200)
         grant.release()
         gate.clocks["a.test"] = list(scheduler.why("a.test"))
-        turn = await waiting().turn("http://a.test/1", gate, clock)
+        turn = await waiting().due_origin("http://a.test/1", gate, clock)
         assert (turn.seconds, turn.interval) == (pytest.approx(left), 0.0)
     assert turn.holdup is not None
     assert turn.holdup.reason == "budget"
@@ -153,7 +153,7 @@ async def test_the_latest_of_all_is_what_holds_it_up() -> None:
     gate.next_turn("a.test", 5)
     gate.next_turn("a.test", 60, "block")
     until = utc(gate.clock.wall() + 60)
-    assert (await waiting().turn("http://a.test/1", gate, gate.clock)).holdup == Holdup(
+    assert (await waiting().due_origin("http://a.test/1", gate, gate.clock)).holdup == Holdup(
         "host_blocked", "source of block", until
     )
     gate.deferred["http://a.test/1"] = later = utc(gate.clock.wall() + 600)
@@ -169,4 +169,4 @@ async def test_the_interval_in_force_is_known() -> None:
         )
         for decides, seconds in ((False, 9.0), (True, 3.0))
     ]
-    assert (await waiting().turn("http://a.test/1", gate, gate.clock)).interval == 3.0
+    assert (await waiting().due_origin("http://a.test/1", gate, gate.clock)).interval == 3.0

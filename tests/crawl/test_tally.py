@@ -10,9 +10,9 @@ import pytest
 from gatekeeper.crawl.manifest import Entry, Result
 from gatekeeper.crawl.progress import (
     TURN,
+    DueOrigin,
     Holdup,
     Live,
-    NextTurn,
     Plain,
     Progress,
     Speed,
@@ -157,7 +157,7 @@ def test_a_url_is_one_line(entry: Entry, line: str) -> None:
 def test_plain_lines_say_done_denied_waiting_failed_and_the_next_turns() -> None:
     stream = io.StringIO()
     with Plain(stream) as progress:
-        progress.show(tally(fetched(), total=3), [NextTurn("a.test", 75, 2)])
+        progress.show(tally(fetched(), total=3), [DueOrigin("a.test", 75, 2)])
     assert stream.getvalue() == (
         "-- 1/3 done: 1 fetched, 0 denied, 0 failed; 2 waiting, 0 in flight; 10 bytes; "
         "next: a.test in 1:15 (2 waiting)\n"
@@ -194,13 +194,13 @@ def test_the_rate_is_that_of_the_last_minute() -> None:
 
 def test_a_crawl_takes_at_least_as_long_as_its_slowest_host() -> None:
     meter, made = Speedometer(), Tally(total=110, complete=True)
-    slow = NextTurn("slow.test", 4.0, 10, interval=30.0)
+    slow = DueOrigin("slow.test", 4.0, 10, interval=30.0)
     meter.read(0.0, made, [])
     for _ in range(100):
         made.add(fetched())
     assert meter.read(10.0, made, []) == Speed(10.0, 100.0, 1.0)
     assert meter.read(10.0, made, [slow]) == Speed(10.0, 100.0, 4.0 + 9 * 30.0)
-    paused = NextTurn("paused.test", float("inf"), 1)
+    paused = DueOrigin("paused.test", float("inf"), 1)
     assert meter.read(10.0, made, [paused]) == Speed(10.0, 100.0, None)
 
 
@@ -226,8 +226,8 @@ def test_plain_lines_are_one_a_minute_while_nothing_moves() -> None:
 
 
 def test_a_host_that_is_held_up_says_by_what() -> None:
-    held = NextTurn("a.test", 75, 2, holdup=Holdup("connect_failed", "connect failed"))
-    paced = NextTurn("a.test", 75, 2, holdup=Holdup(TURN, "crawl-delay 80 s"))
+    held = DueOrigin("a.test", 75, 2, holdup=Holdup("connect_failed", "connect failed"))
+    paced = DueOrigin("a.test", 75, 2, holdup=Holdup(TURN, "crawl-delay 80 s"))
     assert str(held) == "a.test in 1:15 (2 waiting: connect failed)"
     assert str(paced) == "a.test in 1:15 (2 waiting)"
 
@@ -236,7 +236,7 @@ def test_the_live_display_shows_the_same() -> None:
     stream = io.StringIO()
     with Live(stream) as progress:
         progress.entry(denied("https://a.test/[x]", 4, "Disallow: /[x]"))
-        progress.show(tally(fetched(), total=3), [NextTurn("a.test", 75, 2)])
+        progress.show(tally(fetched(), total=3), [DueOrigin("a.test", 75, 2)])
     text = stream.getvalue()
     assert "denied https://a.test/[x]: line 4: Disallow: /[x]" in text
     assert "2 waiting, 0 in flight" in text

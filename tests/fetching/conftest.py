@@ -30,7 +30,7 @@ class Asker:
         self.known: Callable[[str], Retrieval | None] | None = None
 
     @asynccontextmanager
-    async def take_turn(self, target: Target) -> AsyncIterator[Any]:
+    async def acquire(self, target: Target) -> AsyncIterator[Any]:
         url = target.url
         self.turns.append(("take", url))
         asker = self
@@ -70,7 +70,7 @@ class Asker:
                 user_agent="testbot/1.0 (+https://bot.test/)",
                 config=config,
                 clock=self.net.clock,
-                take_turn=self.take_turn,
+                acquire=self.acquire,
                 refuse=guard.refuses_url,
                 known=self.known,
             )

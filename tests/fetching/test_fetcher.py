@@ -687,12 +687,12 @@ async def test_waiting_for_a_turn_is_not_network_time(
 ) -> None:
     net.site("a.test").on("/robots.txt", redirect("/1"))
     net.sites["a.test"].on("/1", Page(RULES, delay=5.0))
-    take = ask.take_turn
+    take = ask.acquire
 
     def late(target: Target) -> Any:
         return _Late(started, take(target))
 
-    ask.take_turn = late  # type: ignore[method-assign]
+    ask.acquire = late  # type: ignore[method-assign]
     got = await ask(A)
     assert got.outcome is Outcome.RULES
     assert started.monotonic() == pytest.approx(205.0)
@@ -785,6 +785,6 @@ async def test_a_closed_session_is_our_own_matter(net: FakeInternet, ask: Asker)
         user_agent="x",
         config=Config(),
         clock=net.clock,
-        take_turn=HostTurns(net.clock, 1.0),
+        acquire=HostTurns(net.clock, 1.0),
     )
     assert (await fetcher.fetch(A)).outcome is Outcome.OURS

@@ -41,7 +41,7 @@ async def fetching(
                 user_agent="testbot/1.0",
                 config=Config(),
                 clock=net.clock,
-                take_turn=HostTurns(net.clock, 1.0),
+                acquire=HostTurns(net.clock, 1.0),
             ),
             lent,
         )

@@ -23,7 +23,7 @@ def fetcher_of(net: FakeInternet, session: aiohttp.ClientSession) -> Fetcher:
         user_agent="testbot",
         config=Config(),
         clock=net.clock,
-        take_turn=HostTurns(net.clock, 1.0),
+        acquire=HostTurns(net.clock, 1.0),
     )
 
 

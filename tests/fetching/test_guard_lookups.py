@@ -127,7 +127,7 @@ async def test_who_waits_for_a_thread_is_not_held_to_have_timed_out(names: NameS
             user_agent="examplebot/1.0",
             config=Config(fetch=FetchConfig(connect_timeout=10.0)),
             clock=clock,
-            take_turn=HostTurns(clock, 1.0),
+            acquire=HostTurns(clock, 1.0),
         )
         silent = asyncio.create_task(fetcher.fetch("http://silent0.test"))
         await names.until(lambda: names.asked)

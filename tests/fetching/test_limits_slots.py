@@ -12,7 +12,7 @@ from tests.fetching.turns import AT_ONCE, HostTurns
 
 
 async def _hold(slots: Slots, until: asyncio.Event) -> None:
-    async with slots.with_turn(AT_ONCE):
+    async with slots.with_lease(AT_ONCE):
         await until.wait()
 
 
@@ -65,7 +65,7 @@ async def test_who_answered_goes_first_and_who_failed_last_and_strangers_from_bo
 
     async def one(name: str, rank: int) -> None:
         precedence.set(rank)
-        async with slots.with_turn(AT_ONCE):
+        async with slots.with_lease(AT_ONCE):
             order.append(name)
             await clock.sleep(1.0)
 
@@ -108,14 +108,14 @@ async def test_a_cancelled_holder_gives_its_slot_back() -> None:
         await clock.elapse(wait)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    async with slots.with_turn(AT_ONCE):
+    async with slots.with_lease(AT_ONCE):
         assert slots.taken == 1
 
 
 async def test_other_settings_move_the_bounds_and_take_no_place_away(clock: VirtualClock) -> None:
     slots = Slots(clock, 4, max_in_flight=80)
     assert (slots.free, slots.slow_free) == (4, 36)
-    async with slots.with_turn(AT_ONCE):
+    async with slots.with_lease(AT_ONCE):
         slots.adjust(4)
         assert (slots.free, slots.slow_free) == (1, 0)
     assert slots.free == 2
@@ -134,7 +134,7 @@ async def test_few_begin_in_one_iteration_of_the_loop_but_those_that_answered_be
 
     async def one(number: int, rank: int) -> None:
         precedence.set(rank)
-        async with slots.with_turn(turns(parse(f"http://h{number}.test/"))):
+        async with slots.with_lease(turns(parse(f"http://h{number}.test/"))):
             began.append(rank)
             await done.wait()
 

@@ -23,7 +23,7 @@ async def fetch() -> Retrieval:
             user_agent="bot",
             config=config,
             clock=SystemClock(),
-            take_turn=HostTurns(SystemClock(), 1.0),
+            acquire=HostTurns(SystemClock(), 1.0),
         )
         return await fetcher.fetch("https://a.test")
 

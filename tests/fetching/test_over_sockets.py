@@ -37,7 +37,7 @@ async def directory_on(
             user_agent="testbot/1.0",
             config=config,
             clock=net.clock,
-            take_turn=HostTurns(net.clock, config.pacing.default_interval),
+            acquire=HostTurns(net.clock, config.pacing.default_interval),
             known=lambda origin: directory.known(origin),  # noqa: PLW0108 - it is made below
         )
         directory = Directory(

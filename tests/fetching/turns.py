@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 
 from gatekeeper.clock import Clock
-from gatekeeper.fetching.outcomes import HostTurn
+from gatekeeper.fetching.outcomes import HopLease
 from gatekeeper.urls import Target
 
 
@@ -46,7 +46,7 @@ class HostTurns:
         self._hosts: dict[str, _Host] = {}
 
     @asynccontextmanager
-    async def __call__(self, target: Target) -> AsyncIterator[HostTurn]:
+    async def __call__(self, target: Target) -> AsyncIterator[HopLease]:
         """Acquire the host's turn for the block."""
         name = target.host
         host = self._hosts.get(name)

@@ -90,7 +90,7 @@ async def test_retry_after_holds_that_host_only(internet: FakeInternet, rig_on: 
     assert found.due_at.timestamp() - internet.clock.wall() > 200
     assert (await rig.get("http://b.test/")).text == "free"
     if rig.gives_up:
-        with pytest.raises(LeaseTimeout, match=r"may not be asked|no turn") as late:
+        with pytest.raises(LeaseTimeout, match=r"may not be asked|no lease") as late:
             await rig.get("http://a.test/x")
         assert isinstance(late.value, rig.base_error())
     assert site.paths == ["/robots.txt", "/x"]

@@ -333,7 +333,7 @@ def test_errors_cross_a_process_boundary_whole(name: str) -> None:
     pytest.importorskip(name)
     module = importlib.import_module(f"gatekeeper.integrations.{name}")
     decision = decided(Verdict.DEFER, reason=Reason.BUDGET)
-    late = module.RequestLeaseTimeout("http://a.test/", "no turn", retry_at=datetime.now(UTC))
+    late = module.RequestLeaseTimeout("http://a.test/", "no lease", retry_at=datetime.now(UTC))
     for error in (
         module.RequestDenied(decision),
         module.RequestDeferred(decision),

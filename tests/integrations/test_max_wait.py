@@ -12,7 +12,7 @@ import pytest
 from gatekeeper import Gatekeeper, PoliteQueue, Reason, SidecarError
 from gatekeeper.clock import VirtualClock
 from gatekeeper.config import Config
-from gatekeeper.integrations.queue_gate import RefusedTurn, queue_gate
+from gatekeeper.integrations.queue_gate import RefusedLease, queue_gate
 from gatekeeper.testing import ScriptedGate, drive
 from tests.conformance.ways import AGENT, World, settings
 from tests.internet import FakeInternet, Page
@@ -45,7 +45,7 @@ class Taker:
         while not self.queue.empty():
             turn = await self.queue.get()
             now = self.world.clock.monotonic() - began
-            if isinstance(turn.lease, RefusedTurn):
+            if isinstance(turn.lease, RefusedLease):
                 self.refused[turn.url], self.why[turn.url] = now, turn.lease.why
             else:
                 self.sent[turn.url] = now

@@ -790,7 +790,7 @@ async def test_a_long_block_refuses_at_once_who_waits_for_the_host(
     already_waits: bool, asked_by: str
 ) -> None:
     """Whichever request caused it, and whether or not the next request is in the scheduler yet."""
-    from gatekeeper.integrations.queue_gate import RefusedTurn, queue_gate
+    from gatekeeper.integrations.queue_gate import RefusedLease, queue_gate
 
     clock = VirtualClock()
     pacing = PacingConfig(default_interval=0.0)
@@ -815,6 +815,6 @@ async def test_a_long_block_refuses_at_once_who_waits_for_the_host(
             lease.report(status=503, elapsed=0.1, retry_after="7200")
             lease.end()
             refused = await drive(clock, waiting, limit=1.0)
-            assert isinstance(refused.lease, RefusedTurn)
+            assert isinstance(refused.lease, RefusedLease)
             assert "may not be asked before" in str(refused.lease.why)
             refused.done()

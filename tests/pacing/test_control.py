@@ -60,7 +60,7 @@ async def test_who_gets_no_turn_in_time_is_told_what_holds_the_host_up(
 
     wall = scheduler._clock.wall()
     scheduler.block(A, wall + 2_000_000.0, "a visitor complained")
-    assert await told() == "the next turn is due in 2000000 s (a visitor complained)"
+    assert await told() == "the host is due in 2000000 s (a visitor complained)"
     scheduler.pause(A)
     assert await told() == "the operator paused it"
     scheduler.block(A, wall - 1.0)
@@ -69,7 +69,7 @@ async def test_who_gets_no_turn_in_time_is_told_what_holds_the_host_up(
     grant = await scheduler.acquire("u", A, admit=lambda: DELAY)
     grant.report(503, retry_after=86_400.0)
     grant.release()
-    assert await told() == "the next turn is due in 86400 s (503, Retry-After 86400)"
+    assert await told() == "the host is due in 86400 s (503, Retry-After 86400)"
 
 
 async def test_who_waits_for_no_more_than_an_interval_is_told_when_it_ends(
@@ -77,7 +77,7 @@ async def test_who_waits_for_no_more_than_an_interval_is_told_when_it_ends(
 ) -> None:
     (await scheduler.acquire("u", A, admit=lambda: DELAY)).release()
     with pytest.raises(
-        LeaseTimeout, match=r"no turn of a\.example in time; the next turn is due in 10 s$"
+        LeaseTimeout, match=r"no lease of a\.example in time; the host is due in 10 s$"
     ):
         await scheduler.acquire("u", A, admit=lambda: DELAY, timeout=0)
 

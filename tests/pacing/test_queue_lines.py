@@ -101,7 +101,7 @@ async def test_a_held_turn_is_not_used_once_its_host_is_blocked(
     await clock.settle()
     await queue.put(page("busy", 0))
     scheduler, host = gate.scheduler, "busy.example"
-    while not queue._waits._held_turns:
+    while not queue._waits._ready_leases:
         with pytest.raises(asyncio.QueueEmpty):
             queue.get_nowait()
         await clock.elapse(0.5)

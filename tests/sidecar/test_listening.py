@@ -182,7 +182,7 @@ async def test_that_a_client_hangs_up_at_the_grant_is_no_error_in_the_log(
     """Otherwise a client could fill the log with tracebacks."""
 
     async def gone(*_: object, **__: object) -> None:
-        raise ConnectionResetError("the client hung up while its turn came")
+        raise ConnectionResetError("the client hung up while its lease was granted")
 
     service = await door()
     monkeypatch.setattr(service.service.leases, "acquire", gone)

@@ -520,7 +520,7 @@ def _origins(service: Service, host: str, now: datetime) -> Html:
 _ACTIONS: Final = {
     "refresh": (
         "Fetch robots.txt again",
-        "This takes the host's next turn: one page fewer is fetched in that time. The old file "
+        "This takes the host's next lease: one page fewer is fetched in that time. The old file "
         "stays in force until then.",
     ),
     "pause": (
@@ -659,7 +659,7 @@ def _drop(lease: LeaseView, visitor: Visitor, root: str) -> Child:
         return None
     consequence = (
         "Its client may still send the request: drop it only if the client is gone. It counts as "
-        "used, and the host's next turn comes."
+        "used, and the host's next request may start."
     )
     action = f"{root}leases/{quote(lease.id, safe='')}/drop"
     form = _action_form(visitor, action, "Drop this lease now")

@@ -90,8 +90,8 @@ _OWN_FIELDS = (
     "Content-Location",
 )
 _PIECE_OCTETS = 65_536
-_TURN_SHARE = 0.9
-"""Share of the remaining `fetch_timeout` that waiting for a turn may take. The page takes time as
+_LEASE_SHARE = 0.9
+"""Share of the remaining `fetch_timeout` that waiting for a lease may take. The page takes time as
 well, and a 429 that says when to try again is more useful than a 504."""
 _MAX_REDIRECTS = 5  # T9
 
@@ -115,7 +115,7 @@ def decision_headers(decision: Decision) -> dict[str, str]:
 
 
 async def fetch_page(service: Service, call: Call) -> web.StreamResponse:
-    """Fetch a page politely: decide, wait for the host's turn, then stream the site's response."""
+    """Fetch a page politely: decide, wait for the host, then stream the site's response."""
     query = read_query(call.query, FetchQuery)
     async with time_limit(service) as end:
         return await _follow(service, call, query.url, end)
@@ -153,19 +153,19 @@ async def _follow(service: Service, call: Call, url: str, end: float) -> web.Str
     the guard can see them (T1, each hop). Also, each hop's decision belongs in the log (T20).
     """
     for _ in range(1 + _MAX_REDIRECTS):
-        answer = await with_turn(service, call, url, end, partial(_send, service, call, url))
+        answer = await with_lease(service, call, url, end, partial(_send, service, call, url))
         if isinstance(answer, web.StreamResponse):
             return answer
         url = answer
     raise Problem(502, "too-many-redirects", f"more than {_MAX_REDIRECTS} redirects")
 
 
-async def with_turn(
+async def with_lease(
     service: Service, call: Call, url: str, end: float, send: Callable[[Lease], Awaitable[_T]]
 ) -> _T:
-    """Wait for the host's turn until `end` (monotonic), and return `await send(lease)`."""
+    """Wait for a lease of the host until `end` (monotonic), and return `await send(lease)`."""
     try:
-        lease = await _turn(service, call, url, end)
+        lease = await _lease(service, call, url, end)
         lease.enter()
         try:
             with service.streams:
@@ -198,10 +198,10 @@ def hold_while_read(lease: Lease, page: aiohttp.ClientResponse) -> None:
     lease.ends_with(page.connection, counting_bytes(lease, page) if lease.counts_bytes else None)
 
 
-async def _turn(service: Service, call: Call, url: str, end: float) -> Lease:
-    """Wait for the host's turn as any client does: bounded and fair (T8, T15).
+async def _lease(service: Service, call: Call, url: str, end: float) -> Lease:
+    """Wait for a lease of the host as any client does: bounded and fair (T8, T15).
 
-    Nobody waits while the service drains (T16). Raises LeaseTimeout if the turn does not come in
+    Nobody waits while the service drains (T16). Raises LeaseTimeout if the lease does not come in
     time.
     """
     cached = service.gate.peek(url)
@@ -213,8 +213,8 @@ async def _turn(service: Service, call: Call, url: str, end: float) -> Lease:
             if view.kind in ("block", "pause"):
                 raise LeaseTimeout(url, f"{urls.mask(url)}: {view}", retry_at=view.until)
     started = service.clock.monotonic()
-    wanted = LeaseRequestBody(url=url, wait=(end - started) * _TURN_SHARE)
-    lease = await service.leases.waiters.turn(service.gate, wanted, call.client)
+    wanted = LeaseRequestBody(url=url, wait=(end - started) * _LEASE_SHARE)
+    lease = await service.leases.waiters.acquire(service.gate, wanted, call.client)
     service.metrics.queue_wait.observe(service.clock.monotonic() - started)
     return lease
 
@@ -298,7 +298,7 @@ def _usage_fields(page: aiohttp.ClientResponse) -> dict[str, str]:
 # --- `/v1/sitemaps`
 
 _LIST_WAIT = 3_600.0
-"""Seconds that one sitemap waits for its turn at most, by `_TURN_SHARE` less."""
+"""Seconds that one sitemap waits for its lease at most, by `_LEASE_SHARE` less."""
 JSON_LINES: Final = "text/plain"
 """JSON lines have no registered type, and generators of clients know no other type for them."""
 
@@ -325,7 +325,7 @@ async def list_sitemaps(service: Service, call: Call) -> web.StreamResponse:
         since=None if query.since is None else parse_since(query.since),
         guess=query.guess,
         max_entries=query.max_entries,
-        take=partial(_turn_of_list, service, call),
+        take=partial(_lease_for_list, service, call),
     )
     with open_stream(service, call.client), service.streams:
         async with contextlib.aclosing(found):
@@ -352,10 +352,10 @@ async def list_sitemaps(service: Service, call: Call) -> web.StreamResponse:
     return response
 
 
-async def _turn_of_list(service: Service, call: Call, url: str) -> Lease:
-    """Wait for a turn for one sitemap, as any client does (T15). The decision is logged (T20)."""
+async def _lease_for_list(service: Service, call: Call, url: str) -> Lease:
+    """Wait for a lease for one sitemap, as any client does (T15). The decision is logged (T20)."""
     try:
-        lease = await _turn(service, call, url, service.clock.monotonic() + _LIST_WAIT)
+        lease = await _lease(service, call, url, service.clock.monotonic() + _LIST_WAIT)
     except Denied as error:
         service.decided(error.decision, call)
         raise

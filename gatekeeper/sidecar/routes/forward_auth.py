@@ -35,7 +35,7 @@ _ANY_AGENT = "*"
 
 
 async def forward_auth(service: Service, call: Call) -> web.StreamResponse:
-    """Answer 200 if the visitor may pass, 403 if not: nginx turns other statuses into a 500."""
+    """Answer 200 if the visitor may pass, 403 if not: nginx answers other statuses with a 500."""
     if not service.config.server.forward_auth:
         if call.request.method not in ("GET", "HEAD"):  # as for any path: the contract lists GET
             raise Problem(
@@ -49,7 +49,7 @@ async def forward_auth(service: Service, call: Call) -> web.StreamResponse:
     call.client = peer or "local"  # the proxy, since nothing identifies its visitor reliably
     try:
         service.clients.enter(call.client)
-    except Problem as problem:  # nginx would turn its 429 into a 500
+    except Problem as problem:  # nginx would answer its 429 with a 500
         raise Problem(403, problem.kind, problem.detail, wait=problem.wait) from None
     try:
         return await _answer_admitted(service, call)

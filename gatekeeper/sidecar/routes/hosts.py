@@ -115,14 +115,14 @@ async def get_host(service: Service, call: Call) -> web.StreamResponse:
 
 
 async def pause_host(service: Service, call: Call) -> web.StreamResponse:
-    """Grant no turns at the host until `resume`."""
+    """Grant no leases at the host until `resume`."""
     await _require_empty_body(service, call)
     await service.gate.pause(_host_in_path(call))
     return json_response(await host_of(service, _host_in_path(call)))
 
 
 async def resume_host(service: Service, call: Call) -> web.StreamResponse:
-    """Grant turns at the host again."""
+    """Grant leases at the host again."""
     await _require_empty_body(service, call)
     await service.gate.resume(_host_in_path(call))
     return json_response(await host_of(service, _host_in_path(call)))
@@ -146,7 +146,7 @@ async def refresh_host(service: Service, call: Call) -> web.StreamResponse:
     tasks = {task for task in started if task is not None}
     if not tasks:
         raise Problem(503, "full", "too many refreshes are running already", wait=5)
-    # The fetch waits for the host's turn, which a pause or a block can delay for long.
+    # The fetch waits for a lease of the host, which a pause or a block can delay for long.
     done, going_on = await asyncio.wait(tasks, timeout=_REFRESH_SECONDS)
     later = going_on or any(isinstance(task.exception(), LeaseTimeout) for task in done)
     await service.settle()

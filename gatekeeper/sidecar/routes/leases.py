@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 async def acquire_lease(service: Service, call: Call) -> web.StreamResponse:
-    """Acquire a lease once the host's turn has come, or get 429 if it does not within `wait`."""
+    """Acquire a lease once the host is due, or get 429 if it is not within `wait`."""
     server = service.config.server
     body = await read_body(call.request, LeaseRequestBody, limit=server.max_body)
     if body.wait > server.max_wait:

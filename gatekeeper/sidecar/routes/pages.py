@@ -430,7 +430,7 @@ async def _refresh(service: Service, call: Call, visitor: Visitor, fields: dict[
         task = service.background(service.gate.refresh(origin))
         if task is None:
             raise Problem(503, "full", "too many refreshes are running already")
-        # The refresh waits for the host's turn, which a pause or a block can delay for long.
+        # The refresh waits for a lease of the host, which a pause or a block can delay for long.
         done, _ = await asyncio.wait((task,), timeout=_REFRESH_WAIT)
         for one in done:
             if (error := one.exception()) and not isinstance(error, LeaseTimeout):

@@ -34,7 +34,7 @@ class FleetHealth(msgspec.Struct, frozen=True):
     """The fleet in `/readyz`."""
 
     state: str
-    """`connected`, `lost`, or `recovering`: no turns until the members reported what they know."""
+    """`connected`, `lost`, or `recovering`: no leases until the members reported what they know."""
     members: int
 
 
@@ -224,7 +224,7 @@ def document(
         "info": {
             "title": "gatekeeper",
             "version": version,
-            "description": "Ask first, then wait your turn.",
+            "description": "Ask first, then wait until the host is due.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [
