@@ -139,7 +139,8 @@ class PacingConfig(_Section, frozen=True):
     lease_ttl: PositiveSeconds = 600.0
     """Seconds after which a lease that was never reported ends by itself."""
     own_wait: PositiveSeconds = 30.0
-    """Seconds that a task waits for a host while the task that started it holds a lease of it."""
+    """Seconds that a task which holds a lease, or was started under one, waits for a host whose
+    lease its parent or another waiting task holds."""
     backoff_initial: PositiveSeconds = 60.0
     backoff_max: PositiveSeconds = 86_400.0
     backoff_jitter: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.2

@@ -119,11 +119,11 @@ class RemoteGatekeeper:
 
     A `PoliteQueue` works with it as with a gate of this process.
 
-    A task that would wait for a lease that it holds itself, or in a cycle of this client's tasks
-    (also in the `get` of a `PoliteQueue`), gets LeaseTimeout immediately; the child of a task that
-    holds the host gets it after `pacing.own_wait`. The client considers its own leases, with one
-    slot per host: it can't detect a cycle through clocks that hosts share, through another client,
-    or through the redirects of a robots.txt.
+    A task that would wait for a lease that it holds itself (also in the `get` of a `PoliteQueue`)
+    gets LeaseTimeout immediately; the child of a task that holds the host, and tasks of this client
+    that wait for each other, get it after `pacing.own_wait`. The client considers its own leases,
+    with one slot per host: not clocks that hosts share, other clients, or the redirects of a
+    robots.txt.
 
     Raises ConfigError for an invalid address, token or name. Every method raises SidecarError if
     the sidecar rejects the client, for example because of a wrong token.

@@ -464,7 +464,7 @@ class RemoteLeases:
             ) from None
 
     async def _poll_beside_own(self, query: _LeaseQuery, endless: WaitsForItself) -> LeaseBody:
-        """Get a lease for a host of which this task, or a task that waits for it, holds one.
+        """Get a lease for a host of which this task holds one.
 
         The sidecar learns of a lease's head only when the lease ends, so a lease that is not
         granted immediately would wait for a task that waits itself.

@@ -74,7 +74,7 @@ class GateQuestions:
         waits: WaitGraph[Any],
         dns: HostAddresses | None,
     ) -> None:
-        """`waits` finds cycles among waiting tasks; `dns`, if any, looks up the addresses whose
+        """`waits` ends a task's wait for its own lease; `dns`, if any, looks up the addresses whose
         clocks hosts share."""
         self.decider = decider
         self._directory = directory

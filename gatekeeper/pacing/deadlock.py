@@ -1,17 +1,16 @@
-"""Deadlock detection: which tasks hold which leases, and which hosts they wait for.
+"""Waits of tasks that hold leases, and of tasks that were started under one.
 
-A task that waits can't end the leases that it holds. So a host's next lease may be out of reach:
-all slots of one of its scopes are held by the waiting task itself, or by tasks that wait for what
-this one holds. Such a wait is refused before it starts, since it would never end.
+A task that waits can't end the leases that it holds. If they hold all slots of a scope that its
+wait needs, the wait is refused before it starts, since it would never end.
 
 A task may also have been started by a task that holds a lease (`asyncio.create_task`, `gather`,
-`wait_for` before Python 3.12). Whether the parent waits for its child can't be known: a crawler
-may start tasks for a page's links while it continues to read the page. So the child waits; a
-warning is logged, and the wait is refused once the same lease has blocked it for
-`pacing.own_wait` seconds.
+`wait_for` before Python 3.12), and several tasks may wait for what each other hold. Whether such a
+wait can end is not examined. It starts; after 5 seconds a warning is logged, and the wait is
+refused once the same lease has blocked it for `pacing.own_wait` seconds. Only a lease counts whose
+task waits as well, or under which a waiting task was started: not one that is just being used.
 
-A `get` of a `PoliteQueue` waits for any one of the hosts that have URLs there. It is stuck if all
-of them are out of reach.
+A `get` of a `PoliteQueue` waits for any one of the hosts that have URLs there. It is blocked if all
+of them are.
 
 Only tasks that hold a lease, or were started under one, are examined. All others cost nothing.
 """
@@ -19,10 +18,8 @@ Only tasks that hold a lease, or were started under one, are examined. All other
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -38,11 +35,8 @@ _SWEEP_SLACK = 64
 _WARN_SECONDS = 5.0
 """Seconds for which an inherited lease blocks a wait before a warning is logged; also the time
 between two examinations of a wait."""
-_MAX_FOLLOWED = 1000
-"""Most waits that one search follows. Beyond that the wait counts as not stuck until the next
-examination."""
-_MAX_CHILDREN = 8
-"""Most waiting tasks examined of those that were started under one lease."""
+_MAX_CHOICES = 1000
+"""Most leases of one wait that are examined. A wait for any of more counts as not blocked."""
 _MAX_PER_ITERATION = 500
 """Most waits examined in one iteration of the loop."""
 
@@ -161,11 +155,6 @@ class Holdings(Generic[H]):
             self._sweep_above = 2 * self._count + _SWEEP_SLACK
 
 
-Obstacles = list[tuple[int, list[H]]]
-"""Lists of leases that may keep a wait from its end, each with how many of them have to be open to
-do so."""
-
-
 class TurnWait(msgspec.Struct, Generic[H], eq=False):
     """One task's wait: for a lease of a host, for a robots.txt that needs one, or, with
     `several`, for any of several leases."""
@@ -193,6 +182,11 @@ class TurnWait(msgspec.Struct, Generic[H], eq=False):
     warned: bool = False
     over: bool = False
     refusal: WaitsForItself | None = None
+
+    @property
+    def held(self) -> H | None:
+        """A lease that its task holds or was started under, and that is still open, if any."""
+        return next((one for one in (*self.own, *self.inherited) if not one.ended), None)
 
     def choices(self) -> Iterable[Choice | None]:
         """Return the leases of which any one would end the wait."""
@@ -296,19 +290,18 @@ class WaitGraph(Generic[H]):
         now = self._clock.monotonic()
         if wait is not None:
             self.check(wait)
-        else:
-            holdings = self.holdings
-            under = [one for one in open_leases if getattr(one, "holdings", None) is holdings]
-            task = asyncio.current_task() if under or len(holdings) else None
-            own = holdings.of(task)
-            if task is None or not (own or under):
-                return None
-            limit = Deadline(self._clock, task)
-            wait = self._begin(
-                TurnWait(task, limit, "", "", (), tuple(own), tuple(under), now, several)
-            )
-        self._note(wait, now)
-        return wait
+            self._note(wait, now)
+            return wait
+        holdings = self.holdings
+        under = [one for one in open_leases if getattr(one, "holdings", None) is holdings]
+        task = asyncio.current_task() if under or len(holdings) else None
+        own = holdings.of(task)
+        if task is None or not (own or under):
+            return None
+        limit = Deadline(self._clock, task)
+        return self._begin(
+            TurnWait(task, limit, "", "", (), tuple(own), tuple(under), now, several)
+        )
 
     def _begin(self, wait: TurnWait[H]) -> TurnWait[H]:
         task = wait.task
@@ -325,7 +318,8 @@ class WaitGraph(Generic[H]):
         except WaitsForItself:
             self.end(wait)
             raise
-        self._examine_later(wait, self._clock.monotonic() + min(_WARN_SECONDS, self._own_wait))
+        self._note(wait, wait.began)
+        self._examine_later(wait, wait.began + min(_WARN_SECONDS, self._own_wait))
         return wait
 
     def current(self, task: Task | None) -> TurnWait[H] | None:
@@ -335,8 +329,8 @@ class WaitGraph(Generic[H]):
 
     def check(self, wait: TurnWait[H]) -> None:
         """Raise WaitsForItself if the wait could never end."""
-        if wait.own and (found := self._find_blocker(wait, soft=False)) is not None:
-            raise self._refusal(wait, *found)
+        if wait.own and (lease := self._blocker(wait, own=True)) is not None:
+            raise self._refusal(wait, lease)
 
     def for_file(self, wait: TurnWait[H], origin: str) -> None:
         """Note that it now waits for an origin's robots.txt. Raises WaitsForItself like `check`."""
@@ -396,28 +390,28 @@ class WaitGraph(Generic[H]):
 
     def _examine(self, wait: TurnWait[H], now: float) -> None:
         """Log a warning, or refuse the wait, if the same lease has blocked it for long enough."""
-        found = self._find_blocker(wait, soft=False) if wait.own else None
-        if found is not None:  # Stuck without a new wait: the number of slots was reduced.
-            wait.refuse(self._refusal(wait, *found))
+        try:
+            self.check(wait)  # The number of slots may have been reduced.
+        except WaitsForItself as error:
+            wait.refuse(error)
             return
-        found = self._note(wait, now)
+        lease = self._note(wait, now)
         following = now + _WARN_SECONDS
-        if found is not None:
+        if lease is not None:
             waited = now - wait.blocked_since
             # Not `waited`, which by rounding may stay just below the limit for ever.
             if now >= wait.blocked_since + self._own_wait:
-                wait.refuse(self._refusal(wait, *found, waited))
+                wait.refuse(self._refusal(wait, lease, waited))
                 return
             if waited >= _WARN_SECONDS and not wait.warned:
                 wait.warned = True
-                _log.warning("%s", self._message(wait, *found, "waits"))
+                _log.warning("%s", self._message(wait, lease, "waits"))
             following = min(following, wait.blocked_since + self._own_wait)
         self._examine_later(wait, following)
 
-    def _note(self, wait: TurnWait[H], now: float) -> tuple[H, H] | None:
-        """Note which lease blocks the wait, in the soft sense, and since when."""
-        found = self._find_blocker(wait, soft=True)
-        lease = None if found is None else found[0]
+    def _note(self, wait: TurnWait[H], now: float) -> H | None:
+        """Note which lease blocks the wait, and since when."""
+        lease = self._blocker(wait) if wait.held is not None else None
         if lease is not wait.blocking:
             # A lease that it was started under was open before the wait began. But a wait for
             # several leases may have been blocked only since another host became blocked.
@@ -425,181 +419,69 @@ class WaitGraph(Generic[H]):
             wait.blocked_since = wait.began if began else now
             wait.blocking = lease
             wait.warned = False
-        return found
+        return lease
 
-    # --- obstacles ----------------------------------------------------------------------
+    # --- what blocks a wait -------------------------------------------------------------
 
-    def _find_blocker(self, start: TurnWait[H], *, soft: bool) -> tuple[H, H] | None:
-        """Return the lease that blocks the wait for good, and the own lease for whose end that
-        lease waits; None if the wait can end. With `soft`, leases that the task was started under
-        count like own ones."""
-        obstacles = self.obstacles(start)
-        return _Search(self, start, obstacles, soft=soft).run() if obstacles else None
+    def _blocker(self, wait: TurnWait[H], *, own: bool = False) -> H | None:
+        """Return the first lease that blocks the wait; None if one that it waits for may come.
 
-    def waits_of(self, lease: H) -> Collection[TurnWait[H]]:
-        """Return the waits of the task that owns a lease."""
-        owner = lease.owner
-        return () if owner is None else tuple(self._waits.get(owner, ()))
+        `own`: only leases of the task itself count.
+        """
+        first: H | None = None
+        for number, choice in enumerate(wait.choices()):
+            if choice is None or number >= _MAX_CHOICES:
+                return None
+            blocking = self._blocking(choice, wait.task if own else None)
+            if not blocking:
+                return None
+            if first is None:
+                mine = (one for one in blocking if one.owner is wait.task or one in wait.inherited)
+                first = next(mine, blocking[0])
+        return first
 
-    def waits_under(self, lease: H) -> Iterator[TurnWait[H]]:
-        """Yield waits of other tasks that were started under a lease: at most `_MAX_CHILDREN`."""
-        children = itertools.islice(self._by_lease.get(lease, ()), _MAX_CHILDREN)
-        return (wait for wait in children if wait.task is not lease.owner)
-
-    def obstacles(self, wait: TurnWait[H]) -> list[Obstacles[H]]:
-        """Return the obstacles to each of the leases that would end the wait; empty if nothing is
-        known to block one of them."""
-        result = list[Obstacles[H]]()
-        for choice in wait.choices():
-            found = None if choice is None else self._obstacles_of(choice)
-            if not found or len(result) >= _MAX_FOLLOWED:
-                return []
-            result.append(found)
-        return result
-
-    def _obstacles_of(self, choice: Choice) -> Obstacles[H]:
+    def _blocking(self, choice: Choice, owner: Task | None) -> list[H]:
+        """Return the leases that keep a choice from coming; with `owner`, only that task's count."""
         host, near = choice.host, choice.near
         if choice.origin is not None:
             found = self._files.get(choice.origin)
             if found is None:
                 return []  # The file is being fetched, or is about to ask for its lease.
             host, near = found
-        result: Obstacles[H] = []
+        result: list[H] = []
         for scope, slots, paced in self._needs(host, near):
             leases = self._by_scope.get(scope)
-            if leases is None:
+            if leases is None or (len(leases) < slots and not paced):
                 continue
-            if len(leases) >= slots:
-                still = [lease for lease in leases if not lease.ended]
-                if len(still) >= slots:
-                    result.append((slots, still))
-            if paced:
-                result += ((1, [one]) for one in leases if not one.headed and not one.ended)
+            still = [one for one in leases if not one.ended and owner in (None, one.owner)]
+            if len(still) >= slots:
+                result += still
+            elif paced:
+                result += [one for one in still if not one.headed]
         return result
 
     # --- messages -----------------------------------------------------------------------
 
-    def _refusal(
-        self, wait: TurnWait[H], lease: H, mine: H, waited: float | None = None
-    ) -> WaitsForItself:
+    def _refusal(self, wait: TurnWait[H], lease: H, waited: float | None = None) -> WaitsForItself:
         verb = "would wait" if waited is None else f"waited {waited:.0f} s (pacing.own_wait)"
-        text = self._message(wait, lease, mine, verb)
-        return WaitsForItself(wait.url, text, lease.url, self._holder_text(wait, lease, mine))
+        text = self._message(wait, lease, verb)
+        return WaitsForItself(wait.url, text, lease.url, self._holder_text(wait, lease))
 
-    def _message(self, wait: TurnWait[H], lease: H, mine: H, verb: str) -> str:
-        turns = [one for one in wait.choices() if one is not None]
-        kept = (one for one in turns if any(lease in got for _, got in self._obstacles_of(one)))
-        wanted = next(kept, turns[0])
+    def _message(self, wait: TurnWait[H], lease: H, verb: str) -> str:
+        choices = [one for one in wait.choices() if one is not None]
+        kept = (one for one in choices if lease in self._blocking(one, None))
+        wanted = next(kept, choices[0])
         return (
-            f"{mask(wanted.url)} {verb} for {lease.url}, {self._holder_text(wait, lease, mine)}: "
+            f"{mask(wanted.url)} {verb} for {lease.url}, {self._holder_text(wait, lease)}: "
             f"read or close that response first (host {wanted.host})"
         )
 
-    def _holder_text(self, wait: TurnWait[H], lease: H, mine: H) -> str:
+    def _holder_text(self, wait: TurnWait[H], lease: H) -> str:
+        mine = lease if lease.owner is wait.task or lease in wait.inherited else wait.held or lease
         holder = "this task" if mine.owner is wait.task else "the task that started this one"
         if lease is mine:
             return f"which {holder} still holds"
-        return f"whose task itself waits for {mine.url}, which {holder} still holds"
-
-
-class _Search(Generic[H]):
-    """Search for the leases that keep one wait from ending.
-
-    A wait is stuck while all slots of one of its scopes are held by leases that can't end. A lease
-    can't end while its task is stuck. In the soft sense, a lease can't end either while a task
-    that was started under it is stuck. The search looks for the largest set of waits that are
-    stuck because of each other.
-    """
-
-    def __init__(
-        self, graph: WaitGraph[H], start: TurnWait[H], obstacles: list[Obstacles[H]], *, soft: bool
-    ) -> None:
-        self._graph = graph
-        self._start = start
-        self._soft = soft
-        self._obstacles = {start: obstacles}
-        """The obstacles of each wait that was reached, in the order of reaching them."""
-        self._dependents: dict[TurnWait[H], list[TurnWait[H]]] = {}
-        """For each wait, the waits that may end once that one can."""
-        self._stuck: set[TurnWait[H]] = set()
-
-    def run(self) -> tuple[H, H] | None:
-        """See `WaitGraph._find_blocker`."""
-        if not self._reach_all():
-            return None
-        self._stuck = set(self._obstacles)
-        again = deque(reversed(self._obstacles))
-        while again:
-            wait = again.popleft()
-            if wait in self._stuck and not self._is_stuck(wait):
-                self._stuck.discard(wait)
-                again.extend(self._dependents.get(wait, ()))
-        return self._find_cycle() if self._start in self._stuck else None
-
-    def _reach_all(self) -> bool:
-        """Reach every wait on which the first one may depend; return False if they are too many."""
-        known = self._obstacles
-        order = [self._start]
-        for wait in order:  # It grows meanwhile.
-            for _, leases in itertools.chain.from_iterable(known[wait]):
-                for other in self._waiting_with(leases):
-                    self._dependents.setdefault(other, []).append(wait)
-                    if other not in known:
-                        if len(order) >= _MAX_FOLLOWED:
-                            return False
-                        known[other] = self._graph.obstacles(other)
-                        order.append(other)
-        return True
-
-    def _is_fixed(self, lease: H) -> bool:
-        """Return True if the lease can't end while the first wait lasts."""
-        return lease.owner is self._start.task or (self._soft and lease in self._start.inherited)
-
-    def _waiting_with(self, leases: Iterable[H]) -> Iterator[TurnWait[H]]:
-        """Yield the waits that keep those leases open which could end during the first wait."""
-        for lease in leases:
-            if not self._is_fixed(lease):
-                yield from self._graph.waits_of(lease)
-                if self._soft:
-                    yield from self._graph.waits_under(lease)
-
-    def _is_stuck(self, wait: TurnWait[H]) -> bool:
-        turns = self._obstacles[wait]
-        return bool(turns) and all(
-            any(sum(map(self._cannot_end, leases)) >= slots for slots, leases in obstacles)
-            for obstacles in turns
-        )
-
-    def _cannot_end(self, lease: H) -> bool:
-        """Return True if the lease can't end while the stuck waits last."""
-        if self._is_fixed(lease):
-            return True
-        waits = self._graph.waits_of(lease)
-        if waits and all(wait in self._stuck for wait in waits):
-            return True
-        return self._soft and any(wait in self._stuck for wait in self._graph.waits_under(lease))
-
-    def _find_cycle(self) -> tuple[H, H] | None:
-        """Return the first lease that blocks the wait, and the own lease at the end of the chain.
-        Return None if the wait is stuck only because of a cycle of others, which they have to end.
-        """
-        seen = {self._start}
-        order: deque[tuple[TurnWait[H], H | None]] = deque([(self._start, None)])
-        while order:
-            wait, first = order.popleft()
-            for slots, leases in itertools.chain.from_iterable(self._obstacles[wait]):
-                lasting = [one for one in leases if self._cannot_end(one)]
-                if len(lasting) < slots:
-                    continue
-                for lease in lasting:
-                    if self._is_fixed(lease):
-                        return first or lease, lease
-                for lease in lasting:
-                    for other in self._waiting_with((lease,)):
-                        if other in self._stuck and other not in seen:
-                            seen.add(other)
-                            order.append((other, first or lease))
-        return None
+        return f"whose task waits as well, while {holder} holds {mine.url}"
 
 
 K = TypeVar("K")
