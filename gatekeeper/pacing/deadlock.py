@@ -441,7 +441,7 @@ class WaitGraph(Generic[H]):
         return first
 
     def _blocking(self, choice: Choice, owner: Task | None) -> list[H]:
-        """Return the leases that keep a choice from coming; with `owner`, only that task's count."""
+        """Return the leases that keep a choice from coming; with `owner`, only those of a task."""
         host, near = choice.host, choice.near
         if choice.origin is not None:
             found = self._files.get(choice.origin)
