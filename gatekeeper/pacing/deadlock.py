@@ -318,7 +318,8 @@ class WaitGraph(Generic[H]):
         except WaitsForItself:
             self.end(wait)
             raise
-        self._note(wait, wait.began)
+        if wait.own or wait.several is not None:
+            self._note(wait, wait.began)
         self._examine_later(wait, wait.began + min(_WARN_SECONDS, self._own_wait))
         return wait
 

@@ -364,7 +364,7 @@ class PoliteQueue:
             waiting.cancelled()
 
     def _begin_wait(self, waiting: TurnWait[Any] | None) -> TurnWait[Any] | None:
-        """Record the wait for deadlock detection. Raises LeaseTimeout if it could never end."""
+        """Record the wait of a task with leases. Raises LeaseTimeout if it could never end."""
         if self._graph is None:
             return None
         held = inherited(asyncio.current_task())
