@@ -318,7 +318,7 @@ class RecordCache:
             record = hot.get(origin)
             if record is None or origin == kept:
                 continue
-            if not chances or not (record.questions or record.frame):
+            if not chances or not record.questions:
                 return origin
             chances -= 1
             record.questions = 0

@@ -184,7 +184,8 @@ class FileText(msgspec.Struct, gc=False, eq=False):
                 self.rules = self.flat = policy.flat()
             return
         if own:
-            self.own, self.rules = policy, policy.plain
+            # With a Visit-time no verdict holds without the hour.
+            self.own, self.rules = policy, None if policy.timed else policy.plain
             return
         if self.policies is None:
             self.policies = {}

@@ -223,8 +223,8 @@ class Decider:
         """The texts of all records."""
         self._counts: Counter[tuple[Verdict, Reason]] = Counter()
         self._no_text = self.texts.read(b"")
-        self.policy(self._no_text, agent)
         """Has the policies of all origins without a file."""
+        self.policy(self._no_text, agent)
         self.noted: SplitDict[str, dict[str, None]] = SplitDict()
         """By host, its origins for `file_holdups` (each a dictionary as ordered set)."""
         self._first, self._table = self.records.first, self.records.table
@@ -350,6 +350,8 @@ class Decider:
                 frame = replace(frame, crawl_delay=flat.crawl_delay)
                 return PathRuling(_ALLOW, frame.reason), frame
         policy = self.policy(text, agent, wake=lately)
+        if text is not None and agent == self.agent:
+            text.windows = policy.visit_times
         walls = (moment.wall_time, moment.wall_time + moment.transit)
         ruling = rule_on(policy, path, record.origin, frame.reason, walls)
         clamped = self._clamped(policy, standing, moment)
@@ -372,11 +374,11 @@ class Decider:
         """Leave in a warm record what makes the next question about it cheaper."""
         text, hourly = record.text or self._no_text, False
         if text.parsed is not None:
-            policy = self.policy(text, self.agent)
-            text.windows, hourly = policy.visit_times, bool(policy.request_rates)
+            hourly = bool(self.policy(text, self.agent).request_rates)
         if text.windows:
             return  # each decision depends on the clock
-        record.ready = self._version
+        if record.ready != self._version:  # an earlier frame may hold earlier settings
+            record.ready, record.frame = self._version, None
         if not lately or text.parsed is None:
             return
         # Whether the interval is clamped, which a frame holds, may depend on the hour.
@@ -398,6 +400,7 @@ class Decider:
         record = self._first.get(origin) or self._table[hash(origin) & MASK].get(origin)
         if record is None or cut < 0 or record.ready != self._version:
             return None
+        record.questions += 1
         return record, url[cut:]
 
     def verdict(self, url: str) -> bool | None:

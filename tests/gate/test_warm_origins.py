@@ -405,3 +405,60 @@ async def test_a_text_out_of_the_storage_is_read_once_for_the_questions_of_allow
     assert not await gate.allowed("http://a.test/private")
     assert await gate.allowed("http://a.test/b")
     assert record.text.parsed is None
+
+
+async def test_a_visit_time_holds_however_its_text_came_to_memory(
+    virtual_internet: FakeInternet, gate: Gatekeeper
+) -> None:
+    # The virtual clock begins outside of these hours.
+    hour = gate.parts.clock.wall() // 3_600 % 24
+    window = f"{(hour + 2) % 24:02.0f}00-{(hour + 3) % 24:02.0f}00"
+    virtual_internet.site("b.test").robots(f"User-agent: *\nDisallow: /x\nVisit-time: {window}\n")
+    assert not await virtual_internet.drive(gate.allowed("http://b.test/a"))
+    (record,) = gate.parts.decider.records.values()
+    text = record.text
+    assert text is not None
+    text.rest()
+    text.windows = ()  # as it comes out of the storage: nothing is known of it
+    record.asked = 0
+    for _ in range(4):  # at rest, then awake
+        assert (await asked(virtual_internet, gate, "/a", "b.test")).verdict is Verdict.DEFER
+        assert not await gate.allowed("http://b.test/a")
+        assert text.windows
+    assert text.parsed is not None
+
+
+async def test_a_changed_setting_is_in_the_next_decision_also_about_a_host_not_asked_lately(
+    virtual_internet: FakeInternet, gate: Gatekeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    virtual_internet.site("b.test").robots("User-agent: *\nCrawl-delay: 50\n")
+    for _ in range(3):
+        assert not (await asked(virtual_internet, gate, "/a", "b.test")).clamped
+    monkeypatch.setattr(decider, "_LATELY", 0)
+    settings = msgspec.structs.replace(gate.config.pacing, max_interval=5.0)
+    gate.parts.decider.adjust(msgspec.structs.replace(gate.config, pacing=settings))
+    for _ in range(3):
+        assert (await asked(virtual_internet, gate, "/a", "b.test")).clamped
+
+
+@pytest.mark.parametrize("question", ["allowed", "check"])
+async def test_an_origin_that_is_asked_about_stays_ready_to_answer(
+    virtual_internet: FakeInternet, question: str
+) -> None:
+    net = virtual_internet
+    config = Config(
+        guard=GuardConfig(allow=("127.0.0.0/8", "*.test")), cache=CacheConfig(hot_records=6)
+    )
+    made = Gatekeeper("testbot/1.0", config=config, clock=net.clock, resolver=net.resolver)
+    async with made as gate:
+        ask = getattr(gate, question)
+        records = gate.parts.decider.records
+        seen: list[object] = []
+        for number in range(30):
+            net.site(f"h{number}.test").robots(f"User-agent: *\nDisallow: /{number}\n")
+            await net.drive(gate.check(f"http://h{number}.test/a"))
+            assert await net.drive(ask("http://h0.test/a"))
+            seen.append(records.get("http://h0.test"))
+        assert len(records) == 6
+        # The first search for an unused record may meet none; from then on others go.
+        assert all(one is seen[-1] for one in seen[12:])
