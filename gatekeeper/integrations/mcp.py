@@ -1,4 +1,4 @@
-"""Tools for agents over the Model Context Protocol: `may_i_fetch`, `fetch` and `explain`.
+"""Tools for agents over the Model Context Protocol: `may_i_fetch`, `fetch`, `explain`, `sitemaps`.
 
 `gatekeeper mcp` serves them; `build` creates a server for a session of your own.
 """
@@ -10,14 +10,17 @@ import codecs
 import contextlib
 import html
 import re
-from collections.abc import AsyncIterator, Coroutine, Sequence
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal, Protocol
 
 import aiohttp
+from cachetools import TTLCache
 
-from gatekeeper import urls
+from gatekeeper import __version__, urls
 from gatekeeper.client.client import RemoteGatekeeper
 from gatekeeper.config import Config
 from gatekeeper.decision import Decision, Verdict, refuse
@@ -33,18 +36,22 @@ from gatekeeper.errors import (
 from gatekeeper.gate.protocols import Gate
 from gatekeeper.pacing.waiting import ClockView
 from gatekeeper.session.polite import plain_session, polite_session, session_gate
+from gatekeeper.sitemaps import Sitemaps, parse_since
 from gatekeeper.storage.base import Storage
 
 with needs_extra("mcp", __name__):
-    from mcp.server.mcpserver import MCPServer
-    from mcp.types import CallToolResult, TextContent
+    from mcp.server.mcpserver import Context, MCPServer
+    from mcp.server.mcpserver.prompts import Prompt
+    from mcp.types import CallToolResult, TextContent, ToolAnnotations
     from pydantic import BaseModel, Field
 
 __all__ = [
     "AgentGate",
     "ExplainedURL",
     "FetchedPage",
+    "ListedPage",
     "Permission",
+    "SiteList",
     "as_text",
     "build",
     "serving",
@@ -52,12 +59,26 @@ __all__ = [
 
 MAX_BYTES: Final = 5_000_000
 """Maximum of `max_bytes`."""
-USUAL_BYTES: Final = 100_000
+USUAL_BYTES: Final = 1_000_000
 """Default of `max_bytes`."""
+MAX_LENGTH: Final = 1_000_000
+"""Maximum of `max_length`."""
+USUAL_LENGTH: Final = 100_000
+"""Default of `max_length`."""
+KEPT_SECONDS: Final = 300.0
+"""How long the text of a page is kept, so that the rest of it can be read without a request."""
+KEPT_BYTES: Final = 64 * 1024 * 1024
+"""Maximum size of all texts that are kept."""
+MAX_FINDINGS: Final = 20
+"""Maximum number of findings in one result of `sitemaps`."""
+MAX_LISTED: Final = 1_000
+"""Maximum number of pages in one result of `sitemaps`."""
 MOST_FETCHES: Final = 64
 """Maximum number of concurrent calls of `fetch`."""
 WAIT: Final = 60.0
 """Timeout of a call in seconds, including the waits for leases (those of redirects as well)."""
+_PROGRESS_SECONDS: Final = 2.0
+"""Seconds between two notifications of progress."""
 _WHY_SECONDS: Final = 2.0
 """Timeout in seconds for finding out what delayed a call."""
 _EXAMINED_BYTES: Final = 1024
@@ -65,9 +86,12 @@ _EXAMINED_BYTES: Final = 1024
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=60.0)
 _INSTRUCTIONS = (
     "Fetches web pages as their sites ask for: each robots.txt is obeyed, and its pace. Ask "
-    "may_i_fetch before planning to read many pages of a site. A page that is denied stays denied; "
-    "one that is deferred may be asked for again at retry_at, not sooner."
+    "may_i_fetch before planning to read many pages of a site, and sitemaps for what a site has. A "
+    "page that is denied stays denied; one that is deferred may be asked for again at retry_at, "
+    "not sooner. The rest of a long page is read with start_index, without another request."
 )
+_READS = ToolAnnotations(readOnlyHint=True, idempotentHint=True, openWorldHint=True)
+"""No tool changes anything, and each requests URLs of the open web."""
 
 
 class Permission(BaseModel):
@@ -112,10 +136,32 @@ class FetchedPage(BaseModel):
     status: int
     content_type: str
     content: str
+    start_index: int
+    """The index of the first character of `content` in the text of the page."""
+    truncated: int
+    """Number of characters after `content`: call with start_index + len(content) for more."""
     size: int
     """Number of bytes that were read."""
-    truncated: bool
-    """Whether the body is longer: call with a larger max_bytes for more."""
+    complete: bool
+    """False if the body is longer than max_bytes: the text ends there."""
+
+
+class ListedPage(BaseModel):
+    """One page that a site lists."""
+
+    url: str
+    lastmod: str | None
+    """When it was last modified (RFC 3339), if that is known."""
+
+
+class SiteList(BaseModel):
+    """The result of `sitemaps`."""
+
+    pages: list[ListedPage]
+    more: bool
+    """Whether there are more pages than `max_entries`."""
+    findings: list[str]
+    """What is wrong with the sitemaps, and which could not be read."""
 
 
 def _permission(decision: Decision) -> Permission:
@@ -167,43 +213,84 @@ async def serving(
 
 
 def build(
-    session: aiohttp.ClientSession, gate: AgentGate | None = None, *, wait: float = WAIT
+    session: aiohttp.ClientSession,
+    gate: AgentGate | None = None,
+    *,
+    wait: float = WAIT,
+    timer: Callable[[], float] = time.monotonic,
 ) -> MCPServer[Any]:
     """Create a server for a `polite_session`, or for a guarded session with the middleware of
-    `gate`. `wait`: the timeout of a call in seconds."""
-    tools = _Tools(session, gate or session_gate(session), wait)
-    server: MCPServer[Any] = MCPServer("gatekeeper", instructions=_INSTRUCTIONS)
-    for tool in (tools.may_i_fetch, tools.explain, tools.fetch):
-        server.add_tool(tool, structured_output=True)
+    `gate`. `wait`: the timeout of a call in seconds. `timer` is for tests: it says when the kept
+    texts of pages expire."""
+    tools = _Tools(session, gate or session_gate(session), wait, timer)
+    server: MCPServer[Any] = MCPServer(
+        "gatekeeper", version=__version__, instructions=_INSTRUCTIONS
+    )
+    for tool in (tools.may_i_fetch, tools.explain, tools.fetch, tools.sitemaps):
+        server.add_tool(tool, annotations=_READS, structured_output=True)
+    server.add_prompt(Prompt.from_function(tools.read_page, "fetch"))
     return server
 
 
 class AgentGate(Gate, Protocol):
-    """A gate with the method `why`, such as `Gatekeeper` and `RemoteGatekeeper`."""
+    """A gate with the methods `why` and `sitemaps`, such as `Gatekeeper` and `RemoteGatekeeper`."""
 
     async def why(self, host: str) -> Sequence[ClockView]:
         """Return every clock of the host, each with its origin."""
 
+    def sitemaps(
+        self, origin: str, *, since: datetime | None, guess: bool, max_entries: int | None
+    ) -> Sitemaps:
+        """Iterate over the pages that the origin's sitemaps list."""
+
+
+class _Page(BaseModel):
+    """The text of a page, which is kept for the calls that read on."""
+
+    url: str
+    status: int
+    content_type: str
+    text: str
+    size: int
+    complete: bool
+
+
+def _kept_size(page: _Page) -> int:
+    return sys.getsizeof(page.text)
+
 
 class _Tools:
-    """The three tools, for one session and its gate. A refusal is returned as an error result: a
-    text for the model, and the decision as a `Permission`."""
+    """The tools and the prompt, for one session and its gate. A refusal is returned as an error
+    result: a text for the model, and the decision as a `Permission`."""
 
-    def __init__(self, session: aiohttp.ClientSession, gate: AgentGate, wait: float) -> None:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        gate: AgentGate,
+        wait: float,
+        timer: Callable[[], float],
+    ) -> None:
         self._session = session
         self._gate = gate
         self._wait = wait
         self._fetching = 0
+        self._kept: TTLCache[tuple[str, str, int], _Page] = TTLCache(
+            KEPT_BYTES, KEPT_SECONDS, timer, _kept_size
+        )
 
-    async def may_i_fetch(self, url: str) -> Annotated[CallToolResult, Permission]:
+    async def may_i_fetch(
+        self, url: str, context: Context[Any]
+    ) -> Annotated[CallToolResult, Permission]:
         """Check whether robots.txt allows this URL to be fetched now, and which line decided."""
 
         async def answer() -> Permission:
             return _permission(await self._gate.check(url))
 
-        return await self._result(url, answer())
+        return await self._result(url, answer(), context)
 
-    async def explain(self, url: str) -> Annotated[CallToolResult, ExplainedURL]:
+    async def explain(
+        self, url: str, context: Context[Any]
+    ) -> Annotated[CallToolResult, ExplainedURL]:
         """Explain why this URL may be fetched or not, how often its host may be requested, and what
         the host currently waits for."""
 
@@ -221,26 +308,88 @@ class _Tools:
                 clocks=[str(clock) for clock in clocks],
             )
 
-        return await self._result(url, answer())
+        return await self._result(url, answer(), context)
 
     async def fetch(
         self,
         url: str,
-        max_bytes: Annotated[int, Field(ge=1, le=MAX_BYTES)] = USUAL_BYTES,
+        context: Context[Any],
+        start_index: Annotated[int, Field(ge=0)] = 0,
+        max_length: Annotated[int, Field(ge=1, le=MAX_LENGTH)] = USUAL_LENGTH,
         form: Literal["text", "markdown", "raw"] = "markdown",
+        max_bytes: Annotated[int, Field(ge=1, le=MAX_BYTES)] = USUAL_BYTES,
     ) -> Annotated[CallToolResult, FetchedPage]:
         """Fetch a page when its host is due, following redirects. A page that robots.txt denies is
-        not fetched. If its host is not due in time, the error says when to ask again."""
-        if self._fetching >= MOST_FETCHES:
-            return _error(f"{MOST_FETCHES} pages are being fetched: wait for one of them")
-        self._fetching += 1
-        try:
-            return await self._result(url, self._page(url, max_bytes, form))
-        finally:
-            self._fetching -= 1
+        not fetched. If its host is not due in time, the error says when to ask again. `truncated`
+        is the number of characters after `content`: read on with `start_index`, which sends no
+        request within five minutes."""
 
-    async def _result(self, url: str, work: Coroutine[Any, Any, BaseModel]) -> CallToolResult:
-        """Run the work within `wait` seconds, and convert its result or error."""
+        async def answer() -> FetchedPage:
+            page = await self._page(url, form, max_bytes, read_on=start_index > 0)
+            if start_index > len(page.text):
+                raise _NoPage(
+                    f"start_index {start_index}: the text has {len(page.text)} characters"
+                )
+            content = page.text[start_index : start_index + max_length]
+            return FetchedPage(
+                url=page.url,
+                status=page.status,
+                content_type=page.content_type,
+                content=content,
+                start_index=start_index,
+                truncated=len(page.text) - start_index - len(content),
+                size=page.size,
+                complete=page.complete,
+            )
+
+        return await self._result(url, answer(), context)
+
+    async def sitemaps(
+        self,
+        origin: str,
+        context: Context[Any],
+        since: str | None = None,
+        guess: bool = True,
+        max_entries: Annotated[int, Field(ge=1, le=MAX_LISTED)] = 100,
+    ) -> Annotated[CallToolResult, SiteList]:
+        """List the pages that a site's sitemaps name, in their order: those that its robots.txt
+        names, and with `guess` /sitemap.xml. `origin` may be any URL of the site. `since`, such as
+        2026-11-01, leaves out what was certainly not modified since. Each file is requested when
+        its host is due, so a large site may need `since`, or a smaller `max_entries`."""
+
+        async def answer() -> SiteList:
+            when = None if since is None else parse_since(since)
+            found = self._gate.sitemaps(
+                origin, since=when, guess=guess, max_entries=max_entries + 1
+            )
+            pages = []
+            try:
+                async for entry in found:
+                    at = None if entry.lastmod is None else entry.lastmod.isoformat()
+                    pages.append(ListedPage(url=entry.url, lastmod=at))
+            finally:
+                await found.aclose()
+            findings = [f"{one.source}: {one.message}" for one in found.findings[:MAX_FINDINGS]]
+            more = len(pages) > max_entries
+            return SiteList(pages=pages[:max_entries], more=more, findings=findings)
+
+        return await self._result(origin, answer(), context)
+
+    async def read_page(self, url: str, context: Context[Any]) -> str:
+        """Fetch a page politely, and put its text into the conversation."""
+        found = await self.fetch(url, context)
+        if found.is_error:
+            return f"{url} was not fetched: {_text_in(found)}"
+        page = FetchedPage.model_validate(found.structured_content)
+        left = f"\n\n({page.truncated} more characters)" if page.truncated else ""
+        return f"The text of {page.url}:\n\n{page.content}{left}"
+
+    async def _result(
+        self, url: str, work: Coroutine[Any, Any, BaseModel], context: Context[Any]
+    ) -> CallToolResult:
+        """Run the work within `wait` seconds, and convert its result or error. The client is told
+        meanwhile what the host waits for, if it asked for progress."""
+        telling = asyncio.create_task(self._tell(url, context))
         try:
             async with asyncio.timeout(self._wait):
                 found = await work
@@ -252,47 +401,77 @@ class _Tools:
                 again = "" if error.retry_at is None else f"; ask again at {error.retry_at:%FT%TZ}"
                 return _error(f"deferred: {error}{again}")
             return _error(await self._late(url))
-        except (GatekeeperError, aiohttp.ClientError, _NotText) as error:
+        except (GatekeeperError, aiohttp.ClientError, _NoPage) as error:
             return _error(str(error) or type(error).__name__)
+        finally:
+            telling.cancel()
         text = TextContent(type="text", text=found.model_dump_json())
         return CallToolResult(content=[text], structured_content=found.model_dump(mode="json"))
+
+    async def _tell(self, url: str, context: Context[Any]) -> None:
+        """Report the seconds so far, of how many, and what the host waits for."""
+        seconds = 0.0
+        while True:
+            await asyncio.sleep(_PROGRESS_SECONDS)
+            seconds += _PROGRESS_SECONDS
+            clocks = await self._clocks(url)
+            await context.report_progress(seconds, self._wait, "; ".join(clocks) or "reading")
+
+    async def _clocks(self, url: str) -> list[str]:
+        """Return what the URL's host waits for, as far as that is found out in time."""
+        with contextlib.suppress(GatekeeperError, TimeoutError):
+            async with asyncio.timeout(_WHY_SECONDS):
+                return [str(clock) for clock in await self._gate.why(urls.parse(url).host)]
+        return []
 
     async def _late(self, url: str) -> str:
         """Return the message for a call that timed out, including what its host waits for."""
         text = f"{urls.mask(url)} did not come within {self._wait:g} s: host not due, or slow"
-        with contextlib.suppress(GatekeeperError, TimeoutError):
-            async with asyncio.timeout(_WHY_SECONDS):
-                for clock in await self._gate.why(urls.parse(url).host):
-                    text += f"; {clock}"
-        return text
+        return "; ".join((text, *await self._clocks(url)))
 
-    async def _page(self, url: str, most: int, form: str) -> FetchedPage:
+    async def _page(self, url: str, form: str, max_bytes: int, *, read_on: bool) -> _Page:
+        """Return the page: with `read_on` the one that is kept, if it still is."""
+        key = url, form, max_bytes
+        page = self._kept.get(key) if read_on else None
+        if page is None:
+            if self._fetching >= MOST_FETCHES:
+                raise _NoPage(f"{MOST_FETCHES} pages are being fetched: wait for one of them")
+            self._fetching += 1
+            try:
+                page = await self._fetched(url, form, max_bytes)
+            finally:
+                self._fetching -= 1
+            if _kept_size(page) <= KEPT_BYTES:
+                self._kept[key] = page
+        return page
+
+    async def _fetched(self, url: str, form: str, max_bytes: int) -> _Page:
         await self._refuse_at_once(url)
         async with self._session.get(url) as response:
             body = bytearray()
             async for part in response.content.iter_chunked(65_536):
                 body += part
-                if len(body) > most:
+                if len(body) > max_bytes:
                     break
-            truncated = len(body) > most
-            if truncated:
-                del body[most:]
+            complete = len(body) <= max_bytes
+            if not complete:
+                del body[max_bytes:]
                 response.close()  # the rest is not needed
         kind = response.content_type
         encoding = _encoding(response)
         if b"\0" in body[:_EXAMINED_BYTES] and not encoding.startswith("utf-16"):
-            raise _NotText(f"{response.url} is no text ({kind}): it can't be shown")
+            raise _NoPage(f"{response.url} is no text ({kind}): it can't be shown")
         text = body.decode(encoding, errors="replace")
         if form != "raw" and ("html" in kind or kind == "application/xhtml+xml"):
             # A long page takes some seconds, so the conversion runs in a thread.
             text = await asyncio.to_thread(as_text, text, markdown=form == "markdown")
-        return FetchedPage(
+        return _Page(
             url=str(response.url),
             status=response.status,
             content_type=kind,
-            content=text,
+            text=text,
             size=len(body),
-            truncated=truncated,
+            complete=complete,
         )
 
     async def _refuse_at_once(self, url: str) -> None:
@@ -311,8 +490,8 @@ class _Tools:
                 raise LeaseTimeout(url, f"{urls.mask(url)}: {clock}", retry_at=clock.until)
 
 
-class _NotText(Exception):
-    """The response can't be shown as text."""
+class _NoPage(Exception):
+    """There is nothing to show, and why."""
 
 
 def _error(text: str, permission: Permission | None = None) -> CallToolResult:
@@ -321,6 +500,10 @@ def _error(text: str, permission: Permission | None = None) -> CallToolResult:
         structured_content=None if permission is None else permission.model_dump(mode="json"),
         is_error=True,
     )
+
+
+def _text_in(result: CallToolResult) -> str:
+    return "".join(part.text for part in result.content if isinstance(part, TextContent))
 
 
 _ENCODINGS = re.compile(

@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+import gatekeeper
 from gatekeeper import ConfigError, session_gate
 from gatekeeper.session import polite_session
 from gatekeeper.sidecar.security import Tokens
@@ -55,14 +56,20 @@ async def test_ten_fetches_cost_one_robots_txt_and_keep_the_pace(internet: FakeI
         )
     async with agent(internet) as (client, gate):
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-        assert set(tools) == {"may_i_fetch", "fetch", "explain"}
-        assert all(tool.output_schema for tool in tools.values())
+        assert set(tools) == {"may_i_fetch", "fetch", "explain", "sitemaps"}
+        for tool in tools.values():
+            assert tool.output_schema
+            hints = tool.annotations
+            assert hints.read_only_hint
+            assert hints.open_world_hint
+            assert hints.idempotent_hint
+        assert client.server_info.version == gatekeeper.__version__
         asked = [client.call_tool("fetch", {"url": f"http://a.test/{n}"}) for n in range(10)]
         for number, found in enumerate(await asyncio.gather(*asked)):
             assert not found.is_error
             page = found.structured_content
             assert page["content"] == f"# Page {number}"
-            assert (page["status"], page["truncated"]) == (200, False)
+            assert (page["status"], page["truncated"], page["complete"]) == (200, 0, True)
         assert site.paths.count("/robots.txt") == 1
         assert len(site.paths) == 11
         assert min(site.gaps()) >= 0.05
@@ -109,7 +116,7 @@ async def test_sizes_are_bounded_and_forms_are_as_asked(internet: FakeInternet) 
         page = (
             await client.call_tool("fetch", {"url": "http://a.test/", "max_bytes": 1000})
         ).structured_content
-        assert (page["size"], page["truncated"], len(page["content"])) == (1000, True, 1000)
+        assert (page["size"], page["complete"], len(page["content"])) == (1000, False, 1000)
         for form, text in (("text", "a b"), ("markdown", "a b"), ("raw", "<p>a <b>b</b></p>")):
             page = (
                 await client.call_tool("fetch", {"url": "http://a.test/h", "form": form})
@@ -119,7 +126,125 @@ async def test_sizes_are_bounded_and_forms_are_as_asked(internet: FakeInternet) 
         assert (await client.call_tool("fetch", too_much)).is_error
 
 
-async def test_a_turn_that_does_not_come_in_time_and_a_cancelled_call_free_the_lease(
+async def test_the_rest_of_a_page_is_read_without_a_request_until_its_text_expires(
+    internet: FakeInternet,
+) -> None:
+    text = "".join(chr(0x4E00 + number) for number in range(250))
+    site = internet.site("a.test").robots("").page("/", text, content_type="text/plain")
+    now = 0.0
+    async with (
+        polite_session(AGENT, config=settings(), resolver=internet.resolver) as session,
+        mcp.Client(build(session, timer=lambda: now)) as client,
+    ):
+
+        async def part(start: int) -> dict[str, Any]:
+            asked = {"url": "http://a.test/", "start_index": start, "max_length": 100}
+            found = await client.call_tool("fetch", asked)
+            return found.structured_content if not found.is_error else found.content[0].text
+
+        parts = [await part(start) for start in (0, 100, 200, 250)]
+        assert [one["truncated"] for one in parts] == [150, 50, 0, 0]
+        assert [one["start_index"] for one in parts] == [0, 100, 200, 250]
+        assert "".join(one["content"] for one in parts) == text
+        assert "has 250 characters" in await part(251)
+        assert site.paths.count("/") == 1
+        await part(0)
+        assert site.paths.count("/") == 2
+        now = 301.0
+        await part(100)
+        assert site.paths.count("/") == 3
+
+
+async def test_the_texts_that_are_kept_have_a_bound_together(
+    internet: FakeInternet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gatekeeper.integrations.mcp.KEPT_BYTES", 4_000)
+    site = internet.site("a.test").robots("")
+    for number in range(5):
+        site.page(f"/{number}", "x" * 1_500, content_type="text/plain")
+    site.page("/large", "x" * 10_000, content_type="text/plain")
+    async with agent(internet) as (client, _):
+        for path in ("large", *range(5), *range(5)):
+            asked = {"url": f"http://a.test/{path}", "max_length": 1_000}
+            page = (await client.call_tool("fetch", asked)).structured_content
+            rest = asked | {"start_index": 1_000, "max_length": 100_000}
+            more = (await client.call_tool("fetch", rest)).structured_content
+            assert len(page["content"]) + len(more["content"]) == page["truncated"] + 1_000
+        assert site.paths.count("/large") == 2  # too large to be kept
+        assert all(site.paths.count(f"/{number}") == 2 for number in range(5))
+
+
+async def test_sitemaps_are_listed_and_what_is_wrong_with_them_is_told(
+    internet: FakeInternet,
+) -> None:
+    entries = "".join(
+        f"<url><loc>http://a.test/{number}</loc><lastmod>2026-11-{number:02}</lastmod></url>"
+        for number in range(1, 5)
+    )
+    listed = "Sitemap: http://a.test/map.xml\nSitemap: http://a.test/none.xml\n"
+    site = internet.site("a.test").robots(listed + "User-agent: *\nDisallow: /private\n")
+    site.page("/map.xml", f"<urlset>{entries}</urlset>", content_type="text/xml")
+    site.on("/none.xml", Page(status=404))
+    async with agent(internet) as (client, _):
+
+        async def asked(**given: object) -> Any:
+            return await client.call_tool("sitemaps", {"origin": "http://a.test", **given})
+
+        found = (await asked(guess=False)).structured_content
+        assert [page["url"] for page in found["pages"]] == [
+            f"http://a.test/{number}" for number in range(1, 5)
+        ]
+        assert found["pages"][0]["lastmod"] == "2026-11-01T00:00:00+00:00"
+        assert found["more"] is False
+        assert found["findings"] == ["http://a.test/none.xml: status 404 instead of a sitemap"]
+        few = (await asked(max_entries=2)).structured_content
+        assert (len(few["pages"]), few["more"]) == (2, True)
+        new = (await asked(since="2026-11-05")).structured_content
+        assert [page["url"] for page in new["pages"]] == ["http://a.test/4"]
+        wrong = await asked(since="yesterday")
+        assert wrong.is_error
+        assert "2026-11-01" in wrong.content[0].text
+
+
+async def test_a_person_s_prompt_is_the_text_of_the_page_or_the_refusal(
+    internet: FakeInternet,
+) -> None:
+    site = internet.site("a.test").robots(DENYING)
+    site.page("/x", "<h1>Hello</h1>", content_type="text/html")
+    async with agent(internet) as (client, _):
+        assert [prompt.name for prompt in (await client.list_prompts()).prompts] == ["fetch"]
+        for path, text in (("x", "# Hello"), ("private", "line 2")):
+            found = await client.get_prompt("fetch", {"url": f"http://a.test/{path}"})
+            assert text in found.messages[0].content.text
+    assert site.paths == ["/robots.txt", "/x"]
+
+
+async def test_progress_says_what_the_host_waits_for(
+    internet: FakeInternet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gatekeeper.integrations.mcp._PROGRESS_SECONDS", 0.02)
+    hold = Hold(Page("late", content_type="text/plain"))
+    internet.site("a.test").robots(DENYING).on("/slow", hold)
+    told: list[tuple[float, float | None, str | None]] = []
+    third = asyncio.Event()
+
+    async def progress(seconds: float, total: float | None, message: str | None) -> None:
+        told.append((seconds, total, message))
+        if len(told) == 3:
+            third.set()
+
+    async with agent(internet, wait=300.0) as (client, _):
+        asked = {"url": "http://a.test/slow"}
+        call = asyncio.create_task(client.call_tool("fetch", asked, progress_callback=progress))
+        await third.wait()
+        hold.release()
+        assert not (await call).is_error
+    assert [seconds for seconds, _, _ in told] == sorted({seconds for seconds, _, _ in told})
+    assert {total for _, total, _ in told} == {300.0}
+    assert any("crawl-delay 0.05 s" in (message or "") for _, _, message in told)
+
+
+async def test_a_call_that_is_not_answered_in_time_and_a_cancelled_call_free_the_lease(
     internet: FakeInternet,
 ) -> None:
     hold = Hold(Page("late"))
