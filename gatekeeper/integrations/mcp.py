@@ -90,7 +90,7 @@ _INSTRUCTIONS = (
     "page that is denied stays denied; one that is deferred may be asked for again at retry_at, "
     "not sooner. The rest of a long page is read with start_index, without another request."
 )
-_READS = ToolAnnotations(readOnlyHint=True, idempotentHint=True, openWorldHint=True)
+_READS = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=True)
 """No tool changes anything, and each requests URLs of the open web."""
 
 
