@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 import aiohttp
 import msgspec
@@ -307,6 +307,9 @@ class Denied(GatekeeperError, aiohttp.ClientError):
     subclass: catch it first if "not now" and "no" are handled differently.
     """
 
+    retryable: ClassVar[bool] = False
+    """Whether asking again can help: False, and True for `Deferred`. For libraries that retry."""
+
     def __init__(self, decision: Decision) -> None:
         super().__init__(decision)
         self.decision = decision
@@ -320,6 +323,8 @@ class Denied(GatekeeperError, aiohttp.ClientError):
 
 class Deferred(Denied):
     """This request may not be sent now; ask again at `retry_at` (an aware UTC datetime)."""
+
+    retryable: ClassVar[bool] = True
 
     @property
     def retry_at(self) -> datetime | None:

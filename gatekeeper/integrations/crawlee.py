@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 
 from gatekeeper import urls
@@ -402,8 +403,38 @@ def polite_crawler(
     crawler.on_skipped_request = on_skipped_request
     if in_browser:
         _route_pages(crawler, gate)
+    _drop_warning(crawler)
     polite: _Crawler = crawler
     return polite
+
+
+_IN_POLITE_CRAWL: ContextVar[bool] = ContextVar("_IN_POLITE_CRAWL", default=False)
+
+
+def _is_true(record: logging.LogRecord) -> bool:
+    """Return False for crawlee's warning that a 429 has no effect, from within a polite crawl."""
+    text = record.getMessage()
+    return not (
+        _IN_POLITE_CRAWL.get()
+        and "429" in text
+        and "is not using `ThrottlingRequestManager`" in text
+    )
+
+
+def _drop_warning(crawler: Any) -> None:
+    """Drop crawlee's warning that Retry-After and back-off are not honored: the gate honors them.
+    Crawlers share loggers, so the run tells its tasks, and thereby the filter, whose it is."""
+    run = crawler.run
+
+    async def polite_run(*given: Any, **options: Any) -> Any:
+        token = _IN_POLITE_CRAWL.set(True)
+        try:
+            return await run(*given, **options)
+        finally:
+            _IN_POLITE_CRAWL.reset(token)
+
+    crawler.log.addFilter(_is_true)
+    crawler.run = polite_run
 
 
 def _prepare_browser(gate: Gatekeeper | RemoteGatekeeper, options: dict[str, Any]) -> None:

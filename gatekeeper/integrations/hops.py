@@ -52,20 +52,23 @@ not a timeout."""
 class HopErrors:
     """The error classes of an integration: each derives from our error and from the library's.
 
-    `base` is the library's error for failed requests. `module` is the name of the module from which
-    the four classes can be imported under these names.
+    `base` is the library's error for failed requests, `invalid` are those for URLs that it can't
+    request. `module` is the name of the module from which the four classes can be imported under
+    these names.
     """
 
-    def __init__(self, module: str, base: type[Exception]) -> None:
-        def both(ours: type[Exception], theirs: type[Exception]) -> Any:
+    def __init__(
+        self, module: str, base: type[Exception], invalid: tuple[type[Exception], ...] = ()
+    ) -> None:
+        def both(ours: type[Exception], *theirs: type[Exception]) -> Any:
             text = f"{ours.__name__}, and an error of the library's."
             members = {"__module__": module, "__doc__": text}
-            return type(f"Request{ours.__name__}", (ours, theirs), members)
+            return type(f"Request{ours.__name__}", (ours, *theirs), members)
 
         self.denied: type[Denied] = both(Denied, base)
         self.deferred: type[Deferred] = both(Deferred, self.denied)
         self.late: type[LeaseTimeout] = both(LeaseTimeout, base)
-        self.invalid: type[InvalidURL] = both(InvalidURL, base)
+        self.invalid: type[InvalidURL] = both(InvalidURL, *(invalid or (base,)))
 
     def of(self, error: GatekeeperError, request: object) -> GatekeeperError:
         """Convert an error to the corresponding class, with the attribute `request` set. Errors of

@@ -23,7 +23,9 @@ __all__ = [
     "SyncPoliteTransport",
 ]
 
-_ERRORS = HopErrors(__name__, httpx.RequestError)
+_ERRORS = HopErrors(
+    __name__, httpx.RequestError, invalid=(httpx.UnsupportedProtocol, httpx.InvalidURL)
+)
 RequestDenied: type[Denied] = _ERRORS.denied
 RequestDeferred: type[Deferred] = _ERRORS.deferred
 RequestLeaseTimeout: type[LeaseTimeout] = _ERRORS.late

@@ -23,7 +23,9 @@ __all__ = [
     "SyncPoliteTransport",
 ]
 
-_ERRORS = HopErrors(__name__, httpx2.RequestError)
+_ERRORS = HopErrors(
+    __name__, httpx2.RequestError, invalid=(httpx2.UnsupportedProtocol, httpx2.InvalidURL)
+)
 RequestDenied: type[Denied] = _ERRORS.denied
 RequestDeferred: type[Deferred] = _ERRORS.deferred
 RequestLeaseTimeout: type[LeaseTimeout] = _ERRORS.late

@@ -56,7 +56,7 @@ __all__ = [
     "RequestLeaseTimeout",
 ]
 
-_ERRORS = HopErrors(__name__, requests.RequestException)
+_ERRORS = HopErrors(__name__, requests.RequestException, invalid=(requests.exceptions.InvalidURL,))
 RequestDenied: type[Denied] = _ERRORS.denied
 RequestDeferred: type[Deferred] = _ERRORS.deferred
 RequestLeaseTimeout: type[LeaseTimeout] = _ERRORS.late
@@ -131,6 +131,12 @@ class PoliteAdapter(HTTPAdapter):
             "http": type("GuardedHTTPPool", (HTTPConnectionPool,), {"ConnectionCls": plain}),
             "https": type("GuardedHTTPSPool", (HTTPSConnectionPool,), {"ConnectionCls": safe}),
         }
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Raise TypeError: another process has no gate, and would send requests without one."""
+        raise TypeError(
+            "a PoliteAdapter can't be pickled or copied: make one for the gate of each process"
+        )
 
     def close_idle(self) -> bool:
         """Close the idle connections; see `descriptors.IdlePool`. urllib3 closes all or none."""

@@ -4,6 +4,8 @@ A block runs as printed. An HTML comment on the line before the block may change
 
     <!-- not run: WHY -->      for commands that a test can't run, such as installing from an index
     <!-- exit: 1 -->           for a shell block with this expected exit code
+    <!-- needs: a, b -->       for a block that runs where these modules can be imported: one part
+                               of `.ci/run` has them all
 
 The Python blocks of a document run one after the other in one process, as a reader would type
 them, with `await` at the top level. Shell blocks run separately with `sh -eu` in a directory with
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 __all__ = ["RUNNER", "SITE", "Block", "blocks_of", "documents"]
@@ -40,6 +43,17 @@ class Block:
         """The reason why the block is not run, or None."""
         head, _, why = self.note.partition(":")
         return why.strip() if head == "not run" else None
+
+    @property
+    def needs(self) -> list[str]:
+        """The modules without which the block can't run."""
+        head, _, names = self.note.partition(":")
+        return [name.strip() for name in names.split(",")] if head == "needs" else []
+
+    @property
+    def can_run(self) -> bool:
+        """Whether the block is one that a test runs, and what it needs is installed."""
+        return self.not_run is None and all(map(find_spec, self.needs))
 
     @property
     def exit_code(self) -> int:

@@ -179,7 +179,7 @@ async def test_a_free_host_waits_for_no_slow_one(internet: FakeInternet, gate: A
 
 
 async def test_a_429_holds_that_host_alone_and_is_tried_again(
-    internet: FakeInternet, gate: Any
+    internet: FakeInternet, gate: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     busy = Page("", status=429, headers={"Retry-After": "1"})
     site = internet.site("a.test").robots("").on("/1", busy, Page("here"))
@@ -188,6 +188,7 @@ async def test_a_429_holds_that_host_alone_and_is_tried_again(
     await crawl.crawler.run(["http://a.test/1", "http://b.test/1", "http://b.test/2"])
     assert crawl.got[-1] == "http://a.test/1"
     assert len(crawl.got) == 3
+    assert "ThrottlingRequestManager" not in caplog.text
     assert site.paths == ["/robots.txt", "/1", "/1"]
     assert site.gaps()[-1] >= 1.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import importlib
 import pickle
@@ -186,6 +187,57 @@ async def test_a_proxy_has_to_be_accepted(internet: FakeInternet) -> None:
             assert gate.stats().pacing.in_flight == 0  # type: ignore[union-attr]
 
     await asyncio.to_thread(crawl)
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "ftp://a.test/", "http://a.test:99999/"])
+async def test_a_wrong_url_is_an_error_of_the_library_and_of_ours(
+    internet: FakeInternet, library: Any, url: str
+) -> None:
+    found = transports(library)
+    assert issubclass(found.RequestInvalidURL, library.InvalidURL)
+    assert issubclass(found.RequestInvalidURL, library.UnsupportedProtocol)
+    async with (
+        Gatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate,
+        library.AsyncClient(transport=found.PoliteTransport(gate)) as client,
+    ):
+        with pytest.raises((library.InvalidURL, library.UnsupportedProtocol)):
+            await client.get(url)
+
+
+async def test_a_wrong_url_is_requests_own_error(internet: FakeInternet) -> None:
+    requests = pytest.importorskip("requests")
+
+    def work() -> None:
+        with (
+            SyncGatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate,
+            polite_requests(gate) as session,
+        ):
+            for url in ("http://a.test:99999/", "http://a..test/", "http://\u2024/"):
+                with pytest.raises(requests.exceptions.InvalidURL):
+                    session.get(url)
+
+    await asyncio.to_thread(work)
+
+
+async def test_a_session_of_requests_refuses_to_be_pickled_or_copied(
+    internet: FakeInternet,
+) -> None:
+    """Its copy would have no gate."""
+
+    def work() -> None:
+        with (
+            SyncGatekeeper(AGENT, config=settings(), resolver=internet.resolver) as gate,
+            polite_requests(gate) as session,
+        ):
+            for call in (pickle.dumps, copy.deepcopy):
+                with pytest.raises(TypeError, match="make one for the gate of each process"):
+                    call(session)
+
+    await asyncio.to_thread(work)
+
+
+def test_a_library_that_retries_can_ask_whether_it_may_help() -> None:
+    assert (Denied.retryable, Deferred.retryable) == (False, True)
 
 
 async def test_requests_reuses_its_connections_under_their_names(internet: FakeInternet) -> None:
