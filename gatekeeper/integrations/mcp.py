@@ -244,7 +244,7 @@ class AgentGate(Gate, Protocol):
         """Iterate over the pages that the origin's sitemaps list."""
 
 
-class _Page(BaseModel):
+class _KeptPage(BaseModel):
     """The text of a page, which is kept for the calls that read on."""
 
     url: str
@@ -255,7 +255,7 @@ class _Page(BaseModel):
     complete: bool
 
 
-def _kept_size(page: _Page) -> int:
+def _kept_size(page: _KeptPage) -> int:
     return sys.getsizeof(page.text)
 
 
@@ -274,7 +274,7 @@ class _Tools:
         self._gate = gate
         self._wait = wait
         self._fetching = 0
-        self._kept: TTLCache[tuple[str, str, int], _Page] = TTLCache(
+        self._kept: TTLCache[tuple[str, str, int], _KeptPage] = TTLCache(
             KEPT_BYTES, KEPT_SECONDS, timer, _kept_size
         )
 
@@ -429,7 +429,7 @@ class _Tools:
         text = f"{urls.mask(url)} did not come within {self._wait:g} s: host not due, or slow"
         return "; ".join((text, *await self._clocks(url)))
 
-    async def _page(self, url: str, form: str, max_bytes: int, *, read_on: bool) -> _Page:
+    async def _page(self, url: str, form: str, max_bytes: int, *, read_on: bool) -> _KeptPage:
         """Return the page: with `read_on` the one that is kept, if it still is."""
         key = url, form, max_bytes
         page = self._kept.get(key) if read_on else None
@@ -445,7 +445,7 @@ class _Tools:
                 self._kept[key] = page
         return page
 
-    async def _fetched(self, url: str, form: str, max_bytes: int) -> _Page:
+    async def _fetched(self, url: str, form: str, max_bytes: int) -> _KeptPage:
         await self._refuse_at_once(url)
         async with self._session.get(url) as response:
             body = bytearray()
@@ -465,7 +465,7 @@ class _Tools:
         if form != "raw" and ("html" in kind or kind == "application/xhtml+xml"):
             # A long page takes some seconds, so the conversion runs in a thread.
             text = await asyncio.to_thread(as_text, text, markdown=form == "markdown")
-        return _Page(
+        return _KeptPage(
             url=str(response.url),
             status=response.status,
             content_type=kind,
