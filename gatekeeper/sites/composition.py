@@ -598,16 +598,16 @@ def diff(
     if agents is None:
         agents = dict.fromkeys([*named_agents(old), *named_agents(new), "*"])
     given = list(urls)
-    groups: dict[object, list[tuple[str, Policy, Policy]]] = {}
+    readings: tuple[dict[Spans, Reading], dict[Spans, Reading]] = {}, {}
+    groups: dict[object, tuple[list[str], list[_Side]]] = {}
     for agent in agents:
-        before, after = old.policy(agent), new.policy(agent)
-        mine, theirs = Reading.of(before), Reading.of(after)
-        same = agent if mine is None or theirs is None else (mine.spans, theirs.spans)
-        groups.setdefault(same, []).append((agent, before, after))
-    compared = [
-        _Comparison(tuple(agent for agent, _, _ in members), *members[0][1:])
-        for members in groups.values()
-    ]
+        sides = [
+            (policy, _reading(policy, known))
+            for policy, known in zip((old.policy(agent), new.policy(agent)), readings, strict=True)
+        ]
+        spans = tuple(reading and reading.spans for _, reading in sides)
+        groups.setdefault(agent if None in spans else spans, ([], sides))[0].append(agent)
+    compared = [_Comparison(tuple(members), *sides) for members, sides in groups.values()]
     complete = all(each.exact for each in compared)
     changes: dict[tuple[int, int], Change] = {}
     for place, each in enumerate(compared):
@@ -625,6 +625,16 @@ def diff(
     complete = complete and not unsearched and len(changes) <= MAX_CHANGES
     found = [changes[key] for key in sorted(changes)][:MAX_CHANGES]
     return Difference(tuple(found), complete, tuple(unsearched), stopped)
+
+
+def _reading(policy: Policy, known: dict[Spans, Reading]) -> Reading | None:
+    """Return the reading of a policy. Agents that obey the same groups of a file share it."""
+    plain = policy.plain
+    if plain is None:
+        return None
+    if plain.spans not in known and (reading := Reading.of(policy)) is not None:
+        known[plain.spans] = reading
+    return known.get(plain.spans)
 
 
 _MAX_UNSEARCHED = 100
@@ -645,15 +655,19 @@ def _ruling(match: Match) -> Ruling:
     return Ruling(match.allowed, match.rule)
 
 
+_Side = tuple[Policy, Reading | None]
+"""What one of two files says to an agent."""
+
+
 class _Comparison:
     """Two policies for agents that obey the same lines."""
 
-    def __init__(self, agents: tuple[str, ...], old: Policy, new: Policy) -> None:
+    def __init__(self, agents: tuple[str, ...], old: _Side, new: _Side) -> None:
         self.agents: tuple[str, ...] = agents
-        self._old, self._new = old, new
-        self.old: Reading | None = Reading.of(old)
-        self.new: Reading | None = Reading.of(new)
-        self.exact: bool = old.robots == new.robots or None not in (self.old, self.new)
+        self._old, self.old = old
+        self._new, self.new = new
+        same = self._old.robots == self._new.robots
+        self.exact: bool = same or None not in (self.old, self.new)
         """Whether a search finds every difference."""
 
     def given(self, urls: Iterable[str]) -> Iterator[Change]:
