@@ -195,6 +195,8 @@ class ServerConfig(_Section, frozen=True):
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8750
     socket: FilePath | None = None
     """A unix socket to listen on instead of `host` and `port`."""
+    diagnostics: FilePath | None = None
+    """`ADDRESS:PORT` that serves health and metrics alone, without credentials of its own."""
     workers: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
     """Processes that answer questions in addition to the one that owns the leases; 0: none."""
     token_file: FilePath | None = None

@@ -171,8 +171,12 @@ class Router(Generic[_S]):
     A `{...*}` at the end of a route's path matches the rest of the path.
     """
 
-    def __init__(self, routes: tuple[Route[_S], ...]) -> None:
+    def __init__(
+        self, routes: tuple[Route[_S], ...], *, hint: str = "/openapi.json lists all"
+    ) -> None:
+        """`hint`: what the answer to an unknown path says about the known ones."""
         self.routes = routes
+        self._hint = hint
         self._exact: dict[str, dict[str, Route[_S]]] = {}
         self._by_parameter: dict[str, tuple[str, dict[str, Route[_S]]]] = {}
         self._by_prefix: dict[str, tuple[str, dict[str, Route[_S]]]] = {}
@@ -214,7 +218,7 @@ class Router(Generic[_S]):
         for prefix, (name, methods) in self._by_prefix.items():
             if path.startswith(prefix):
                 return methods, {name: unquote(path[len(prefix) :])}
-        raise Problem(404, "not-found", "there is nothing at this path; /openapi.json lists all")
+        raise Problem(404, "not-found", f"there is nothing at this path; {self._hint}")
 
 
 # --- Errors as problem documents (RFC 9457).

@@ -34,6 +34,7 @@ from gatekeeper.library_internals import (
 from gatekeeper.sidecar.exchange import FORWARD_AUTH, Problem
 from gatekeeper.sidecar.inline import Request, RequestReader
 from gatekeeper.sidecar.security import UNIX
+from gatekeeper.urls import printable
 
 _log = logging.getLogger(__name__)
 
@@ -94,12 +95,40 @@ def open_proxy_sockets(server: ServerConfig) -> list[socket.socket]:
     return _open_tcp(server.host, server.proxy_port, "--proxy or server.proxy_port")
 
 
-def _open_tcp(host: str, port: int, setting: str) -> list[socket.socket]:
+def open_diagnostics_sockets(server: ServerConfig) -> list[socket.socket]:
+    """Return the bound sockets of `server.diagnostics`; none without it. Raises ConfigError."""
+    where = diagnostics_address(server)
+    setting = "server.diagnostics"
+    return [] if where is None else _open_tcp(*where, setting, host_setting=setting)
+
+
+def diagnostics_address(server: ServerConfig) -> tuple[str, int] | None:
+    """Return host and port of `server.diagnostics`, None if it is not set. Raises ConfigError.
+
+    >>> diagnostics_address(ServerConfig(diagnostics="[::]:8751"))
+    ('::', 8751)
+    """
+    given = server.diagnostics
+    if given is None:
+        return None
+    found = _ADDRESS_AND_PORT(given)
+    if found is None or int(found[3]) > 65535:
+        remedy = 'give an address and a port, such as "0.0.0.0:8751" or "[::]:8751"'
+        raise ConfigError(f"server.diagnostics: {printable(given, 80)!r}; {remedy}")
+    return found[1] or found[2], int(found[3])
+
+
+_ADDRESS_AND_PORT = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]\s/:@]+)):([0-9]{1,5})").fullmatch
+
+
+def _open_tcp(
+    host: str, port: int, setting: str, *, host_setting: str = "server.host"
+) -> list[socket.socket]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         remedy = "give an address or a name of this machine"
-        raise ConfigError(f"server.host: {host}: {error.strerror}; {remedy}") from error
+        raise ConfigError(f"{host_setting}: {host}: {error.strerror}; {remedy}") from error
     # With port 0 each address would get another port, so only the first address is used.
     wanted = found[:1] if port == 0 else found
     sockets: list[socket.socket] = []

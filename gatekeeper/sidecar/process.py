@@ -41,6 +41,7 @@ from gatekeeper.sidecar.listening import (
     describe,
     loop_factory,
     notify,
+    open_diagnostics_sockets,
     open_proxy_sockets,
     open_sockets,
     open_to_others,
@@ -149,23 +150,27 @@ async def running(options: ServeOptions) -> AsyncIterator[Service]:
     opened = [] if inherited else open_sockets(config.server)
     sockets = inherited or opened
     proxy_sockets: list[socket.socket] = []
+    diagnostics: list[socket.socket] = []
     try:
         proxy_sockets += open_proxy_sockets(config.server)
+        diagnostics += open_diagnostics_sockets(config.server)
         async with Gatekeeper(options.identity, config=config) as gate:
-            service = _make_service(gate, config, sockets, proxy_sockets, options)
+            service = _make_service(gate, config, sockets, proxy_sockets, diagnostics, options)
             async with asyncio.TaskGroup() as tasks:
                 writer = tasks.create_task(service.log.run())
                 try:
-                    async with _listening(service, sockets, proxy_sockets):
+                    async with _listening(service, sockets, proxy_sockets, diagnostics):
                         proxy = url_of(proxy_sockets[0], config.server) if proxy_sockets else None
                         options.announce(*describe(sockets[0], config.server), proxy)
+                        for one in diagnostics:
+                            _log.info("health and metrics: %s", url_of(one, config.server))
                         notify("READY=1", os.environ)
                         yield service
                 finally:
                     await service.close()
                     writer.cancel()
     finally:
-        close_sockets([*opened, *proxy_sockets])
+        close_sockets([*opened, *proxy_sockets, *diagnostics])
 
 
 def _make_service(
@@ -173,14 +178,16 @@ def _make_service(
     config: Config,
     sockets: list[socket.socket],
     proxy_sockets: list[socket.socket],
+    diagnostics: list[socket.socket],
     options: ServeOptions,
 ) -> Service:
-    names, proxies = addresses(sockets), addresses(proxy_sockets)
+    names, proxies, probed = (addresses(one) for one in (sockets, proxy_sockets, diagnostics))
     tokens = read_tokens(config.server.token_file, warn=True)
     if (exposed := exposed_address(names + proxies) or open_to_others(sockets)) is not None:
         # T5: a socket from the service manager listens wherever that put it.
         demand_credentials(config.server, tokens, where=exposed)
-    for address, port in names + proxies:
+    # The listener of health and metrics alone needs no credentials: it has nothing else to give.
+    for address, port in names + proxies + probed:
         if (guard := gate.parts.guard) is not None:
             guard.listens_on(address, port)  # T3: refused even within an allowed range
     return Service(
@@ -189,6 +196,7 @@ def _make_service(
         ROUTES,
         tokens=tokens,
         addresses=names,
+        diagnostics=probed,
         version=__version__,
         reread=lambda: with_state(options.reread()),
         lease_journal=_open_journal(config),
@@ -210,9 +218,16 @@ def _open_journal(config: Config) -> LeaseJournal:
         raise StorageError(f"{path}: {error.strerror or error}") from error
 
 
+MAX_PROBES = 64
+"""Connections that the listener of health and metrics may have open; they never take the API's."""
+
+
 @contextlib.asynccontextmanager
 async def _listening(
-    service: Service, sockets: list[socket.socket], proxy_sockets: list[socket.socket]
+    service: Service,
+    sockets: list[socket.socket],
+    proxy_sockets: list[socket.socket],
+    diagnostics: list[socket.socket],
 ) -> AsyncIterator[None]:
     """Accept connections inside the context; on leaving it, drain for a limited time (T16)."""
     files = raise_file_limit()
@@ -221,11 +236,12 @@ async def _listening(
     workers = service.workers
     context = service.certificates.context if service.certificates else None
     for_proxy = files.clients // 4 if proxy_sockets else 0
+    for_probes = min(MAX_PROBES, files.clients // 4) if diagnostics else 0
     proxy = Server(Proxy(service).handle, header=header, connections=for_proxy, context=context)
     server = Server(
         service.handle,
         header=header,
-        connections=files.clients - for_proxy,
+        connections=files.clients - for_proxy - for_probes,
         inline=service.inline,
         on_lost=memory.lost,
         pass_on=None if workers is None else workers.pass_on,
@@ -237,13 +253,18 @@ async def _listening(
             "gatekeeper_connections_refused": server.refused,
         }
     )
-    runners = [web.ServerRunner(one, shutdown_timeout=1.0) for one in (server, proxy)]
+    probed = Server(
+        service.handle_diagnostics, header=header, connections=for_probes, context=context
+    )
+    servers = (server, proxy, probed)
+    runners = [web.ServerRunner(one, shutdown_timeout=1.0) for one in servers]
     try:
         for runner in runners:
             await runner.setup()
 
         take = server.take if workers is None else workers.dispatch
         sites = [Acceptor(one, proxy.take, backlog=files.backlog) for one in proxy_sockets]
+        sites += [Acceptor(one, probed.take, backlog=files.backlog) for one in diagnostics]
         sites += [Acceptor(one, take, backlog=files.backlog) for one in sockets]
         # Before any site starts, so no lease is granted until the old ones are held again.
         # Requests wait in the backlog meanwhile.
@@ -257,7 +278,7 @@ async def _listening(
             try:
                 yield
             finally:
-                await service.drain(sites, (server, proxy))
+                await service.drain(sites, servers)
     finally:
         for runner in runners:
             await runner.cleanup()

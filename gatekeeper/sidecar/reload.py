@@ -13,6 +13,7 @@ from gatekeeper.config import Config, values_of
 from gatekeeper.errors import ConfigError
 from gatekeeper.fetching.guard_policy import Guard
 from gatekeeper.gate import Gatekeeper
+from gatekeeper.sidecar.listening import diagnostics_address
 from gatekeeper.sidecar.security import (
     Certificates,
     Networks,
@@ -39,6 +40,7 @@ RESTART: Final = frozenset(
         "pacing.domain_interval",
         "pacing.lease_ttl",
         # These belong to the open sockets, or to the log of the process.
+        "server.diagnostics",
         "server.host",
         "server.port",
         "server.proxy_port",
@@ -73,6 +75,7 @@ def check_server(config: Config) -> None:
     tokens = read_tokens(server.token_file)
     tls_context(server)
     Networks(server.trusted_peers, setting="server.trusted_peers")
+    diagnostics_address(server)
     if server.socket is None and not is_loopback(server.host):
         demand_credentials(server, tokens, where=f"server.host = {server.host!r}")
 

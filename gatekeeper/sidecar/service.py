@@ -15,6 +15,7 @@ import socket
 import struct
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
@@ -81,6 +82,8 @@ _LOOK_SECONDS = 0.5
 _log = logging.getLogger(__name__)
 
 _MAX_BACKGROUND = 1000
+DIAGNOSTICS = ("/healthz", "/readyz", "/metrics")
+"""The paths that the listener of `server.diagnostics` serves."""
 
 
 class Service:
@@ -101,14 +104,16 @@ class Service:
         certificates: Certificates | None = None,
         exposed: str | None = None,
         addresses: Sequence[tuple[str, int]] = (),
+        diagnostics: Sequence[tuple[str, int]] = (),
         sources: Callable[[], Mapping[str, str]] = dict,
         workers: Workers | None = None,
     ) -> None:
         """`routes` are those of `routes.table`. `answers` are a worker's.
 
         `addresses` are those of the TCP listeners, from which the accepted Host headers follow; a
-        unix socket has none, and takes any (T4). `sources` returns where the settings came from.
-        `workers` answer questions.
+        unix socket has none, and takes any (T4). `diagnostics` are those of the listener for
+        health and metrics. `sources` returns where the settings came from. `workers` answer
+        questions.
         """
         self.gate = gate
         self.answers: GateAnswers = answers or GateAnswers(gate)
@@ -124,7 +129,6 @@ class Service:
         self.streams: OpenStreams = OpenStreams()
         """Pages being fetched and passed on."""
         self.learner: OriginLearner = OriginLearner(gate, self.clock)
-        self.router: Router[Service] = Router(routes)
         self.reread = reread
         self.file_reader: FileReader = FileReader(self.clock)
         self._read_sources = sources
@@ -136,14 +140,14 @@ class Service:
         self._drain_deadline: Deadline | None = None
         self._drain_ended = False
         self.addresses = addresses
+        self.diagnostics = diagnostics
         self.workers = workers
         self._tasks = OwnedTasks()
         self._session: aiohttp.ClientSession | None = None
         self._prepare_accounts(config, feed)
-        self._prepare_requests()
+        self._prepare_requests(routes)
         self.apply_config(config, tokens or Tokens())
         self.metrics.add_source(self._samples)
-        self._hosts_by_state: Mapping[str, int] = {}
         gate.parts.listeners.append(self._retrieved)
 
     def _prepare_accounts(self, config: Config, feed: DecisionFeed) -> None:
@@ -155,13 +159,21 @@ class Service:
             self.gate, self.clock, self.leases, self.metrics, feed
         )
         """The state that the pages for operators show."""
+        self._hosts_by_state: Mapping[str, int] = {}
+        self._scraping = asyncio.Lock()
+        """Held while metrics are collected: one thread does that, however many clients ask."""
         if self.workers is not None:
             self.workers.owner = Owner(
                 self.gate, self.clients, self.metrics, feed, self.log, self._for_workers
             )
         self.sessions: Sessions = Sessions(self.clock)
 
-    def _prepare_requests(self) -> None:
+    def _prepare_requests(self, routes: tuple[Route[Service], ...]) -> None:
+        self.router: Router[Service] = Router(routes)
+        self._diagnostics: Router[Service] = Router(
+            tuple(route for route in routes if route.path in DIAGNOSTICS),
+            hint=f"only {', '.join(DIAGNOSTICS)} are served here",
+        )
         self._prefix = f"{secrets.token_hex(4)}-"
         self._counter = itertools.count(1)
         self._entrance = Entrance(_MAX_PER_ITERATION)
@@ -196,6 +208,9 @@ class Service:
             host.lower() for host in config.server.forward_auth_hosts
         )
         self.admission: Admission = Admission(config.server, tokens=tokens, hosts=hosts)
+        self._diagnostics_admission = Admission(
+            config.server, tokens=tokens, hosts=accepted_hosts(config.server, self.diagnostics)
+        )
         self.clients.adjust(config.server)
         self.leases.adjust(config.server)
         self.log.adjust(config.server)
@@ -235,10 +250,11 @@ class Service:
 
     async def metrics_text(self) -> bytes:
         """Return the text that Prometheus scrapes."""
-        await self.settle()
-        # In a thread, since this iterates over every host, and there may be a million.
-        self._hosts_by_state = await asyncio.to_thread(self.gate.parts.scheduler.holdups.count)
-        return self.metrics.render()
+        async with self._scraping:
+            await self.settle()
+            # In a thread, since this iterates over every host, and there may be a million.
+            self._hosts_by_state = await asyncio.to_thread(self.gate.parts.scheduler.holdups.count)
+            return self.metrics.render()
 
     @property
     def ready(self) -> bool:
@@ -383,6 +399,10 @@ class Service:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         return await self.answer_by(request, self._dispatch)
 
+    async def handle_diagnostics(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Handle a request to the listener of `server.diagnostics`."""
+        return await self.answer_by(request, partial(self._dispatch, diagnostics=True))
+
     async def answer_by(
         self,
         request: web.BaseRequest,
@@ -413,15 +433,21 @@ class Service:
         add_request_id(response, call.id)
         return response
 
-    async def _dispatch(self, call: Call) -> web.StreamResponse:
+    async def _dispatch(self, call: Call, *, diagnostics: bool = False) -> web.StreamResponse:
         request = call.request
         path, _, call.query = _target(request)
-        route, call.params = self.router.find(request.method, path)
+        router = self._diagnostics if diagnostics else self.router
+        route, call.params = router.find(request.method, path)
         call.where = route.path
         if route.probe:
             return await route.handler(self, call)
         await self.wait_to_begin()
-        call.admit(lambda: self.admission.admit(request, route.needs))
+
+        def admit() -> str:
+            admission = self._diagnostics_admission if diagnostics else self.admission
+            return admission.admit(request, route.needs)
+
+        call.admit(admit)
         self.clients.enter(call.client)
         try:
             if call.query and route.no_query:

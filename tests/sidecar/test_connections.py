@@ -24,12 +24,13 @@ from gatekeeper.sidecar.service import Service
 from tests.internet import FakeInternet, Hold
 
 LIMITS = ConnectionLimits(clients=16, backlog=64)
-"""Without a forward proxy 16 connections may be open; with one 12, and 4 to the proxy."""
+"""16 connections may be open; with a forward proxy 12, and 4 to the proxy. So it is with the
+listener of health and metrics."""
 
 
 @dataclass
 class Running:
-    """The complete service in this process: a main listener, and perhaps a proxy's."""
+    """The complete service in this process: a main listener, and perhaps another one."""
 
     service: Service
     place: Any
@@ -75,7 +76,7 @@ async def run(
     certificate: tuple[str, str, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Run]:
     """`await run("unix tls", drain_grace=1.0, ...)`: the words are `unix`, `tls`, `proxy`,
-    `workers`; the others are settings of [server]."""
+    `diagnostics`, `workers`; the others are settings of [server]."""
     monkeypatch.setattr(process, "raise_file_limit", lambda: LIMITS)
     async with AsyncExitStack() as cleanup:
 
@@ -88,6 +89,8 @@ async def run(
                 given |= {"tls_cert": certificate[0], "tls_key": certificate[1]}
             if "proxy" in words:
                 given["proxy_port"] = 0
+            if "diagnostics" in words:
+                given["diagnostics"] = "127.0.0.1:0"
             if "workers" in words:
                 given["workers"] = 1
             config = Config(
@@ -111,14 +114,21 @@ async def run(
             place = where.removeprefix("unix:") if "unix" in words else ("127.0.0.1", int(port))
             if "unix" in words:
                 place = f"{folder}/s"
-            most = LIMITS.clients - (0 if "proxy" not in words else 12)
+            most = LIMITS.clients
+            if "diagnostics" in words:
+                [place] = service.diagnostics
+            if "proxy" in words or "diagnostics" in words:
+                most -= 12
             context = certificate[2] if "tls" in words else None
             return Running(service, place, most, context, stack)
 
         yield begin
 
 
-LISTENERS = ["tcp", "tls", "unix", "unix tls", "proxy", "proxy tls", "workers"]
+LISTENERS = [
+    *("tcp", "tls", "unix", "unix tls", "proxy", "proxy tls", "diagnostics", "diagnostics tls"),
+    "workers",
+]
 
 
 async def ends(sock: socket.socket) -> bytes:
@@ -261,9 +271,13 @@ async def test_no_request_of_a_busy_client_is_lost_when_the_service_stops(
     page = f"http://127.0.0.1:{internet.listener().port()}/"
     running = await run(words, drain_grace=60.0, allowed_hosts=("127.0.0.1:1",))
     running.service.clock = clock = GraceClock()
-    # A page that the proxy refuses, or a check that is answered inline.
-    target = "http://10.0.0.1/" if "proxy" in words else f"/v1/check?url={quote(page, safe='')}"
-    versions = [b"1.0", b"1.1"] if "proxy" in words else [b"1.0", b"1.1", b"1.1", b"1.1"]
+    # A page that the proxy refuses, a probe, or a check that is answered inline.
+    target = f"/v1/check?url={quote(page, safe='')}"
+    if "proxy" in words:
+        target = "http://10.0.0.1/"
+    elif "diagnostics" in words:
+        target = "/readyz"
+    versions = [b"1.0", b"1.1"] if running.most == 4 else [b"1.0", b"1.1", b"1.1", b"1.1"]
     clients = [BusyClient(running, target, version) for version in versions]
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         for one in clients:
