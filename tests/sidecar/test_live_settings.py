@@ -45,6 +45,7 @@ OTHER: dict[str, Any] = {
     "pacing.address_interval": 0.5,
     "pacing.domain_interval": 0.5,
     "storage.path": "/nowhere/state.sqlite",
+    "server.diagnostics": "127.0.0.2:8751",
     "server.host": "127.0.0.2",
     "server.socket": "/nowhere/socket",
     "server.allowed_hosts": ("gate.internal",),
