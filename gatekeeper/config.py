@@ -68,6 +68,10 @@ class FetchConfig(_Section, frozen=True):
     challenge: Literal["defer", "status"] = "defer"
     too_many_redirects: Literal["absent", "unreachable"] = "absent"
     tls_errors: Literal["deny", "accept"] = "deny"
+    ca_file: FilePath | None = None
+    """Certificates of authorities (PEM) that are trusted in addition to the system's."""
+    ca_dir: FilePath | None = None
+    """A directory of such files."""
     stale_if_unreachable: bool = False
     """In an outage, use the last good copy immediately instead of after 12 hours."""
     unseen_unreachable: Literal["defer", "allow_after_12h"] = "defer"

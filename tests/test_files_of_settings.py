@@ -13,14 +13,16 @@ import pytest
 
 import gatekeeper
 from gatekeeper.cli import main
-from gatekeeper.config import MAX_FILE, Config, ServerConfig
+from gatekeeper.config import MAX_FILE, Config, FetchConfig, ServerConfig
 from gatekeeper.errors import ConfigError
+from gatekeeper.fetching.tls import trusted_by
 from gatekeeper.sidecar.security import Certificates, read_tokens, tls_context
 from gatekeeper.signing import read_public, read_signing_key
 
 OTHER = __file__
 READERS: dict[str, Callable[[str], object]] = {
     "--config": Config.load,
+    "fetch.ca_file": lambda path: trusted_by(FetchConfig(ca_file=path)),
     "server.token_file": read_tokens,
     "server.tls_cert": lambda path: Certificates(ServerConfig(tls_cert=path, tls_key=OTHER)),
     "server.tls_key": lambda path: tls_context(ServerConfig(tls_cert=path, tls_key=path)),

@@ -601,7 +601,14 @@ class RecordUpdates:
         return Record(
             origin,
             self._config.fetch,
-            current=OriginAnswer(outcome, retrieval.status, wall, retrieval.hops, retrieval.took),
+            current=OriginAnswer(
+                outcome,
+                retrieval.status,
+                wall,
+                retrieval.hops,
+                retrieval.took,
+                metadata=retrieval.metadata if outcome is Outcome.TLS else NO_METADATA,
+            ),
             # A failure never overwrites the last good copy.
             good=None if old is None else old.good,
             text=None if old is None else old.text,

@@ -54,6 +54,7 @@ from gatekeeper.fetching.outcomes import (
     precedence,
     probe_limits,
 )
+from gatekeeper.fetching.tls import failure_text
 from gatekeeper.http_fields import wait_of
 from gatekeeper.library_internals import HEAD_LIMITS, default_proxy, limit_heads
 from gatekeeper.robots.patterns import is_robots_txt
@@ -344,7 +345,7 @@ class RequestSender:
                 outcome=outcome,
                 status=None if head is None else head.status,
                 headers={} if head is None else head.headers,
-                detail=f"{type(error).__name__}: {error}"[:300],
+                detail=failure_text(error),
                 addresses=tuple(dialled),
             )
         finally:
@@ -755,7 +756,8 @@ class _Redirects:
         if reply.outcome is Outcome.NOT_MODIFIED and self._validators is not None:
             stored = self._validators.metadata
         now = self._fetcher._clock.wall()
-        metadata = stored.renewed_by(metadata_of(headers, now, reply.coding))
+        cause = reply.detail if reply.outcome is Outcome.TLS else ""
+        metadata = stored.renewed_by(metadata_of(headers, now, reply.coding, cause))
         return Retrieval(
             outcome=reply.outcome,
             status=reply.status,

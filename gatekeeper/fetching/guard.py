@@ -286,7 +286,9 @@ Deny = Callable[[str, str, str], Decision]
 """Makes the decision about a refused request from its URL, its User-Agent header, and the note of
 the refusal."""
 
-_NEUTRAL_OPTIONS: Final = frozenset({"limit", "use_dns_cache", "keepalive_timeout", "force_close"})
+_NEUTRAL_OPTIONS: Final = frozenset(
+    {"limit", "use_dns_cache", "keepalive_timeout", "force_close", "ssl"}
+)
 """Options of a connector that do not change how it dials (`limit` only if it is 0)."""
 _NEXT_ADDRESS_SECONDS: Final = 0.25
 """Seconds until another address of a name is dialled as well (RFC 8305 section 5)."""

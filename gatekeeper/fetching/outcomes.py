@@ -291,7 +291,7 @@ _ARES_NO_SUCH_NAME = ((1,), (4,))  # ENODATA, ENOTFOUND
 
 
 def _of_error(error: BaseException, *, first_hop: bool, connected: bool) -> Outcome:
-    causes = list(_causes(error))
+    causes = chain_of(error)
     if any(isinstance(cause, AddressRefused) for cause in causes):
         return Outcome.BLOCKED if first_hop else Outcome.EGRESS_POLICY
     # Row 28: our own shortage is no evidence about the site. A look-up needs a descriptor, too.
@@ -349,7 +349,7 @@ def _of_dns(causes: list[BaseException]) -> Outcome:
     return Outcome.DNS_FAILURE
 
 
-def _causes(error: BaseException) -> list[BaseException]:
+def chain_of(error: BaseException) -> list[BaseException]:
     """Return the exception and those it wraps; bounded, as a chain may be circular."""
     found: list[BaseException] = []
     queue: list[BaseException | None] = [error]
@@ -494,6 +494,8 @@ class Metadata(msgspec.Struct, frozen=True, gc=False, array_like=True):
     coding: str = ""
     """The first token of Content-Encoding that names no registered coding, if there is one: the
     body was read as if it were not there (HTTP-14)."""
+    cause: str = ""
+    """Why no secure connection could be made, for the note of the deferral; there was no answer."""
 
     def renewed_by(self, newer: Metadata) -> Metadata:
         """Return the metadata of a stored answer after a 304: its fields replace the stored ones.
@@ -502,7 +504,8 @@ class Metadata(msgspec.Struct, frozen=True, gc=False, array_like=True):
         """
         control = self if newer.brief is None else newer
         expires = self.expires if newer.expires is None else newer.expires
-        return Metadata(control.brief, control.max_age, expires, self.coding or newer.coding)
+        coding = self.coding or newer.coding
+        return Metadata(control.brief, control.max_age, expires, coding, newer.cause)
 
     def lifetime(self, age: float) -> Lifetime:
         """Return the lifetime of an answer of that age in seconds."""
@@ -515,15 +518,17 @@ class Metadata(msgspec.Struct, frozen=True, gc=False, array_like=True):
 NO_METADATA: Final = Metadata()
 
 
-def metadata_of(headers: Mapping[str, str], now: float, coding: str = "") -> Metadata:
+def metadata_of(
+    headers: Mapping[str, str], now: float, coding: str = "", cause: str = ""
+) -> Metadata:
     """Read Cache-Control, Expires and Date (RFC 9111 section 4.2.1, HTTP-02 to HTTP-06).
 
     `headers` is a case-insensitive mapping, or has the usual capitalisation. `coding`: that of the
-    body.
+    body. `cause`: why there is no answer.
     """
     control, expires = field_values(headers, "Cache-Control"), headers.get("Expires")
     if not control and expires is None:
-        return Metadata(coding=coding) if coding else NO_METADATA
+        return Metadata(coding=coding, cause=cause) if coding or cause else NO_METADATA
     brief: bool | None = None
     max_age: float | None = None
     if control:

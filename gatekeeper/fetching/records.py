@@ -604,8 +604,8 @@ def from_stored(
     good = _good_of(stored, current)
     if current.outcome.good and uncertain:
         soft = hard = 0.0
-    if current.outcome in GUARD_REFUSALS:
-        # The guard's verdict, not the site's: this process may have another `guard.allow`.
+    if current.outcome in GUARD_REFUSALS or current.outcome is Outcome.TLS:
+        # Our own verdict: this process may have another `guard.allow`, or trust more authorities.
         soft = hard = 0.0
     cap = config.cache.max_ttl if current.outcome.good else DAY
     return Record(

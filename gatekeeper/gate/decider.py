@@ -130,6 +130,8 @@ def _for_all(standing: Standing, record: Record) -> PathRuling | None:
         reason, note = Reason.BLOCKED, BLOCKED_NOTE
     elif reason is Reason.OVERLOADED and record.current.outcome is Outcome.NO_DESCRIPTORS:
         note = describe_shortage()
+    elif reason is Reason.TLS:
+        note = record.current.metadata.cause or None
     retry_at = _utc_or_none(standing.retry_at)
     return PathRuling(verdict or _DEFER, reason, retry_at=retry_at, note=note)
 

@@ -33,6 +33,7 @@ from gatekeeper.fetching.guard import GuardedConnector, HostAddresses
 from gatekeeper.fetching.guard_policy import Guard
 from gatekeeper.fetching.outcomes import Retrieval, RobotsSource
 from gatekeeper.fetching.records import Record
+from gatekeeper.fetching.tls import trusted_by
 from gatekeeper.gate.decider import Decider
 from gatekeeper.gate.leases import Lease, LeaseManager, LeaseRequest
 from gatekeeper.gate.parts import GateParts, OpenParts, configured_signer
@@ -105,6 +106,7 @@ class Gatekeeper:
         self._rng = rng or random.Random()
         self._storage = storage or SqliteStorage.configured(config.storage, self._clock)
         self._guard = Guard(config) if session is None else None
+        self._trusted = trusted_by(config.fetch)
         self._dns: HostAddresses | None = None
         if config.pacing.address_interval is not None:
             self._dns = HostAddresses(config, self._clock, self._guard, resolver)
@@ -611,6 +613,7 @@ class Gatekeeper:
             deny=self._decider.refused,
             url_cache=self._url_cache,
             max_idle=self.config.fetch.max_idle_connections,
+            ssl=self._trusted,
             # No limit of its own: leases and fetch slots bound the connections, and the scheduler
             # could not account for time spent waiting in a connection pool.
             limit=0,

@@ -24,6 +24,7 @@ from gatekeeper.errors import ConfigError, Denied, InvalidURL
 from gatekeeper.fetching.fetcher import FirstAnswer, send_once
 from gatekeeper.fetching.guard import GuardedConnector, refuse_proxy
 from gatekeeper.fetching.guard_policy import Guard, Refusal
+from gatekeeper.fetching.tls import trusted_by
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.decider import refused_request
 from gatekeeper.gate.parts import configured_signer
@@ -206,7 +207,8 @@ def guarded_connector(
 
     It needs a running loop, as every connector does. `guard` is a guard to share between
     connectors, instead of one made from `config`, which also bounds the idle connections
-    (`fetch.max_idle_connections`); `options` go to aiohttp.TCPConnector. The session
+    (`fetch.max_idle_connections`) and names authorities to trust (`fetch.ca_file`, `fetch.ca_dir`);
+    `options` go to aiohttp.TCPConnector. The session
     needs `trust_env=False` (aiohttp's default): a proxy raises ConfigError unless guard.mode is
     "url-only". Raises ConfigError for options that would bypass the guard.
 
@@ -216,12 +218,13 @@ def guarded_connector(
     """
     if "socket_factory" in options:
         raise ConfigError("socket_factory is the guard's; leave it out of the connector's options")
+    fetch = as_config(config).fetch
     return GuardedConnector(
         guard or Guard(config),
         resolver,
         deny=refused_request,
-        max_idle=as_config(config).fetch.max_idle_connections,
-        **options,
+        max_idle=fetch.max_idle_connections,
+        **{"ssl": trusted_by(fetch), **options},
     )
 
 

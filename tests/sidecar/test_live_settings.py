@@ -143,8 +143,8 @@ async def reread(service: Any, config: Config) -> Reloaded:
     return await reload(service)
 
 
-ALONE = TLS | {"identity.key"}
-"""Settings that are invalid without another one."""
+ALONE = TLS | {"identity.key", "fetch.ca_file", "fetch.ca_dir"}
+"""Settings that are invalid without another one, or without a file."""
 
 
 @pytest.mark.parametrize("name", sorted(set(SETTINGS) - set(LIVE) - ALONE))
