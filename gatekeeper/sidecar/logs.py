@@ -362,6 +362,11 @@ class Tracing:
         span.set_attribute("gatekeeper.reason", decision.reason.value)
         span.set_attribute("gatekeeper.decision.id", decision.id)
 
+    def trace_id(self) -> str:
+        """Return the trace of the current request; empty without one, or if nobody keeps it."""
+        context = self._trace.get_current_span().get_span_context()
+        return self._trace.format_trace_id(context.trace_id) if context.trace_flags.sampled else ""
+
     def retrieved(self, origin: str, retrieval: Retrieval, seconds: float) -> None:
         """Add a span for a finished robots.txt fetch, including its wait for leases."""
         # Real time, since traces combine spans of several processes.

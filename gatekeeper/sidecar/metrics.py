@@ -8,18 +8,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import nan
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
 )
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 from gatekeeper.gate import GateStats
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text"
 Samples = Mapping[str, float | Mapping[Any, float]]
 """Values by the name of their metric. The value of a metric with a label is a mapping from the
 value of the label; with several labels, a key is a tuple of their values."""
@@ -120,11 +122,16 @@ class Histogram:
         self._text = text
         self._counts = [0] * (len(_BUCKETS) + 1)
         self._sum = 0.0
+        self._exemplars: dict[int, Exemplar] = {}
+        """The latest one of each bucket."""
 
-    def observe(self, seconds: float) -> None:
-        """Count one duration."""
-        self._counts[bisect_left(_BUCKETS, seconds)] += 1
+    def observe(self, seconds: float, trace_id: str = "") -> None:
+        """Count one duration. `trace_id`: the trace in which it was measured, if there is one."""
+        bucket = bisect_left(_BUCKETS, seconds)
+        self._counts[bucket] += 1
         self._sum += seconds
+        if trace_id:
+            self._exemplars[bucket] = Exemplar({"trace_id": trace_id}, seconds, time.time())
 
     def counts(self) -> list[int]:
         """Return the number of observations in each bucket so far."""
@@ -148,13 +155,15 @@ class Histogram:
             below, lower = below + count, bound
         return lower
 
-    def family(self) -> Metric:
+    def family(self, *, exemplars: bool = False) -> Metric:
         """Return the histogram for Prometheus, with cumulative buckets."""
         total = 0
-        buckets = []
-        for bound, count in zip((*map(str, _BUCKETS), "+Inf"), self._counts, strict=True):
+        buckets: list[Any] = []
+        bounds = (*map(str, _BUCKETS), "+Inf")
+        for bucket, (bound, count) in enumerate(zip(bounds, self._counts, strict=True)):
             total += count
-            buckets.append((bound, float(total)))
+            exemplar = self._exemplars.get(bucket) if exemplars else None
+            buckets.append((bound, float(total), exemplar))
         family = HistogramMetricFamily(self._name, self._text)
         family.add_metric([], buckets, self._sum)
         return family
@@ -182,7 +191,9 @@ class Metrics(Collector):
             "gatekeeper_robots_fetch_seconds",
             "Network time of one robots.txt retrieval, all its hops.",
         )
+        self._exemplars = False
         self.registry.register(self)
+        ProcessCollector(registry=self.registry)
 
     def add_source(self, source: Callable[[], Samples]) -> None:
         """Include the samples that `source` returns in each scrape."""
@@ -205,14 +216,21 @@ class Metrics(Collector):
         if ok:
             self.last_reload_at = time.time()
 
-    def render(self) -> bytes:
-        """Return the text that Prometheus scrapes."""
-        return generate_latest(self.registry)
+    def render(self, accept: str = "", *, exemplars: bool = False) -> tuple[bytes, str]:
+        """Return what Prometheus scrapes, and its Content-Type.
+
+        It is OpenMetrics if the Accept header names that, and else the text format of Prometheus,
+        which has no exemplars.
+        """
+        # A constant, since prometheus_client would send the client's `version` back.
+        encode, content_type = choose_encoder(OPENMETRICS if OPENMETRICS in accept.lower() else "")
+        self._exemplars = exemplars
+        return encode(self.registry), content_type
 
     def collect(self) -> Iterator[Metric]:
         """Return every metric family; called by the registry."""
-        yield self.queue_wait.family()
-        yield self.robots_fetch.family()
+        yield self.queue_wait.family(exemplars=self._exemplars)
+        yield self.robots_fetch.family(exemplars=self._exemplars)
         for source in self._sources:
             for name, values in source().items():
                 yield family_of(name, values)

@@ -248,13 +248,13 @@ class Service:
         self.phase = "serving"
         self.operators.start()
 
-    async def metrics_text(self) -> bytes:
-        """Return the text that Prometheus scrapes."""
+    async def metrics_text(self, accept: str = "", *, exemplars: bool = False) -> tuple[bytes, str]:
+        """Return what Prometheus scrapes, and its Content-Type; see `Metrics.render`."""
         async with self._scraping:
             await self.settle()
             # In a thread, since this iterates over every host, and there may be a million.
             self._hosts_by_state = await asyncio.to_thread(self.gate.parts.scheduler.holdups.count)
-            return self.metrics.render()
+            return self.metrics.render(accept, exemplars=exemplars)
 
     @property
     def ready(self) -> bool:
@@ -391,8 +391,15 @@ class Service:
         """Return an id for a request, for its response and the logs."""
         return f"{self._prefix}{next(self._counter):x}"
 
+    def waited(self, seconds: float) -> None:
+        """Count a lease that was granted after so many seconds."""
+        self.metrics.queue_wait.observe(seconds, self._trace_id())
+
+    def _trace_id(self) -> str:
+        return "" if self.tracing is None else self.tracing.trace_id()
+
     def _retrieved(self, origin: str, retrieval: Retrieval, seconds: float) -> None:
-        self.metrics.robots_fetch.observe(retrieval.took)
+        self.metrics.robots_fetch.observe(retrieval.took, self._trace_id())
         if self.tracing is not None:
             self.tracing.retrieved(origin, retrieval, seconds)
 

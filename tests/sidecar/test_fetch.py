@@ -216,7 +216,7 @@ async def test_the_wait_for_a_page_counts_as_a_wait_for_a_turn(door: Any, site: 
     ) as response:
         await response.read()
 
-    metrics = service.service.metrics.render().decode()
+    metrics = service.service.metrics.render()[0].decode()
     assert "gatekeeper_queue_wait_seconds_count 1.0" in metrics
 
 

@@ -154,7 +154,7 @@ async def test_what_needs_a_restart_is_named_and_stays_as_it_was(
     if name == "pacing.domain_interval":
         pytest.importorskip("publicsuffixlist")
     before = service.config
-    assert "gatekeeper_config_restart_required{" not in service.metrics.render().decode()
+    assert "gatekeeper_config_restart_required{" not in service.metrics.render()[0].decode()
     with caplog.at_level(logging.INFO):
         told = await reread(service, changed(before, name, another(before, name)))
 
@@ -162,10 +162,10 @@ async def test_what_needs_a_restart_is_named_and_stays_as_it_was(
     assert service.config == service.gate.config == before
     assert f"these settings need a restart: {name}" in caplog.text
     metric = f'gatekeeper_config_restart_required{{setting="{name}"}} 1.0'
-    assert metric in service.metrics.render().decode()
+    assert metric in service.metrics.render()[0].decode()
 
     assert await reread(service, before) == Reloaded(applied=[], needs_restart=[])
-    assert "gatekeeper_config_restart_required{" not in service.metrics.render().decode()
+    assert "gatekeeper_config_restart_required{" not in service.metrics.render()[0].decode()
 
 
 MARK = 0.08712634

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
+from prometheus_client.parser import text_string_to_metric_families as prometheus
 
 from gatekeeper.fetching.outcomes import Outcome
 from gatekeeper.sidecar import metrics
@@ -46,6 +48,45 @@ async def test_every_scraped_metric_has_the_kind_of_the_table(
     assert {name.removesuffix("_total"): kind for name, kind in scraped}.items() <= kinds.items()
     absent = kinds.keys() - {name.removesuffix("_total") for name, _ in scraped}
     assert all("_fleet_" in name or "_worker" in name or "_connections" in name for name in absent)
+
+
+OPENMETRICS = "application/openmetrics-text"
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [
+        (None, "text/plain; version=0.0.4; charset=utf-8"),
+        ("*/*", "text/plain; version=0.0.4; charset=utf-8"),
+        (f"{OPENMETRICS};version=1.0.0;q=0.6,text/plain;q=0.4", f"{OPENMETRICS}; version=1.0.0"),
+        (f"text/plain, {OPENMETRICS}; version=x\xe4", f"{OPENMETRICS}; version=1.0.0"),
+    ],
+)
+async def test_the_scraper_chooses_the_format_and_each_is_valid(
+    door: Any, internet: FakeInternet, accept: str | None, content_type: str
+) -> None:
+    internet.site("a.test").robots("")
+    service = await door()
+    await service.get("/v1/check?url=http://a.test/")
+    headers = {} if accept is None else {"Accept": accept}
+    async with service.session.get(service.base + "/metrics", headers=headers) as response:
+        text = await response.text()
+        assert response.headers["Content-Type"].startswith(content_type)
+    is_open = content_type.startswith(OPENMETRICS)
+    parse = openmetrics if is_open else prometheus
+    found = {family.name: family for family in parse(text)}
+    assert text.endswith("# EOF\n") == is_open
+    assert found["gatekeeper_robots_fetch_seconds"].type == "histogram"
+    assert {"process_resident_memory_bytes", "process_open_fds"} <= found.keys()
+
+
+async def test_an_unknown_parameter_of_a_scrape_is_ignored_and_a_wrong_value_is_not(
+    door: Any,
+) -> None:
+    service = await door()
+    for query, status in (("?x=1", 200), ("?exemplars=true", 200), ("?exemplars=2", 400)):
+        async with service.session.get(service.base + "/metrics" + query) as response:
+            assert response.status == status
 
 
 async def test_the_dashboard_names_metrics_that_exist(door: Any, internet: FakeInternet) -> None:

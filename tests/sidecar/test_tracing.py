@@ -158,3 +158,24 @@ async def test_the_seconds_of_robots_fetches_are_a_histogram(
 
     assert "gatekeeper_robots_fetch_seconds_count 2.0" in text
     assert 'gatekeeper_robots_fetch_seconds_bucket{le="+Inf"} 2.0' in text
+
+
+async def test_the_trace_of_a_request_is_an_exemplar_only_if_openmetrics_is_asked_for_it(
+    traced: Any,
+) -> None:
+    """T10: the trace is the only label, and each bucket has one exemplar at most."""
+    await traced.get("/v1/check", params={"url": "http://a.test/"}, headers={"traceparent": PARENT})
+    accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
+    found = {}
+    for query in ("", "?exemplars=true"):
+        for headers in ({}, accept):
+            async with traced.session.get(
+                f"{traced.base}/metrics{query}", headers=headers
+            ) as response:
+                found[query, "Accept" in headers] = await response.text()
+    trace_id = PARENT.split("-")[1]
+    lines = [line for line in found.pop(("?exemplars=true", True)).splitlines() if "# {" in line]
+    assert len(lines) == 1
+    assert f'# {{trace_id="{trace_id}"}} ' in lines[0]
+    assert lines[0].startswith("gatekeeper_robots_fetch_seconds_bucket")
+    assert not any(trace_id in text for text in found.values())

@@ -215,7 +215,7 @@ async def _lease(service: Service, call: Call, url: str, end: float) -> Lease:
     started = service.clock.monotonic()
     wanted = LeaseRequestBody(url=url, wait=(end - started) * _LEASE_SHARE)
     lease = await service.leases.waiters.acquire(service.gate, wanted, call.client)
-    service.metrics.queue_wait.observe(service.clock.monotonic() - started)
+    service.waited(service.clock.monotonic() - started)
     return lease
 
 

@@ -48,7 +48,7 @@ async def acquire_lease(service: Service, call: Call) -> web.StreamResponse:
     except Denied as error:
         service.decided(error.decision, call)
         raise
-    service.metrics.queue_wait.observe(service.clock.monotonic() - started)
+    service.waited(service.clock.monotonic() - started)
     service.decided(held.lease.decision, call)
     return json_response(_body(held), status=201)
 
@@ -62,7 +62,7 @@ def acquire_lease_inline(service: Service, call: InlineCall) -> bytes | None:
     held = service.leases.acquire_nowait(service.gate, body.url, body.ttl, call.client, body.id)
     if held is None:
         return None
-    service.metrics.queue_wait.observe(0.0)
+    service.waited(0.0)
     service.decided(held.lease.decision, call)
     return encode(_body(held))
 

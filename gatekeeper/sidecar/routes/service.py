@@ -22,8 +22,8 @@ from gatekeeper.sidecar.exchange import (
     Route,
     json_response,
     read_body,
+    read_query,
 )
-from gatekeeper.sidecar.metrics import CONTENT_TYPE
 from gatekeeper.sidecar.reload import Reloaded, reload
 
 if TYPE_CHECKING:
@@ -99,9 +99,19 @@ async def get_contract(service: Service, call: Call) -> web.StreamResponse:
     return json_response(document(service.router.routes, version=service.version, tokens=tokens))
 
 
+class MetricsQuery(msgspec.Struct, frozen=True):
+    """What `/metrics` may be asked for; other parameters are ignored."""
+
+    exemplars: bool = False
+    """OpenMetrics alone: with the trace of a request for each bucket of a histogram."""
+
+
 async def get_metrics(service: Service, call: Call) -> web.StreamResponse:
-    """Return the metrics in the text format of Prometheus."""
-    return web.Response(body=await service.metrics_text(), headers={"Content-Type": CONTENT_TYPE})
+    """Return the metrics, in OpenMetrics if Accept names it, else in Prometheus' text format."""
+    asked = read_query(call.query, MetricsQuery)
+    accept = ",".join(call.request.headers.getall("Accept", ()))
+    body, content_type = await service.metrics_text(accept, exemplars=asked.exemplars)
+    return web.Response(body=body, headers={"Content-Type": content_type, "Vary": "Accept"})
 
 
 # --- `/v1/admin`: the operator controls the service.
@@ -137,7 +147,14 @@ ROUTES = (
     # `probe`, since its handler admits: a browser without a token is redirected to sign in.
     Route("GET", "/", list_endpoints, answers={200: Index}, problems=(401, 403), probe=True),
     Route("GET", "/openapi.json", get_contract, answers={200: dict[str, Any]}, needs=CHECK),
-    Route("GET", "/metrics", get_metrics, answers={200: "text/plain"}, needs=CHECK),
+    Route(
+        "GET",
+        "/metrics",
+        get_metrics,
+        query=MetricsQuery,
+        answers={200: "text/plain"},
+        needs=CHECK,
+    ),
 )
 
 
