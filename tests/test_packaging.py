@@ -36,6 +36,7 @@ EXTRAS = {
     "redis": "redis",
     "requests": "requests",
     "rich": "cli",
+    "shtab": "cli",
     "urllib3": "requests",
     "scrapy": "scrapy",
     "uvloop": "speed",

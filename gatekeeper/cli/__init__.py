@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gatekeeper import __version__
-from gatekeeper.errors import ConfigError, GatekeeperError, InvalidURL
+from gatekeeper.errors import ConfigError, GatekeeperError, InvalidURL, needs_extra
 from gatekeeper.terminal import NAME, USAGE, did_you_mean, prepare_streams, url_hint
 
 if TYPE_CHECKING:
@@ -138,8 +138,47 @@ def _build() -> str:
     return "pure Python" if is_pure else "compiled"
 
 
-def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the parser for a call. Only the module of the command that it names is imported."""
+_NAMES_FILE = re.compile(r"FILE|PATH|DIR|OLD|NEW|FRAGMENT|\.toml").search
+"""Finds out whether the metavar of an argument names a file."""
+
+
+class _Completion(argparse.Action):
+    """Prints the script that completes calls in a shell, and exits."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        with needs_extra("cli", "--completion"):
+            import shtab  # noqa: PLC0415 - an extra
+
+        class Completed(argparse.Action):
+            """An argument with a value, in a parser that parses nothing."""
+
+            def __init__(self, *args: Any, **options: Any) -> None:
+                super().__init__(*args, **options)
+                if _NAMES_FILE(str(self.metavar)):
+                    self.complete = shtab.FILE
+
+        def prepare(command: argparse.ArgumentParser) -> None:
+            command.register("action", None, Completed)
+            command.register("action", "append", Completed)
+
+        print(shtab.complete(_parser((), prepare), values))
+        parser.exit()
+
+
+def _parser(
+    argv: Sequence[str], prepare: Callable[[argparse.ArgumentParser], object] | None = None
+) -> argparse.ArgumentParser:
+    """Return the parser for a call. Only the module of the command that it names is imported.
+
+    With `prepare`, which is called with the parser of each command first, it has the arguments of
+    all of them.
+    """
     parser = argparse.ArgumentParser(
         prog=NAME,
         description="Ask a site's robots.txt first, then wait until the host is due.",
@@ -148,13 +187,21 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         "are coloured on a terminal; NO_COLOR=1 switches colours off, FORCE_COLOR=1 on.",
     )
     parser.add_argument("--version", action="version", version=f"{NAME} {__version__} ({_build()})")
+    parser.add_argument(
+        "--completion",
+        choices=("bash", "zsh", "fish"),
+        action=_Completion,
+        help="print the script that completes commands and options in that shell (extra `cli`)",
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = next((word for word in argv if word in COMMANDS), None)
     for name, summary in COMMANDS.items():
         command = commands.add_parser(
             name, help=summary, description=summary[0].upper() + summary[1:] + "."
         )
-        if name == chosen:
+        if prepare is not None:
+            prepare(command)
+        if prepare is not None or name == chosen:
             module = importlib.import_module(f"gatekeeper.cli.{name}")
             command.epilog = f"example: {module.EXAMPLE}"
             command.set_defaults(run=module.run, parser=command)
