@@ -15,7 +15,7 @@ RUN python -m venv /app
 COPY pyproject.toml README.md LICENSE ./
 COPY .ci/compile.py ./.ci/
 COPY gatekeeper ./gatekeeper
-RUN /app/bin/pip install '.[speed,psl]' && /app/bin/python -m compileall -q /app/lib
+RUN /app/bin/pip install '.[speed,psl,redis]' && /app/bin/python -m compileall -q /app/lib
 
 FROM ${PYTHON}
 LABEL org.opencontainers.image.title="gatekeeper" \
