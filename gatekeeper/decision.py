@@ -131,7 +131,8 @@ class Reason(StrEnum):
     """defer: the DNS resolver did not answer; check your resolver if that continues."""
     TLS = "tls"
     """defer: no secure connection could be made, because of an expired or untrusted
-    certificate, for example; plain http is never tried instead."""
+    certificate, for example; plain http is never tried instead. `note` has the cause that OpenSSL
+    gives, and the setting that helps: `fetch.ca_file` or `fetch.ca_dir` for a private authority."""
     BAD_ENCODING = "bad_encoding"
     """defer: the compression of robots.txt is corrupt, unknown or a decompression bomb, or its
     Content-Encoding names no coding and the body is no text."""
