@@ -40,6 +40,7 @@ COMMANDS = {
     "test": "check a robots.txt against a list of expected verdicts",
     "diff": "show which verdicts change between two robots.txt files, with the deciding lines",
     "compose": "combine several files into one robots.txt, and report their conflicts",
+    "proxy": "a proxy through which any client fetches politely, over https as well (mitmproxy)",
     "mcp": "serve the tools may_i_fetch, fetch and explain to agents (MCP)",
     "history": "show the past versions of a site's robots.txt",
     "healthcheck": "check that the running sidecar is alive",

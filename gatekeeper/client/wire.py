@@ -7,6 +7,7 @@ durations are seconds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated
@@ -251,6 +252,15 @@ class Alive(msgspec.Struct, frozen=True, omit_defaults=True):
     user_agent: str | None = None
 
 
+PROBLEM_JSON = "application/problem+json"
+PROBLEM_TYPE = "urn:gatekeeper:problem:"
+SANDBOXED = {
+    "Content-Security-Policy": "sandbox; default-src 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
+"""Headers of every response that may quote a site, so that a browser runs nothing of it (T12)."""
+
+
 class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The body of every error."""
 
@@ -273,6 +283,27 @@ class ProblemDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     member of the fleet, shown to `admin`."""
     why: str | None = None
     """`host_blocked`, `host_paused` or `fleet` if that kept the lease from coming in time."""
+
+
+def retry_after(seconds: float) -> str:
+    """Return the value of a Retry-After header: whole seconds, rounded up, at least 1.
+
+    >>> retry_after(0.2), retry_after(1.0), retry_after(1.01)
+    ('1', '1', '2')
+    """
+    return str(max(1, math.ceil(seconds)))
+
+
+def decision_headers(decision: Decision) -> dict[str, str]:
+    """Return a decision as response headers, for clients that do not read the body."""
+    headers = {
+        "X-Gatekeeper-Verdict": decision.verdict.value,
+        "X-Gatekeeper-Reason": decision.reason.value,
+        "X-Gatekeeper-Decision-Id": decision.id,
+    }
+    if decision.rule is not None:
+        headers["X-Gatekeeper-Line"] = str(decision.rule.line)
+    return headers
 
 
 class SitemapLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

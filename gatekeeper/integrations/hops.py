@@ -8,6 +8,7 @@ the failure is reported. The lease lasts until the body has been read, closed or
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -47,6 +48,14 @@ _DEFAULT_CONNECT_SECONDS = 60.0
 _MIN_CONNECT_SECONDS = 0.001
 """Timeout for connecting if no time is left: 0 would make the socket non-blocking, whose error is
 not a timeout."""
+
+
+# Default User-Agents of browsers and of common tools, which identify no one.
+_CLIENT_DEFAULT = re.compile(
+    r"Mozilla/5\.0 \([^()]*\) (?:AppleWebKit/[\d.]+ \(KHTML, like Gecko\)|Gecko/[\d.]+)"
+    r"(?: (?:HeadlessChrome|Chrome|Chromium|Version|Mobile|Safari|Edg|OPR|Firefox)/[\w.]+)+"
+    r"|(?:curl|Wget|wget2|Go-http-client|axios|okhttp|lychee)/[\w.+-]+|node|undici"
+)
 
 
 class HopErrors:
@@ -460,6 +469,11 @@ def accept_unguarded(config: Config, guarded: bool | None, what: str) -> None:
             f"{what} dials by itself, so that the guard can only judge URLs: say guarded=False "
             '(or set guard.mode = "url-only") to accept that, or leave it out'
         )
+
+
+def unless_default(sent: str | None) -> str | None:
+    """Return a User-Agent unless it is the default of a browser or of a common tool."""
+    return None if sent is None or _CLIENT_DEFAULT.fullmatch(sent) else sent
 
 
 def usual_names(headers: Mapping[str, str]) -> dict[str, str]:

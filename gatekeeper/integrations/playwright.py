@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
@@ -36,6 +35,7 @@ from gatekeeper.integrations.hops import (
     begin,
     hand_out,
     take_back,
+    unless_default,
     usual_names,
 )
 
@@ -73,11 +73,6 @@ RequestDeferred: type[Deferred] = _ERRORS.deferred
 RequestLeaseTimeout: type[LeaseTimeout] = _ERRORS.late
 RequestInvalidURL: type[InvalidURL] = _ERRORS.invalid
 
-# Default User-Agents of browsers, which identify no one.
-_BROWSER = re.compile(
-    r"Mozilla/5\.0 \([^()]*\) (?:AppleWebKit/[\d.]+ \(KHTML, like Gecko\)|Gecko/[\d.]+)"
-    r"(?: (?:HeadlessChrome|Chrome|Chromium|Version|Mobile|Safari|Edg|OPR|Firefox)/[\w.]+)+"
-)
 _INIT_SCRIPT = """
 // Icons are asked for past any route, unless the page names one that is here already.
 if (window === window.top) addEventListener("DOMContentLoaded", () => {
@@ -230,7 +225,7 @@ class PoliteRoutes:
 
     async def _decide(self, route: Route, request: Request) -> None:
         """Send a request if it is allowed. Raises GatekeeperError otherwise."""
-        url, name = request.url, _agent_unless_default(request.headers.get("user-agent"))
+        url, name = request.url, unless_default(request.headers.get("user-agent"))
         if not url.startswith(("http:", "https:")):
             await route.continue_()
             return
@@ -285,18 +280,13 @@ class PoliteRoutes:
                     hop.failed(by_network=False)
 
 
-def _agent_unless_default(sent: str | None) -> str | None:
-    """Return a User-Agent unless it is a browser's default."""
-    return None if sent is None or _BROWSER.fullmatch(sent) else sent
-
-
 async def _agent_of(page: Page) -> str | None:
     """Return the User-Agent that the page's context was created with, if the page shows one. The
     header that is actually sent is checked again later. A page whose host does not respond shows
     none."""
     with suppress(Error, TimeoutError):
         async with asyncio.timeout(_SHOWN_SECONDS):
-            return _agent_unless_default(str(await page.evaluate("navigator.userAgent")))
+            return unless_default(str(await page.evaluate("navigator.userAgent")))
     return None
 
 

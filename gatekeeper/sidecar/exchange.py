@@ -9,7 +9,6 @@ import asyncio
 import http
 import inspect
 import json
-import math
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
@@ -21,7 +20,14 @@ from urllib.parse import unquote, unquote_plus
 import msgspec
 from aiohttp import HttpVersion11, StreamReader, web
 
-from gatekeeper.client.wire import ProblemDocument, encode
+from gatekeeper.client.wire import (
+    PROBLEM_JSON,
+    PROBLEM_TYPE,
+    SANDBOXED,
+    ProblemDocument,
+    encode,
+    retry_after,
+)
 from gatekeeper.decision import Decision
 from gatekeeper.sidecar.inline import InlineCall
 
@@ -224,15 +230,6 @@ class Router(Generic[_S]):
 # --- Errors as problem documents (RFC 9457).
 
 
-PROBLEM_JSON = "application/problem+json"
-_TYPE_PREFIX = "urn:gatekeeper:problem:"
-SANDBOXED = {
-    "Content-Security-Policy": "sandbox; default-src 'none'",
-    "X-Content-Type-Options": "nosniff",
-}
-"""Headers of every response that may quote a site, so that a browser runs nothing of it (T12)."""
-
-
 class Holder(NamedTuple):
     """The lease that occupies a host, as far as the waiting client may know about it."""
 
@@ -275,7 +272,7 @@ class Problem(Exception):
     def document(self, request_id: str | None = None) -> ProblemDocument:
         """Return the body of the response to the request with that id."""
         return ProblemDocument(
-            type=_TYPE_PREFIX + self.kind,
+            type=PROBLEM_TYPE + self.kind,
             title=http.HTTPStatus(self.status).phrase,
             status=self.status,
             detail=self.detail,
@@ -299,15 +296,6 @@ class Problem(Exception):
             content_type=PROBLEM_JSON,
             headers=headers,
         )
-
-
-def retry_after(seconds: float) -> str:
-    """Return the value of a Retry-After header: whole seconds, rounded up, at least 1.
-
-    >>> retry_after(0.2), retry_after(1.0), retry_after(1.01)
-    ('1', '1', '2')
-    """
-    return str(max(1, math.ceil(seconds)))
 
 
 # --- Reading query strings and bodies, and writing responses.

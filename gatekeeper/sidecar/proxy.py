@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from gatekeeper import urls
+from gatekeeper.client.wire import decision_headers
 from gatekeeper.errors import AddressRefused
 from gatekeeper.fetching.guard import GuardedResolver
 from gatekeeper.fetching.guard_policy import Guard
 from gatekeeper.library_internals import tunnel_reader
 from gatekeeper.sidecar.exchange import METHODS, Call, Problem, read_octets
 from gatekeeper.sidecar.routes.fetch import (
-    decision_headers,
     hold_while_read,
     pass_page_on,
     refuse_unsendable,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
+import functools
 import importlib
 import os
 import socket
+import ssl
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,6 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import aiohttp
+import msgspec
 
 from gatekeeper import (
     Config,
@@ -24,6 +29,8 @@ from gatekeeper import (
     Denied,
     GateClosed,
     Gatekeeper,
+    InvalidURL,
+    LeaseTimeout,
     Reason,
     RemoteGatekeeper,
     SyncGatekeeper,
@@ -36,11 +43,19 @@ from tests.conformance.ways import AGENT, Sidecar
 from tests.integrations.scrapy_worker import Connection, Worker, WorkerFailed
 from tests.internet import Fail, FakeInternet, certs
 
-__all__ = ["RIGS", "SCRAPY_PYTHON", "Answer", "Rig"]
+__all__ = ["MITMPROXY_TESTS", "RIGS", "SCRAPY_PYTHON", "Answer", "Rig"]
 
 SCRAPY_PYTHON = os.environ.get("SCRAPY_PYTHON")
 """The Python of the environment with Scrapy, if it is another one: CI has one with the oldest
 supported Scrapy. Only Scrapy is tested then."""
+
+
+MITMPROXY_TESTS = os.environ.get("MITMPROXY_TESTS")
+"""Set in an environment of Python 3.12 or newer with mitmproxy. Only mitmproxy is tested then."""
+if MITMPROXY_TESTS:
+    with warnings.catch_warnings():  # of what mitmproxy imports
+        warnings.simplefilter("ignore")
+        importlib.import_module("mitmproxy.tools.dump")
 
 
 @dataclass
@@ -501,9 +516,122 @@ class ScrapyDownloads(Scrapy):
         return Answer(*await self.crawl.call("get", url, {}, {}))
 
 
+class Mitmproxy(Rig):
+    """aiohttp's client with mitmproxy as its proxy, which runs in this loop with our add-on.
+    Problem documents of the proxy are converted back to errors."""
+
+    library = "mitmproxy"
+    error = "aiohttp.ClientError"
+    streams = False  # a short body has passed the proxy before its client reads it
+    gives_up = True
+    max_wait = 20.0
+    options: ClassVar[dict[str, Any]] = {}
+    """Options of the add-on."""
+
+    async def start(self) -> None:
+        from mitmproxy.options import Options
+        from mitmproxy.tools.dump import DumpMaster
+
+        from gatekeeper.integrations.mitmproxy import PoliteProxy
+
+        self.gate = await self._gate().__aenter__()
+        self.proxy = PoliteProxy(
+            self.gate, resolver=self.internet.resolver, max_wait=self.max_wait, **self.options
+        )
+        folder = authority_folder()
+        trusted = str(Path(folder) / "sites.pem")
+        certs.authority().cert_pem.write_to_path(trusted)
+        master = self.master = DumpMaster(
+            Options(
+                confdir=folder,
+                listen_host="127.0.0.1",
+                listen_port=0,
+                ssl_verify_upstream_trusted_ca=trusted,
+            ),
+            with_termlog=False,
+            with_dumper=False,
+        )
+        up = asyncio.Event()
+        master.addons.add(self.proxy, Running(up))
+        self.running = asyncio.create_task(master.run())
+        await up.wait()
+        host, port, *_ = master.addons.get("proxyserver").listen_addrs()[0]
+        self.address = f"http://{host}:{port}"
+        self.certificate = str(Path(folder) / "mitmproxy-ca-cert.pem")
+        trust = ssl.create_default_context(cafile=self.certificate)
+        self.client = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=trust), proxy=self.address
+        )
+
+    async def close(self) -> None:
+        await self.client.close()
+
+    async def stop(self) -> None:
+        await self.close()
+        for server in self.master.addons.get("proxyserver").servers:
+            await server.stop()  # mitmproxy leaves it to the end of the process
+        self.master.shutdown()
+        await self.running
+        await self.close_gate()
+
+    async def get(self, url: str, **headers: str) -> Answer:
+        async with await self._send(url, **headers) as response:
+            return Answer(response.status, await response.text())
+
+    async def begin(self, url: str) -> Any:
+        return await self._send(url)
+
+    async def _send(self, url: str, **headers: str) -> aiohttp.ClientResponse:
+        response = await self.client.get(url, headers=named(headers))
+        if response.headers.get("Content-Type") != "application/problem+json":
+            if response.headers.get("Server", "").startswith("mitmproxy"):  # its error page
+                raise aiohttp.ClientError(await response.text())
+            return response
+        document = await response.json(content_type=None)
+        kind, detail = document["type"].rpartition(":")[2], document["detail"]
+        if kind in ("denied", "deferred"):
+            decision = msgspec.convert(document["decision"], Decision)
+            assert response.headers["X-Gatekeeper-Decision-Id"] == decision.id
+            raise (Denied if response.status == 403 else Deferred)(decision)
+        errors = {
+            "not-yet": lambda: LeaseTimeout(url, detail),
+            "closing": lambda: GateClosed(detail),
+            "invalid-url": lambda: InvalidURL(url, detail),
+        }
+        raise errors.get(kind, lambda: aiohttp.ClientError(f"{response.status} {detail}"))()
+
+    async def finish(self, response: Any) -> None:
+        response.close()
+
+    async def drop(self, url: str) -> None:
+        """Hang up: aiohttp's parser refers to a response whose body has not come."""
+        response = await self.begin(url)
+        assert await self.in_flight() == 1
+        response.close()
+
+
+class Running:
+    """An add-on of mitmproxy that tells when it runs."""
+
+    def __init__(self, up: asyncio.Event) -> None:
+        self.up = up
+
+    def running(self) -> None:
+        self.up.set()
+
+
+@functools.cache
+def authority_folder() -> str:
+    """The folder of the authority that mitmproxy makes once for all tests of this process."""
+    folder = tempfile.TemporaryDirectory(prefix="gk")
+    atexit.register(folder.cleanup)
+    return folder.name
+
+
 def named(headers: dict[str, str]) -> dict[str, str]:
     return {name.replace("_", "-"): value for name, value in headers.items()}
 
 
 RIGS: list[Callable[..., Rig]] = [Httpx, Httpx2, SyncHttpx, SyncHttpx2, Requests, Mcp, Crawlee]
 RIGS = [*([] if SCRAPY_PYTHON else RIGS), Scrapy, ScrapyDownloads]
+RIGS = [Mitmproxy] if MITMPROXY_TESTS else RIGS

@@ -13,7 +13,13 @@ import msgspec
 from aiohttp import web
 
 from gatekeeper import urls
-from gatekeeper.client.wire import LeaseRequestBody, SitemapLine, encode
+from gatekeeper.client.wire import (
+    SANDBOXED,
+    LeaseRequestBody,
+    SitemapLine,
+    decision_headers,
+    encode,
+)
 from gatekeeper.clock import deadline
 from gatekeeper.decision import Decision, refuse
 from gatekeeper.descriptors import describe_shortage, is_shortage
@@ -22,7 +28,7 @@ from gatekeeper.gate.leases import Lease
 from gatekeeper.http_fields import REDIRECTS, unreadable
 from gatekeeper.robots.signals import parse_challenges
 from gatekeeper.session.middleware import counting_bytes
-from gatekeeper.sidecar.exchange import CRAWL, OCTETS, SANDBOXED, Call, Problem, Route, read_query
+from gatekeeper.sidecar.exchange import CRAWL, OCTETS, Call, Problem, Route, read_query
 from gatekeeper.sidecar.routes.operators import open_stream
 from gatekeeper.sidecar.waiting import draining
 from gatekeeper.sitemaps import SitemapEntry, Sitemaps, parse_since, sitemaps_of
@@ -100,18 +106,6 @@ class FetchQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The query of `GET /v1/fetch`. Pages are fetched only under the service's own name."""
 
     url: str
-
-
-def decision_headers(decision: Decision) -> dict[str, str]:
-    """Return a decision as response headers, for clients that do not read the body."""
-    headers = {
-        "X-Gatekeeper-Verdict": decision.verdict.value,
-        "X-Gatekeeper-Reason": decision.reason.value,
-        "X-Gatekeeper-Decision-Id": decision.id,
-    }
-    if decision.rule is not None:
-        headers["X-Gatekeeper-Line"] = str(decision.rule.line)
-    return headers
 
 
 async def fetch_page(service: Service, call: Call) -> web.StreamResponse:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from gatekeeper import urls
+from gatekeeper.client.wire import decision_headers, retry_after
 from gatekeeper.config import token_of
 from gatekeeper.decision import Decision, State
 from gatekeeper.errors import InvalidURL
 from gatekeeper.robots import product_token
-from gatekeeper.sidecar.exchange import ANY, FORWARD_AUTH, Call, Problem, Route, retry_after
-from gatekeeper.sidecar.routes.fetch import decision_headers
+from gatekeeper.sidecar.exchange import ANY, FORWARD_AUTH, Call, Problem, Route
 
 if TYPE_CHECKING:
     from gatekeeper.sidecar.service import Service

@@ -1,0 +1,139 @@
+"""`gatekeeper proxy`: a proxy through which any client fetches politely, over http and https."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from gatekeeper.cli import TOKEN, load, seconds
+from gatekeeper.cli.settings import Settings
+from gatekeeper.errors import ConfigError
+from gatekeeper.terminal import NAME, OK, json_text, warn_if_anonymous
+
+if TYPE_CHECKING:
+    from gatekeeper.integrations.mitmproxy import Listening
+
+EXAMPLE = f"{NAME} proxy --user-agent 'examplebot/1.0 (+https://example.org/bot)'"
+_MODULE = "gatekeeper.integrations.mitmproxy"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `proxy`."""
+    parser.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        type=_address,
+        default="127.0.0.1:8080",
+        help="address to listen on (127.0.0.1:8080); port 0 takes a free one",
+    )
+    parser.add_argument(
+        "--sidecar",
+        metavar="URL",
+        help=f"ask a sidecar (http://127.0.0.1:8750, or unix:PATH); its token is read from {TOKEN}",
+    )
+    parser.add_argument(
+        "--subresources",
+        action="store_true",
+        help="for browsers: what a page loads is decided, and takes no lease",
+    )
+    parser.add_argument(
+        "--passthrough",
+        metavar="HOST",
+        action="append",
+        default=[],
+        help="leave the TLS of this host (or *.example.org) closed, and decide a tunnel by its "
+        "front page (repeatable)",
+    )
+    parser.add_argument(
+        "--wait",
+        metavar="SECONDS",
+        type=seconds,
+        default=60.0,
+        help="maximum time that a request waits for its host; then it gets 429 (60)",
+    )
+    parser.add_argument(
+        "--script",
+        action="store_true",
+        help="print the path of the add-on, for `mitmdump -s`, and exit",
+    )
+
+
+def _address(text: str) -> tuple[str, int]:
+    """Argument type: a host and a port."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65_535:
+        raise argparse.ArgumentTypeError(f"{text!r}; give HOST:PORT, such as 127.0.0.1:8080")
+    return host.strip("[]"), int(port)
+
+
+def _refuse_used(host: str, port: int) -> None:
+    """Raise ConfigError for an address on which something listens: mitmproxy says it at length."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        raise ConfigError(
+            f"--listen {host}:{port}: {error.strerror}; give another address"
+        ) from error
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT."""
+    if args.script:
+        spec = importlib.util.find_spec(_MODULE)
+        print(None if spec is None else spec.origin)
+        return OK
+    version = sys.version_info
+    if version < (3, 12):
+        raise ConfigError(
+            f"mitmproxy needs Python 3.12 or newer, and this is {version.major}.{version.minor}: "
+            "install gatekeeper by a newer Python (pip install 'robots-gatekeeper[mitmproxy]')"
+        )
+    from gatekeeper.integrations.mitmproxy import PoliteProxy, open_gate, serve  # noqa: PLC0415
+
+    settings: Settings = load(args)
+    config = settings.config
+    if args.sidecar is None:
+        warn_if_anonymous(settings)
+    # A sidecar has an identity of its own.
+    agent = settings.identity() if args.sidecar is None else config.user_agent
+    _refuse_used(*args.listen)
+
+    async def proxy() -> None:
+        async with open_gate(agent, config, args.sidecar) as gate:
+            addon = PoliteProxy(
+                gate,
+                subresources=args.subresources,
+                passthrough=args.passthrough,
+                max_wait=args.wait,
+            )
+            await serve(addon, *args.listen, _announce_json if args.json else _announce)
+
+    asyncio.run(proxy())
+    return OK
+
+
+def _announce_json(found: Listening) -> None:
+    """Print what clients need as one line of JSON."""
+    certificate = str(found.certificate)
+    message = {"listening": found.url, "certificate": certificate, "spki": found.spki}
+    print(json_text(message), flush=True)
+
+
+def _announce(found: Listening) -> None:
+    """Print the address, the certificate, and how the common clients take both."""
+    proxy, file = found.url, found.certificate
+    print(f"{NAME}: a proxy for any client listens on {proxy}")
+    print(f"certificate of its authority: {file}")
+    print(f"  curl --proxy {proxy} --cacert {file} https://example.org/")
+    print(f"  Node: NODE_EXTRA_CA_CERTS={file}")
+    print(f"  Python: HTTPS_PROXY={proxy} HTTP_PROXY={proxy} REQUESTS_CA_BUNDLE={file}")
+    switches = f"--proxy-server={proxy} --ignore-certificate-errors-spki-list={found.spki}"
+    print(f"  Chromium: {switches} --user-data-dir=DIR")
+    options = f'proxy={{"server": "{proxy}"}}, ignore_https_errors=True'
+    print(f"  Playwright: browser.new_context({options})", flush=True)

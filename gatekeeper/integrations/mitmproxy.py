@@ -1,0 +1,614 @@
+"""Any client over https: an add-on for mitmproxy that decides and paces each request.
+
+`gatekeeper proxy` runs it; `mitmdump -s "$(gatekeeper proxy --script)"` adds it to a mitmproxy of
+your own. mitmproxy dials a site only for a request or a tunnel that was decided: everything else
+is refused where it dials (`PoliteProxy.server_connect`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import http as statuses
+import logging
+import os
+import re
+import signal
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from aiohttp.abc import AbstractResolver
+
+from gatekeeper import urls
+from gatekeeper.client.client import RemoteGatekeeper
+from gatekeeper.client.wire import (
+    PROBLEM_JSON,
+    PROBLEM_TYPE,
+    SANDBOXED,
+    ProblemDocument,
+    decision_headers,
+    encode,
+    retry_after,
+)
+from gatekeeper.config import Config, HostRule
+from gatekeeper.decision import Decision, refuse
+from gatekeeper.errors import (
+    AddressRefused,
+    ConfigError,
+    Deferred,
+    Denied,
+    GateClosed,
+    GatekeeperError,
+    InvalidURL,
+    LeaseTimeout,
+    StorageError,
+    needs_extra,
+)
+from gatekeeper.gate import Gatekeeper
+from gatekeeper.gate.lease_base import other_agent
+from gatekeeper.gate.protocols import Gate, config_of
+from gatekeeper.integrations.hops import BodyInUse, GuardedNames, Hop, begin, unless_default
+from gatekeeper.pacing.rules import HostRules
+
+with needs_extra("mitmproxy", __name__):
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
+    from mitmproxy import ctx, http
+    from mitmproxy.options import Options
+    from mitmproxy.tools.dump import DumpMaster
+
+__all__ = ["Listening", "PoliteProxy", "addons", "open_gate", "serve"]
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+WAIT: Final = 60.0
+"""Seconds that a request waits for its lease at most, unless the caller says otherwise."""
+_MOST_OF_HOST: Final = 1_000
+"""Requests and tunnels of one host that wait or run at the same time."""
+_MOST: Final = 10_000
+"""Requests and tunnels of all hosts together."""
+_KEPT_OCTETS: Final = 1_048_576
+"""mitmproxy keeps the body of a refused request until it has come as a whole: up to this size."""
+_PAGE_PARTS: Final = re.compile(r"(?!document$|iframe$|frame$|fencedframe$)[a-z]+")
+"""Values of Sec-Fetch-Dest for what a page loads (Fetch Metadata, section 2.1)."""
+_PORTS: Final = {"http": 80, "https": 443}
+_ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
+
+_addresses: ContextVar[list[tuple[str, int]] | None] = ContextVar("gatekeeper_addresses")
+"""The addresses to dial, in the task of mitmproxy that opens a connection."""
+
+
+@dataclass(eq=False)
+class _Exchange:
+    """A request or a tunnel, from the moment it is asked for until its body is over."""
+
+    client: Any
+    address: tuple[str, int]
+    """Host and port, as mitmproxy names them."""
+    is_tunnel: bool = False
+    waiting: asyncio.Future[Any] | None = None
+    """What is awaited before the request may be sent."""
+    found: list[tuple[str, int]] = field(default_factory=list)
+    """The addresses that the guard allows; empty until the request is decided."""
+    hop: Hop | None = None
+    decision: Decision | None = None
+    body: BodyInUse | None = None
+    unconnected: OSError | None = None
+
+    def end(self, *, by_network: bool = False) -> None:
+        """End the lease. `by_network`: if there was no response, the site is the reason."""
+        if self.waiting is not None:
+            self.waiting.cancel()
+        if self.body is not None:
+            self.body.free()
+        elif self.hop is not None:
+            why = self.unconnected
+            self.hop.failed(by_network=by_network or why is not None, unconnected=why)
+
+
+class _NotPassedOn(Exception):
+    """A request that is answered with a problem document of this status."""
+
+    def __init__(self, status: int, kind: str, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.kind = kind
+
+
+class PoliteProxy:
+    """The add-on. Its methods are hooks of mitmproxy, which calls them by their names.
+
+    A request that is denied is answered with 403, a deferred one with 429 and Retry-After, each
+    with a problem document (RFC 9457) and the decision in header fields.
+
+    >>> async def main(master, gate) -> None:
+    ...     master.addons.add(PoliteProxy(gate, passthrough=["pinned.example.org"]))
+    ...     await master.run()
+    """
+
+    guarded: bool = True
+    """The guard judges each address that mitmproxy dials."""
+
+    def __init__(
+        self,
+        gate: Gatekeeper | RemoteGatekeeper | None,
+        *,
+        subresources: bool = False,
+        passthrough: Iterable[str] = (),
+        max_wait: float = WAIT,
+        resolver: AbstractResolver | None = None,
+    ) -> None:
+        """`subresources`: what a browser loads for a page is decided, and takes no lease.
+        `passthrough`: hosts (or `*.example.org`) whose TLS is not opened; a tunnel is decided by
+        the front page of its origin. `max_wait`: seconds that a request waits for its lease at
+        most. `gate`: None refuses everything. Raises ConfigError for a bad host."""
+        self._open: dict[str, dict[str, _Exchange]] = {}
+        """Exchanges by the ids of their clients' connections and of their flows."""
+        self._count = 0
+        self._resolver = resolver
+        self._use(gate, subresources, passthrough, max_wait)
+
+    def _use(
+        self, gate: Any, subresources: bool, passthrough: Iterable[str], max_wait: float
+    ) -> None:
+        self._gate: Any = gate
+        self._subresources = subresources
+        self._passthrough = HostRules([HostRule(match=host) for host in passthrough])
+        self._max_wait = max_wait
+        config = Config() if gate is None else config_of(gate)
+        self._names = GuardedNames(config, self._resolver)
+
+    # -- the life of the proxy
+
+    async def running(self) -> None:
+        """Take over how mitmproxy finds addresses, and keep it from dialling before a decision."""
+        loop = asyncio.get_running_loop()
+        look_up = loop.getaddrinfo
+
+        async def getaddrinfo(host: Any, port: Any, **options: Any) -> Any:
+            found = _addresses.get(None)
+            if found is None:
+                return await look_up(host, port, **options)
+            return [one for pair in found for one in await look_up(*pair, **options)]
+
+        # mitmproxy has no hook for it. `asyncio.open_connection` tries the addresses in order.
+        vars(loop)["getaddrinfo"] = getaddrinfo
+        ctx.options.update(connection_strategy="lazy")
+
+    async def done(self) -> None:
+        """End every lease."""
+        vars(asyncio.get_running_loop()).pop("getaddrinfo", None)
+        for client in list(self._open):
+            self._end_all(client)
+        await self._names.close()
+
+    def client_disconnected(self, client: Any) -> None:
+        """End the leases of a client that hung up, and what it waits for."""
+        self._end_all(client.id)
+
+    def _end_all(self, client: str) -> None:
+        for flow in list(self._open.get(client, ())):
+            self._pop(client, flow).end()
+
+    # -- a request
+
+    async def requestheaders(self, flow: http.HTTPFlow) -> None:
+        """Decide a request and wait for its lease, or answer it with a refusal."""
+        if flow.error is not None or flow.response is not None:
+            return
+        if any(one.is_tunnel for one in self._open.get(flow.client_conn.id, {}).values()):
+            flow.request.stream = True  # inside a tunnel, which was decided as a whole
+            return
+        await self._answering(flow, self._admit_request(flow))
+
+    async def _answering(self, flow: http.HTTPFlow, admit: Coroutine[Any, Any, None]) -> None:
+        """Answer a request that is refused. Whatever else fails here, the request is not sent."""
+        try:
+            await admit
+        except (GatekeeperError, OSError, _NotPassedOn) as error:
+            exchange = self._pop(flow.client_conn.id, flow.id)
+            if exchange is not None:
+                exchange.end()
+            _log.info("%s is refused: %s", urls.mask(_url_of(flow.request)), error)
+            flow.response = _answer(error)
+            if _may_be_large(flow.request):
+                flow.kill()
+        except BaseException:
+            exchange = self._pop(flow.client_conn.id, flow.id)
+            if exchange is not None:
+                exchange.end()
+            flow.kill()
+            raise
+
+    async def _admit_request(self, flow: http.HTTPFlow) -> None:
+        request = flow.request
+        url, sent = _url_of(request), unless_default(request.headers.get("User-Agent"))
+        _check(request, url)
+        exchange = self._begin(flow, url, sent)
+        if self._subresources and _is_page_part(request):
+            agent = other_agent(sent, self._gate.user_agent)
+            decision = await _wait(exchange, self._gate.check(url, user_agent=agent))
+            refuse(decision)
+            name = (self._gate.user_agent or decision.user_agent) if sent is None else None
+            headers = {} if name is None else {"User-Agent": name}
+        else:
+            hop = exchange.hop = await _wait(exchange, begin(self._gate, url, sent, self._max_wait))
+            decision, headers = hop.lease.decision, hop.headers(request.method, url)
+        exchange.decision = decision
+        await self._look_up(exchange, url, sent)
+        for name in [name for name in request.headers if name.lower().startswith("proxy-")]:
+            request.headers.pop(name, None)  # for this proxy, not for the site
+        request.headers.update(headers)
+        _add_via(request)
+        request.stream = True
+
+    def _begin(
+        self, flow: http.HTTPFlow, url: str, sent: str | None, *, is_tunnel: bool = False
+    ) -> _Exchange:
+        """Note a request that is to be decided. Raises Denied, InvalidURL, GateClosed or
+        _NotPassedOn."""
+        if self._gate is None:
+            raise GateClosed("the gate is not open")
+        self._names.refuse_url(self._gate, url, sent)
+        request, client = flow.request, flow.client_conn
+        address = request.host, request.port
+        every = (one for flows in self._open.values() for one in flows.values())
+        if self._count >= _MOST or (
+            self._count >= _MOST_OF_HOST
+            and sum(one.address[0] == address[0] for one in every) >= _MOST_OF_HOST
+        ):
+            raise _NotPassedOn(
+                503, "busy", f"too many requests for {request.host} are waiting here"
+            )
+        exchange = _Exchange(client, address, is_tunnel)
+        self._open.setdefault(client.id, {})[flow.id] = exchange
+        self._count += 1
+        return exchange
+
+    async def _look_up(self, exchange: _Exchange, url: str, sent: str | None) -> None:
+        """Find the addresses that may be dialled. Raises Denied if the guard allows none."""
+        try:
+            looking = self._names.addresses(self._gate, *exchange.address)
+            exchange.found = await _wait(exchange, looking)
+        except AddressRefused as error:
+            raise self._names.denied(url, sent) from error
+        except OSError as error:
+            exchange.unconnected = error
+            raise
+
+    def responseheaders(self, flow: http.HTTPFlow) -> None:
+        """Report the head of the response, and pass its body on without keeping it."""
+        flow.response.stream = True
+        exchange = self._open.get(flow.client_conn.id, {}).get(flow.id)
+        if exchange is None:
+            return
+        headers = flow.response.headers
+        if exchange.hop is not None:
+            body = exchange.body = exchange.hop.answered(flow.response.status_code, headers)
+
+            def count(piece: bytes) -> bytes:
+                body.came(len(piece))
+                return piece
+
+            flow.response.stream = count
+        for name in [name for name in headers if name.lower().startswith("x-gatekeeper-")]:
+            headers.pop(name, None)  # a site can't speak for the gate
+        if exchange.decision is not None:
+            headers.update(decision_headers(exchange.decision))
+        _add_via(flow.response)
+
+    def response(self, flow: http.HTTPFlow) -> None:
+        """End the lease: the body is over. That of an upgrade ends here, with its 101."""
+        exchange = self._pop(flow.client_conn.id, flow.id)
+        if exchange is not None:
+            exchange.end()
+
+    def error(self, flow: http.HTTPFlow) -> None:
+        """End the lease of a request that failed, or whose client gave up."""
+        exchange = self._pop(flow.client_conn.id, flow.id)
+        if exchange is not None:
+            by_client = not flow.client_conn.connected or "by client" in flow.error.msg
+            exchange.end(by_network=not by_client)
+
+    def _pop(self, client: str, flow: str) -> Any:
+        flows = self._open.get(client, {})
+        exchange = flows.pop(flow, None)
+        if exchange is not None:
+            self._count -= 1
+            if not flows:
+                del self._open[client]
+        return exchange
+
+    # -- a tunnel
+
+    async def http_connect(self, flow: http.HTTPFlow) -> None:
+        """Decide a tunnel whose TLS is not opened. In others the requests are decided."""
+        if self._passthrough.find(flow.request.host.lower()) is not None:
+            await self._answering(flow, self._admit_tunnel(flow))
+
+    async def _admit_tunnel(self, flow: http.HTTPFlow) -> None:
+        url = _origin("https", flow.request.host, flow.request.port) + "/"
+        exchange = self._begin(flow, url, None, is_tunnel=True)
+        exchange.hop = await _wait(exchange, begin(self._gate, url, None, self._max_wait))
+        await self._look_up(exchange, url, None)
+
+    def tls_clienthello(self, data: Any) -> None:
+        """Leave the TLS of a tunnel as it is."""
+        flows = self._open.get(data.context.client.id, {})
+        data.ignore_connection = any(one.is_tunnel for one in flows.values())
+
+    # -- what mitmproxy dials
+
+    def server_connect(self, data: Any) -> None:
+        """Let mitmproxy dial the addresses of a request that was decided, and no others."""
+        data.server.error = "no request for this address was decided"
+        for exchange in self._dialling(data):
+            if exchange.found:
+                self._names.dialled()
+                _addresses.set(exchange.found)
+                data.server.error = None
+                return
+
+    def server_connected(self, data: Any) -> None:
+        """Hold the slot of a tunnel as long as it is open."""
+        for exchange in self._dialling(data):
+            if exchange.is_tunnel and exchange.hop is not None:
+                body = exchange.body = BodyInUse(exchange.hop.call, exchange.hop.call_later)
+                exchange.hop.lease.ends_with(body)
+
+    def server_connect_error(self, data: Any) -> None:
+        """Note why a site could not be dialled."""
+        errno = _ERRNO.search(data.server.error or "")
+        for exchange in self._dialling(data):
+            if errno is not None:
+                exchange.unconnected = OSError(int(errno[1]), data.server.error)
+
+    def server_disconnected(self, data: Any) -> None:
+        """End the lease of a tunnel."""
+        flows = self._open.get(data.client.id, {})
+        for flow, exchange in list(flows.items()):
+            if exchange.is_tunnel:
+                self._pop(data.client.id, flow).end()
+
+    def _dialling(self, data: Any) -> list[_Exchange]:
+        """Return the exchanges of a client for which this address is dialled."""
+        flows = self._open.get(data.client.id, {})
+        address = data.server.address[:2]
+        return [one for one in flows.values() if one.address == address and one.body is None]
+
+    # -- what would be kept
+
+    def websocket_message(self, flow: http.HTTPFlow) -> None:
+        """Drop the messages that were passed on."""
+        del flow.websocket.messages[:-1]
+
+    def tcp_message(self, flow: Any) -> None:
+        """Drop the messages of an upgraded connection that were passed on."""
+        del flow.messages[:-1]
+
+
+async def _wait(exchange: _Exchange, deciding: Coroutine[Any, Any, _T]) -> _T:
+    """Await it in a task that is cancelled if the client hangs up."""
+    exchange.waiting = task = asyncio.ensure_future(deciding)
+    try:
+        return await task
+    finally:
+        exchange.waiting = None
+
+
+def _origin(scheme: str, host: str, port: int) -> str:
+    host = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{host}" if port == _PORTS.get(scheme) else f"{scheme}://{host}:{port}"
+
+
+def _url_of(request: http.Request) -> str:
+    path = "" if request.path == "*" else request.path
+    return _origin(request.scheme or "https", request.host, request.port) + path
+
+
+def _check(request: http.Request, url: str) -> None:
+    """Raise _NotPassedOn for a request whose origin or content the site would read differently."""
+    host = request.host_header
+    if (
+        host is not None
+        and urls.parse(f"{request.scheme}://{host}/").origin != urls.parse(url).origin
+    ):
+        raise _NotPassedOn(
+            421,
+            "misdirected",
+            f"the request is for {urls.mask(host)} by its Host, and for {request.host} port "
+            f"{request.port} by its target or CONNECT: one URL is decided, so they must agree",
+        )
+    coding = request.headers.get("Transfer-Encoding", "chunked")
+    if coding.strip().lower() != "chunked":  # RFC 9112 section 6.1
+        raise _NotPassedOn(
+            501, "transfer-coding", f"the transfer coding {coding!r} is not passed on"
+        )
+
+
+def _is_page_part(request: http.Request) -> bool:
+    """Return whether a browser says that it loads this for a page.
+
+    Browsers say it in Sec-Fetch-Dest; over plain http they send no such field, but mark navigations
+    by Upgrade-Insecure-Requests.
+    """
+    if (kind := request.headers.get("Sec-Fetch-Dest")) is not None:
+        return _PAGE_PARTS.fullmatch(kind) is not None
+    browser = request.headers.get("User-Agent", "").startswith("Mozilla/")
+    return browser and "Upgrade-Insecure-Requests" not in request.headers
+
+
+def _may_be_large(request: http.Request) -> bool:
+    """Return whether the body of a refused request could be larger than what may be kept."""
+    length = request.headers.get("Content-Length")
+    if length is not None:
+        return not length.isdecimal() or int(length) > _KEPT_OCTETS
+    has_body = request.is_http2 and request.method in {"POST", "PUT", "PATCH"}
+    return has_body or "Transfer-Encoding" in request.headers
+
+
+def _add_via(message: Any) -> None:
+    """Name this proxy in Via (RFC 9110 section 7.6.3)."""
+    message.headers.add("Via", f"{message.http_version.removeprefix('HTTP/')} gatekeeper")
+
+
+_PROBLEMS: Final = (
+    (Deferred, 429, "deferred"),
+    (Denied, 403, "denied"),
+    (LeaseTimeout, 429, "not-yet"),
+    (InvalidURL, 400, "invalid-url"),
+    (StorageError, 503, "storage"),
+    (GatekeeperError, 503, "closing"),
+    (OSError, 502, "no-answer"),
+)
+
+
+def _answer(error: Exception) -> http.Response:
+    """Return the problem document for what refused a request."""
+    if isinstance(error, _NotPassedOn):
+        status, kind = error.status, error.kind
+    else:
+        status, kind = next(known for base, *known in _PROBLEMS if isinstance(error, base))
+    decision = error.decision if isinstance(error, Denied) else None
+    detail = str(error) if decision is None else decision.explain()
+    if status == 502:
+        detail = "the site could not be reached"
+    document = ProblemDocument(
+        type=PROBLEM_TYPE + kind,
+        title=statuses.HTTPStatus(status).phrase,
+        status=status,
+        detail=detail,
+        decision=decision,
+    )
+    headers = {"Content-Type": PROBLEM_JSON, "Server": "gatekeeper", **SANDBOXED}
+    if decision is not None:
+        headers |= decision_headers(decision)
+    if status in (429, 503):
+        moment = getattr(error, "retry_at", None)
+        headers["Retry-After"] = retry_after(moment.timestamp() - time.time() if moment else 1.0)
+    return http.Response.make(status, encode(document), headers)
+
+
+# --- the command
+
+
+@dataclass(frozen=True)
+class Listening:
+    """What clients need to know of a proxy that listens."""
+
+    url: str
+    certificate: Path
+    """The file with the certificate of its authority, which clients must trust."""
+    spki: str
+    """The hash of that authority's key, for Chromium's --ignore-certificate-errors-spki-list."""
+
+
+class _Announcer:
+    """An add-on that tells what the proxy listens on."""
+
+    def __init__(self, announce: Callable[[Listening], object]) -> None:
+        self._announce = announce
+
+    def running(self) -> None:
+        """Read what mitmproxy has opened."""
+        host, port, *_ = ctx.master.addons.get("proxyserver").listen_addrs()[0]
+        path = Path(ctx.options.confdir).expanduser() / "mitmproxy-ca-cert.pem"
+        key = x509.load_pem_x509_certificate(path.read_bytes()).public_key()
+        octets = key.public_bytes(
+            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+        spki = base64.b64encode(hashlib.sha256(octets).digest()).decode()
+        self._announce(Listening(_origin("http", host, port), path, spki))
+
+
+async def serve(
+    proxy: PoliteProxy, host: str, port: int, announce: Callable[[Listening], object]
+) -> None:
+    """Run mitmproxy with the add-on until SIGTERM or SIGINT. Call in the main thread.
+
+    Sites are trusted by the same authorities as by the gate: the system's, or SSL_CERT_FILE.
+    """
+    trusted = ssl.get_default_verify_paths()
+    options = Options(
+        listen_host=host,
+        listen_port=port,
+        ssl_verify_upstream_trusted_ca=trusted.cafile,
+        ssl_verify_upstream_trusted_confdir=trusted.capath,
+    )
+    master = DumpMaster(options, with_dumper=False)
+    options.update(onboarding=False, termlog_verbosity="warn")
+    master.addons.add(proxy, _Announcer(announce))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, master.shutdown)
+    await master.run()
+
+
+# --- gates, and the add-on of `mitmdump -s`
+
+
+@asynccontextmanager
+async def open_gate(
+    user_agent: str | None, config: Config, sidecar: str | None
+) -> AsyncIterator[Gate]:
+    """Open a gate in this process, or the client of the sidecar at that URL.
+
+    The token of a sidecar is read from GATEKEEPER_TOKEN. Raises ConfigError if there is no name to
+    fetch as.
+    """
+    if sidecar is None:
+        if user_agent is None:
+            raise ConfigError("user_agent: a gate needs the name to fetch as: set it")
+        async with Gatekeeper(user_agent, config=config) as gate:
+            yield gate
+        return
+    token = os.environ.get("GATEKEEPER_TOKEN")
+    async with RemoteGatekeeper(sidecar, user_agent, token=token, config=config) as remote:
+        if remote.user_agent is None:
+            raise ConfigError(f"{sidecar} does not say who it is: start it first, or give a name")
+        yield remote
+
+
+class _Script(PoliteProxy):
+    """The add-on with options of mitmproxy: `--set gatekeeper_config=FILE`."""
+
+    def load(self, loader: Any) -> None:
+        """Add the options."""
+        for name, kind, default, text in (
+            ("config", str, "", "The TOML file with gatekeeper's settings."),
+            ("sidecar", str, "", "The URL of a sidecar to ask, instead of a gate in this process."),
+            ("subresources", bool, False, "What a page loads is decided, and takes no lease."),
+            ("passthrough", str, "", "Hosts whose TLS is not opened, with commas between."),
+        ):
+            loader.add_option(f"gatekeeper_{name}", kind, default, text)
+
+    async def running(self) -> None:
+        """Open the gate."""
+        options = ctx.options
+        path, hosts = options.gatekeeper_config, options.gatekeeper_passthrough
+        config = Config.load(path) if path else Config()
+        self._stack = AsyncExitStack()
+        opening = open_gate(config.user_agent, config, options.gatekeeper_sidecar or None)
+        gate = await self._stack.enter_async_context(opening)
+        passthrough = [host.strip() for host in hosts.split(",") if host.strip()]
+        self._use(gate, options.gatekeeper_subresources, passthrough, WAIT)
+        await super().running()
+
+    async def done(self) -> None:
+        """Close the gate."""
+        await super().done()
+        if self._gate is not None:
+            self._gate = None
+            await self._stack.aclose()
+
+
+addons: list[object] = [_Script(None)]
+"""What `mitmdump -s` takes from this file."""
