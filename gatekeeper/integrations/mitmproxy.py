@@ -64,7 +64,7 @@ with needs_extra("mitmproxy", __name__):
     from mitmproxy.options import Options
     from mitmproxy.tools.dump import DumpMaster
 
-__all__ = ["Listening", "PoliteProxy", "addons", "open_gate", "serve"]
+__all__ = ["Listening", "PoliteProxy", "addons", "key_hash", "open_gate", "serve"]
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -521,12 +521,16 @@ class _Announcer:
         """Read what mitmproxy has opened."""
         host, port, *_ = ctx.master.addons.get("proxyserver").listen_addrs()[0]
         path = Path(ctx.options.confdir).expanduser() / "mitmproxy-ca-cert.pem"
-        key = x509.load_pem_x509_certificate(path.read_bytes()).public_key()
-        octets = key.public_bytes(
-            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
-        spki = base64.b64encode(hashlib.sha256(octets).digest()).decode()
-        self._announce(Listening(_origin("http", host, port), path, spki))
+        self._announce(Listening(_origin("http", host, port), path, key_hash(path)))
+
+
+def key_hash(certificate: Path) -> str:
+    """Return the hash of a certificate's key (SubjectPublicKeyInfo), as Chromium writes it."""
+    key = x509.load_pem_x509_certificate(certificate.read_bytes()).public_key()
+    octets = key.public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return base64.b64encode(hashlib.sha256(octets).digest()).decode()
 
 
 async def serve(
