@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gatekeeper.integrations.mitmproxy import Listening
 
 EXAMPLE = f"{NAME} proxy --user-agent 'examplebot/1.0 (+https://example.org/bot)'"
-_MODULE = "gatekeeper.integrations.mitmproxy"
+_SCRIPT = "gatekeeper.integrations.mitmproxy_script"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +85,7 @@ def _refuse_used(host: str, port: int) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT."""
     if args.script:
-        spec = importlib.util.find_spec(_MODULE)
+        spec = importlib.util.find_spec(_SCRIPT)
         print(None if spec is None else spec.origin)
         return OK
     version = sys.version_info

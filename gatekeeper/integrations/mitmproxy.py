@@ -64,7 +64,7 @@ with needs_extra("mitmproxy", __name__):
     from mitmproxy.options import Options
     from mitmproxy.tools.dump import DumpMaster
 
-__all__ = ["Listening", "PoliteProxy", "addons", "key_hash", "open_gate", "serve"]
+__all__ = ["Listening", "PoliteProxy", "PoliteScript", "key_hash", "open_gate", "serve"]
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -219,7 +219,7 @@ class PoliteProxy:
                 exchange.end()
             _log.info("%s is refused: %s", urls.mask(_url_of(flow.request)), error)
             flow.response = _answer(error)
-            if _may_be_large(flow.request):
+            if _is_large(flow.request):
                 flow.kill()
         except BaseException:
             exchange = self._pop(flow.client_conn.id, flow.id)
@@ -446,13 +446,10 @@ def _is_page_part(request: http.Request) -> bool:
     return browser and "Upgrade-Insecure-Requests" not in request.headers
 
 
-def _may_be_large(request: http.Request) -> bool:
-    """Return whether the body of a refused request could be larger than what may be kept."""
-    length = request.headers.get("Content-Length")
-    if length is not None:
-        return not length.isdecimal() or int(length) > _KEPT_OCTETS
-    has_body = request.is_http2 and request.method in {"POST", "PUT", "PATCH"}
-    return has_body or "Transfer-Encoding" in request.headers
+def _is_large(request: http.Request) -> bool:
+    """Return whether a refused request announces a larger body than may be kept."""
+    length = request.headers.get("Content-Length", "0")
+    return not length.isdecimal() or int(length) > _KEPT_OCTETS
 
 
 def _add_via(message: Any) -> None:
@@ -581,8 +578,12 @@ async def open_gate(
         yield remote
 
 
-class _Script(PoliteProxy):
+class PoliteScript(PoliteProxy):
     """The add-on with options of mitmproxy: `--set gatekeeper_config=FILE`."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self._stack = AsyncExitStack()
 
     def load(self, loader: Any) -> None:
         """Add the options."""
@@ -599,7 +600,6 @@ class _Script(PoliteProxy):
         options = ctx.options
         path, hosts = options.gatekeeper_config, options.gatekeeper_passthrough
         config = Config.load(path) if path else Config()
-        self._stack = AsyncExitStack()
         opening = open_gate(config.user_agent, config, options.gatekeeper_sidecar or None)
         gate = await self._stack.enter_async_context(opening)
         passthrough = [host.strip() for host in hosts.split(",") if host.strip()]
@@ -609,10 +609,5 @@ class _Script(PoliteProxy):
     async def done(self) -> None:
         """Close the gate."""
         await super().done()
-        if self._gate is not None:
-            self._gate = None
-            await self._stack.aclose()
-
-
-addons: list[object] = [_Script(None)]
-"""What `mitmdump -s` takes from this file."""
+        self._gate = None
+        await self._stack.aclose()

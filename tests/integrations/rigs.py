@@ -568,8 +568,13 @@ class Mitmproxy(Rig):
 
     async def stop(self) -> None:
         await self.close()
-        for server in self.master.addons.get("proxyserver").servers:
-            await server.stop()  # mitmproxy leaves it to the end of the process
+        proxyserver = self.master.addons.get("proxyserver")
+        for server in proxyserver.servers:
+            await server.stop()  # mitmproxy leaves it to the end of the process, and the rest too
+        for handler in list(proxyserver.connections.values()):
+            await handler.on_timeout()
+        while proxyserver.active_connections():
+            await asyncio.sleep(0)
         self.master.shutdown()
         await self.running
         await self.close_gate()
