@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
+import ipaddress
 import socket
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gatekeeper.cli import TOKEN, load, seconds
@@ -70,16 +72,26 @@ def _address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _refuse_used(host: str, port: int) -> None:
-    """Raise ConfigError for an address on which something listens: mitmproxy says it at length."""
+def _is_loopback(host: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def _check_address(host: str, port: int) -> None:
+    """Raise ConfigError for an address that others reach, or on which something listens."""
+    found = f"--listen {host}:{port}"
+    if host != "localhost" and not _is_loopback(host):
+        raise ConfigError(
+            f"{found}: everybody could fetch through it; give an address of loopback, or run "
+            'mitmdump -s "$(gatekeeper proxy --script)" with its option proxyauth'
+        )
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     except OSError as error:
-        raise ConfigError(
-            f"--listen {host}:{port}: {error.strerror}; give another address"
-        ) from error
+        raise ConfigError(f"{found}: {error.strerror}; give another address") from error
 
 
 def run(args: argparse.Namespace) -> int:
@@ -102,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
         warn_if_anonymous(settings)
     # A sidecar has an identity of its own.
     agent = settings.identity() if args.sidecar is None else config.user_agent
-    _refuse_used(*args.listen)
+    _check_address(*args.listen)
 
     async def proxy() -> None:
         async with open_gate(agent, config, args.sidecar) as gate:

@@ -21,7 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--socket", metavar="PATH", help="listen on a unix socket (mode 0600) instead"
     )
     parser.add_argument(
-        "--proxy", metavar="PORT", type=integer, help="a forward proxy for plain http on that port"
+        "--proxy",
+        metavar="PORT",
+        type=integer,
+        help=f"deprecated, see `{NAME} proxy`: a forward proxy for plain http on that port",
     )
     parser.add_argument(
         "--workers", metavar="N", type=integer, help="more processes that answer /v1/check (0)"

@@ -52,7 +52,7 @@ not a timeout."""
 
 # Default User-Agents of browsers and of common tools, which identify no one.
 _CLIENT_DEFAULT = re.compile(
-    r"Mozilla/5\.0 \([^()]*\) (?:AppleWebKit/[\d.]+ \(KHTML, like Gecko\)|Gecko/[\d.]+)"
+    r"Mozilla/5\.0 \([^()]*\) (?:AppleWebKit/[\d.]+(?: \(KHTML, like Gecko\))?|Gecko/[\d.]+)"
     r"(?: (?:HeadlessChrome|Chrome|Chromium|Version|Mobile|Safari|Edg|OPR|Firefox)/[\w.]+)+"
     r"|(?:curl|Wget|wget2|Go-http-client|axios|okhttp|lychee)/[\w.+-]+|node|undici"
 )
@@ -382,6 +382,10 @@ class GuardedNames:
                 raise
             # aiodns raises its own errors, without further information.
             raise socket.gaierror(socket.EAI_AGAIN, str(error)) from error
+
+    def listens_on(self, gate: Any, host: str, port: int) -> None:
+        """Refuse to dial this address, as it is a listener of this process (T3)."""
+        self._of(gate)[0].listens_on(host, port)
 
     def dialled(self) -> None:
         """Count a connection attempt, which is about to be made."""

@@ -182,6 +182,9 @@ class PoliteProxy:
         # mitmproxy has no hook for it. `asyncio.open_connection` tries the addresses in order.
         vars(loop)["getaddrinfo"] = getaddrinfo
         ctx.options.update(connection_strategy="lazy")
+        if self._gate is not None:
+            for host, port, *_ in ctx.master.addons.get("proxyserver").listen_addrs():
+                self._names.listens_on(self._gate, host, port)
 
     async def done(self) -> None:
         """End every lease."""
@@ -349,6 +352,8 @@ class PoliteProxy:
 
     def server_connect(self, data: Any) -> None:
         """Let mitmproxy dial the addresses of a request that was decided, and no others."""
+        if data.server.error is not None:
+            return  # mitmproxy itself refuses it, as its own address for example
         data.server.error = "no request for this address was decided"
         for exchange in self._dialling(data):
             if exchange.found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import shutil
@@ -25,6 +26,7 @@ from tests.integrations.browsers import CHROMIUM, browser
 from tests.integrations.rigs import Mitmproxy
 from tests.internet import FakeInternet, Hold, Page, Stall, certs, free_port, html, redirect
 
+WGET2 = shutil.which("wget2")
 ROBOTS = "User-agent: *\nDisallow: /private\n"
 Open = Callable[..., Awaitable[Mitmproxy]]
 
@@ -196,16 +198,14 @@ async def test_requests_over_https(internet: FakeInternet, rig_of: Open) -> None
     assert site.requests[-1].headers["User-Agent"] == AGENT
 
 
+@pytest.mark.skipif(WGET2 is None, reason="needs Debian's wget2")
 async def test_wget2_over_https(internet: FakeInternet, rig_of: Open) -> None:
-    wget2 = os.environ.get("WGET2") or shutil.which("wget2")
     site = internet.site("a.test").robots(ROBOTS).page("/x", "hello")
     rig = await rig_of()
-    if wget2 is None:
-        return  # no package of it here
-    quiet = ("-q", "-O", "-", "--https-enforce=none", f"--ca-certificate={rig.certificate}")
+    quiet = ("-q", "-O", "-", f"--ca-certificate={rig.certificate}")
     proxy = (f"--https-proxy={rig.address}", f"--http-proxy={rig.address}")
     for scheme in ("http", "https"):
-        assert "hello" in await ran(wget2, *quiet, *proxy, f"{scheme}://a.test/x")
+        assert "hello" in await ran(str(WGET2), *quiet, *proxy, f"{scheme}://a.test/x")
     assert site.paths.count("/x") == 2
 
 
@@ -257,6 +257,39 @@ async def test_a_browser_by_playwright(internet: FakeInternet, rig_of: Open) -> 
     assert {request.headers["User-Agent"] for request in site.requests} == {AGENT}
     assert "/private" not in moved.paths
     await idle(rig)
+
+
+CRAWL4AI = """
+import asyncio, sys
+from crawl4ai import AsyncWebCrawler, BrowserConfig, CacheMode, CrawlerRunConfig
+
+async def main():
+    once = CrawlerRunConfig(cache_mode=CacheMode.BYPASS, verbose=False)
+    async with AsyncWebCrawler(config=BrowserConfig(cdp_url=sys.argv[1], verbose=False)) as crawler:
+        for url in sys.argv[2:]:
+            found = await crawler.arun(url, config=once)
+            print(found.status_code, found.html or found.error_message)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
+@pytest.mark.skipif(importlib.util.find_spec("crawl4ai") is None, reason="needs crawl4ai")
+async def test_crawl4ai(internet: FakeInternet, rig_of: Open, tmp_path: Path) -> None:
+    site = internet.site("a.test").robots(ROBOTS).on("/x", html("<p>hello to everybody</p>"))
+    site.on("/old", redirect("/private"))
+    rig = await rig_of(subresources=True)
+    port = free_port()
+    switches = (f"--remote-debugging-port={port}", "--ignore-certificate-errors")
+    async with browser(proxy={"server": rig.address}, args=switches):
+        urls = [f"https://a.test/{path}" for path in ("x", "old")]
+        command = (sys.executable, "-c", CRAWL4AI, f"http://127.0.0.1:{port}")
+        told = await ran(*command, *urls, HOME=str(tmp_path))
+    assert "hello to everybody" in told
+    assert "/private" not in site.paths
+    assert "/old" in site.paths
+    assert {request.headers["User-Agent"] for request in site.requests} == {AGENT}
 
 
 # --- leases
@@ -508,9 +541,6 @@ async def test_the_file_for_mitmdump(internet: FakeInternet, tmp_path: Path) -> 
             assert line
         certificate = tmp_path / ".mitmproxy" / "mitmproxy-ca-cert.pem"
         client = ("curl", "-sS", "--proxy", f"http://127.0.0.1:{port}", "--cacert", certificate)
-        told = await ran(*map(str, client), "https://a.test/x")
-        if "hello" not in told:
-            print((await proxy.stdout.read(20000)).decode())
-        assert "hello" in told
+        assert "hello" in await ran(*map(str, client), "https://a.test/x")
         assert "line 2" in await ran(*map(str, client), "https://a.test/private")
     assert site.paths == ["/robots.txt", "/x"]
