@@ -159,6 +159,15 @@ def _import_share(config: pytest.Config) -> None:
             importlib.import_module(name)
 
 
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say what a run of everything leaves out."""
+    if config.args_source is config.ArgsSource.TESTPATHS and "MITMPROXY_TESTS" not in os.environ:
+        terminalreporter.write_line(
+            "left out: tests/integrations/test_mitmproxy.py: it needs mitmproxy, Python 3.12 or "
+            "newer, and MITMPROXY_TESTS=1, as in .ci/run"
+        )
+
+
 class _CompatResponse(ClientResponse):
     """A response made by aioresponses, with the arguments that aiohttp 3.14 requires."""
 

@@ -28,6 +28,7 @@ EXTRAS = {
     "httpx": "httpx",
     "httpx2": "httpx2",
     "mcp": "mcp",
+    "mitmproxy": "mitmproxy",
     "opentelemetry": "otel",
     "playwright": "playwright",
     "publicsuffixlist": "psl",
@@ -204,8 +205,8 @@ def test_t18_importing_everything_brings_no_extra_in() -> None:
 
 
 def test_a_module_says_which_extra_it_needs() -> None:
-    libraries = ("crawlee", "httpx", "httpx2", "mcp", "playwright", "requests", "scrapy")
-    paths = ["testing", *(f"integrations.{name}" for name in libraries)]
+    libraries = ("crawlee", "httpx", "httpx2", "mcp", "mitmproxy", "playwright", "requests")
+    paths = ["testing", *(f"integrations.{name}" for name in (*libraries, "scrapy"))]
     code = (
         "import importlib, sys\n"
         f"for name in {sorted(EXTRAS)!r}:\n"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gatekeeper.integrations.mitmproxy import Listening
 
 EXAMPLE = f"{NAME} proxy --user-agent 'examplebot/1.0 (+https://example.org/bot)'"
+PYTHON: tuple[int, int] = sys.version_info[:2]
 _SCRIPT = "gatekeeper.integrations.mitmproxy_script"
 
 
@@ -100,11 +101,10 @@ def run(args: argparse.Namespace) -> int:
         spec = importlib.util.find_spec(_SCRIPT)
         print(None if spec is None else spec.origin)
         return OK
-    version = sys.version_info
-    if version < (3, 12):
+    if PYTHON < (3, 12):
         raise ConfigError(
-            f"mitmproxy needs Python 3.12 or newer, and this is {version.major}.{version.minor}: "
-            "install gatekeeper by a newer Python (pip install 'robots-gatekeeper[mitmproxy]')"
+            f"mitmproxy needs Python 3.12 or newer, and this is {PYTHON[0]}.{PYTHON[1]}: install "
+            "gatekeeper by a newer Python (pip install 'robots-gatekeeper[mitmproxy]')"
         )
     from gatekeeper.integrations.mitmproxy import PoliteProxy, open_gate, serve  # noqa: PLC0415
 

@@ -58,7 +58,6 @@ from gatekeeper.integrations.hops import BodyInUse, GuardedNames, Hop, begin, un
 from gatekeeper.pacing.rules import HostRules
 
 with needs_extra("mitmproxy", __name__):
-    from cryptography import x509
     from cryptography.hazmat.primitives import serialization
     from mitmproxy import ctx, http
     from mitmproxy.options import Options
@@ -128,10 +127,6 @@ class PoliteProxy:
 
     A request that is denied is answered with 403, a deferred one with 429 and Retry-After, each
     with a problem document (RFC 9457) and the decision in header fields.
-
-    >>> async def main(master, gate) -> None:
-    ...     master.addons.add(PoliteProxy(gate, passthrough=["pinned.example.org"]))
-    ...     await master.run()
     """
 
     guarded: bool = True
@@ -523,13 +518,13 @@ class _Announcer:
         """Read what mitmproxy has opened."""
         host, port, *_ = ctx.master.addons.get("proxyserver").listen_addrs()[0]
         path = Path(ctx.options.confdir).expanduser() / "mitmproxy-ca-cert.pem"
-        self._announce(Listening(_origin("http", host, port), path, key_hash(path)))
+        spki = key_hash(ctx.master.addons.get("tlsconfig").certstore.default_ca)
+        self._announce(Listening(_origin("http", host, port), path, spki))
 
 
-def key_hash(certificate: Path) -> str:
+def key_hash(certificate: Any) -> str:
     """Return the hash of a certificate's key (SubjectPublicKeyInfo), as Chromium writes it."""
-    key = x509.load_pem_x509_certificate(certificate.read_bytes()).public_key()
-    octets = key.public_bytes(
+    octets = certificate.public_key().public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     return base64.b64encode(hashlib.sha256(octets).digest()).decode()

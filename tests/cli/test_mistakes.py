@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,29 @@ def test_a_misspelt_option_is_told_with_the_one_that_may_be_meant(
     needs |= {"identity": ["show"], "config": ["show"]}
     said = refused(capsys, command, *needs.get(command, []), "--confg=x", "--zzz")
     assert "unrecognized arguments: --confg=x --zzz; did you mean --config?" in said
+
+
+@pytest.mark.parametrize("address", ["8080", "127.0.0.1:70000", ":80", "127.0.0.1:http"])
+def test_proxy_takes_a_host_and_a_port(capsys: Capture, address: str) -> None:
+    said = refused(capsys, "proxy", "--listen", address)
+    assert f"--listen: {address!r}; give HOST:PORT" in said
+
+
+def test_proxy_needs_a_newer_python_and_an_extra(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--help` and `--script` need neither."""
+    monkeypatch.setitem(sys.modules, "mitmproxy", None)
+    monkeypatch.setattr("gatekeeper.cli.proxy.PYTHON", (3, 11))
+    said = refused(capsys, "proxy")
+    assert "mitmproxy needs Python 3.12 or newer, and this is 3.11" in said
+    monkeypatch.setattr("gatekeeper.cli.proxy.PYTHON", (3, 12))
+    monkeypatch.delitem(sys.modules, "gatekeeper.integrations.mitmproxy", raising=False)
+    assert "pip install 'robots-gatekeeper[mitmproxy]'" in refused(capsys, "proxy")
+    assert main(["proxy", "--script"]) == 0
+    path = Path(capsys.readouterr().out.strip())
+    assert path.name == "mitmproxy_script.py"
+    assert path.is_file()
 
 
 @pytest.mark.parametrize("port", ["70000", "-1"])

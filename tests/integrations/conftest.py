@@ -10,10 +10,13 @@ import pytest
 
 from tests.conformance.conftest import short, sidecar_on
 from tests.conformance.ways import settings
-from tests.integrations.rigs import RIGS, Rig, Scrapy
+from tests.integrations.rigs import MITMPROXY_TESTS, RIGS, Rig, Scrapy
 from tests.internet import FakeInternet
 
 __all__ = ["short", "sidecar_on"]
+
+collect_ignore = [] if MITMPROXY_TESTS else ["test_mitmproxy.py"]
+"""The summary says so (tests/conftest.py)."""
 
 
 @pytest.fixture(params=["embedded", "sidecar"])

@@ -218,9 +218,10 @@ async def test_chromium_by_its_switch(internet: FakeInternet, rig_of: Open, tmp_
 
     internet.site("a.test").robots(ROBOTS).on("/x", html("<p>hello</p>"))
     rig = await rig_of()
+    authority = rig.master.addons.get("tlsconfig").certstore.default_ca
     switches = (
         f"--proxy-server={rig.address}",
-        f"--ignore-certificate-errors-spki-list={key_hash(Path(rig.certificate))}",
+        f"--ignore-certificate-errors-spki-list={key_hash(authority)}",
         f"--user-data-dir={tmp_path}",
     )
     headless = (str(CHROMIUM), "--headless", "--no-sandbox", "--dump-dom")

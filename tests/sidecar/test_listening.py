@@ -103,6 +103,16 @@ def test_a_port_is_in_use_as_soon_as_it_is_opened() -> None:
             listening.open_proxy_sockets(ServerConfig(proxy_port=port))
 
 
+def test_the_proxy_of_the_sidecar_is_deprecated(caplog: pytest.LogCaptureFixture) -> None:
+    for sock in listening.open_proxy_sockets(ServerConfig(proxy_port=0)):
+        sock.close()
+    [record] = caplog.records
+    assert "server.proxy_port (--proxy) is deprecated" in record.getMessage()
+    assert "`gatekeeper proxy`" in record.getMessage()
+    assert listening.open_proxy_sockets(ServerConfig()) == []
+    assert len(caplog.records) == 1
+
+
 def test_port_zero_takes_a_free_one() -> None:
     [sock] = listening.open_sockets(ServerConfig(port=0))
     with sock:
