@@ -2,7 +2,7 @@
 
 Every request that Playwright passes to a route is decided, and each navigation needs a lease of its
 host. Playwright does not pass redirect hops to routes: those are sent without a decision or a
-lease.
+lease. `gatekeeper proxy` decides every hop.
 """
 
 from __future__ import annotations
