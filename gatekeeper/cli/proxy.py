@@ -114,7 +114,8 @@ def run(args: argparse.Namespace) -> int:
         warn_if_anonymous(settings)
     # A sidecar has an identity of its own.
     agent = settings.identity() if args.sidecar is None else config.user_agent
-    _check_address(*args.listen)
+    host, port = args.listen
+    _check_address(host, port)
 
     async def proxy() -> None:
         async with open_gate(agent, config, args.sidecar) as gate:
@@ -124,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
                 passthrough=args.passthrough,
                 max_wait=args.wait,
             )
-            await serve(addon, *args.listen, _announce_json if args.json else _announce)
+            await serve(addon, host, port, _announce_json if args.json else _announce)
 
     asyncio.run(proxy())
     return OK

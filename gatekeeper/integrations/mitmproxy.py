@@ -53,7 +53,7 @@ from gatekeeper.errors import (
 )
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.lease_base import other_agent
-from gatekeeper.gate.protocols import Gate, config_of
+from gatekeeper.gate.protocols import config_of
 from gatekeeper.integrations.hops import BodyInUse, GuardedNames, Hop, begin, unless_default
 from gatekeeper.pacing.rules import HostRules
 
@@ -457,7 +457,7 @@ def _add_via(message: Any) -> None:
     message.headers.add("Via", f"{message.http_version.removeprefix('HTTP/')} gatekeeper")
 
 
-_PROBLEMS: Final = (
+_PROBLEMS: Final[tuple[tuple[type[Exception], int, str], ...]] = (
     (Deferred, 429, "deferred"),
     (Denied, 403, "denied"),
     (LeaseTimeout, 429, "not-yet"),
@@ -473,7 +473,8 @@ def _answer(error: Exception) -> http.Response:
     if isinstance(error, _NotPassedOn):
         status, kind = error.status, error.kind
     else:
-        status, kind = next(known for base, *known in _PROBLEMS if isinstance(error, base))
+        found = ((one, kind) for base, one, kind in _PROBLEMS if isinstance(error, base))
+        status, kind = next(found)
     decision = error.decision if isinstance(error, Denied) else None
     detail = str(error) if decision is None else decision.explain()
     if status == 502:
@@ -559,7 +560,7 @@ async def serve(
 @asynccontextmanager
 async def open_gate(
     user_agent: str | None, config: Config, sidecar: str | None
-) -> AsyncIterator[Gate]:
+) -> AsyncIterator[Gatekeeper | RemoteGatekeeper]:
     """Open a gate in this process, or the client of the sidecar at that URL.
 
     The token of a sidecar is read from GATEKEEPER_TOKEN. Raises ConfigError if there is no name to

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import importlib
 import importlib.util
 import json
 import os
@@ -21,7 +23,7 @@ from aiohttp import web
 from gatekeeper import Gatekeeper
 from gatekeeper.session import guarded_connector
 from tests.conformance.ways import AGENT, settings, until
-from tests.documents.blocks import SITE
+from tests.documents.blocks import SITE, blocks_of
 from tests.integrations.browsers import CHROMIUM, browser
 from tests.integrations.rigs import Mitmproxy
 from tests.internet import FakeInternet, Hold, Page, Stall, certs, free_port, html, redirect
@@ -352,6 +354,33 @@ async def test_only_what_was_decided_is_dialled(internet: FakeInternet, rig_of: 
     assert len(internet.connections) == before
 
 
+async def test_the_proxy_does_not_ask_itself(internet: FakeInternet, rig_of: Open) -> None:
+    """T3: 127.0.0.0/8 is allowed here, and its own listener is not."""
+    rig = await rig_of({"host": [{"match": "*", "robots": "allow"}]})
+    told = await curl(rig, "-i", f"{rig.address}/")
+    assert "403" in told
+    assert "blocked" in told
+
+
+async def test_what_fails_inside_is_not_sent(
+    internet: FakeInternet, rig_of: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = internet.site("a.test").robots("").page("/")
+    rig = await rig_of()
+    assert (await rig.get("http://a.test/")).status == 200  # its connection is kept
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(rig.proxy._names, "refuse_url", broken)
+    with pytest.raises(aiohttp.ClientError):
+        await rig.get("http://a.test/")
+    assert site.paths == ["/robots.txt", "/"]
+    rig.proxy._gate = None
+    answer = await rig.client.get("http://a.test/")
+    assert answer.status == 503
+
+
 async def test_a_request_for_two_hosts_is_refused(internet: FakeInternet, rig_of: Open) -> None:
     site = internet.site("a.test").robots("").page("/")
     internet.site("b.test").robots("User-agent: *\nDisallow: /\n")
@@ -472,7 +501,17 @@ async def test_tunnels_that_wait_hold_up_no_other_host(
     await asyncio.wait(others)
 
 
-# --- the command, and the file for mitmdump
+# --- the page, the command, and the file for mitmdump
+
+
+def test_the_page_imports_names_that_exist() -> None:
+    page = Path(__file__).parents[2] / "docs" / "integrations" / "mitmproxy.md"
+    [block] = [block for block in blocks_of(page) if block.kind == "python"]
+    imports = [node for node in ast.walk(ast.parse(block.text)) if isinstance(node, ast.ImportFrom)]
+    assert imports
+    for node in imports:
+        module = importlib.import_module(node.module or "")
+        assert [name.name for name in node.names if not hasattr(module, name.name)] == []
 
 
 @asynccontextmanager
