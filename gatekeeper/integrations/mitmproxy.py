@@ -198,7 +198,7 @@ class PoliteProxy:
 
     # -- a request
 
-    async def requestheaders(self, flow: http.HTTPFlow) -> None:
+    async def requestheaders(self, flow: Any) -> None:
         """Decide a request and wait for its lease, or answer it with a refusal."""
         if flow.error is not None or flow.response is not None:
             return
@@ -207,7 +207,7 @@ class PoliteProxy:
             return
         await self._answering(flow, self._admit_request(flow))
 
-    async def _answering(self, flow: http.HTTPFlow, admit: Coroutine[Any, Any, None]) -> None:
+    async def _answering(self, flow: Any, admit: Coroutine[Any, Any, None]) -> None:
         """Answer a request that is refused. Whatever else fails here, the request is not sent."""
         try:
             await admit
@@ -226,7 +226,7 @@ class PoliteProxy:
             flow.kill()
             raise
 
-    async def _admit_request(self, flow: http.HTTPFlow) -> None:
+    async def _admit_request(self, flow: Any) -> None:
         request = flow.request
         url, sent = _url_of(request), unless_default(request.headers.get("User-Agent"))
         _check(request, url)
@@ -249,7 +249,7 @@ class PoliteProxy:
         request.stream = True
 
     def _begin(
-        self, flow: http.HTTPFlow, url: str, sent: str | None, *, is_tunnel: bool = False
+        self, flow: Any, url: str, sent: str | None, *, is_tunnel: bool = False
     ) -> _Exchange:
         """Note a request that is to be decided. Raises Denied, InvalidURL, GateClosed or
         _NotPassedOn."""
@@ -282,7 +282,7 @@ class PoliteProxy:
             exchange.unconnected = error
             raise
 
-    def responseheaders(self, flow: http.HTTPFlow) -> None:
+    def responseheaders(self, flow: Any) -> None:
         """Report the head of the response, and pass its body on without keeping it."""
         flow.response.stream = True
         exchange = self._open.get(flow.client_conn.id, {}).get(flow.id)
@@ -303,13 +303,13 @@ class PoliteProxy:
             headers.update(decision_headers(exchange.decision))
         _add_via(flow.response)
 
-    def response(self, flow: http.HTTPFlow) -> None:
+    def response(self, flow: Any) -> None:
         """End the lease: the body is over. That of an upgrade ends here, with its 101."""
         exchange = self._pop(flow.client_conn.id, flow.id)
         if exchange is not None:
             exchange.end()
 
-    def error(self, flow: http.HTTPFlow) -> None:
+    def error(self, flow: Any) -> None:
         """End the lease of a request that failed, or whose client gave up."""
         exchange = self._pop(flow.client_conn.id, flow.id)
         if exchange is not None:
@@ -327,12 +327,12 @@ class PoliteProxy:
 
     # -- a tunnel
 
-    async def http_connect(self, flow: http.HTTPFlow) -> None:
+    async def http_connect(self, flow: Any) -> None:
         """Decide a tunnel whose TLS is not opened. In others the requests are decided."""
         if self._passthrough.find(flow.request.host.lower()) is not None:
             await self._answering(flow, self._admit_tunnel(flow))
 
-    async def _admit_tunnel(self, flow: http.HTTPFlow) -> None:
+    async def _admit_tunnel(self, flow: Any) -> None:
         url = _origin("https", flow.request.host, flow.request.port) + "/"
         exchange = self._begin(flow, url, None, is_tunnel=True)
         exchange.hop = await _wait(exchange, begin(self._gate, url, None, self._max_wait))
@@ -386,7 +386,7 @@ class PoliteProxy:
 
     # -- what would be kept
 
-    def websocket_message(self, flow: http.HTTPFlow) -> None:
+    def websocket_message(self, flow: Any) -> None:
         """Drop the messages that were passed on."""
         del flow.websocket.messages[:-1]
 
