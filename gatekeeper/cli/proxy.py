@@ -107,6 +107,7 @@ def run(args: argparse.Namespace) -> int:
             "gatekeeper by a newer Python (pip install 'robots-gatekeeper[mitmproxy]')"
         )
     from gatekeeper.integrations.mitmproxy import PoliteProxy, open_gate, serve  # noqa: PLC0415
+    from gatekeeper.sidecar.listening import raise_file_limit  # noqa: PLC0415
 
     settings: Settings = load(args)
     config = settings.config
@@ -116,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
     agent = settings.identity() if args.sidecar is None else config.user_agent
     host, port = args.listen
     _check_address(host, port)
+    raise_file_limit()
 
     async def proxy() -> None:
         async with open_gate(agent, config, args.sidecar) as gate:

@@ -63,7 +63,7 @@ with needs_extra("mitmproxy", __name__):
     from mitmproxy.options import Options
     from mitmproxy.tools.dump import DumpMaster
 
-__all__ = ["Listening", "PoliteProxy", "PoliteScript", "key_hash", "open_gate", "serve"]
+__all__ = ["PoliteProxy"]
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -101,9 +101,11 @@ class _Exchange:
     decision: Decision | None = None
     body: BodyInUse | None = None
     unconnected: OSError | None = None
+    is_over: bool = False
 
     def end(self, *, by_network: bool = False) -> None:
         """End the lease. `by_network`: if there was no response, the site is the reason."""
+        self.is_over = True
         if self.waiting is not None:
             self.waiting.cancel()
         if self.body is not None:
@@ -211,20 +213,16 @@ class PoliteProxy:
         """Answer a request that is refused. Whatever else fails here, the request is not sent."""
         try:
             await admit
-        except (GatekeeperError, OSError, _NotPassedOn) as error:
-            exchange = self._pop(flow.client_conn.id, flow.id)
-            if exchange is not None:
+        except BaseException as error:
+            if (exchange := self._pop(flow.client_conn.id, flow.id)) is not None:
                 exchange.end()
+            if not isinstance(error, GatekeeperError | OSError | _NotPassedOn):
+                flow.kill()
+                raise
             _log.info("%s is refused: %s", urls.mask(_url_of(flow.request)), error)
             flow.response = _answer(error)
             if _is_large(flow.request):
                 flow.kill()
-        except BaseException:
-            exchange = self._pop(flow.client_conn.id, flow.id)
-            if exchange is not None:
-                exchange.end()
-            flow.kill()
-            raise
 
     async def _admit_request(self, flow: Any) -> None:
         request = flow.request
@@ -238,7 +236,7 @@ class PoliteProxy:
             name = (self._gate.user_agent or decision.user_agent) if sent is None else None
             headers = {} if name is None else {"User-Agent": name}
         else:
-            hop = exchange.hop = await _wait(exchange, begin(self._gate, url, sent, self._max_wait))
+            hop = await self._lease(exchange, url, sent)
             decision, headers = hop.lease.decision, hop.headers(request.method, url)
         exchange.decision = decision
         await self._look_up(exchange, url, sent)
@@ -270,6 +268,14 @@ class PoliteProxy:
         self._open.setdefault(client.id, {})[flow.id] = exchange
         self._count += 1
         return exchange
+
+    async def _lease(self, exchange: _Exchange, url: str, sent: str | None) -> Hop:
+        """Wait for the lease. The client may hang up just as it is granted."""
+        hop = exchange.hop = await _wait(exchange, begin(self._gate, url, sent, self._max_wait))
+        if exchange.is_over:
+            exchange.end()
+            raise asyncio.CancelledError
+        return hop
 
     async def _look_up(self, exchange: _Exchange, url: str, sent: str | None) -> None:
         """Find the addresses that may be dialled. Raises Denied if the guard allows none."""
@@ -335,7 +341,7 @@ class PoliteProxy:
     async def _admit_tunnel(self, flow: Any) -> None:
         url = _origin("https", flow.request.host, flow.request.port) + "/"
         exchange = self._begin(flow, url, None, is_tunnel=True)
-        exchange.hop = await _wait(exchange, begin(self._gate, url, None, self._max_wait))
+        await self._lease(exchange, url, None)
         await self._look_up(exchange, url, None)
 
     def tls_clienthello(self, data: Any) -> None:
@@ -416,17 +422,15 @@ def _url_of(request: http.Request) -> str:
 
 def _check(request: http.Request, url: str) -> None:
     """Raise _NotPassedOn for a request whose origin or content the site would read differently."""
-    host = request.host_header
-    if (
-        host is not None
-        and urls.parse(f"{request.scheme}://{host}/").origin != urls.parse(url).origin
-    ):
-        raise _NotPassedOn(
-            421,
-            "misdirected",
-            f"the request is for {urls.mask(host)} by its Host, and for {request.host} port "
-            f"{request.port} by its target or CONNECT: one URL is decided, so they must agree",
-        )
+    origin = urls.parse(url).origin
+    for host in filter(None, (request.authority, request.headers.get("Host"))):
+        if urls.parse(f"{request.scheme}://{host}/").origin != origin:
+            raise _NotPassedOn(
+                421,
+                "misdirected",
+                f"the request is for {urls.mask(host)} by its Host, and for {request.host} port "
+                f"{request.port} by its target or CONNECT: one URL is decided, so they must agree",
+            )
     coding = request.headers.get("Transfer-Encoding", "chunked")
     if coding.strip().lower() != "chunked":  # RFC 9112 section 6.1
         raise _NotPassedOn(
@@ -463,7 +467,9 @@ _PROBLEMS: Final[tuple[tuple[type[Exception], int, str], ...]] = (
     (LeaseTimeout, 429, "not-yet"),
     (InvalidURL, 400, "invalid-url"),
     (StorageError, 503, "storage"),
-    (GatekeeperError, 503, "closing"),
+    (ConfigError, 400, "bad-request"),
+    (GateClosed, 503, "closing"),
+    (GatekeeperError, 503, "unavailable"),
     (OSError, 502, "no-answer"),
 )
 

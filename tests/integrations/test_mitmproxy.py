@@ -389,6 +389,25 @@ async def test_a_request_for_two_hosts_is_refused(internet: FakeInternet, rig_of
     assert "421" in told
     assert "b.test" in told
     assert "/" not in site.paths
+    head = "GET http://a.test/ HTTP/1.1\nHost: a.test\nHost: b.test"
+    told, _, writer = await connected(rig, head)
+    assert b" 400 " in told
+    writer.close()
+
+
+def test_an_authority_and_a_host_of_http2_agree() -> None:
+    """mitmproxy sends the Host to a site that speaks HTTP/1, and :authority to others."""
+    from mitmproxy.http import Request
+
+    from gatekeeper.integrations import mitmproxy as module
+
+    request = Request.make("GET", "https://a.test/")
+    request.http_version, request.authority = "HTTP/2.0", "a.test"
+    request.headers["Host"] = "b.test"
+    with pytest.raises(module._NotPassedOn):
+        module._check(request, "https://a.test/")
+    request.headers["Host"] = "A.test:443"
+    module._check(request, "https://a.test/")
 
 
 async def test_an_unknown_transfer_coding_is_not_passed_on(
