@@ -10,6 +10,7 @@ import subprocess
 import sys
 from datetime import datetime, tzinfo
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,12 +31,13 @@ EXAMPLES = [b.text for b in blocks_of(ROOT / "docs" / "python.md") if b.kind == 
 BLOCKS = [block for path in documents() for block in blocks_of(path)]
 
 
-# Those that need mitmproxy are read in its environment: tests/integrations/test_mitmproxy.py.
-@pytest.mark.parametrize(
-    "block",
-    [b for b in BLOCKS if b.kind == "python" and not b.document.endswith("/mitmproxy.md")],
-    ids=str,
-)
+# What needs other libraries is read in their environments.
+IMPORTING = [
+    block for block in BLOCKS if block.kind == "python" and all(map(find_spec, block.needs))
+]
+
+
+@pytest.mark.parametrize("block", IMPORTING, ids=str)
 def test_every_name_that_is_imported_exists(block: object) -> None:
     text = getattr(block, "text", "")
     for node in ast.walk(ast.parse(text)):

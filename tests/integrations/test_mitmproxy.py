@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
-import importlib
 import importlib.util
 import json
 import os
@@ -23,7 +21,7 @@ from aiohttp import web
 from gatekeeper import Gatekeeper
 from gatekeeper.session import guarded_connector
 from tests.conformance.ways import AGENT, settings, until
-from tests.documents.blocks import SITE, blocks_of
+from tests.documents.blocks import SITE
 from tests.integrations.browsers import CHROMIUM, browser
 from tests.integrations.rigs import Mitmproxy
 from tests.internet import FakeInternet, Hold, Page, Stall, certs, free_port, html, redirect
@@ -520,17 +518,7 @@ async def test_tunnels_that_wait_hold_up_no_other_host(
     await asyncio.wait(others)
 
 
-# --- the page, the command, and the file for mitmdump
-
-
-def test_the_page_imports_names_that_exist() -> None:
-    page = Path(__file__).parents[2] / "docs" / "integrations" / "mitmproxy.md"
-    [block] = [block for block in blocks_of(page) if block.kind == "python"]
-    imports = [node for node in ast.walk(ast.parse(block.text)) if isinstance(node, ast.ImportFrom)]
-    assert imports
-    for node in imports:
-        module = importlib.import_module(node.module or "")
-        assert [name.name for name in node.names if not hasattr(module, name.name)] == []
+# --- the command, and the file for mitmdump
 
 
 @asynccontextmanager
