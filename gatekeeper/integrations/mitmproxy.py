@@ -18,7 +18,7 @@ import signal
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,6 +78,8 @@ _KEPT_OCTETS: Final = 1_048_576
 """mitmproxy keeps the body of a refused request until it has come as a whole: up to this size."""
 _PAGE_PARTS: Final = re.compile(r"(?!document$|iframe$|frame$|fencedframe$)[a-z]+")
 """Values of Sec-Fetch-Dest for what a page loads (Fetch Metadata, section 2.1)."""
+_CLOSE_SECONDS: Final = 5.0
+"""Timeout in seconds for closing the connections of clients as the proxy ends."""
 _PORTS: Final = {"http": 80, "https": 443}
 _ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
 
@@ -184,7 +186,8 @@ class PoliteProxy:
                 self._names.listens_on(self._gate, host, port)
 
     async def done(self) -> None:
-        """End every lease."""
+        """End every lease, and refuse what still comes."""
+        self._gate = None
         vars(asyncio.get_running_loop()).pop("getaddrinfo", None)
         for client in list(self._open):
             self._end_all(client)
@@ -558,6 +561,20 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, master.shutdown)
     await master.run()
+    await close_connections(master)
+
+
+async def close_connections(master: Any) -> None:
+    """Close what mitmproxy leaves to the end of the process."""
+    proxyserver = master.addons.get("proxyserver")
+    for server in proxyserver.servers:
+        await server.stop()
+    for handler in list(proxyserver.connections.values()):
+        await handler.on_timeout()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            while proxyserver.active_connections():  # noqa: ASYNC110 - mitmproxy has no event
+                await asyncio.sleep(0.01)
 
 
 # --- gates, and the add-on of `mitmdump -s`
@@ -616,5 +633,4 @@ class PoliteScript(PoliteProxy):
     async def done(self) -> None:
         """Close the gate."""
         await super().done()
-        self._gate = None
         await self._stack.aclose()

@@ -567,16 +567,12 @@ class Mitmproxy(Rig):
         await self.client.close()
 
     async def stop(self) -> None:
+        from gatekeeper.integrations.mitmproxy import close_connections
+
         await self.close()
-        proxyserver = self.master.addons.get("proxyserver")
-        for server in proxyserver.servers:
-            await server.stop()  # mitmproxy leaves it to the end of the process, and the rest too
-        for handler in list(proxyserver.connections.values()):
-            await handler.on_timeout()
-        while proxyserver.active_connections():
-            await asyncio.sleep(0)
         self.master.shutdown()
         await self.running
+        await close_connections(self.master)
         await self.close_gate()
 
     async def get(self, url: str, **headers: str) -> Answer:
