@@ -152,6 +152,8 @@ class PoliteProxy:
         self._open: dict[str, dict[str, _Exchange]] = {}
         """Exchanges by the ids of their clients' connections and of their flows."""
         self._count = 0
+        self._connects: set[str] = set()
+        """The ids of the clients' connections that began with CONNECT."""
         self._resolver = resolver
         self._use(gate, subresources, passthrough, max_wait)
 
@@ -195,6 +197,7 @@ class PoliteProxy:
 
     def client_disconnected(self, client: Any) -> None:
         """End the leases of a client that hung up, and what it waits for."""
+        self._connects.discard(client.id)
         self._end_all(client.id)
 
     def _end_all(self, client: str) -> None:
@@ -230,6 +233,8 @@ class PoliteProxy:
     async def _admit_request(self, flow: Any) -> None:
         request = flow.request
         url, sent = _url_of(request), unless_default(request.headers.get("User-Agent"))
+        if flow.client_conn.id not in self._connects:  # RFC 9112 section 3.2.2
+            request.host_header = _origin_of(request).partition("://")[2]
         _check(request, url)
         exchange = self._begin(flow, url, sent)
         if self._subresources and _is_page_part(request):
@@ -338,6 +343,7 @@ class PoliteProxy:
 
     async def http_connect(self, flow: Any) -> None:
         """Decide a tunnel whose TLS is not opened. In others the requests are decided."""
+        self._connects.add(flow.client_conn.id)
         if self._passthrough.find(flow.request.host.lower()) is not None:
             await self._answering(flow, self._admit_tunnel(flow))
 
@@ -418,9 +424,12 @@ def _origin(scheme: str, host: str, port: int) -> str:
     return f"{scheme}://{host}" if port == _PORTS.get(scheme) else f"{scheme}://{host}:{port}"
 
 
+def _origin_of(request: http.Request) -> str:
+    return _origin(request.scheme or "https", request.host, request.port)
+
+
 def _url_of(request: http.Request) -> str:
-    path = "" if request.path == "*" else request.path
-    return _origin(request.scheme or "https", request.host, request.port) + path
+    return _origin_of(request) + ("" if request.path == "*" else request.path)
 
 
 def _check(request: http.Request, url: str) -> None:
