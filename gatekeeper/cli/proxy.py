@@ -115,8 +115,7 @@ def run(args: argparse.Namespace) -> int:
         warn_if_anonymous(settings)
     # A sidecar has an identity of its own.
     agent = settings.identity() if args.sidecar is None else config.user_agent
-    host, port = args.listen
-    _check_address(host, port)
+    _check_address(*args.listen)
     raise_file_limit()
 
     async def proxy() -> None:
@@ -127,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
                 passthrough=args.passthrough,
                 max_wait=args.wait,
             )
-            await serve(addon, host, port, _announce_json if args.json else _announce)
+            await serve(addon, config, args.listen, _announce_json if args.json else _announce)
 
     asyncio.run(proxy())
     return OK

@@ -16,6 +16,7 @@ import os
 import re
 import signal
 import ssl
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -51,6 +52,7 @@ from gatekeeper.errors import (
     StorageError,
     needs_extra,
 )
+from gatekeeper.fetching.tls import trusted_by
 from gatekeeper.gate import Gatekeeper
 from gatekeeper.gate.lease_base import other_agent
 from gatekeeper.gate.protocols import config_of
@@ -550,18 +552,38 @@ def key_hash(certificate: Any) -> str:
 
 
 async def serve(
-    proxy: PoliteProxy, host: str, port: int, announce: Callable[[Listening], object]
+    proxy: PoliteProxy, config: Config, where: tuple[str, int], announce: Callable[[Listening], Any]
 ) -> None:
     """Run mitmproxy with the add-on until SIGTERM or SIGINT. Call in the main thread.
 
-    Sites are trusted by the same authorities as by the gate: the system's, or SSL_CERT_FILE.
+    Sites are trusted by the same authorities as by the gate. Raises ConfigError.
     """
-    trusted = ssl.get_default_verify_paths()
+    with tempfile.TemporaryDirectory(prefix="gatekeeper-") as folder:
+        await _serve(proxy, _write_authorities(config, Path(folder)), where, announce)
+
+
+def _write_authorities(config: Config, folder: Path) -> str | None:
+    """Write the certificates of the authorities that the gate trusts to a file, and return its
+    path; None if there are none."""
+    context = trusted_by(config.fetch)
+    if isinstance(context, bool):
+        context = ssl.create_default_context()
+    text = "".join(map(ssl.DER_cert_to_PEM_cert, context.get_ca_certs(binary_form=True)))
+    path = folder / "authorities.pem"
+    return str(path) if path.write_text(text, "ascii") else None
+
+
+async def _serve(
+    proxy: PoliteProxy,
+    trusted: str | None,
+    where: tuple[str, int],
+    announce: Callable[[Listening], Any],
+) -> None:
     options = Options(
-        listen_host=host,
-        listen_port=port,
-        ssl_verify_upstream_trusted_ca=trusted.cafile,
-        ssl_verify_upstream_trusted_confdir=trusted.capath,
+        listen_host=where[0],
+        listen_port=where[1],
+        ssl_verify_upstream_trusted_ca=trusted,
+        ssl_verify_upstream_trusted_confdir=ssl.get_default_verify_paths().capath,
     )
     master = DumpMaster(options, with_dumper=False)
     options.update(onboarding=False, termlog_verbosity="warn")

@@ -524,7 +524,7 @@ async def test_tunnels_that_wait_hold_up_no_other_host(
 
 @asynccontextmanager
 async def process(
-    internet: FakeInternet, folder: Path, *command: str
+    internet: FakeInternet, folder: Path, *command: str, **more: str
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """A process that resolves the names of the fake internet."""
     (folder / "sitecustomize.py").write_text(SITE, "utf-8")
@@ -537,7 +537,8 @@ async def process(
         "PYTHONPATH": f"{folder}:{Path(__file__).parents[2]}",
         "FAKE_PORTS": json.dumps(ports),
         "FAKE_NAMES": json.dumps(list(internet.sites)),
-        "SSL_CERT_FILE": str(authority),
+        "GATEKEEPER_FETCH_CA_FILE": str(authority),
+        **more,
     }
     started = await asyncio.create_subprocess_exec(
         *command, env=environ, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
@@ -583,7 +584,8 @@ async def test_the_file_for_mitmdump(internet: FakeInternet, tmp_path: Path) -> 
     options = ("--listen-host", "127.0.0.1", "--listen-port", str(port))
     options = (*options, "--set", f"gatekeeper_config={tmp_path / 'gatekeeper.toml'}")
     options = (*options, "--set", f"ssl_verify_upstream_trusted_ca={tmp_path / 'sites.pem'}")
-    async with process(internet, tmp_path, mitmdump, "-s", script, *options) as proxy:
+    trust = {"SSL_CERT_FILE": str(tmp_path / "sites.pem")}
+    async with process(internet, tmp_path, mitmdump, "-s", script, *options, **trust) as proxy:
         assert proxy.stdout is not None
         while b"listening" not in (line := await proxy.stdout.readline()):
             assert line
