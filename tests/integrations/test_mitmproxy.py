@@ -23,8 +23,11 @@ from gatekeeper.session import guarded_connector
 from tests.conformance.ways import AGENT, settings, until
 from tests.documents.blocks import SITE
 from tests.integrations.browsers import CHROMIUM, browser
-from tests.integrations.rigs import Mitmproxy
+from tests.integrations.rigs import MITMPROXY_TESTS, Mitmproxy
 from tests.internet import FakeInternet, Hold, Page, Stall, certs, free_port, html, redirect
+
+if not MITMPROXY_TESTS:  # .ci/run has an environment for them
+    pytest.skip("needs Python 3.12, mitmproxy and MITMPROXY_TESTS=1", allow_module_level=True)
 
 WGET2 = shutil.which("wget2")
 ROBOTS = "User-agent: *\nDisallow: /private\n"
@@ -329,6 +332,22 @@ async def test_a_body_is_passed_on_as_it_comes(internet: FakeInternet, rig_of: O
     response.close()
     await idle(rig)
     assert (await rig.get("https://a.test/y")).text == "second"
+
+
+async def test_requests_of_one_host_are_bounded(
+    internet: FakeInternet, rig_of: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gatekeeper.integrations.mitmproxy._MOST_OF_HOST", 2)
+    for name in ("a.test", "b.test"):
+        internet.site(name).robots("").on("/x", Stall("x" * 100)).page("/y")
+    rig = await rig_of(max_wait=60.0)
+    first = await rig.begin("http://a.test/x")
+    waiting = asyncio.create_task(rig.get("http://a.test/y"))
+    await until(lambda: rig.gate.stats().pacing.waiting == 1)
+    assert (await rig.client.get("http://a.test/y")).status == 503
+    assert (await rig.get("http://b.test/y")).status == 200
+    first.close()
+    assert (await waiting).status == 200
 
 
 async def test_a_budget_of_bytes_counts_what_came(internet: FakeInternet, rig_of: Open) -> None:
