@@ -24,7 +24,7 @@ import msgspec
 from gatekeeper.clock import Clock, OwnedTasks, SingleTimer, deadline, refuse_unless_open
 from gatekeeper.config import Config
 from gatekeeper.errors import GateClosed, StorageError
-from gatekeeper.fetching.cache import RecordCache, RecordUpdates, SoftExpiry, answered
+from gatekeeper.fetching.cache import RecordCache, RecordUpdates, answered
 from gatekeeper.fetching.faults import PROBE_SECONDS, LocalFaults
 from gatekeeper.fetching.outcomes import (
     ANSWERED,
@@ -97,7 +97,8 @@ class DirectoryStats(msgspec.Struct, frozen=True, kw_only=True):
     """Counters since the start, and gauges of the current state."""
 
     records: int
-    """Records in memory. `hot` of them are unpacked, and `warm` of those answer immediately."""
+    """Records in memory. `hot` of them were used lately, or may be evicted; the others are of
+    unreachable origins. `warm` of the hot ones answer by the policy of their text alone."""
     hot: int
     warm: int
     texts: int
@@ -122,8 +123,7 @@ class DirectoryStats(msgspec.Struct, frozen=True, kw_only=True):
 class Directory:
     """What is known about every origin's robots.txt.
 
-    `records` is the dictionary of hot records. A hot path looks there first for a record that
-    is `Record.warm`, and calls `get` otherwise.
+    A hot path looks into the dictionary of records first, and calls `get` otherwise.
     """
 
     def __init__(
@@ -153,15 +153,14 @@ class Directory:
         self._clock = clock
         self._storage = storage
         self._faults = faults or LocalFaults(rng, on_doubt=self.plan_probes)
-        self.records: SplitDict[str, Record] = SplitDict() if records is None else records
-        self._soft_expiry = SoftExpiry(self.records, clock)
         self._cache = RecordCache(
             config,
             stored=storage is not None,
-            expiry=self._soft_expiry,
+            records=records,
             texts=texts or FileTexts(config, agent),
             uptime=self._faults.uptime,
         )
+        self.records: SplitDict[str, Record] = self._cache.records
         self._updates = RecordUpdates(
             self._cache,
             self._faults,
@@ -195,7 +194,7 @@ class Directory:
     async def close(self) -> None:
         """Cancel every flight; waiting callers get GateClosed. Idempotent."""
         self._open = False
-        self._soft_expiry.close()
+        self._cache.clear()
         tasks = [flight.task for flight in self._flights.values() if flight.task is not None]
         self._faults.close()
         self._next_probe.cancel()
@@ -256,8 +255,7 @@ class Directory:
         return self._cache.get(origin)
 
     def look(self, origin: str) -> Record | None:
-        """Return what `recall` does, a record that is seldom used without its text. It changes
-        nothing, so it may be called in another thread."""
+        """Return what `recall` does. It changes nothing, so it may be called in another thread."""
         return self._cache.look(origin)
 
     def coding(self, origin: str) -> str:
@@ -289,8 +287,7 @@ class Directory:
     def note_page(self, origin: str, ok: bool) -> None:
         """Note that a page of the origin was fetched; `ok`: with 2xx or 3xx. It counts for the
         30 days of RFC 9309 section 2.3.1.4 (RFC-38)."""
-        record = self.records.get(origin)
-        if ok and (record is None or not record.warm):
+        if ok:
             self._updates.note_page(origin)
 
     def subscribe(self, callback: OnChange) -> Callable[[], None]:
@@ -336,8 +333,8 @@ class Directory:
         """Return counters and sizes."""
         return DirectoryStats(
             records=len(self._cache),
-            hot=self._cache.hot,
-            warm=self._soft_expiry.warm,
+            hot=len(self.records),
+            warm=self._cache.warm,
             texts=len(self._cache.texts),
             bytes=self._cache.bytes,
             in_flight=len(self._flights),

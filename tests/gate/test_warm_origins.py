@@ -111,11 +111,15 @@ async def test_an_expired_record_answers_nothing(
     virtual_internet: FakeInternet, gate: Gatekeeper
 ) -> None:
     await warmed(virtual_internet, gate)
-    clock = virtual_internet.clock
+    clock, decider = virtual_internet.clock, gate.parts.decider
     assert isinstance(clock, VirtualClock)
-    clock.advance(86_400.0)
+    clock.advance(decider.records["http://a.test"].fresh_until - clock.monotonic() - 0.5)
+    assert recalled(gate, "http://a.test/a") is not None
+    assert decider.verdict("http://a.test/a", clock.monotonic())
+    clock.advance(0.5)
 
     assert recalled(gate, "http://a.test/a") is None
+    assert decider.verdict("http://a.test/a", clock.monotonic()) is None
 
 
 async def test_the_operators_word_outranks_what_was_prepared(
