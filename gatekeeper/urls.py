@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from gatekeeper.errors import InvalidURL
-from gatekeeper.possessive import possessive
 
 if TYPE_CHECKING:
     from yarl import URL
@@ -74,8 +73,8 @@ _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _QUAD = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
 _DOTTED_QUAD = re.compile(rf"{_QUAD}\Z")
 # A last label that begins with a letter is not a number. The expression does not backtrack.
-_PLAIN_AUTHORITY = possessive(
-    r"(https?)://((?:[a-z0-9_-]++\.)*+[a-z][a-z0-9_-]*+|"
+_PLAIN_AUTHORITY = re.compile(
+    r"(https?)://((?>(?:[a-z0-9_-]++\.)*)[a-z][a-z0-9_-]*+|"
     rf"{_QUAD})(?::([0-9]{{1,5}}))?/"
 )
 
@@ -512,8 +511,8 @@ def _invalid(raw: str, problem: str) -> InvalidURL:
 # Any text can be masked; nothing here relies on its being a URL.
 
 # `@`, the characters that IDNA maps to it, and its escapes, however often they were escaped again.
-_AT = r"(?:[@\ufe6b\uff20]|%(?:25)*+40)"
-_AT_SIGN = possessive(_AT)
+_AT = r"(?:[@\ufe6b\uff20]|%(?>(?:25)*)40)"
+_AT_SIGN = re.compile(_AT)
 _URL_START = re.compile(r"(?:(?:https?:|[a-z][a-z0-9+.\-]*+:(?=//))?[/\\]*+)", re.IGNORECASE)
 # An authority that cannot contain a password, and what may follow it.
 _NO_PASSWORD = re.compile(
@@ -521,9 +520,9 @@ _NO_PASSWORD = re.compile(
     re.IGNORECASE,
 )
 # The authority of another URL in a path or query, escaped or not, up to its last `@`.
-_SLASH = r"%(?:25)*+2f"
-_EMBEDDED_USERINFO = possessive(
-    rf"(//|{_SLASH}{_SLASH})(?:[^/?#\\%]|%(?!(?:25)*+2f))*{_AT}", re.IGNORECASE
+_SLASH = r"%(?>(?:25)*)2f"
+_EMBEDDED_USERINFO = re.compile(
+    rf"(//|{_SLASH}{_SLASH})(?:[^/?#\\%]|%(?!(?>(?:25)*)2f))*{_AT}", re.IGNORECASE
 )
 _QUERY = re.compile(r"([?#]).+\Z", re.DOTALL)
 
