@@ -13,12 +13,12 @@ from __future__ import annotations
 import functools
 import logging
 import socket
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from operator import itemgetter
 from typing import Final
 
 from gatekeeper import urls
@@ -133,33 +133,16 @@ mistaken."""
 # fmt: on
 
 
-def _to_ranges(
-    table: tuple[tuple[str, Kind | None], ...],
-    network: type[IPv4Network] | type[IPv6Network],
-    default: Kind | None,
-) -> tuple[list[int], list[Kind | None]]:
-    """Return a table as sorted starts of ranges, and the kind of each range."""
-    ranges = [(network(cidr), kind) for cidr, kind in table]
-    edges = {0}
-    for net, _ in ranges:
-        edges |= {int(net.network_address), int(net.broadcast_address) + 1}
-    narrowest_first = sorted(ranges, key=lambda entry: -entry[0].prefixlen)
-    starts = sorted(edges)
-    kinds: list[Kind | None] = []
-    for start in starts:
-        inside = (
-            kind
-            for net, kind in narrowest_first
-            if int(net.network_address) <= start <= int(net.broadcast_address)
-        )
-        kinds.append(next(inside, default))
-    return starts, kinds
+_MAX_ADDRESSES: Final = 4_096
+"""The most addresses that are cached: in parsed form, and with their kind. Each is judged several
+times on its way to the socket."""
+_TABLES: Final = {
+    4: [(IPv4Network(cidr), kind) for cidr, kind in IPV4_TABLE],
+    6: [(IPv6Network(cidr), kind) for cidr, kind in IPV6_TABLE],
+}
 
 
-_IPV4 = _to_ranges(IPV4_TABLE, IPv4Network, None)
-_IPV6 = _to_ranges(IPV6_TABLE, IPv6Network, Kind.RESERVED)
-
-
+@functools.lru_cache(_MAX_ADDRESSES)
 def address_kind(ip: IPv4Address | IPv6Address) -> Kind | None:
     """Return why the table refuses an address, or None if it is public.
 
@@ -168,8 +151,10 @@ def address_kind(ip: IPv4Address | IPv6Address) -> Kind | None:
     >>> address_kind(IPv6Address("2606:4700::1111")) is None
     True
     """
-    starts, kinds = _IPV4 if isinstance(ip, IPv4Address) else _IPV6
-    return kinds[bisect_right(starts, int(ip)) - 1]
+    inside = [(net.prefixlen, kind) for net, kind in _TABLES[ip.version] if ip in net]
+    if inside:
+        return max(inside, key=itemgetter(0))[1]
+    return None if ip.version == 4 else Kind.RESERVED
 
 
 def embedded_ipv4(ip: IPv6Address, *, nat64: bool) -> IPv4Address | None:
@@ -247,7 +232,6 @@ _Address = IPv4Address | IPv6Address
 _Network = IPv4Network | IPv6Network
 
 _MAX_CACHED_ORIGINS = 50_000  # cached verdicts by origin
-_MAX_ADDRESSES = 4_096  # cached addresses: parsed texts, and those that may be dialled
 _MAX_LOGGED = 1_024  # a refusal is logged again after so many others
 _KIND_TEXTS = {
     Kind.MALFORMED: "not a canonical address",
@@ -324,9 +308,6 @@ class Guard:
         self._listeners: set[tuple[_Address, int]] = set()
         self._verdicts: SplitDict[str, Refusal | None] = SplitDict()
         """Verdicts by origin; None: URLs with an ordinary path may be requested."""
-        self._passed_addresses: SplitDict[str, None] = SplitDict()
-        """Cache of port, address and name that may be dialled, as each is judged twice: when it is
-        resolved and when it is dialled."""
         self._logged: set[Refusal] = set()
         self._refused: Counter[str] = Counter()
         self._dialled = 0
@@ -345,7 +326,6 @@ class Guard:
         self._allowed, self._allowed_names = allowed, allowed_names
         self._denied, self._denied_names = denied, denied_names
         self._verdicts.clear()
-        self._passed_addresses.clear()
         self._logged.clear()
         self.version += 1
 
@@ -388,7 +368,6 @@ class Guard:
             raise ConfigError(f"{address!r} is not a numeric address to listen on") from None
         self._listeners.add((_unmapped(own), port))
         self._verdicts.clear()
-        self._passed_addresses.clear()
 
     def count(self, refused: Mapping[str, int]) -> None:
         """Add refusals by kind that a guard in another process made for this one."""
@@ -457,15 +436,9 @@ class Guard:
 
     def _judge_address(self, ip: str | _Address, port: int, name: str = "") -> Refusal | None:
         """Judge an address; `name`: the name that resolved to it, if any."""
-        passed, key = self._passed_addresses, f"{port} {ip} {name}"
-        if key in passed:
-            return None
         parsed = _parse_address(ip) if isinstance(ip, str) else ip
         kind = Kind.MALFORMED if parsed is None else self._refused_kind(parsed, port, name)
         if kind is None:
-            if not self._listeners:  # with listeners it depends on this machine's addresses
-                passed.make_room(_MAX_ADDRESSES)
-                passed[key] = None
             return None
         shown = f"{name} -> {ip} port {port}" if name else f"{ip} port {port}"
         if kind is Kind.MALFORMED:
@@ -536,10 +509,7 @@ class Guard:
 
 @functools.lru_cache(_MAX_ADDRESSES)
 def _parse_address(text: str) -> _Address | None:
-    """Return a canonical address, or None. The zone of a link-local address is removed.
-
-    Cached, because each address is judged several times on its way to the socket.
-    """
+    """Return a canonical address, or None. The zone of a link-local address is removed."""
     plain, percent, _ = text.partition("%")
     if ":" not in plain and not plain[-1:].isdecimal():
         return None  # a name: an address has a colon or ends with a digit
