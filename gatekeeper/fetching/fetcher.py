@@ -32,10 +32,9 @@ from gatekeeper.errors import (
     LedgerLost,
     StorageError,
 )
-from gatekeeper.fetching.guard import FirstDial, GuardedConnector, connecting, dialled_addresses
+from gatekeeper.fetching.guard import connecting, dialled_addresses
 from gatekeeper.fetching.limits import RetrievalDeadline, Slots, current_deadline
 from gatekeeper.fetching.outcomes import (
-    ANSWERED,
     NO_METADATA,
     AcquireLease,
     Known,
@@ -51,7 +50,6 @@ from gatekeeper.fetching.outcomes import (
     is_media,
     is_plain_text,
     metadata_of,
-    precedence,
     probe_limits,
 )
 from gatekeeper.fetching.tls import failure_text
@@ -228,8 +226,6 @@ class RequestSender:
         self.timer: SharedTimer = SharedTimer(clock)
         self._ssl = config.tls_errors != "accept" and config.profile != "archival"
         self._own_session: aiohttp.ClientSession | None = None
-        self._first_dialler: GuardedConnector | None = None
-        """Connects to origins that were not asked before, before the request is built."""
         self._reach_session: aiohttp.ClientSession | None = None
 
     def new_deadline(self) -> RetrievalDeadline:
@@ -257,8 +253,6 @@ class RequestSender:
             # Only a bounded pool has a queue to trace.
             bounded = connector.limit or connector.limit_per_host
             own = self._own_session = self._make_session(_trace_of_queue() if bounded else None)
-            if isinstance(connector, GuardedConnector) and not self._proxied:
-                self._first_dialler = connector
         return own
 
     def _make_session(self, trace: aiohttp.TraceConfig | None) -> aiohttp.ClientSession:
@@ -310,7 +304,6 @@ class RequestSender:
         """
         session = self._session()
         head: aiohttp.ClientResponse | None = None
-        first: FirstDial | None = None
         dialled: list[str] = []
         dialled_addresses.set(dialled)
         connecting.set(None)  # inherited from the first caller, who expects its own dials only
@@ -319,8 +312,6 @@ class RequestSender:
             limits.on_request()
         try:
             with deadline:
-                if self._first_dialler is not None and precedence.get() != ANSWERED:
-                    first = await self._first_dialler.dial(target)
                 async with session.get(
                     URL(target.url, encoded=True),
                     headers=headers,
@@ -348,9 +339,6 @@ class RequestSender:
                 detail=failure_text(error),
                 addresses=tuple(dialled),
             )
-        finally:
-            if first is not None:
-                first.close()
 
     async def _read_reply(self, head: aiohttp.ClientResponse, deadline: RetrievalDeadline) -> Reply:
         elapsed, config = deadline.reading(), self._config

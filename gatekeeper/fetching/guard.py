@@ -49,7 +49,6 @@ from gatekeeper.library_internals import (
     DialConnector,
     close_pooled,
     limit_heads,
-    start_connection,
 )
 from gatekeeper.urls import UrlCache
 
@@ -186,57 +185,6 @@ connecting: ContextVar[Callable[[bool], object] | None] = ContextVar(
 over; not called for a kept-alive connection."""
 
 
-class _Socket(socket.socket):
-    """A socket that can be given to aiohttp connected: connecting it again does nothing."""
-
-    __slots__ = ("is_connected",)
-    is_connected: bool
-
-    def connect(self, address: Any) -> None:
-        """Connect, unless `is_connected` is set."""
-        if not getattr(self, "is_connected", False):
-            super().connect(address)
-
-
-class FirstDial(msgspec.Struct, eq=False):
-    """A connection made before there is a request for it, for use in the same context.
-
-    The request gets the addresses and the connection from the resolver and the socket factory.
-    """
-
-    host: str
-    port: int
-    answers: list[ResolveResult]
-    """The vetted addresses; the connected one is first."""
-    sock: _Socket | None = None
-    """The connected socket, until a request takes it."""
-
-    def connected(self, sock: _Socket) -> None:
-        """Store the connected socket."""
-        sock.is_connected = True
-        self.sock = sock
-        if len(self.answers) > 1:
-            peer = sock.getpeername()[0]
-            self.answers.sort(key=lambda answer: answer["host"] != peer)
-
-    def take(self, address: tuple[str, int]) -> _Socket | None:
-        """Return the connection if it is to that address; only once."""
-        sock = self.sock
-        if sock is None or sock.getpeername()[:2] != address:
-            return None
-        self.sock = None
-        return sock
-
-    def close(self) -> None:
-        """End the use in this context; close the socket if no request has taken it."""
-        _first_dial.set(None)
-        if self.sock is not None:
-            self.sock.close()
-
-
-_first_dial: ContextVar[FirstDial | None] = ContextVar("gatekeeper_first_dial", default=None)
-
-
 class GuardedResolver(AbstractResolver):
     """A resolver that removes addresses that may not be dialled."""
 
@@ -252,8 +200,6 @@ class GuardedResolver(AbstractResolver):
         attempt = _attempt.get()
         if attempt is not None and attempt.proxied:
             return await self._inner.resolve(host, port, family)
-        if (dial := _first_dial.get()) is not None and (dial.host, dial.port) == (host, port):
-            return dial.answers
         if self._guard.refuses_name(host) is not None:
             raise AddressRefused
         look_up = partial(self._inner.resolve, host, port, family)
@@ -286,13 +232,6 @@ Deny = Callable[[str, str, str], Decision]
 """Makes the decision about a refused request from its URL, its User-Agent header, and the note of
 the refusal."""
 
-_NEUTRAL_OPTIONS: Final = frozenset(
-    {"limit", "use_dns_cache", "keepalive_timeout", "force_close", "ssl"}
-)
-"""Options of a connector that do not change how it dials (`limit` only if it is 0)."""
-_NEXT_ADDRESS_SECONDS: Final = 0.25
-"""Seconds until another address of a name is dialled as well (RFC 8305 section 5)."""
-
 _connect = aiohttp.TCPConnector.connect  # called for each request, and cheaper than super()
 
 
@@ -321,7 +260,6 @@ class GuardedConnector(DialConnector):
         self._deny = deny
         self._guarded_resolver = GuardedResolver(guard, resolver)
         self._judged_version = guard.version
-        self._dials_first = not options.keys() - _NEUTRAL_OPTIONS and not options.get("limit")
         super().__init__(
             max_idle=descriptors.idle_limit(max_idle),
             resolver=self._guarded_resolver,
@@ -338,11 +276,6 @@ class GuardedConnector(DialConnector):
         family, kind, proto, _, sockaddr = info
         host, port = str(sockaddr[0]), int(sockaddr[1])
         attempt = _attempt.get()
-        dial = _first_dial.get()
-        if dial is not None and (ready := dial.take((host, port))) is not None:
-            if attempt is not None:
-                attempt.dialled += 1
-            return ready
         if attempt is None:
             refusal = self.guard.refuses_address(host, port)
         elif attempt.proxied:
@@ -358,7 +291,7 @@ class GuardedConnector(DialConnector):
         if (dialled := dialled_addresses.get()) is not None and len(dialled) < _MAX_DIALLED_NOTED:
             dialled.append(host)
         self.guard.dialled()
-        return (socket.socket if dial is None else _Socket)(family, kind, proto)
+        return socket.socket(family, kind, proto)
 
     def connect(
         self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout
@@ -390,61 +323,6 @@ class GuardedConnector(DialConnector):
             connection.release()  # reusable, as nothing was written to it
             raise HoldLapsed(f"the hold of {url.raw_host} ran out before the request was sent")
         return connection
-
-    async def dial(self, target: urls.Target) -> FirstDial | None:
-        """Resolve a host and connect to it, for a request that this context sends next.
-
-        Most origins that were never asked before are dead, and building a request first would
-        cost more than all the rest. Return None if the request has to connect itself; it also
-        has to raise the guard's refusal. The caller closes the result after the request. Raises
-        OSError if the name does not exist or there is no connection; a resolver may raise anything.
-        """
-        host, port = target.host, target.port
-        start = start_connection()
-        if (
-            start is None
-            or not self._dials_first
-            or ":" in host
-            or host[-1:].isdigit()  # an address: nothing to look up
-            or host.endswith(".")
-            or self._judged_version != self.guard.version
-            or self.guard.refuses_target(target) is not None
-        ):
-            return None
-        try:
-            answers = await self._guarded_resolver.resolve(host, port)
-        except (AddressRefused, TimeoutError, socket.gaierror) as error:
-            if isinstance(error, AddressRefused):
-                return None
-            raise
-        except OSError as error:  # from aiodns, through aiohttp
-            if descriptors.is_shortage(error):
-                raise
-            raise socket.gaierror(error.errno, str(error)) from error
-        dial = FirstDial(host, port, answers)
-        attempt = _Attempt(host, proxied=False)
-        token = _attempt.set(attempt)
-        _first_dial.set(dial)
-        try:
-            connect = partial(
-                start,
-                [_to_addr_info(answer) for answer in answers],
-                happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS,
-                socket_factory=self._open_socket,
-            )
-            sock = await descriptors.with_descriptor(connect)
-            if isinstance(sock, _Socket):  # always true, as `_open_socket` made it
-                dial.connected(sock)
-        except BaseException as error:
-            dial.close()
-            if isinstance(error, OSError) and attempt.refused and not attempt.dialled:
-                return None
-            # A frame of aiohappyeyeballs refers to the error: avoid a cycle with our frames.
-            error.__traceback__ = None
-            raise
-        finally:
-            _attempt.reset(token)
-        return dial
 
     def _drop_judged(self) -> None:
         """After a change of settings: drop connections and look-ups that the old ones allowed."""
@@ -488,12 +366,6 @@ class GuardedConnector(DialConnector):
         """Close the connections, and the resolver unless the caller gave it."""
         await super().close(abort_ssl=abort_ssl)
         await self._guarded_resolver.close()
-
-
-def _to_addr_info(answer: ResolveResult) -> AddrInfoType:
-    family, host, port = answer["family"], answer["host"], answer["port"]
-    address = (host, port, 0, 0) if family == socket.AF_INET6 else (host, port)
-    return family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", address
 
 
 def refuse_proxy(mode: str, proxy: object) -> None:
