@@ -27,7 +27,7 @@ import asyncio
 import ipaddress
 import socket
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextvars import ContextVar
 from functools import partial
@@ -200,32 +200,34 @@ class GuardedResolver(AbstractResolver):
         attempt = _attempt.get()
         if attempt is not None and attempt.proxied:
             return await self._inner.resolve(host, port, family)
-        if self._guard.refuses_name(host) is not None:
-            raise AddressRefused
-        look_up = partial(self._inner.resolve, host, port, family)
-        answers = await descriptors.with_descriptor(look_up)
-        kept = self._vetted(host, answers)
-        if answers and not kept:
-            raise AddressRefused
-        if not kept:  # aiohttp can't handle an empty list
-            raise socket.gaierror(socket.EAI_NONAME, "the name has no address")
-        return kept
-
-    def _vetted(self, host: str, answers: Iterable[ResolveResult]) -> list[ResolveResult]:
-        kept: list[ResolveResult] = []
-        families: Counter[int] = Counter()
-        for answer in answers:
-            if self._guard.refuses_answer(answer["host"], answer["port"], host) is not None:
-                continue
-            families[answer["family"]] += 1
-            if families[answer["family"]] <= _MAX_ADDRESSES_TRIED:
-                kept.append(answer)
-        return kept
+        return await _vetted(self._guard, host, partial(self._inner.resolve, host, port, family))
 
     async def close(self) -> None:
         """Close the inner resolver if it was created here."""
         if self._owned:
             await self._inner.close()
+
+
+async def _vetted(
+    guard: Guard, host: str, look_up: Callable[[], Awaitable[list[ResolveResult]]]
+) -> list[ResolveResult]:
+    """Return the addresses of a name that may be dialled. Raises AddressRefused."""
+    if guard.refuses_name(host) is not None:
+        raise AddressRefused
+    answers = await descriptors.with_descriptor(look_up)
+    kept: list[ResolveResult] = []
+    families: Counter[int] = Counter()
+    for answer in answers:
+        if guard.refuses_answer(answer["host"], answer["port"], host) is not None:
+            continue
+        families[answer["family"]] += 1
+        if families[answer["family"]] <= _MAX_ADDRESSES_TRIED:
+            kept.append(answer)
+    if answers and not kept:
+        raise AddressRefused
+    if not kept:  # aiohttp can't handle an empty list
+        raise socket.gaierror(socket.EAI_NONAME, "the name has no address")
+    return kept
 
 
 Deny = Callable[[str, str, str], Decision]
@@ -394,59 +396,31 @@ UNRESOLVED = "address:unresolved"
 them."""
 
 
-class CachingResolver(AbstractResolver):
-    """A resolver that caches the answers of another; `inner` None: the system's."""
-
-    def __init__(self, inner: AbstractResolver | None, clock: Clock) -> None:
-        self._inner = inner
-        self._owned = inner is None
-        self._answers: cachetools.TTLCache[tuple[str, int, int], list[ResolveResult]] = (
-            cachetools.TTLCache(_MAX_CACHED_NAMES, ttl=ANSWER_SECONDS, timer=clock.monotonic)
-        )
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        """Return cached addresses, or those of the inner resolver. Failures are not cached."""
-        key = (host, port, int(family))
-        answers = self._answers.get(key)
-        if answers is None:
-            if self._inner is None:  # created here, as it needs a running loop
-                self._inner = system_resolver()
-            answers = await self._inner.resolve(host, port, family)
-            self._answers[key] = answers
-        return answers
-
-    async def close(self) -> None:
-        """Close the inner resolver if it was created here."""
-        self._answers.clear()
-        if self._owned and self._inner is not None:
-            inner, self._inner = self._inner, None
-            await inner.close()
-
-
 class HostAddresses(AbstractResolver):
     """Finds the scopes of hosts' addresses, such as "address:203.0.113.9".
 
     It is also the resolver of the connectors, so that they dial the addresses that were looked up
-    here. A name whose look-up before a lease failed can't be dialled, until another one succeeds.
+    here, which are cached. A name whose look-up before a lease failed can't be dialled, until
+    another one succeeds.
     """
 
     def __init__(
         self, config: Config, clock: Clock, guard: Guard | None, resolver: AbstractResolver | None
     ) -> None:
-        """`guard`: None if the connector is not ours; addresses are then not vetted."""
+        """`guard`: None if the connector is not ours; addresses are then not vetted. `resolver`
+        None: the system's."""
         self._clock = clock
         self._patience = config.fetch.connect_timeout
-        self._answers = answers = CachingResolver(resolver, clock)
+        self._guard = guard
+        self._inner = resolver
+        self._owned = resolver is None
+        self._answers: cachetools.TTLCache[tuple[str, int, int], list[ResolveResult]] = (
+            cachetools.TTLCache(_MAX_CACHED_NAMES, ttl=ANSWER_SECONDS, timer=clock.monotonic)
+        )
         self._failed: cachetools.LRUCache[_Key, tuple[int, str]] = cachetools.LRUCache(
             _MAX_CACHED_NAMES
         )
         """Code and text of the failed look-ups before leases."""
-        self._ours = guard is not None
-        self._vetted: AbstractResolver = (
-            answers if guard is None else GuardedResolver(guard, answers)
-        )
         self._cached_scopes: cachetools.TLRUCache[_Key, tuple[str, ...]] = cachetools.TLRUCache(
             _MAX_CACHED_NAMES,
             ttu=lambda _key, scopes, now: (
@@ -464,7 +438,20 @@ class HostAddresses(AbstractResolver):
         failed = self._failed.get((host, port))
         if failed is not None:
             raise socket.gaierror(*failed)
-        return await self._answers.resolve(host, port, family)
+        return await self._cached(host, port, family)
+
+    async def _cached(
+        self, host: str, port: int, family: socket.AddressFamily
+    ) -> list[ResolveResult]:
+        """Return cached addresses, or those of the inner resolver. Failures are not cached."""
+        key = (host, port, int(family))
+        answers = self._answers.get(key)
+        if answers is None:
+            if self._inner is None:  # created here, as it needs a running loop
+                self._inner = system_resolver()
+            answers = await self._inner.resolve(host, port, family)
+            self._answers[key] = answers
+        return answers
 
     async def scopes(self, host: str, port: int) -> tuple[str, ...]:
         """Return one scope for each address of the host that may be dialled. Never raises.
@@ -503,12 +490,14 @@ class HostAddresses(AbstractResolver):
     async def _look_up(self, host: str, port: int) -> tuple[str, ...]:
         try:
             async with deadline(self._clock, self._patience):
-                answers = await self._vetted.resolve(host, port)
+                look_up = partial(self._cached, host, port, socket.AF_UNSPEC)
+                guard = self._guard
+                answers = await (look_up() if guard is None else _vetted(guard, host, look_up))
             found = _scopes(answer["host"] for answer in answers)
         except AddressRefused:
             found = ()  # the guard will refuse the dial too
         except Exception as error:  # noqa: BLE001 - a resolver may raise anything
-            if not self._ours:
+            if self._guard is None:
                 return (UNRESOLVED,)
             told = isinstance(error, socket.gaierror) or descriptors.is_shortage(error)
             code = getattr(error, "errno", None) if told else None
@@ -523,7 +512,10 @@ class HostAddresses(AbstractResolver):
         """Close the resolver."""
         self._cached_scopes.clear()
         self._failed.clear()
-        await self._answers.close()
+        self._answers.clear()
+        if self._owned and self._inner is not None:
+            inner, self._inner = self._inner, None
+            await inner.close()
 
 
 def _scopes(addresses: Iterable[str]) -> tuple[str, ...]:
