@@ -352,26 +352,13 @@ def make_room(known: dict[Any, Any], most: int) -> None:
             del known[key]
 
 
-def _import_yarl(text: str, *, encoded: bool = False) -> URL:
-    """Import yarl's parser on first use.
-
-    Ordinary URLs, and paths for a robots.txt, are parsed without it.
-    """
-    from yarl import URL  # noqa: PLC0415
-
-    global _yarl  # noqa: PLW0603
-    _yarl = URL
-    return URL(text, encoded=encoded)
-
-
-_yarl: Callable[..., URL] = _import_yarl
-
-
 def _parse_with_yarl(raw: str) -> URL:
     """Split the text into its parts, all unchanged."""
+    from yarl import URL  # noqa: PLC0415 - ordinary URLs are parsed without it
+
     _refuse_text(raw)
     try:
-        url = _yarl(raw, encoded=True)
+        url = URL(raw, encoded=True)
     except (ValueError, IndexError) as error:  # IndexError: yarl of `http://[a]@/`
         raise _invalid(raw, _UNREADABLE) from error
     if url.scheme not in _PORTS:  # URL-07
@@ -402,8 +389,10 @@ def _authority(raw: str, scheme: str, hostport: str) -> tuple[str, int]:
         raise _invalid(raw, "the port is not a number of at most five digits")
     if port and int(port) > _MAX_PORT:
         raise _invalid(raw, f"there is no port {int(port)}; {_MAX_PORT} is the last")
+    from yarl import URL  # noqa: PLC0415
+
     try:
-        url = _yarl(f"{scheme}://{hostport}")
+        url = URL(f"{scheme}://{hostport}")
     except (ValueError, IndexError) as error:
         raise _invalid(raw, f"the host can't be read: {printable(str(error), 120)}") from error
     host = (url.raw_host or "").lower()
@@ -615,8 +604,10 @@ def url_of(text: str) -> URL:
 
     Raises ValueError for every text that yarl cannot parse.
     """
+    from yarl import URL  # noqa: PLC0415
+
     try:
-        return _yarl(text)
+        return URL(text)
     except IndexError as error:  # yarl of `http://[a]@/`
         raise ValueError("this is not a URL") from error  # without the text: it may hold a password
 

@@ -97,19 +97,15 @@ class RecordCache:
         return self._bytes + self.texts.awake_bytes + self._promise_bytes
 
     def get(self, origin: str) -> Record | None:
-        """Return the record of an origin, or None, and mark it as used."""
-        record = self.look(origin)
-        if record is not None:
-            record.used = True
-        return record
-
-    def look(self, origin: str) -> Record | None:
-        """Return the record of an origin, or None. It changes nothing, so it may be called in
-        another thread."""
+        """Return the record of an origin, or None, and mark it as used. May be called in another
+        thread."""
         record = self.records.get(origin) or self._promises.get(origin)
-        if record is None or record.voids == self._voids:
-            return record
-        return None if record.current.outcome in GUARD_REFUSALS else record
+        if record is None:
+            return None
+        if record.voids < self._voids and record.current.outcome in GUARD_REFUSALS:
+            return None
+        record.used = True
+        return record
 
     def put(self, record: Record) -> None:
         """Add a record, replacing that of the same origin."""

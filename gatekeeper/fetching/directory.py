@@ -15,6 +15,7 @@ import random
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Final
@@ -251,12 +252,9 @@ class Directory:
         return record
 
     def recall(self, origin: str) -> Record | None:
-        """Return the record in memory, even an expired one, or None."""
+        """Return the record in memory, even an expired one, or None. May be called in another
+        thread."""
         return self._cache.get(origin)
-
-    def look(self, origin: str) -> Record | None:
-        """Return what `recall` does. It changes nothing, so it may be called in another thread."""
-        return self._cache.look(origin)
 
     def coding(self, origin: str) -> str:
         """Return `Metadata.coding` of the text of an origin in memory; empty without one."""
@@ -445,18 +443,11 @@ class Directory:
     async def _parse_in_thread(self, body: bytes) -> FileText:
         """Parse a large text in a thread, so that it delays no other answer."""
         texts = self._cache.texts
-        if (known := texts.find(body)) is not None:
-            return known
-
-        def read() -> FileText:
-            text = texts.read(body)
-            if self._agent:
-                text.add_policy(self._policy_of(text.robots, self._agent), 1)
-            return text
-
         async with self._parsing:
-            known = texts.find(body)
-            return await asyncio.to_thread(read) if known is None else known
+            text = texts.find(body) or await asyncio.to_thread(texts.read, body)
+        if self._agent and text.policy_for(self._agent) is None:
+            await self._prepare(text, self._agent)
+        return text
 
     @staticmethod
     def is_prepared(record: Record, agent: str) -> bool:
@@ -502,14 +493,12 @@ class Directory:
             return None
         if stored is None:
             return None
-        if stored.body is None or len(stored.body) < LARGE // _MAX_COMPRESSION:
-            return self._updates.restore(stored)
-        try:
-            body = unpack_body(stored.body)
-        except (zlib.error, ValueError):
-            return self._updates.restore(stored)  # logs what is wrong
-        text = await self._parse_in_thread(body) if len(body) >= LARGE else None
-        return self._updates.restore(stored, text)
+        body = None
+        if stored.body is not None and len(stored.body) >= LARGE // _MAX_COMPRESSION:
+            with suppress(zlib.error, ValueError):  # `restore` logs what is wrong
+                body = unpack_body(stored.body)
+        large = body is not None and len(body) >= LARGE
+        return self._updates.restore(stored, await self._parse_in_thread(body) if large else None)
 
     def _validators(self, record: Record | None, origin: str) -> Validators | None:
         if record is None or record.good is None or not self._config.fetch.conditional:

@@ -560,7 +560,7 @@ class Gatekeeper:
         noted, opened = self._decider.noted.get(host), self._opened
         if noted is None or opened is None:
             return ()
-        return self._decider.file_holdups(host, opened.directory.look, self._clock)
+        return self._decider.file_holdups(host, opened.directory.recall, self._clock)
 
     def _record_of(self, origin: str) -> Record | None:
         return self._open.directory.recall(origin)
