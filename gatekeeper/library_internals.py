@@ -406,12 +406,6 @@ def bounded_parser(limit: int) -> dict[str, Any]:
             if self.left < 0:
                 raise InvalidResponse(f"a reply of more than {limit} octets")
 
-        async def read(self, octets: int) -> bytes:
-            self._count(0)
-            data = await self._stream.read(octets)
-            self._count(len(data))
-            return data
-
         async def readexactly(self, octets: int) -> bytes:
             self._count(octets)
             return await self._stream.readexactly(octets)

@@ -56,16 +56,16 @@ class CacheTime(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OutcomeRow:
-    """One row of the table of outcomes."""
+    """One row of the table of outcomes; by default that of a failure."""
 
     number: int
     """The row's number in the table of outcomes; 0 if it is not listed there."""
     name: str
-    verdict: Verdict | None
-    """None: the text decides."""
-    state: State
     reason: Reason
-    cache_time: CacheTime
+    cache_time: CacheTime = CacheTime.LADDER
+    verdict: Verdict | None = Verdict.DEFER
+    """None: the text decides."""
+    state: State = State.UNREACHABLE
     retry: bool = False
     """The request is repeated once, immediately, before the row counts."""
     local: bool = False
@@ -74,31 +74,27 @@ class OutcomeRow:
     """For a failure: after 12 hours or 30 days a `Fallback` may apply."""
 
 
-def _text(number: int, name: str, reason: Reason = Reason.NO_RULE) -> OutcomeRow:
-    return OutcomeRow(number, name, None, State.PARSED, reason, CacheTime.FRESH)
+def _text(
+    number: int,
+    name: str,
+    reason: Reason = Reason.NO_RULE,
+    cache_time: CacheTime = CacheTime.FRESH,
+    verdict: Verdict | None = None,
+) -> OutcomeRow:
+    return OutcomeRow(number, name, reason, cache_time, verdict, State.PARSED)
 
 
 def _absent(
-    number: int, name: str, reason: Reason, cache_time: CacheTime = CacheTime.DAY
-) -> OutcomeRow:
-    return OutcomeRow(number, name, Verdict.ALLOW, State.UNAVAILABLE, reason, cache_time)
-
-
-def _failed(
     number: int,
     name: str,
     reason: Reason,
-    cache_time: CacheTime = CacheTime.LADDER,
-    *,
-    retry: bool = False,
-    local: bool = False,
-    lapses: bool = True,
+    cache_time: CacheTime = CacheTime.DAY,
+    verdict: Verdict = Verdict.ALLOW,
 ) -> OutcomeRow:
-    return OutcomeRow(
-        number, name, Verdict.DEFER, State.UNREACHABLE, reason, cache_time, retry, local, lapses
-    )
+    return OutcomeRow(number, name, reason, cache_time, verdict, State.UNAVAILABLE)
 
 
+_failed = OutcomeRow
 _WITH_TEXT = frozenset({1, 2, 4, 6, 22})
 """Numbers of the rows with a text for the parser."""
 
@@ -123,7 +119,7 @@ class Outcome(Enum):
         self.has_text = row.number in _WITH_TEXT
 
     RULES = _text(1, "rules")
-    EMPTY = OutcomeRow(2, "empty", Verdict.ALLOW, State.PARSED, Reason.EMPTY_FILE, CacheTime.FRESH)
+    EMPTY = _text(2, "empty", Reason.EMPTY_FILE, verdict=Verdict.ALLOW)
     SOFT_404 = _absent(3, "soft_404", Reason.SOFT_404)
     HTML_RULES = _text(4, "html_rules")
     NOT_TEXT = _absent(5, "not_text", Reason.NOT_TEXT)
@@ -132,16 +128,14 @@ class Outcome(Enum):
     INVALID_RESPONSE = _failed(8, "invalid_response", Reason.INVALID_RESPONSE)
     NOT_MODIFIED = _text(9, "not_modified")
     NOT_MODIFIED_NOTHING = _failed(9, "not_modified_nothing", Reason.INVALID_RESPONSE, retry=True)
-    REDIRECT = OutcomeRow(10, "redirect", None, State.PARSED, Reason.NO_RULE, CacheTime.NOT)
+    REDIRECT = _text(10, "redirect", cache_time=CacheTime.NOT)
     TOO_MANY_REDIRECTS = _absent(11, "too_many_redirects", Reason.TOO_MANY_REDIRECTS)
     REDIRECTED_AWAY = _failed(11, "redirected_away", Reason.TOO_MANY_REDIRECTS)
     BAD_REDIRECT = _failed(12, "bad_redirect", Reason.BAD_REDIRECT)
     EGRESS_POLICY = _failed(13, "egress_policy", Reason.EGRESS_POLICY, CacheTime.DAY, lapses=False)
     # The origin's own name or address is refused, not a redirect's: a later attempt can't
     # help, so this denies, with one constant reason for clients (T2).
-    BLOCKED = OutcomeRow(
-        13, "blocked", Verdict.DENY, State.UNREACHABLE, Reason.BLOCKED, CacheTime.DAY, lapses=False
-    )
+    BLOCKED = _failed(13, "blocked", Reason.BLOCKED, CacheTime.DAY, Verdict.DENY, lapses=False)
     NO_FILE = _absent(14, "no_file", Reason.NO_FILE)
     NO_FILE_SAID_OTHERWISE = _absent(
         14, "no_file_said_otherwise", Reason.NO_FILE, CacheTime.SIX_HOURS
@@ -149,13 +143,8 @@ class Outcome(Enum):
     # Payment and licence challenges are reported, but do not decide.
     PAYMENT_REQUIRED = _absent(14, "payment_required", Reason.PAYMENT_REQUIRED, CacheTime.SIX_HOURS)
     LICENSE_REQUIRED = _absent(14, "license_required", Reason.LICENSE_REQUIRED, CacheTime.SIX_HOURS)
-    ACCESS_RESTRICTED = OutcomeRow(
-        14,
-        "access_restricted",
-        Verdict.DENY,
-        State.UNAVAILABLE,
-        Reason.ACCESS_RESTRICTED,
-        CacheTime.SIX_HOURS,
+    ACCESS_RESTRICTED = _absent(
+        14, "access_restricted", Reason.ACCESS_RESTRICTED, CacheTime.SIX_HOURS, Verdict.DENY
     )
     CLIENT_ERROR = _failed(15, "client_error", Reason.CLIENT_ERROR, retry=True)
     RATE_LIMITED = _failed(16, "rate_limited", Reason.RATE_LIMITED)

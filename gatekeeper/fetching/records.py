@@ -17,6 +17,7 @@ from collections import deque
 from typing import Final, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from gatekeeper.clock import Clock, Stamp, stamp
 from gatekeeper.config import Config, FetchConfig
@@ -548,7 +549,7 @@ def from_stored(
         stored.last_modified,
         _metadata_from(stored.metadata),
     )
-    good = _good_of(stored, current)
+    good = current if current.outcome.good else _earlier_good(stored, current)
     if current.outcome.good and uncertain:
         soft = hard = 0.0
     if current.outcome in GUARD_REFUSALS or current.outcome is Outcome.TLS:
@@ -586,24 +587,14 @@ def _unchanged_wall(stored: OriginRecord, clock: Clock) -> tuple[float, bool]:
     return made.wall + made.age(clock), uncertain
 
 
-def _good_of(stored: OriginRecord, current: OriginAnswer) -> OriginAnswer | None:
-    if current.outcome.good:
-        return current
+def _earlier_good(stored: OriginRecord, current: OriginAnswer) -> OriginAnswer | None:
+    """Return the good answer behind a stored failure, if there is one."""
     if stored.good_outcome is None or stored.good_fetched_at is None:
         return None
-    outcome = Outcome.named(stored.good_outcome)
-    if not outcome.good:
-        return None
-    return OriginAnswer(
-        outcome,
-        stored.good_status,
-        stored.good_fetched_at,
-        stored.good_hops,
-        stored.took or 0.0,
-        stored.etag,
-        stored.last_modified,
-        current.metadata,
-    )
+    outcome, wall = Outcome.named(stored.good_outcome), stored.good_fetched_at
+    status, hops = stored.good_status, stored.good_hops
+    good = replace(current, outcome=outcome, status=status, wall=wall, hops=hops)
+    return good if outcome.good else None
 
 
 def _metadata_text(metadata: Metadata) -> str:
