@@ -139,12 +139,6 @@ class RecordCache:
         """
         self._voids += 1
 
-    def clear(self) -> None:
-        """Remove every record, and every text."""
-        for part in (self.records, self._promises, self.texts):
-            part.clear()
-        self._bytes = self._promise_bytes = self.warm = 0
-
     def _removed(self, record: Record) -> None:
         """Account for a record that left `records`."""
         self._bytes -= _bytes_of(record)

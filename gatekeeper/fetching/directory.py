@@ -195,7 +195,6 @@ class Directory:
     async def close(self) -> None:
         """Cancel every flight; waiting callers get GateClosed. Idempotent."""
         self._open = False
-        self._cache.clear()
         tasks = [flight.task for flight in self._flights.values() if flight.task is not None]
         self._faults.close()
         self._next_probe.cancel()
@@ -444,7 +443,9 @@ class Directory:
         """Parse a large text in a thread, so that it delays no other answer."""
         texts = self._cache.texts
         async with self._parsing:
-            text = texts.find(body) or await asyncio.to_thread(texts.read, body)
+            text = texts.find(body)
+            if text is None:
+                text = await asyncio.to_thread(texts.read, body)
         if self._agent and text.policy_for(self._agent) is None:
             await self._prepare(text, self._agent)
         return text
@@ -493,12 +494,12 @@ class Directory:
             return None
         if stored is None:
             return None
-        body = None
+        text = None
         if stored.body is not None and len(stored.body) >= LARGE // _MAX_COMPRESSION:
             with suppress(zlib.error, ValueError):  # `restore` logs what is wrong
                 body = unpack_body(stored.body)
-        large = body is not None and len(body) >= LARGE
-        return self._updates.restore(stored, await self._parse_in_thread(body) if large else None)
+                text = await self._parse_in_thread(body) if len(body) >= LARGE else None
+        return self._updates.restore(stored, text)
 
     def _validators(self, record: Record | None, origin: str) -> Validators | None:
         if record is None or record.good is None or not self._config.fetch.conditional:

@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from operator import itemgetter
 from typing import Final
 
 from gatekeeper import urls
@@ -133,16 +132,19 @@ mistaken."""
 # fmt: on
 
 
-_MAX_ADDRESSES: Final = 4_096
-"""The most addresses that are cached: in parsed form, and with their kind. Each is judged several
-times on its way to the socket."""
-_TABLES: Final = {
-    4: [(IPv4Network(cidr), kind) for cidr, kind in IPV4_TABLE],
-    6: [(IPv6Network(cidr), kind) for cidr, kind in IPV6_TABLE],
-}
+def _ranges(
+    table: tuple[tuple[str, Kind | None], ...],
+) -> list[tuple[int, int, Kind | None]]:
+    """Return the first and last address of each range as integers, and its kind; narrow ones
+    first."""
+    networks = [(ip_network(cidr), kind) for cidr, kind in table]
+    networks.sort(key=lambda entry: -entry[0].prefixlen)
+    return [(int(one[0]), int(one[-1]), kind) for one, kind in networks]
 
 
-@functools.lru_cache(_MAX_ADDRESSES)
+_RANGES: Final = {4: _ranges(IPV4_TABLE), 6: _ranges(IPV6_TABLE)}
+
+
 def address_kind(ip: IPv4Address | IPv6Address) -> Kind | None:
     """Return why the table refuses an address, or None if it is public.
 
@@ -151,10 +153,11 @@ def address_kind(ip: IPv4Address | IPv6Address) -> Kind | None:
     >>> address_kind(IPv6Address("2606:4700::1111")) is None
     True
     """
-    inside = [(net.prefixlen, kind) for net, kind in _TABLES[ip.version] if ip in net]
-    if inside:
-        return max(inside, key=itemgetter(0))[1]
-    return None if ip.version == 4 else Kind.RESERVED
+    number, default = int(ip), None if ip.version == 4 else Kind.RESERVED
+    for first, last, kind in _RANGES[ip.version]:
+        if first <= number <= last:
+            return kind
+    return default
 
 
 def embedded_ipv4(ip: IPv6Address, *, nat64: bool) -> IPv4Address | None:
@@ -232,6 +235,7 @@ _Address = IPv4Address | IPv6Address
 _Network = IPv4Network | IPv6Network
 
 _MAX_CACHED_ORIGINS = 50_000  # cached verdicts by origin
+_MAX_ADDRESSES = 4_096  # cached addresses in parsed form
 _MAX_LOGGED = 1_024  # a refusal is logged again after so many others
 _KIND_TEXTS = {
     Kind.MALFORMED: "not a canonical address",

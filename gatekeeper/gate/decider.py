@@ -253,6 +253,11 @@ class Decider:
         """Prepare every record anew: the operator's rules or the configuration changed."""
         self._version += 1
 
+    def clear(self) -> None:
+        """Drop every record: no question may be answered any more."""
+        self.records.clear()
+        self.texts.clear()
+
     def counts(self) -> dict[tuple[Verdict, Reason], int]:
         """Count the decisions given so far, by verdict and reason."""
         return dict(self._counts)

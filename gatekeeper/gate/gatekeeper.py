@@ -256,6 +256,7 @@ class Gatekeeper:
         """Stop answering; the first step of closing."""
         opened, self._opened = self._opened, None
         if opened is not None:
+            self._decider.clear()
             await opened.directory.close()
             opened.fetcher.close()
             self._pacing.close()

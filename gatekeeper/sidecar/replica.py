@@ -135,7 +135,7 @@ class Replica(GateAnswers):
 
     def close(self) -> None:
         """Drop its records. Idempotent."""
-        self._records.clear()
+        self._decider.clear()
 
     # -- counters --------------------------------------------------------------------
 
