@@ -158,7 +158,7 @@ class Directory:
             config,
             stored=storage is not None,
             records=records,
-            texts=texts or FileTexts(config, agent),
+            texts=FileTexts(config, agent) if texts is None else texts,
             uptime=self._faults.uptime,
         )
         self.records: SplitDict[str, Record] = self._cache.records
@@ -443,10 +443,10 @@ class Directory:
         """Parse a large text in a thread, so that it delays no other answer."""
         texts = self._cache.texts
         async with self._parsing:
-            text = texts.find(body)
-            if text is None:
-                text = await asyncio.to_thread(texts.read, body)
-        if self._agent and text.policy_for(self._agent) is None:
+            if (known := texts.find(body)) is not None:
+                return known
+            text = await asyncio.to_thread(texts.read, body)
+        if self._agent:
             await self._prepare(text, self._agent)
         return text
 
@@ -494,11 +494,11 @@ class Directory:
             return None
         if stored is None:
             return None
-        text = None
+        body = b""
         if stored.body is not None and len(stored.body) >= LARGE // _MAX_COMPRESSION:
             with suppress(zlib.error, ValueError):  # `restore` logs what is wrong
                 body = unpack_body(stored.body)
-                text = await self._parse_in_thread(body) if len(body) >= LARGE else None
+        text = await self._parse_in_thread(body) if len(body) >= LARGE else None
         return self._updates.restore(stored, text)
 
     def _validators(self, record: Record | None, origin: str) -> Validators | None:
