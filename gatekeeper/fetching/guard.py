@@ -352,6 +352,8 @@ class GuardedConnector(DialConnector):
             refused = attempt.refused and not attempt.dialled
             if refused or isinstance(error.os_error, AddressRefused):
                 raise self._denied(req)  # noqa: B904 - `_denied` sets the cause
+            # Frames of aiohttp and aiohappyeyeballs refer to both errors: avoid cycles with them.
+            error.__traceback__ = error.os_error.__traceback__ = None
             raise
         finally:
             _attempt.reset(token)
